@@ -1,0 +1,1 @@
+"""Starting ranks on this machine: `farandole run` and `farandole.run`."""

@@ -1,0 +1,210 @@
+"""The guard of one rank: a small process between launcher and rank, so that nothing of the rank outlives its launcher.
+
+`processes.RankProcess` runs this file as a script under `python -I -S`; it imports no more than it needs (15 ms).
+It has one thread, so what it does between fork and exec is safe, and the rank's parent-death signal (which Linux
+ties to the *thread* that forked) cannot fire early. The launcher may have as many threads as it likes.
+
+    guard.py CONTROL LAUNCHER_PID CORES FDS COMMAND...
+
+CONTROL is a socket to the launcher. It carries `T<milliseconds>\\n` (SIGTERM, then SIGKILL after that time) inward and
+`S<pid>\\n` (started), `N<errno>\\n` (not started) or `E<wait status> <monotonic ns>\\n` (ended) outward.
+When the launcher is gone, however it went, the rank and all of its descendants are killed.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+LEFTOVER_GRACE = 2.0  # seconds between SIGTERM and SIGKILL for what a rank that ended by itself has left behind
+GIVE_UP = 10.0  # seconds after SIGKILL; a process that ignores it is stuck in the kernel
+
+
+def prctl(option: int, value: int) -> None:
+    """Set a process attribute; does nothing where the system is not Linux."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(option, value, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+
+
+def children() -> list[int]:
+    """The processes that have this one as their parent, adopted ones included."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/self/task/{me}/children") as listing:
+            return [int(pid) for pid in listing.read().split()]
+    except OSError:
+        pass  # kernels without CONFIG_PROC_CHILDREN; the scan below is slower and just as good
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
+                if int(stat.read().rpartition(")")[2].split()[1]) == me:
+                    found.append(int(entry))
+    return found
+
+
+class Guard:
+    """Starts one rank, relays its end, and leaves no descendant of it alive."""
+
+    def __init__(self, control: int, launcher: int) -> None:
+        self.control = control
+        self.launcher = launcher
+        self.rank = 0
+        self.rank_alive = False
+        self.kill_at: float | None = None
+        self.asked_to_end = False
+        self.poller = select.poll()
+        self.poller.register(control, select.POLLIN)
+        self.wakeup, wakeup_in = os.pipe()
+        for end in (self.wakeup, wakeup_in):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        self.poller.register(self.wakeup, select.POLLIN)
+        # A copy of the launcher's end of `control` may live on in a process it forked: end of file is not enough.
+        try:
+            self.launcher_fd = os.pidfd_open(launcher)
+            self.poller.register(self.launcher_fd, select.POLLIN)
+        except (AttributeError, OSError):
+            self.launcher_fd = -1  # no pidfd here: the parent's id is compared every second instead
+
+    def say(self, message: str) -> None:
+        with contextlib.suppress(OSError):  # nobody listens any more: the loop is about to see that too
+            os.write(self.control, message.encode())
+
+    def start(self, command: list[str], cores: str, fds: list[int]) -> bool:
+        """Fork and exec the rank in a session of its own; False when the command cannot be executed."""
+        failed, failed_in = os.pipe()
+        me = os.getpid()
+        self.rank = os.fork()
+        if self.rank == 0:
+            become_rank(command, cores, me, failed_in)
+        os.close(failed_in)
+        # Whoever reads the rank's output or its descriptors must see the end when the rank ends.
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (1, 2):
+            os.dup2(null, fd)
+        for fd in (null, *fds):
+            os.close(fd)
+        reason = os.read(failed, 32)
+        os.close(failed)
+        if reason:
+            os.waitpid(self.rank, 0)
+            self.say(f"N{reason.decode()}\n")
+            return False
+        self.rank_alive = True
+        self.say(f"S{self.rank}\n")
+        return True
+
+    def watch(self) -> None:
+        """Serve until the rank and all it started are gone."""
+        while True:
+            if not self.reap():
+                return
+            now = time.monotonic()
+            if self.kill_at is not None and now >= self.kill_at:
+                self.signal_all(signal.SIGKILL)
+                if now >= self.kill_at + GIVE_UP:
+                    return
+            for fd, _ in self.poller.poll(self.patience(now)):
+                self.handle(fd)
+            if self.launcher_fd < 0 and os.getppid() != self.launcher:
+                self.end(0.0)
+
+    def patience(self, now: float) -> float:
+        """Milliseconds until there is something to do unasked."""
+        if self.kill_at is None:
+            return 1000.0
+        left = self.kill_at - now
+        return max(1.0, left * 1000) if left > 0 else 20.0
+
+    def handle(self, fd: int) -> None:
+        if fd == self.control:
+            message = os.read(fd, 4096)
+            if message:
+                self.end(int(message.split()[0][1:]) / 1000)
+            else:
+                self.poller.unregister(fd)
+                self.end(0.0)
+        elif fd == self.wakeup:
+            arrived = os.read(fd, 4096)
+            if signal.SIGTERM in arrived or signal.SIGINT in arrived:
+                self.end(LEFTOVER_GRACE)
+        else:
+            self.poller.unregister(fd)
+            self.end(0.0)
+
+    def end(self, grace: float) -> None:
+        """SIGTERM to the rank now (once), SIGKILL to everything after `grace` seconds; an earlier end wins."""
+        kill_at = time.monotonic() + grace
+        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+        if self.rank_alive and not self.asked_to_end and grace > 0:
+            # The rank alone: its children are its own to end, and get theirs once it is gone.
+            os.kill(self.rank, signal.SIGTERM)
+            os.kill(self.rank, signal.SIGCONT)
+        self.asked_to_end = True
+
+    def reap(self) -> bool:
+        """Collect the dead; False when nobody is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self.rank:
+                self.rank_alive = False
+                self.say(f"E{status} {time.monotonic_ns()}\n")
+                # The dead rank's group keeps its number as long as it has members, so this reaches no stranger.
+                self.signal_all(signal.SIGTERM)
+                if self.kill_at is None:
+                    self.kill_at = time.monotonic() + LEFTOVER_GRACE
+
+    def signal_all(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.rank, number)
+        for pid in children():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def become_rank(command: list[str], cores: str, guard: int, failed: int) -> None:
+    """The child's side of `Guard.start`; never returns."""
+    code = 126
+    try:
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:  # it died before the line above
+            os._exit(code)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec would hand that on
+            signal.signal(number, signal.SIG_DFL)
+        if cores:
+            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(failed, str(error.errno).encode())
+    finally:
+        os._exit(code)
+
+
+def main(arguments: list[str]) -> None:
+    control, launcher, cores, fds = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
+    os.set_inheritable(control, False)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    guard = Guard(control, launcher)
+    if os.getppid() == launcher and guard.start(arguments[4:], cores, [int(fd) for fd in fds.split(",") if fd]):
+        guard.watch()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
