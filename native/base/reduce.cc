@@ -1,0 +1,173 @@
+#include "base/reduce.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "base/reduce_kernel.h"
+
+namespace farandole {
+
+ReduceKernel& ReduceTable::at(DType dtype, Combine combine, Scaling scaling) {
+  return kernels[static_cast<int>(dtype)][static_cast<int>(combine)][static_cast<int>(scaling)];
+}
+
+namespace {
+
+std::vector<ReduceTable> supported_tables() {
+  std::vector<ReduceTable> tables(1);
+  tables[0].level = "scalar";
+  fill_scalar(tables[0]);
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+    tables.push_back(tables.back());
+    tables.back().level = "avx2";
+    fill_avx2(tables.back());
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+      tables.push_back(tables.back());
+      tables.back().level = "avx512";
+      fill_avx512(tables.back());
+    }
+  }
+#endif
+  return tables;
+}
+
+const std::vector<ReduceTable>& tables() {
+  static const std::vector<ReduceTable> all = supported_tables();
+  return all;
+}
+
+std::atomic<const ReduceTable*>& active_table() {
+  static std::atomic<const ReduceTable*> active{&tables().back()};
+  return active;
+}
+
+Combine combine_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Min: return Combine::Min;
+    case ReduceOp::Max: return Combine::Max;
+    case ReduceOp::Product: return Combine::Product;
+    case ReduceOp::Average:
+    case ReduceOp::Sum:
+    case ReduceOp::Adasum: break;  // check_reduction() has refused Adasum
+  }
+  return Combine::Sum;
+}
+
+bool is_power_of_two(int value) { return (value & (value - 1)) == 0; }
+
+Scaling scaling_of(DType dtype, ReduceJob& job) {
+  if (is_floating(dtype)) {
+    // Dividing by a power of two and multiplying by its reciprocal give the same bits; only the latter is fast.
+    if (is_power_of_two(job.divisor)) {
+      job.postscale /= job.divisor;
+      job.divisor = 1;
+      if (job.prescale == 1) {
+        return job.postscale == 1 ? Scaling::Plain : Scaling::Factored;
+      }
+    }
+    return Scaling::Full;
+  }
+  if (job.prescale == 1 && job.postscale == 1) {
+    return job.divisor == 1 ? Scaling::Plain : Scaling::Factored;
+  }
+  return Scaling::Full;
+}
+
+}  // namespace
+
+const char* name_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Average: return "average";
+    case ReduceOp::Sum: return "sum";
+    case ReduceOp::Adasum: return "adasum";
+    case ReduceOp::Min: return "min";
+    case ReduceOp::Max: return "max";
+    case ReduceOp::Product: return "product";
+  }
+  return "unknown";
+}
+
+void check_reduction(DType dtype, const Reduction& reduction) {
+  if (!reducible(dtype)) {
+    throw Error::invalid("", std::string("there is no reduction for dtype ") + name_of(dtype));
+  }
+  switch (reduction.op) {
+    case ReduceOp::Average:
+      if (dtype == DType::Bool) {
+        throw Error::invalid("", "bool tensors cannot be averaged; use sum (or), product (and), min or max");
+      }
+      if (reduction.divisor < 1) {
+        throw Error::invalid("", "average needs a divisor of at least 1, got " + std::to_string(reduction.divisor));
+      }
+      break;
+    case ReduceOp::Sum:
+    case ReduceOp::Min:
+    case ReduceOp::Max:
+    case ReduceOp::Product: break;
+    default:
+      throw Error::invalid("", std::string(name_of(reduction.op)) + " is not an element-wise reduction");
+  }
+  if (dtype == DType::Bool && (reduction.prescale != 1 || reduction.postscale != 1)) {
+    throw Error::invalid("", "bool tensors cannot be scaled; leave prescale and postscale at 1");
+  }
+}
+
+void reduce(DType dtype, const Reduction& reduction, void* dst, std::span<const void* const> sources, size_t count) {
+  check_reduction(dtype, reduction);
+  if (sources.empty()) {
+    throw Error::internal("a reduction without sources");
+  }
+  ReduceJob job{dst,
+                sources.data(),
+                sources.size(),
+                count,
+                reduction.prescale,
+                reduction.postscale,
+                reduction.op == ReduceOp::Average ? reduction.divisor : 1};
+  const Scaling scaling = scaling_of(dtype, job);
+  if (scaling == Scaling::Plain && sources.size() == 1 && dtype != DType::Bool) {
+    if (dst != sources[0] && count != 0) {
+      std::memcpy(dst, sources[0], count * size_of(dtype));
+    }
+    return;
+  }
+  const ReduceTable* table = active_table().load(std::memory_order_relaxed);
+  const Combine combine = combine_of(reduction.op);
+  table->kernels[static_cast<int>(dtype)][static_cast<int>(combine)][static_cast<int>(scaling)](job);
+}
+
+void scale(DType dtype, double factor, void* data, size_t count) {
+  const void* const source = data;
+  reduce(dtype, Reduction{.op = ReduceOp::Sum, .postscale = factor}, data, {&source, 1}, count);
+}
+
+const char* simd_level() { return active_table().load(std::memory_order_relaxed)->level; }
+
+std::vector<const char*> simd_levels() {
+  std::vector<const char*> levels;
+  for (const ReduceTable& table : tables()) {
+    levels.push_back(table.level);
+  }
+  return levels;
+}
+
+void force_simd_level(const char* level) {
+  for (const ReduceTable& table : tables()) {
+    if (std::strcmp(table.level, level) == 0) {
+      active_table().store(&table, std::memory_order_relaxed);
+      return;
+    }
+  }
+  std::string known;
+  for (const ReduceTable& table : tables()) {
+    known += (known.empty() ? "" : ", ") + std::string(table.level);
+  }
+  throw Error::invalid("", "unknown SIMD level '" + std::string(level) + "'; this processor runs: " + known);
+}
+
+}  // namespace farandole

@@ -1,0 +1,50 @@
+// Element-wise reductions over buffers of several ranks, vectorized for the processor found at run time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace farandole {
+
+// Horovod's numbers; part of the wire format.
+enum class ReduceOp : uint8_t { Average = 0, Sum = 1, Adasum = 2, Min = 3, Max = 4, Product = 5 };
+
+[[nodiscard]] const char* name_of(ReduceOp op);
+
+struct Reduction {
+  ReduceOp op = ReduceOp::Sum;
+  double prescale = 1;
+  double postscale = 1;
+  int divisor = 1;  // Average: number of ranks; ignored by the other operations
+};
+
+// Throws Error::invalid (with an empty name) for what reduce() does not do: Adasum, averaged or scaled bools, a divisor below 1.
+void check_reduction(DType dtype, const Reduction& reduction);
+
+// Sets dst[i] = postscale * f(prescale * sources[0][i], prescale * sources[1][i], ...) / divisor, in one pass.
+//
+// `dst` may be one of the sources, but may not overlap one otherwise; no pointer needs to be aligned. Values are combined in the
+// order of the sources, so equal inputs give equal bits on every rank and at every SIMD level (the payload of a NaN excepted).
+//   float32, float64: computed in their own type, factors too.
+//   float16, bfloat16: computed in float32 over all sources and rounded once, to nearest even.
+//   integers: Sum and Product wrap; Average adds exactly and truncates toward zero. Factors are applied in double: each prescaled
+//     value and the postscaled result are truncated toward zero and clamped to the type's range (NaN becomes 0).
+//   bool: every byte but 0 is true; Sum and Max are or, Product and Min are and; results are 0 or 1.
+// Min and Max give NaN where any source is NaN, like numpy.minimum and numpy.maximum.
+void reduce(DType dtype, const Reduction& reduction, void* dst, std::span<const void* const> sources, size_t count);
+
+// Multiplies in place, with the rules for a postscale above.
+void scale(DType dtype, double factor, void* data, size_t count);
+
+// The level in use: "scalar", "avx2" or "avx512"; the best that this processor runs unless forced.
+[[nodiscard]] const char* simd_level();
+// The levels that this processor runs, slowest first.
+[[nodiscard]] std::vector<const char*> simd_levels();
+// For tests and benchmarks, process-wide; throws Error::invalid for a level that simd_levels() does not list.
+void force_simd_level(const char* level);
+
+}  // namespace farandole

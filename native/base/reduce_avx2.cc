@@ -1,0 +1,58 @@
+// 256-bit kernels; compiled with -mavx2 -mf16c and called only where the processor has both.
+#include <immintrin.h>
+
+#include "base/reduce_lanes.h"
+
+namespace farandole {
+namespace {
+
+struct Fp16 {
+  using Stored = uint16_t;
+  using Math = float;
+  using Lanes = RegisterOf<float, 32>;
+  static constexpr size_t kWidth = 8;
+  static Lanes load(const uint16_t* from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static void store(uint16_t* to, Lanes lanes) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(lanes, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
+struct Bf16 {
+  using Stored = uint16_t;
+  using Math = float;
+  using Lanes = RegisterOf<float, 32>;
+  static constexpr size_t kWidth = 8;
+  static Lanes load(const uint16_t* from) {
+    const __m128i brains = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(brains), 16));
+  }
+  static void store(uint16_t* to, Lanes lanes) {
+    const __m256i bits = _mm256_castps_si256(lanes);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    const __m256i quieted = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(lanes, lanes, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quieted, nan), 16);
+    // The pack works within 128-bit halves; the permutation brings its two useful quarters together.
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0b1000);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
+  }
+};
+
+}  // namespace
+
+void fill_avx2(ReduceTable& table) {
+  fill_float<Fp16>(table, DType::Float16);
+  fill_float<Bf16>(table, DType::BFloat16);
+  fill_float<OwnType<float, 32>>(table, DType::Float32);
+  fill_float<OwnType<double, 32>>(table, DType::Float64);
+  fill_integers<OwnType<int8_t, 32>, OwnType<uint8_t, 32>>(table, DType::Int8, DType::UInt8);
+  fill_integers<OwnType<int16_t, 32>, OwnType<uint16_t, 32>>(table, DType::Int16, DType::UInt16);
+  fill_integers<OwnType<int32_t, 32>, OwnType<uint32_t, 32>>(table, DType::Int32, DType::UInt32);
+  fill_integers<OwnType<int64_t, 32>, OwnType<uint64_t, 32>>(table, DType::Int64, DType::UInt64);
+  fill_bool<Truth<32>>(table);
+}
+
+}  // namespace farandole

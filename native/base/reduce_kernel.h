@@ -1,0 +1,46 @@
+// What reduce.cc and the files with one instruction set each share; nobody else includes this.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace farandole {
+
+struct ReduceJob {
+  void* dst;
+  const void* const* sources;
+  size_t source_count;  // >= 1
+  size_t count;
+  double prescale;
+  double postscale;  // Factored: the only factor, divisor included
+  int divisor;
+};
+
+using ReduceKernel = void (*)(const ReduceJob& job);
+
+enum class Combine : uint8_t { Sum, Min, Max, Product };
+inline constexpr int kCombines = 4;
+
+enum class Scaling : uint8_t {
+  Plain,
+  Factored,  // floats: times postscale. Integers (Sum only): the exact average.
+  Full,      // prescale, postscale and divisor
+};
+inline constexpr int kScalings = 3;
+
+struct ReduceTable {
+  const char* level = "";
+  ReduceKernel kernels[kDTypes][kCombines][kScalings] = {};  // nullptr: there is no such reduction
+
+  // Out of line: see reduce_lanes.h for what may not be inline here.
+  [[nodiscard]] ReduceKernel& at(DType dtype, Combine combine, Scaling scaling);
+};
+
+// Each fills the slots it has something better for; call the scalar one first.
+void fill_scalar(ReduceTable& table);
+void fill_avx2(ReduceTable& table);    // x86-64 only; the processor must have AVX2 and F16C
+void fill_avx512(ReduceTable& table);  // x86-64 only; the processor must have AVX-512 F, BW, DQ, VL
+
+}  // namespace farandole

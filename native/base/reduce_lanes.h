@@ -1,0 +1,241 @@
+// The reduction loop, written once for every element type and register width.
+//
+// Each file that includes this is compiled for its own instruction set. Hence the unnamed namespace and no call into the standard
+// library: of an inline function with external linkage the linker keeps one copy, which could be the one with AVX-512 in it.
+#pragma once
+
+#include "base/reduce_kernel.h"
+
+namespace farandole {
+namespace {
+
+// A register of `kBytes` holding T; one plain T when kBytes is its size. Operators and ?: mean the same for both.
+template <class T, int kBytes>
+struct Register {
+  typedef T type __attribute__((vector_size(kBytes)));
+};
+template <class T, int kBytes>
+  requires(sizeof(T) == kBytes)
+struct Register<T, kBytes> {
+  using type = T;
+};
+template <class T, int kBytes>
+using RegisterOf = typename Register<T, kBytes>::type;
+
+struct Add {
+  template <class R>
+  static R of(R a, R b) {
+    return static_cast<R>(a + b);
+  }
+};
+
+struct Multiply {
+  template <class R>
+  static R of(R a, R b) {
+    if constexpr (__is_same(R, uint8_t) || __is_same(R, uint16_t)) {
+      return static_cast<R>(1U * a * b);  // two uint16_t would be multiplied as int, and overflow it
+    } else {
+      return a * b;
+    }
+  }
+};
+
+// `a != a` keeps a NaN on the left; a comparison with NaN is false and so keeps one on the right.
+struct Smaller {
+  template <class R>
+  static R of(R a, R b) {
+    return a != a ? a : (a < b ? a : b);
+  }
+};
+
+struct Larger {
+  template <class R>
+  static R of(R a, R b) {
+    return a != a ? a : (a > b ? a : b);
+  }
+};
+
+struct Or {
+  template <class R>
+  static R of(R a, R b) {
+    return static_cast<R>(a | b);
+  }
+};
+
+struct And {
+  template <class R>
+  static R of(R a, R b) {
+    return static_cast<R>(a & b);
+  }
+};
+
+// Codec: `Stored` is the element in memory, `Math` the type of one lane, `Lanes` the register, `kWidth` its elements;
+// `load` and `store` convert between kWidth elements at any address and a register.
+template <class Codec, class Combiner, Scaling kScaling>
+struct Loop {
+  using Stored = typename Codec::Stored;
+  using Math = typename Codec::Math;
+  using Lanes = typename Codec::Lanes;
+  static constexpr size_t kWidth = Codec::kWidth;
+  // Enough independent chains to hide the latency of a conversion and an addition.
+  static constexpr size_t kUnrolled = 4;
+
+  struct Factors {
+    Math prescale, postscale, divisor;
+  };
+
+  static Lanes first(Lanes value, const Factors& factors) {
+    if constexpr (kScaling == Scaling::Full) {
+      return value * factors.prescale;
+    } else {
+      return value;
+    }
+  }
+
+  static Lanes last(Lanes value, const Factors& factors) {
+    if constexpr (kScaling == Scaling::Factored) {
+      return value * factors.postscale;
+    } else if constexpr (kScaling == Scaling::Full) {
+      value = value * factors.postscale;
+      return factors.divisor == Math{1} ? value : value / factors.divisor;
+    } else {
+      return value;
+    }
+  }
+
+  // kRegisters registers from element `at` on. Every source is read before `dst` is written: `dst` may be one of them.
+  template <size_t kRegisters>
+  static void block(const ReduceJob& job, const Factors& factors, size_t at) {
+    Lanes sums[kRegisters];
+    const Stored* source = static_cast<const Stored*>(job.sources[0]) + at;
+    for (size_t r = 0; r < kRegisters; ++r) {
+      sums[r] = first(Codec::load(source + r * kWidth), factors);
+    }
+    for (size_t s = 1; s < job.source_count; ++s) {
+      source = static_cast<const Stored*>(job.sources[s]) + at;
+      for (size_t r = 0; r < kRegisters; ++r) {
+        sums[r] = Combiner::of(sums[r], first(Codec::load(source + r * kWidth), factors));
+      }
+    }
+    Stored* dst = static_cast<Stored*>(job.dst) + at;
+    for (size_t r = 0; r < kRegisters; ++r) {
+      Codec::store(dst + r * kWidth, last(sums[r], factors));
+    }
+  }
+
+  // The two-source case without the loop over sources: what two ranks, and every hop of a ring, run.
+  template <size_t kRegisters>
+  static void pair(const Stored* a, const Stored* b, Stored* dst, const Factors& factors) {
+    Lanes sums[kRegisters];
+    for (size_t r = 0; r < kRegisters; ++r) {
+      sums[r] = Combiner::of(first(Codec::load(a + r * kWidth), factors), first(Codec::load(b + r * kWidth), factors));
+    }
+    for (size_t r = 0; r < kRegisters; ++r) {
+      Codec::store(dst + r * kWidth, last(sums[r], factors));
+    }
+  }
+
+  // Fewer elements than a register holds go through a padded one; the padding is never stored.
+  static void rest(const ReduceJob& job, const Factors& factors, size_t at) {
+    const size_t bytes = (job.count - at) * sizeof(Stored);
+    Stored padded[kWidth] = {};
+    __builtin_memcpy(padded, static_cast<const Stored*>(job.sources[0]) + at, bytes);
+    Lanes sum = first(Codec::load(padded), factors);
+    for (size_t s = 1; s < job.source_count; ++s) {
+      __builtin_memcpy(padded, static_cast<const Stored*>(job.sources[s]) + at, bytes);
+      sum = Combiner::of(sum, first(Codec::load(padded), factors));
+    }
+    Codec::store(padded, last(sum, factors));
+    __builtin_memcpy(static_cast<Stored*>(job.dst) + at, padded, bytes);
+  }
+
+  static void run(const ReduceJob& job) {
+    const Factors factors{static_cast<Math>(job.prescale), static_cast<Math>(job.postscale),
+                          static_cast<Math>(job.divisor)};
+    constexpr size_t kStep = kUnrolled * kWidth;
+    size_t at = 0;
+    if (job.source_count == 2) {
+      const Stored* a = static_cast<const Stored*>(job.sources[0]);
+      const Stored* b = static_cast<const Stored*>(job.sources[1]);
+      Stored* dst = static_cast<Stored*>(job.dst);
+      for (; at + kStep <= job.count; at += kStep) {
+        pair<kUnrolled>(a + at, b + at, dst + at, factors);
+      }
+    } else {
+      for (; at + kStep <= job.count; at += kStep) {
+        block<kUnrolled>(job, factors, at);
+      }
+    }
+    for (; at + kWidth <= job.count; at += kWidth) {
+      block<1>(job, factors, at);
+    }
+    if (at < job.count) {
+      rest(job, factors, at);
+    }
+  }
+};
+
+// Elements that are computed in their own type.
+template <class T, int kBytes>
+struct OwnType {
+  using Stored = T;
+  using Math = T;
+  using Lanes = RegisterOf<T, kBytes>;
+  static constexpr size_t kWidth = kBytes / sizeof(T);
+  static Lanes load(const T* from) {
+    Lanes lanes;
+    __builtin_memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+  }
+  static void store(T* to, Lanes lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
+};
+
+// Bytes of any value, read as 0 or 1.
+template <int kBytes>
+struct Truth : OwnType<uint8_t, kBytes> {
+  using Lanes = RegisterOf<uint8_t, kBytes>;
+  static Lanes load(const uint8_t* from) {
+    const Lanes lanes = OwnType<uint8_t, kBytes>::load(from);
+    return lanes != 0 ? Lanes{} + uint8_t{1} : Lanes{};
+  }
+};
+
+template <class Codec, class Combiner>
+void fill_float_op(ReduceTable& table, DType dtype, Combine combine) {
+  table.at(dtype, combine, Scaling::Plain) = &Loop<Codec, Combiner, Scaling::Plain>::run;
+  table.at(dtype, combine, Scaling::Factored) = &Loop<Codec, Combiner, Scaling::Factored>::run;
+  table.at(dtype, combine, Scaling::Full) = &Loop<Codec, Combiner, Scaling::Full>::run;
+}
+
+template <class Codec>
+void fill_float(ReduceTable& table, DType dtype) {
+  fill_float_op<Codec, Add>(table, dtype, Combine::Sum);
+  fill_float_op<Codec, Smaller>(table, dtype, Combine::Min);
+  fill_float_op<Codec, Larger>(table, dtype, Combine::Max);
+  fill_float_op<Codec, Multiply>(table, dtype, Combine::Product);
+}
+
+// Sum and Product have the same bits for both signs, and wrap only when unsigned.
+template <class SignedCodec, class UnsignedCodec>
+void fill_integers(ReduceTable& table, DType signed_dtype, DType unsigned_dtype) {
+  const DType dtypes[] = {signed_dtype, unsigned_dtype};
+  for (const DType dtype : dtypes) {
+    table.at(dtype, Combine::Sum, Scaling::Plain) = &Loop<UnsignedCodec, Add, Scaling::Plain>::run;
+    table.at(dtype, Combine::Product, Scaling::Plain) = &Loop<UnsignedCodec, Multiply, Scaling::Plain>::run;
+  }
+  table.at(signed_dtype, Combine::Min, Scaling::Plain) = &Loop<SignedCodec, Smaller, Scaling::Plain>::run;
+  table.at(signed_dtype, Combine::Max, Scaling::Plain) = &Loop<SignedCodec, Larger, Scaling::Plain>::run;
+  table.at(unsigned_dtype, Combine::Min, Scaling::Plain) = &Loop<UnsignedCodec, Smaller, Scaling::Plain>::run;
+  table.at(unsigned_dtype, Combine::Max, Scaling::Plain) = &Loop<UnsignedCodec, Larger, Scaling::Plain>::run;
+}
+
+template <class Codec>
+void fill_bool(ReduceTable& table) {
+  table.at(DType::Bool, Combine::Sum, Scaling::Plain) = &Loop<Codec, Or, Scaling::Plain>::run;
+  table.at(DType::Bool, Combine::Max, Scaling::Plain) = &Loop<Codec, Or, Scaling::Plain>::run;
+  table.at(DType::Bool, Combine::Product, Scaling::Plain) = &Loop<Codec, And, Scaling::Plain>::run;
+  table.at(DType::Bool, Combine::Min, Scaling::Plain) = &Loop<Codec, And, Scaling::Plain>::run;
+}
+
+}  // namespace
+}  // namespace farandole
