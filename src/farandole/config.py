@@ -1,0 +1,258 @@
+"""What can be set, how, and what is right: argument over FARANDOLE_X over HOROVOD_X over default."""
+
+import difflib
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Self, TypeAlias, cast
+
+from farandole.errors import ConfigError
+
+__all__ = ["LOG_LEVELS", "Config", "Setting"]
+
+log = logging.getLogger(__name__)
+
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+
+Value: TypeAlias = int | float | bool | str | timedelta | None
+
+# Horovod's variables that people still have in their scripts, and why nothing reads them any more.
+WITHOUT_MEANING: Mapping[str, str] = {
+    "HOROVOD_CYCLE_TIME": "the engine wakes by event, there is no cycle",
+    "HOROVOD_CONTROLLER": "there is one controller",
+    "HOROVOD_CPU_OPERATIONS": "the transport is chosen by topology",
+    "HOROVOD_GPU_OPERATIONS": "nothing is chosen when farandole is built",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "the algorithm is chosen by size and topology",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "the algorithm is chosen by size and topology",
+    "HOROVOD_TORUS_ALLREDUCE": "the algorithm is chosen by size and topology",
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "set FARANDOLE_COLLECTIVE_TIMEOUT",
+    "HOROVOD_THREAD_AFFINITY": "the waiting thread does the work itself",
+    "HOROVOD_MPI_THREADS_DISABLE": "MPI is not used",
+    "HOROVOD_NUM_NCCL_STREAMS": "NCCL is not used",
+    "HOROVOD_CCL_CACHE": "oneCCL is not used",
+    "HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic",
+    "HOROVOD_LOG_HIDE_TIME": "set the format on Python's logging",
+}
+
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|m|min|h|)\s*")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SIZE = re.compile(r"\s*([0-9]+)\s*([KMG]I?B|B|)\s*", re.IGNORECASE)
+_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One field of `Config` as the command line, the Spark parameters and the reference show it."""
+
+    name: str
+    kind: str  # "bytes", "count", "duration", "flag", "level" or "text"
+    default: Value
+    help: str
+    variables: tuple[str, ...]  # environment variables, the first one found wins
+
+    def parse(self, text: str, source: str | None = None) -> Value:
+        """Read `text` as an environment variable is read; raises `ConfigError` naming `source`."""
+        return _parse(self.kind, text, source or self.name)
+
+    def spell(self, value: Value) -> str:
+        """Write `value` such that `parse` gives it back."""
+        if isinstance(value, timedelta):
+            return f"{value // timedelta(microseconds=1)}us"
+        if isinstance(value, bool):
+            return "1" if value else "0"
+        return "" if value is None else str(value)
+
+
+def _about(kind: str, text: str, *horovod: str) -> dict[str, object]:
+    return {"kind": kind, "help": text, "horovod": horovod}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """All settings of one context, checked at birth; raises `ConfigError` for a value that cannot be right."""
+
+    fusion_threshold: int = field(
+        default=128 << 20,
+        metadata=_about("bytes", "largest bucket of fused tensors; 0 fuses nothing", "HOROVOD_FUSION_THRESHOLD"),
+    )
+    cache_capacity: int = field(
+        default=16384,
+        metadata=_about("count", "agreed requests remembered; 0 negotiates each one", "HOROVOD_CACHE_CAPACITY"),
+    )
+    spin: timedelta = field(
+        default=timedelta(microseconds=100),
+        metadata=_about("duration", "how long a waiting thread spins before it sleeps"),
+    )
+    collective_timeout: timedelta = field(
+        default=timedelta(seconds=600),
+        metadata=_about("duration", "how long an operation waits for the other ranks; 0 waits for ever"),
+    )
+    start_timeout: timedelta = field(
+        default=timedelta(seconds=120),
+        metadata=_about("duration", "how long ranks wait for each other at init", "HOROVOD_START_TIMEOUT"),
+    )
+    timeline: str | None = field(
+        default=None,
+        metadata=_about("text", "file for the trace; DYNAMIC: idle until start_timeline", "HOROVOD_TIMELINE"),
+    )
+    timeline_mark_cycles: bool = field(
+        default=False, metadata=_about("flag", "mark each plan in the trace", "HOROVOD_TIMELINE_MARK_CYCLES")
+    )
+    log_level: str = field(
+        default="warning", metadata=_about("level", f"one of {', '.join(LOG_LEVELS)}", "HOROVOD_LOG_LEVEL")
+    )
+    stall_check_time: timedelta = field(
+        default=timedelta(seconds=60),
+        metadata=_about(
+            "duration", "warn when some ranks wait this long for others", "HOROVOD_STALL_CHECK_TIME_SECONDS"
+        ),
+    )
+    stall_shutdown_time: timedelta = field(
+        default=timedelta(0),
+        metadata=_about(
+            "duration", "end the job when some ranks wait this long; 0: never", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+        ),
+    )
+    stall_check_disable: bool = field(
+        default=False, metadata=_about("flag", "never look for stalls", "HOROVOD_STALL_CHECK_DISABLE")
+    )
+    interface: str | None = field(
+        default=None, metadata=_about("text", "address or network interface that listeners bind", "HOROVOD_GLOO_IFACE")
+    )
+    slot_bytes: int = field(default=128 << 10, metadata=_about("bytes", "chunk of a shared-memory transfer"))
+
+    def __post_init__(self) -> None:
+        for setting in self.settings():
+            _check_type(setting, getattr(self, setting.name))
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError("log_level", f"unknown level {self.log_level!r}; use one of {', '.join(LOG_LEVELS)}")
+        if self.start_timeout <= timedelta(0):
+            raise ConfigError("start_timeout", f"must be > 0, got {self.start_timeout.total_seconds():g} s")
+        if self.slot_bytes < 4096 or self.slot_bytes % 64:
+            raise ConfigError("slot_bytes", f"must be at least 4096 and a multiple of 64, got {self.slot_bytes}")
+        if timedelta(0) < self.stall_shutdown_time < self.stall_check_time:
+            problem = f"must be 0 or at least stall_check_time ({self.stall_check_time.total_seconds():g} s)"
+            raise ConfigError("stall_shutdown_time", f"{problem}, got {self.stall_shutdown_time.total_seconds():g} s")
+
+    @classmethod
+    def settings(cls) -> tuple[Setting, ...]:
+        """Describe each field: what the command line and the reference are made from."""
+        return tuple(
+            Setting(
+                name=each.name,
+                kind=each.metadata["kind"],
+                default=cast(Value, each.default),
+                help=each.metadata["help"],
+                variables=(f"FARANDOLE_{each.name.upper()}", *each.metadata["horovod"]),
+            )
+            for each in fields(cls)
+        )
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] | None = None, **arguments: Value) -> Self:
+        """Take each setting from `arguments`, else from the environment, else its default.
+
+        An argument of None counts as not given; a text is read as an environment variable is, a number
+        for a duration is seconds. Raises `ConfigError` for an unknown name or a value that cannot be right."""
+        env = os.environ if env is None else env
+        settings = {setting.name: setting for setting in cls.settings()}
+        for name in arguments:
+            if name not in settings:
+                raise ConfigError(name, f"no such setting; the settings are {', '.join(settings)}")
+        values: dict[str, Value] = {}
+        for name, setting in settings.items():
+            given = arguments.get(name)
+            if given is not None:
+                values[name] = _from_argument(setting, given)
+                continue
+            variable = next((each for each in setting.variables if env.get(each, "") != ""), None)
+            if variable is not None:
+                values[name] = setting.parse(env[variable], variable)
+        _warn_of_ignored(env, settings.values())
+        # mypy cannot see through the mapping; __post_init__ checks each type.
+        return cls(**values)  # type: ignore[arg-type]
+
+    def environment(self) -> dict[str, str]:
+        """Write the settings that differ from their defaults as variables for a child process."""
+        return {
+            setting.variables[0]: setting.spell(getattr(self, setting.name))
+            for setting in self.settings()
+            if getattr(self, setting.name) != setting.default
+        }
+
+
+def _parse(kind: str, text: str, source: str) -> Value:
+    word = text.strip().lower()
+    if kind == "text":
+        return text
+    if kind == "level":
+        if word not in LOG_LEVELS:
+            raise ConfigError(source, f"unknown level {text!r}; use one of {', '.join(LOG_LEVELS)}")
+        return word
+    if kind == "flag":
+        if word not in _YES + _NO:
+            raise ConfigError(source, f"{text!r} is neither yes ({', '.join(_YES)}) nor no ({', '.join(_NO)})")
+        return word in _YES
+    if kind == "duration":
+        match = _DURATION.fullmatch(word)
+        if match is None:
+            raise ConfigError(source, f"{text!r} is no duration; write seconds, or a number with us, ms, s, m or h")
+        return _seconds(float(match[1]) * _SECONDS[match[2]], source)
+    match = _SIZE.fullmatch(word)
+    if match is None or (kind == "count" and match[2]):
+        units = "" if kind == "count" else ", alone or with KB, MB, GB, KiB, MiB or GiB"
+        raise ConfigError(source, f"{text!r} is no {kind}; write a whole number >= 0{units}")
+    return int(match[1]) * _BYTES[match[2]]
+
+
+def _seconds(number: float, source: str) -> timedelta:
+    try:
+        return timedelta(seconds=number)
+    except (OverflowError, ValueError) as error:
+        raise ConfigError(source, f"{number} s is no duration: {error}") from error
+
+
+def _from_argument(setting: Setting, given: Value) -> Value:
+    if isinstance(given, str):
+        return setting.parse(given)
+    if setting.kind == "duration" and isinstance(given, (int, float)) and not isinstance(given, bool):
+        return _seconds(given, setting.name)
+    return given
+
+
+def _check_type(setting: Setting, value: object) -> None:
+    kind, name = setting.kind, setting.name
+    if kind in ("bytes", "count"):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigError(name, f"must be a whole number, got {value!r}")
+        if value < 0:
+            raise ConfigError(name, f"must be >= 0, got {value}")
+    elif kind == "duration":
+        if not isinstance(value, timedelta):
+            raise ConfigError(name, f"must be a timedelta, got {value!r}")
+        if value < timedelta(0):
+            raise ConfigError(name, f"must be >= 0, got {value.total_seconds():g} s")
+    elif kind == "flag":
+        if not isinstance(value, bool):
+            raise ConfigError(name, f"must be True or False, got {value!r}")
+    elif kind == "text":
+        if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+            raise ConfigError(name, f"must be a non-empty text or None, got {value!r}")
+    elif not isinstance(value, str):
+        raise ConfigError(name, f"must be a text, got {value!r}")
+
+
+def _warn_of_ignored(env: Mapping[str, str], settings: Iterable[Setting]) -> None:
+    """Name each variable that is set and does nothing: without meaning here, or a name with a slip in it."""
+    ignored = [f"{name} ({why})" for name, why in WITHOUT_MEANING.items() if name in env]
+    known = {variable for setting in settings for variable in setting.variables}
+    for name in sorted(env):
+        # Other FARANDOLE_ variables (rank, secret, ...) are read elsewhere: only what looks like a slip is named.
+        if name.startswith("FARANDOLE_") and name not in known:
+            ignored += [f"{name} (did you mean {near}?)" for near in difflib.get_close_matches(name, known, 1, 0.9)]
+    if ignored:
+        log.warning("these environment variables have no effect: %s", "; ".join(ignored))

@@ -1,0 +1,242 @@
+"""Every error that farandole raises on purpose.
+
+FarandoleError
+├── ConfigError (ValueError)                    a setting is wrong, before anything started
+├── NotInitializedError (ValueError)            rank(), size(), ... before init()
+├── RendezvousError                             ranks did not find each other: who is missing, where we looked
+│   └── AuthenticationError                     a peer did not prove that it belongs to this job
+├── RankFailed (RuntimeError)                   a rank's function or process failed: its traceback and last lines
+├── SlotsError (ValueError)                     more ranks than the cluster has room for
+├── PicklingError (TypeError)                   what cannot be sent to the ranks, by its path
+├── DataError (ValueError)                      a column cannot be read as asked
+├── CollectiveError                             an operation failed; carries `name`
+│   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
+│   ├── MismatchError                           ranks asked for different things
+│   ├── CollectiveTimeout (TimeoutError)        who did not come, how long we waited
+│   └── PeerLost (ConnectionError)              carries `rank`; the others can go on in a new generation
+└── EngineClosed                                submitted after shutdown, or after the failure it names
+
+The fields of an error are its `args`, so that it survives pickle and crosses processes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
+
+__all__ = [
+    "AuthenticationError",
+    "CollectiveError",
+    "CollectiveTimeout",
+    "ConfigError",
+    "DataError",
+    "EngineClosed",
+    "FarandoleError",
+    "InvalidRequest",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerLost",
+    "PicklingError",
+    "RankFailed",
+    "RendezvousError",
+    "SlotsError",
+    "spell_ranks",
+]
+
+
+def spell_ranks(ranks: Iterable[int]) -> str:
+    """Name ranks for a reader: "rank 3", "ranks 0-2 and 5", "no rank"."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    if not runs:
+        return "no rank"
+    parts = [part for run in runs for part in _spell_run(run)]
+    if len(parts) == 1:
+        return f"rank {parts[0]}" if runs[0][0] == runs[0][-1] else f"ranks {parts[0]}"
+    return f"ranks {', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _spell_run(run: list[int]) -> list[str]:
+    return [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(rank) for rank in run]
+
+
+class FarandoleError(Exception):
+    """Base of all errors that farandole raises on purpose."""
+
+    def __init__(self, *fields: object) -> None:
+        # OSError, a base of some subclasses, would read (errno, strerror) out of its arguments.
+        super().__init__()
+        self.args = fields
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...], dict[str, object]]:
+        return type(self), self.args, self.__dict__
+
+
+class ConfigError(FarandoleError, ValueError):
+    """A setting is wrong; raised before anything started."""
+
+    def __init__(self, setting: str, problem: str) -> None:
+        super().__init__(setting, problem)
+        self.setting, self.problem = setting, problem
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.problem}"
+
+
+class NotInitializedError(FarandoleError, ValueError):
+    """rank(), size() or an operation was called before init()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "farandole has not been initialized; call init() first."
+
+
+class RendezvousError(FarandoleError):
+    """Ranks did not find each other; `missing` did not come to `where`."""
+
+    def __init__(self, problem: str, missing: Iterable[int] = (), where: str = "") -> None:
+        self.problem, self.missing, self.where = problem, tuple(missing), where
+        super().__init__(problem, self.missing, where)
+
+    def __str__(self) -> str:
+        place = f" (rendezvous at {self.where})" if self.where else ""
+        if not self.missing:
+            return f"{self.problem}{place}"
+        who = spell_ranks(self.missing)
+        return (
+            f"{self.problem}{place}; missing: {who}. Look at the output of {who}, "
+            "or raise start_timeout (FARANDOLE_START_TIMEOUT)"
+        )
+
+
+class AuthenticationError(RendezvousError):
+    """The peer at `where` did not prove that it belongs to this job."""
+
+    def __str__(self) -> str:
+        place = f"{self.where} " if self.where else "the peer "
+        return f"{place}is not a member of this job: {self.problem}"
+
+
+class RankFailed(FarandoleError, RuntimeError):
+    """A rank's function or process failed; holds its traceback and the last lines it printed."""
+
+    def __init__(self, rank: int, reason: str, traceback: str = "", tail: Sequence[str] = ()) -> None:
+        self.rank, self.reason, self.traceback, self.tail = rank, reason, traceback, tuple(tail)
+        super().__init__(rank, reason, traceback, self.tail)
+
+    def __str__(self) -> str:
+        parts = [f"rank {self.rank} failed: {self.reason}"]
+        if self.traceback:
+            parts += [f"--- traceback of rank {self.rank} ---", self.traceback.rstrip("\n")]
+        if self.tail:
+            parts += [f"--- last lines of rank {self.rank} ---", *self.tail]
+        return "\n".join(parts)
+
+
+class SlotsError(FarandoleError, ValueError):
+    """More ranks were asked for than there is room for."""
+
+    def __init__(self, wanted: int, available: int, where: str) -> None:
+        super().__init__(wanted, available, where)
+        self.wanted, self.available, self.where = wanted, available, where
+
+    def __str__(self) -> str:
+        return (
+            f"{self.wanted} ranks need {self.wanted} slots, but {self.where} has {self.available}; "
+            f"ask for at most {self.available}, or give it more"
+        )
+
+
+class PicklingError(FarandoleError, TypeError):
+    """Something cannot be sent to the ranks; `path` says which part of `what`."""
+
+    def __init__(self, what: str, path: str, why: str) -> None:
+        super().__init__(what, path, why)
+        self.what, self.path, self.why = what, path, why
+
+    def __str__(self) -> str:
+        return (
+            f"cannot send {self.what} to the ranks: {self.path} cannot be pickled ({self.why}); "
+            "create it inside the function that the ranks run"
+        )
+
+
+class DataError(FarandoleError, ValueError):
+    """A column cannot be read as asked."""
+
+    def __init__(self, column: str, problem: str) -> None:
+        super().__init__(column, problem)
+        self.column, self.problem = column, problem
+
+    def __str__(self) -> str:
+        return f"column '{self.column}': {self.problem}"
+
+
+class CollectiveError(FarandoleError):
+    """An operation failed; `name` is the name it was submitted under."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name, self.problem = name, problem
+
+    def __str__(self) -> str:
+        return f"'{self.name}': {self.problem}" if self.name else self.problem
+
+
+class InvalidRequest(CollectiveError, ValueError):
+    """Refused at the call, on this rank alone: dtype, contiguity, duplicate name in flight, splits, root."""
+
+
+class MismatchError(CollectiveError):
+    """Ranks asked for different things under one name; `what` differs, `asked` says how."""
+
+    def __init__(self, name: str, asked: Mapping[int, str], what: str) -> None:
+        self.asked, self.what = dict(asked), what
+        super().__init__(name, f"{what} differs between ranks ({self._each()}); use one {what} on every rank")
+        self.args = (name, self.asked, what)
+
+    def _each(self) -> str:
+        ranks_by_wish: dict[str, list[int]] = {}
+        for rank, wish in sorted(self.asked.items()):
+            ranks_by_wish.setdefault(wish, []).append(rank)
+        return "; ".join(f"{spell_ranks(ranks)}: {wish}" for wish, ranks in ranks_by_wish.items())
+
+
+class CollectiveTimeout(CollectiveError, TimeoutError):
+    """Ranks in `missing` did not come within `waited` seconds."""
+
+    def __init__(self, name: str, missing: Iterable[int], waited: float) -> None:
+        self.missing, self.waited = tuple(missing), waited
+        who = spell_ranks(self.missing)
+        super().__init__(
+            name,
+            f"waited {waited:.3g} s for {who}; see what {who} is doing instead (every rank must submit "
+            "the same operations), or raise collective_timeout (FARANDOLE_COLLECTIVE_TIMEOUT)",
+        )
+        self.args = (name, self.missing, waited)
+
+
+class PeerLost(CollectiveError, ConnectionError):
+    """Rank `rank` is gone; this context is finished, a new generation without that rank can go on."""
+
+    def __init__(self, name: str, rank: int, reason: str) -> None:
+        self.rank, self.reason = rank, reason
+        super().__init__(
+            name, f"rank {rank} is lost ({reason}); its own output says why. Restart from the last checkpoint"
+        )
+        self.args = (name, rank, reason)
+
+
+class EngineClosed(FarandoleError):
+    """An operation was submitted after shutdown, or after the failure that `reason` names."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the engine is closed: {self.reason}; call init() to start a new one"

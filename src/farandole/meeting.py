@@ -1,0 +1,173 @@
+"""What a rendezvous decides, without sockets, threads or clocks: who has come, who gets which answer."""
+
+import struct
+from dataclasses import dataclass, field
+from typing import Self, TypeAlias
+
+from farandole.errors import RendezvousError
+
+__all__ = ["Answer", "Caller", "Meeting", "read_answer", "write_answer"]
+
+_CALLER = struct.Struct("!IIQQ")
+_HEAD = struct.Struct("!BI")  # 0 and the number of payloads, or 1 and the number of missing ranks
+_LENGTH = struct.Struct("!I")
+
+# All ranks' payloads in rank order, or why there are none.
+Answer: TypeAlias = list[bytes] | RendezvousError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks for which all-gather: the `round`-th of this rank's rendezvous in this generation."""
+
+    rank: int
+    size: int
+    generation: int
+    round: int
+
+    def pack(self) -> bytes:
+        """Write this caller as the identity that the handshake proves."""
+        return _CALLER.pack(self.rank, self.size, self.generation, self.round)
+
+    @classmethod
+    def unpack(cls, identity: bytes) -> Self:
+        """Read what `pack` wrote; raises `RendezvousError` for anything else."""
+        if len(identity) != _CALLER.size:
+            raise RendezvousError("a caller that is no rank came to the rendezvous")
+        rank, size, generation, round = _CALLER.unpack(identity)
+        return cls(rank=rank, size=size, generation=generation, round=round)
+
+
+@dataclass(slots=True)
+class _Room:
+    """One round in which some ranks wait for the others."""
+
+    opened: float
+    deadline: float
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    tickets: dict[int, int] = field(default_factory=dict)  # by rank
+
+
+class Meeting:
+    """The rounds of one job; `ticket` is the carrier's name for a waiting caller, times are the carrier's seconds.
+
+    Each method returns the answers that are due now, by ticket. A ticket gets exactly one answer or leaves."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.generation = 0
+        self._rooms: dict[int, _Room] = {}
+        self._gone: dict[int, str] = {}
+        # Ranks that a failed round missed hear of it when they come after all, instead of waiting alone.
+        self._too_late: dict[int, dict[int, RendezvousError]] = {}
+
+    def arrive(self, ticket: int, caller: Caller, payload: bytes, *, now: float, deadline: float) -> dict[int, Answer]:
+        """Take the payload of `caller`, who waits until `deadline` at most."""
+        answers = self._begin(caller.generation)
+        refusal = self._refusal(caller)
+        if refusal is not None:
+            return {**answers, ticket: refusal}
+        room = self._rooms.setdefault(caller.round, _Room(now, deadline))
+        room.deadline = min(room.deadline, deadline)
+        room.payloads[caller.rank] = payload
+        room.tickets[caller.rank] = ticket
+        if len(room.payloads) < self.size:
+            return answers
+        del self._rooms[caller.round]
+        gathered = [room.payloads[rank] for rank in range(self.size)]
+        return {**answers, **dict.fromkeys(room.tickets.values(), gathered)}
+
+    def leave(self, ticket: int) -> None:
+        """Forget a caller whose connection broke; its rank counts as missing again."""
+        for number, room in list(self._rooms.items()):
+            for rank in [rank for rank, each in room.tickets.items() if each == ticket]:
+                del room.tickets[rank], room.payloads[rank]
+            if not room.tickets:
+                del self._rooms[number]
+
+    def depart(self, rank: int, reason: str) -> dict[int, Answer]:
+        """Take note that `rank` will never come again: every round that lacks it fails, now and later."""
+        self._gone[rank] = reason
+        answers: dict[int, Answer] = {}
+        for number in [number for number, room in self._rooms.items() if rank not in room.payloads]:
+            answers.update(self._fail(number, RendezvousError(reason, missing=(rank,))))
+        return answers
+
+    def expire(self, now: float) -> dict[int, Answer]:
+        """Fail the rounds whose first caller has waited long enough."""
+        answers: dict[int, Answer] = {}
+        for number, room in [each for each in self._rooms.items() if each[1].deadline <= now]:
+            missing = [rank for rank in range(self.size) if rank not in room.payloads]
+            waited = room.deadline - room.opened
+            problem = f"{len(missing)} of {self.size} ranks did not come within {waited:.3g} s"
+            answers.update(self._fail(number, RendezvousError(problem, missing)))
+            late = RendezvousError(f"this rank came too late: the others waited {waited:.3g} s and gave up")
+            self._too_late.setdefault(number, {}).update(dict.fromkeys(missing, late))
+        return answers
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do."""
+        return min((room.deadline for room in self._rooms.values()), default=None)
+
+    def _begin(self, generation: int) -> dict[int, Answer]:
+        """A newer generation ends the rounds of the one before it."""
+        if generation <= self.generation:
+            return {}
+        problem = f"generation {self.generation} is over: generation {generation} has begun"
+        self.generation = generation
+        self._gone.clear()
+        self._too_late.clear()
+        answers: dict[int, Answer] = {}
+        for number in list(self._rooms):
+            answers.update(self._fail(number, RendezvousError(problem)))
+        return answers
+
+    def _refusal(self, caller: Caller) -> RendezvousError | None:
+        """Why `caller` cannot wait for this round; None when it can."""
+        rank = caller.rank
+        if caller.size != self.size or rank >= self.size:
+            return RendezvousError(f"this job has {self.size} ranks, but rank {rank} was told of {caller.size}")
+        if caller.generation < self.generation:
+            problem = f"generation {caller.generation} is over: generation {self.generation} has begun"
+            return RendezvousError(problem)
+        late = self._too_late.get(caller.round, {}).pop(rank, None)
+        if late is not None:
+            return late
+        room = self._rooms.get(caller.round)
+        if room is not None and rank in room.payloads:
+            return RendezvousError(f"rank {rank} came twice: two processes were told to be rank {rank}")
+        gone = [each for each in self._gone if room is None or each not in room.payloads]
+        return RendezvousError(self._gone[gone[0]], missing=gone) if gone else None
+
+    def _fail(self, number: int, error: RendezvousError) -> dict[int, Answer]:
+        return dict.fromkeys(self._rooms.pop(number).tickets.values(), error)
+
+
+def write_answer(answer: Answer) -> bytes:
+    """Write an answer for the wire."""
+    if isinstance(answer, RendezvousError):
+        missing = struct.pack(f"!{len(answer.missing)}I", *answer.missing)
+        return _HEAD.pack(1, len(answer.missing)) + missing + answer.problem.encode()
+    return _HEAD.pack(0, len(answer)) + b"".join(_LENGTH.pack(len(each)) + each for each in answer)
+
+
+def read_answer(frame: bytes, where: str) -> Answer:
+    """Read what `write_answer` wrote; an error gets `where` the rendezvous is.
+
+    Raises `RendezvousError` when the frame is no answer."""
+    try:
+        failed, count = _HEAD.unpack_from(frame)
+        at = _HEAD.size
+        if failed:
+            missing = struct.unpack_from(f"!{count}I", frame, at)
+            return RendezvousError(frame[at + 4 * count :].decode(), missing, where)
+        payloads: list[bytes] = []
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(frame, at)
+            at += _LENGTH.size + length
+            payloads.append(frame[at - length : at])
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RendezvousError(f"the answer cannot be read ({error})", where=where) from error
+    if at != len(frame):
+        raise RendezvousError(f"the answer has {len(frame)} bytes, but says {at}", where=where)
+    return payloads

@@ -1,0 +1,233 @@
+"""How ranks find each other: an all-gather of small byte strings, and nothing else.
+
+`TcpRendezvous` meets at the launcher's `RendezvousServer`, `ThreadRendezvous` within one process, `SoloRendezvous`
+alone; engines with an all-gather of their own (Spark, MPI) implement `Rendezvous` where they are met."""
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Protocol, Self, TypeVar, cast, runtime_checkable
+
+from farandole.errors import RendezvousError
+from farandole.handshake import Deadline, converse, handshake_steps, recv_frame, split_address
+from farandole.meeting import Answer, Caller, Meeting, read_answer
+from farandole.rendezvous_server import MAX_PAYLOAD, REQUEST, RendezvousServer, answer_limit
+from farandole.topology import JobEnvironment
+
+__all__ = [
+    "Rendezvous",
+    "RendezvousServer",
+    "SoloRendezvous",
+    "TcpRendezvous",
+    "ThreadRendezvous",
+    "from_environment",
+]
+
+T = TypeVar("T")
+
+# The server answers when the time is over; a caller waits this much longer for it to say who is missing.
+GRACE = timedelta(seconds=5)
+HANDSHAKE_TIMEOUT = timedelta(seconds=10)
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries to connect
+
+
+@runtime_checkable
+class Rendezvous(Protocol):
+    """Where the ranks of one generation meet."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
+        """Give `payload` to all ranks and return everybody's in rank order.
+
+        Blocks until every rank has called, up to `timeout`; raises `RendezvousError` naming who did not."""
+        ...
+
+    def close(self) -> None:
+        """End this rank's part; others who wait for it hear so."""
+        ...
+
+
+class SoloRendezvous:
+    """The rendezvous of a job of one rank."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self, generation: int = 0) -> None:
+        self.generation = generation
+
+    def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
+        """Return `payload` alone; never blocks."""
+        return [payload]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class TcpRendezvous:
+    """Meets the other ranks at the `RendezvousServer` at `address`; each all-gather is a connection of its own.
+
+    Making one connects to nothing, so that a rank may start before the server does."""
+
+    def __init__(self, address: str, rank: int, size: int, secret: bytes, generation: int = 0) -> None:
+        self.address, self.rank, self.size, self.generation = address, rank, size, generation
+        self._host_and_port = split_address(address)
+        self._secret = secret
+        self._round = 0
+        self._closed = threading.Event()
+
+    def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
+        """Give `payload`, at most 1 MiB, to all ranks and return everybody's in rank order.
+
+        Blocks until every rank has called, up to `timeout`, and keeps trying that long when the server is not there
+        yet. Raises `RendezvousError` naming who did not come, `AuthenticationError` when the secrets differ."""
+        if len(payload) > MAX_PAYLOAD:
+            raise RendezvousError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
+        deadline = Deadline(timeout)
+        caller = Caller(rank=self.rank, size=self.size, generation=self.generation, round=self._round)
+        with self._connect(caller, deadline) as sock:
+            answer = self._ask(sock, payload, deadline)
+        if isinstance(answer, RendezvousError):
+            raise answer
+        self._round += 1
+        return answer
+
+    def close(self) -> None:
+        """Let an `allgather` that still looks for the server, in another thread, give up."""
+        self._closed.set()
+
+    def _connect(self, caller: Caller, deadline: Deadline) -> socket.socket:
+        """Connect and authenticate; a server that is not up yet is tried again until `deadline`."""
+        pause = FIRST_PAUSE
+        problem = "there was no time"
+        while True:
+            try:
+                left = min(deadline.remaining(), HANDSHAKE_TIMEOUT.total_seconds())
+                return self._try_to_connect(caller, timedelta(seconds=left))
+            except (OSError, EOFError) as error:
+                problem = str(error) or type(error).__name__
+            try:
+                stop = self._closed.wait(min(pause, deadline.remaining()))
+            except TimeoutError as error:
+                waited = deadline.timeout.total_seconds()
+                text = f"rank {self.rank} could not reach the rendezvous within {waited:g} s: {problem}"
+                raise RendezvousError(text, where=self.address) from error
+            if stop:
+                raise RendezvousError("the rendezvous was closed", where=self.address)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _try_to_connect(self, caller: Caller, timeout: timedelta) -> socket.socket:
+        deadline = Deadline(timeout)
+        sock = socket.create_connection(self._host_and_port, timeout.total_seconds())
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Not `authenticate`: a server that is busy or starting breaks off, which is no reason to give up.
+            steps = handshake_steps(self._secret, me=caller.pack(), accept=False, where=self.address)
+            converse(sock, steps, deadline)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _ask(self, sock: socket.socket, payload: bytes, deadline: Deadline) -> Answer:
+        try:
+            left = deadline.remaining()
+            sock.settimeout(left)
+            sock.sendall(REQUEST.pack(left, len(payload)) + payload)
+            answer = recv_frame(sock, answer_limit(self.size), deadline=Deadline(timedelta(seconds=left) + GRACE))
+        except (OSError, EOFError) as error:
+            raise RendezvousError(f"the rendezvous broke off ({error})", where=self.address) from error
+        return read_answer(answer, self.address)
+
+
+class ThreadRendezvous:
+    """Meets the other ranks of this process, each of which is a thread."""
+
+    def __init__(self, rank: int, hall: "_Hall") -> None:
+        self.rank, self.size, self.generation = rank, hall.meeting.size, 0
+        self._hall = hall
+        self._round = 0
+
+    @classmethod
+    def group(cls, size: int) -> list[Self]:
+        """Make one rendezvous for each of `size` ranks."""
+        hall = _Hall(size)
+        return [cls(rank, hall) for rank in range(size)]
+
+    def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
+        """Give `payload` to all ranks and return everybody's in rank order.
+
+        Blocks until every rank has called, up to `timeout`; raises `RendezvousError` naming who did not come or
+        has closed its rendezvous."""
+        caller = Caller(rank=self.rank, size=self.size, generation=self.generation, round=self._round)
+        answer = self._hall.wait(caller, payload, timeout)
+        # The threads share one answer; each gets its own list, and its own error, which collects its own traceback.
+        if isinstance(answer, RendezvousError):
+            raise RendezvousError(*answer.args)
+        self._round += 1
+        return list(answer)
+
+    def shared(self, key: str, make: Callable[[], T]) -> T:
+        """Return the one object that all ranks of this group share under `key`; the first to ask makes it."""
+        with self._hall.making:
+            if key not in self._hall.shared:
+                self._hall.shared[key] = make()
+            return cast(T, self._hall.shared[key])
+
+    def close(self) -> None:
+        """This rank will not come again: whoever waits for it, now or later, hears so at once."""
+        self._hall.depart(self.rank)
+
+
+class _Hall:
+    """What the threads of a group have in common."""
+
+    def __init__(self, size: int) -> None:
+        self.meeting = Meeting(size)
+        self.making = threading.Lock()
+        self.shared: dict[str, object] = {}
+        self._changed = threading.Condition()
+        self._answers: dict[int, Answer] = {}
+        self._tickets = itertools.count()
+
+    def wait(self, caller: Caller, payload: bytes, timeout: timedelta) -> Answer:
+        with self._changed:
+            now, ticket = time.monotonic(), next(self._tickets)
+            deadline = now + timeout.total_seconds()
+            self._tell(self.meeting.arrive(ticket, caller, payload, now=now, deadline=deadline))
+            try:
+                while ticket not in self._answers:
+                    self._changed.wait(deadline - time.monotonic())
+                    self._tell(self.meeting.expire(time.monotonic()))
+            except BaseException:
+                self.meeting.leave(ticket)
+                raise
+            return self._answers.pop(ticket)
+
+    def depart(self, rank: int) -> None:
+        with self._changed:
+            self._tell(self.meeting.depart(rank, f"rank {rank} has closed its rendezvous"))
+
+    def _tell(self, answers: dict[int, Answer]) -> None:
+        if answers:
+            self._answers.update(answers)
+            self._changed.notify_all()
+
+
+def from_environment(env: Mapping[str, str] | None = None) -> Rendezvous:
+    """Make the rendezvous that a launcher's variables name; without a launcher this process is the only rank."""
+    job = JobEnvironment.read(env)
+    if job is None:
+        return SoloRendezvous()
+    return TcpRendezvous(job.rendezvous, job.rank, job.size, job.secret, job.generation)

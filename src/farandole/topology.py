@@ -1,0 +1,183 @@
+"""Who is who: ranks, hosts, and the variables by which a launcher tells a process its place."""
+
+import fcntl
+import hashlib
+import ipaddress
+import os
+import socket
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from farandole.errors import ConfigError
+
+__all__ = ["JobEnvironment", "Topology", "host_identity", "interface_address"]
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of a network interface
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The place of one rank: among all ranks, on its host (local), and among its peers on other hosts (cross)."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    hosts: tuple[str, ...]  # hosts[r] is the identity of the host that runs rank r
+
+    @classmethod
+    def from_hosts(cls, rank: int, hosts: Sequence[str]) -> Self:
+        """Derive the place of `rank` from the host of each rank.
+
+        Local ranks count the ranks of one host in rank order; cross ranks count the ranks with one local rank,
+        so that on hosts with unequal numbers of ranks `cross_size` differs between local ranks."""
+        if not 0 <= rank < len(hosts):
+            raise ConfigError("rank", f"must be in 0..{len(hosts) - 1}, got {rank}")
+        local_ranks: list[int] = []
+        seen: Counter[str] = Counter()
+        for host in hosts:
+            local_ranks.append(seen[host])
+            seen[host] += 1
+        mine = local_ranks[rank]
+        return cls(
+            rank=rank,
+            size=len(hosts),
+            local_rank=mine,
+            local_size=seen[hosts[rank]],
+            cross_rank=local_ranks[:rank].count(mine),
+            cross_size=local_ranks.count(mine),
+            hosts=tuple(hosts),
+        )
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks on this host, this one among them, ascending."""
+        here = self.hosts[self.rank]
+        return tuple(rank for rank, host in enumerate(self.hosts) if host == here)
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Does each host run the same number of ranks?"""
+        return len(set(Counter(self.hosts).values())) == 1
+
+
+def host_identity() -> str:
+    """Name this host such that equal names mean: shared memory and the loopback interface reach each other.
+
+    Two containers on one machine have one kernel, and often one host name, but neither of these in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    network = os.stat("/proc/self/ns/net").st_ino
+    memory = os.stat("/dev/shm").st_dev
+    name = socket.gethostname()
+    digest = hashlib.sha256(f"{boot} {network} {memory} {name}".encode()).hexdigest()
+    return f"{name}#{digest[:12]}"
+
+
+def interface_address(interface: str) -> str:
+    """Give the address that a listener binds for `interface`, an IP address or the name of a network interface.
+
+    Raises `ConfigError` naming the interfaces of this host when there is none of that name."""
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        try:
+            return str(ipaddress.ip_address(interface))
+        except ValueError as error:
+            problem = f"{interface!r} is neither an address nor one of {', '.join(names)}"
+            raise ConfigError("interface", problem) from error
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # struct ifreq: 16 bytes of name, then a sockaddr_in whose address stands 4 bytes in.
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        except OSError as error:
+            raise ConfigError("interface", f"{interface} has no IPv4 address ({error.strerror})") from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnvironment:
+    """What a launcher tells a rank through environment variables; the local and cross ranks if it knows them."""
+
+    rank: int
+    size: int
+    rendezvous: str  # "host:port"
+    secret: bytes = field(repr=False)
+    generation: int = 0
+    job: str = ""
+    local_rank: int | None = None
+    local_size: int | None = None
+    cross_rank: int | None = None
+    cross_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or not 0 <= self.rank < self.size:
+            raise ConfigError("FARANDOLE_RANK", f"rank {self.rank} of {self.size} ranks cannot be")
+        if self.generation < 0:
+            raise ConfigError("FARANDOLE_GENERATION", f"must be >= 0, got {self.generation}")
+
+    @classmethod
+    def read(cls, env: Mapping[str, str] | None = None) -> Self | None:
+        """Read the job's variables; None when this process was not started as a rank.
+
+        Raises `ConfigError` when only some of them are there, or one cannot be right."""
+        env = os.environ if env is None else env
+        needed = ("FARANDOLE_RANK", "FARANDOLE_SIZE", "FARANDOLE_RENDEZVOUS", "FARANDOLE_SECRET")
+        missing = [name for name in needed if not env.get(name)]
+        if len(missing) == len(needed):
+            return None
+        if missing:
+            raise ConfigError(missing[0], f"is not set, though {_others(needed, missing)} is; let a launcher set all")
+        try:
+            secret = bytes.fromhex(env["FARANDOLE_SECRET"])
+        except ValueError as error:
+            raise ConfigError("FARANDOLE_SECRET", "is not written in hexadecimal digits") from error
+        return cls(
+            rank=_whole_number(env, "FARANDOLE_RANK"),
+            size=_whole_number(env, "FARANDOLE_SIZE"),
+            rendezvous=env["FARANDOLE_RENDEZVOUS"],
+            secret=secret,
+            generation=_whole_number(env, "FARANDOLE_GENERATION", 0),
+            job=env.get("FARANDOLE_JOB", ""),
+            **{
+                name: _whole_number(env, f"FARANDOLE_{name.upper()}")
+                for name in _PLACES
+                if env.get(f"FARANDOLE_{name.upper()}")
+            },
+        )
+
+    def write(self) -> dict[str, str]:
+        """Give the variables for the rank's process: ours, and Horovod's names, which user scripts read."""
+        places = {"RANK": self.rank, "SIZE": self.size}
+        for name in _PLACES:
+            value: int | None = getattr(self, name)
+            if value is not None:
+                places[name.upper()] = value
+        variables = {
+            f"{prefix}_{name}": str(value) for prefix in ("FARANDOLE", "HOROVOD") for name, value in places.items()
+        }
+        variables["FARANDOLE_RENDEZVOUS"] = self.rendezvous
+        variables["FARANDOLE_SECRET"] = self.secret.hex()
+        variables["FARANDOLE_GENERATION"] = str(self.generation)
+        variables["FARANDOLE_JOB"] = self.job
+        return variables
+
+
+_PLACES = ("local_rank", "local_size", "cross_rank", "cross_size")
+
+
+def _others(needed: Sequence[str], missing: Sequence[str]) -> str:
+    return next(name for name in needed if name not in missing)
+
+
+def _whole_number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isascii() or not text.isdigit():
+        raise ConfigError(name, f"must be a whole number >= 0, got {text!r}")
+    return int(text)
