@@ -1,0 +1,160 @@
+"""A rank's rows in one memory-mapped Arrow IPC file, gathered into numpy arrays by row number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from farandole.errors import DataError
+
+Number: TypeAlias = np.int8 | np.int16 | np.int32 | np.int64 | np.float32 | np.float64
+
+# bool is missing on purpose: Arrow packs eight into a byte, which no array can point into; feed it as int8.
+_DTYPES: dict[pa.DataType, np.dtype[Number]] = {
+    pa.int8(): np.dtype(np.int8),
+    pa.int16(): np.dtype(np.int16),
+    pa.int32(): np.dtype(np.int32),
+    pa.int64(): np.dtype(np.int64),
+    pa.float32(): np.dtype(np.float32),
+    pa.float64(): np.dtype(np.float64),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnFacts:
+    """What one rank saw of one column, small enough to be exchanged between ranks."""
+
+    name: str
+    dtype: str
+    rows: int
+    rows_with_nulls: int
+    listed: bool  # lists of numbers; False: plain numbers
+    shortest: int  # the lengths of the lists; 0 and 0 where there are none
+    longest: int
+
+
+def agree_on_column(seen: Sequence[ColumnFacts]) -> int | None:
+    """Return the length of the column's lists, None for plain numbers, given what every rank saw of it.
+
+    Every rank that is given the same facts comes to the same end: raises `DataError` for nulls and ragged lists.
+    """
+    name = seen[0].name
+    nulls, rows = sum(each.rows_with_nulls for each in seen), sum(each.rows for each in seen)
+    if nulls:
+        raise DataError(name, f"{nulls} of {rows} rows are null or hold a null; fill them or drop these rows first")
+    if rows == 0:
+        raise DataError(name, "there are no rows")
+    if not seen[0].listed:
+        return None
+    filled = [each for each in seen if each.rows]
+    shortest, longest = min(each.shortest for each in filled), max(each.longest for each in filled)
+    if shortest != longest:
+        raise DataError(name, f"arrays of {shortest} to {longest} numbers; a tensor needs one length: pad or cut them")
+    if longest == 0:
+        raise DataError(name, "the arrays are empty")
+    return longest
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The numbers of one column where they lie in the file."""
+
+    # windows[i] starts at the i-th item of the whole file, so that one indexing gathers rows of any chunk.
+    windows: NDArray[Number]
+    starts: NDArray[np.int64]  # first row of each chunk
+    offsets: NDArray[np.int64]  # where that row's numbers are, counted in items of this type
+    width: int  # items per row
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Number]:
+        """Copy these rows out of the file, in this order: (rows,) for numbers, (rows, width) for lists."""
+        chunk = np.searchsorted(self.starts, rows, side="right") - 1
+        taken: NDArray[Number] = self.windows[self.offsets[chunk] + (rows - self.starts[chunk]) * self.width]
+        return taken
+
+
+class ArrowShard:
+    """An Arrow IPC file or stream, mapped into memory; nothing is read until rows are taken.
+
+    Raises `DataError` for a column that is absent or of a type that no tensor holds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with pa.memory_map(str(path)) as mapped:
+            self._whole = mapped.read_buffer()
+        is_file = self._whole.size >= 6 and self._whole.slice(0, 6).to_pybytes() == b"ARROW1"
+        with pa.ipc.open_file(self._whole) if is_file else pa.ipc.open_stream(self._whole) as reader:
+            self._table: pa.Table = reader.read_all()
+
+    @property
+    def rows(self) -> int:
+        """Rows in this file."""
+        return int(self._table.num_rows)
+
+    def facts(self, name: str) -> ColumnFacts:
+        """Look through one column for what would keep it from being a tensor."""
+        listed, dtype = self._kind(name)
+        nulls, lengths = 0, [0]
+        for chunk in self._chunks(name):
+            bad = chunk.is_null()
+            if listed:
+                lengths += [int(each) for each in pc.min_max(pc.list_value_length(chunk)).values() if each.is_valid]
+                holders = pc.list_parent_indices(chunk).filter(chunk.flatten().is_null())
+                nulls += pc.sum(bad, min_count=0).as_py() + len(holders.unique())
+            else:
+                nulls += pc.sum(bad, min_count=0).as_py()
+        seen = lengths[1:] or lengths
+        return ColumnFacts(
+            name=name,
+            dtype=dtype.name,
+            rows=self.rows,
+            rows_with_nulls=nulls,
+            listed=listed,
+            shortest=min(seen),
+            longest=max(seen),
+        )
+
+    def column(self, name: str, width: int | None) -> Column:
+        """Point into one column; `width` and the absence of nulls are what `agree_on_column` made sure of."""
+        listed, dtype = self._kind(name)
+        starts, offsets, first_row = [], [], 0
+        for chunk in self._chunks(name):
+            if listed:
+                first = chunk.offsets[0].as_py() + chunk.values.offset
+                values = chunk.values.buffers()[1]
+            else:
+                first, values = chunk.offset, chunk.buffers()[1]
+            place = values.address - self._whole.address
+            if not 0 <= place < self._whole.size or place % dtype.itemsize:
+                raise DataError(name, "its values do not lie plain in the file; write the file without compression")
+            starts.append(first_row)
+            offsets.append(place // dtype.itemsize + first)
+            first_row += len(chunk)
+        items = np.frombuffer(self._whole, dtype, count=self._whole.size // dtype.itemsize)
+        if width is not None:
+            # The file of a rank without rows may be shorter than one row.
+            items = sliding_window_view(items, width) if starts else np.empty((0, width), dtype)
+        return Column(
+            windows=items,
+            starts=np.array(starts, np.int64),
+            offsets=np.array(offsets, np.int64),
+            width=1 if width is None else width,
+        )
+
+    def _chunks(self, name: str) -> list[pa.Array]:
+        return [chunk for chunk in self._table.column(name).chunks if len(chunk)]
+
+    def _kind(self, name: str) -> tuple[bool, np.dtype[Number]]:
+        if name not in self._table.column_names:
+            raise DataError(name, f"is not in the data; there are {', '.join(self._table.column_names)}")
+        kind: pa.DataType = self._table.schema.field(name).type
+        listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        dtype = _DTYPES.get(kind.value_type if listed else kind)
+        if dtype is None:
+            raise DataError(name, f"no tensor holds {kind}; cast it to numbers or arrays of numbers")
+        return listed, dtype

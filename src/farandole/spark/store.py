@@ -1,0 +1,112 @@
+"""Where runs keep checkpoints and logs: a folder on a local or shared disk, or in an object store.
+
+Layout: `<prefix>/runs/<run_id>/checkpoint` (the last finished epoch), `.../best` (the one that validated best) and
+`.../logs/` (TensorBoard event files). There is no intermediate data.
+"""
+
+import os
+import posixpath
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from farandole.errors import ConfigError
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+
+
+@dataclass(frozen=True)
+class FilesystemStore:
+    """A store under a path or URL that fsspec understands: `/shared/runs`, `s3://bucket/runs`, `gs://...`.
+
+    Can be pickled. Raises `ConfigError` when no installed file system serves the path; methods block for as long as the
+    file system does and raise its errors.
+    """
+
+    prefix_path: str
+    storage_options: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            files, root = fsspec.core.url_to_fs(os.fspath(self.prefix_path), **self.storage_options)
+        except (ValueError, ImportError) as error:
+            raise ConfigError("store", f"{self.prefix_path!r} cannot be opened: {error}") from error
+        # Ranks have other working directories: a relative path must become absolute here, on the driver.
+        object.__setattr__(self, "prefix_path", files.unstrip_protocol(root))
+
+    def get_run_path(self, run_id: str) -> str:
+        """Return the folder of one run; raises `ConfigError` when `run_id` is no plain file name."""
+        if not _RUN_ID.fullmatch(run_id):
+            problem = f"{run_id!r} is no plain name: use letters, digits, '.', '_', '=', '+' and '-'"
+            raise ConfigError("run_id", problem)
+        root: str = self._files()._strip_protocol(self.prefix_path)
+        return posixpath.join(root, "runs", run_id)
+
+    def get_checkpoint_path(self, run_id: str) -> str:
+        """Return the file that holds the last finished epoch of a run."""
+        return posixpath.join(self.get_run_path(run_id), "checkpoint")
+
+    def get_best_path(self, run_id: str) -> str:
+        """Return the file that holds the epoch of a run that validated best; there is one only with validation."""
+        return posixpath.join(self.get_run_path(run_id), "best")
+
+    def get_logs_path(self, run_id: str) -> str:
+        """Return the folder of a run's event files."""
+        return posixpath.join(self.get_run_path(run_id), "logs")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether paths are those of this machine's own file system."""
+        return isinstance(self._files(), LocalFileSystem)
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's content, None when there is no such file."""
+        try:
+            content: bytes = self._files().cat_file(path)
+        except FileNotFoundError:
+            return None
+        return content
+
+    def write(self, path: str, content: bytes) -> None:
+        """Make `content` the file's content; a reader, and a crash in between, see the old one or the new one whole."""
+        files = self._files()
+        if not self.is_local:
+            # Object stores show an upload once it is complete.
+            files.pipe_file(path, content)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            with unfinished.open("wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def upload(self, folder: Path, path: str) -> None:
+        """Copy the files of a local folder to `path`."""
+        for each in folder.iterdir():
+            self.write(posixpath.join(path, each.name), each.read_bytes())
+
+    def _files(self) -> fsspec.AbstractFileSystem:
+        return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
+
+
+LocalStore = FilesystemStore
+
+
+class Store:
+    """Makes the store that fits a path."""
+
+    @staticmethod
+    def create(prefix_path: str, storage_options: Mapping[str, object] | None = None) -> FilesystemStore:
+        """Return the store under `prefix_path`; raises `ConfigError` when no installed file system serves it."""
+        return FilesystemStore(prefix_path, dict(storage_options or {}))

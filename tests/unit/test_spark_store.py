@@ -1,0 +1,72 @@
+"""Where runs keep their files, on the local disk and in an object store (fsspec's in-memory one)."""
+
+import pickle
+import uuid
+from pathlib import Path
+
+import pytest
+
+from farandole.errors import ConfigError
+from farandole.spark.store import FilesystemStore, LocalStore, Store
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> FilesystemStore:
+    return Store.create(str(tmp_path) if request.param == "local" else f"memory://{uuid.uuid4().hex}")
+
+
+def test_layout(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    assert store.get_checkpoint_path("pytorch_1") == f"{tmp_path}/runs/pytorch_1/checkpoint"
+    assert store.get_logs_path("pytorch_1") == f"{tmp_path}/runs/pytorch_1/logs"
+    assert store.is_local
+
+
+def test_what_was_written_is_read_also_by_a_pickled_copy(store: FilesystemStore) -> None:
+    path = store.get_checkpoint_path("run")
+    assert store.read(path) is None
+    store.write(path, b"first")
+    store.write(path, b"second")
+    assert pickle.loads(pickle.dumps(store)).read(path) == b"second"
+
+
+def test_a_crash_while_writing_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LocalStore(str(tmp_path))
+    path = store.get_checkpoint_path("run")
+    store.write(path, b"old")
+
+    def crash(_: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", crash)
+    with pytest.raises(OSError, match="no space"):
+        store.write(path, b"new")
+    assert store.read(path) == b"old"
+    assert [each.name for each in Path(path).parent.iterdir()] == ["checkpoint"]
+
+
+def test_upload_copies_each_file(store: FilesystemStore, tmp_path: Path) -> None:
+    folder = tmp_path / "events"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"1")
+    (folder / "b").write_bytes(b"2")
+    store.upload(folder, store.get_logs_path("run"))
+    assert [store.read(store.get_logs_path("run") + name) for name in ("/a", "/b")] == [b"1", b"2"]
+
+
+def test_a_relative_path_means_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store.create("runs-here")
+    monkeypatch.chdir("/")
+    assert store.get_run_path("r") == f"{tmp_path}/runs-here/runs/r"
+
+
+@pytest.mark.parametrize("run_id", ["../other", "a/b", "", ".hidden"])
+def test_a_run_id_cannot_leave_the_store(tmp_path: Path, run_id: str) -> None:
+    with pytest.raises(ConfigError, match="run_id"):
+        LocalStore(str(tmp_path)).get_run_path(run_id)
+
+
+def test_an_unknown_file_system_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nosuch"):
+        Store.create("nosuch://bucket/x")
