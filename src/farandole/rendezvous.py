@@ -109,23 +109,21 @@ class TcpRendezvous:
 
     def _connect(self, caller: Caller, deadline: Deadline) -> socket.socket:
         """Connect and authenticate; a server that is not up yet is tried again until `deadline`."""
-        pause = FIRST_PAUSE
-        problem = "there was no time"
-        while True:
+        pause, problem = FIRST_PAUSE, "there was no time"
+        while not self._closed.is_set():
             try:
-                left = min(deadline.remaining(), HANDSHAKE_TIMEOUT.total_seconds())
-                return self._try_to_connect(caller, timedelta(seconds=left))
-            except (OSError, EOFError) as error:
-                problem = str(error) or type(error).__name__
-            try:
-                stop = self._closed.wait(min(pause, deadline.remaining()))
+                left = deadline.remaining()
             except TimeoutError as error:
                 waited = deadline.timeout.total_seconds()
                 text = f"rank {self.rank} could not reach the rendezvous within {waited:g} s: {problem}"
                 raise RendezvousError(text, where=self.address) from error
-            if stop:
-                raise RendezvousError("the rendezvous was closed", where=self.address)
+            try:
+                return self._try_to_connect(caller, min(timedelta(seconds=left), HANDSHAKE_TIMEOUT))
+            except (OSError, EOFError) as error:
+                problem = str(error) or type(error).__name__
+            self._closed.wait(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
+        raise RendezvousError("the rendezvous was closed", where=self.address)
 
     def _try_to_connect(self, caller: Caller, timeout: timedelta) -> socket.socket:
         deadline = Deadline(timeout)
