@@ -22,7 +22,8 @@ enum class ErrorKind : uint8_t {
 // The name of `kind` as Python's errors spell it, such as "PeerLost".
 [[nodiscard]] const char* name_of(ErrorKind kind);
 
-// A failure with its fields; `what()` is the whole sentence for people. Fields that the kind does not use stay at their defaults.
+// A failure with its fields; `what()` is the whole sentence for people.
+// Fields that the kind does not use stay at their defaults.
 class Error : public std::runtime_error {
  public:
   [[nodiscard]] static Error invalid(std::string name, std::string problem);

@@ -1,5 +1,6 @@
 // Conversions between the 16-bit floats and fp32, bit for bit what F16C and AVX-512 do.
-// Rounding is to nearest even, subnormals and infinities are kept, NaN stays NaN with its sign and upper payload, made quiet.
+// Rounding is to nearest even; subnormals and infinities are kept; narrowing keeps the sign and upper payload of a NaN
+// and makes it quiet.
 #pragma once
 
 #include <bit>

@@ -28,7 +28,9 @@ const char* name_of(LogLevel level) {
   return "unknown";
 }
 
-void set_log_sink(LogSink sink) { the_sink.store(sink != nullptr ? sink : &write_to_stderr, std::memory_order_release); }
+void set_log_sink(LogSink sink) {
+  the_sink.store(sink != nullptr ? sink : &write_to_stderr, std::memory_order_release);
+}
 
 void set_log_level(LogLevel level) { the_level.store(level, std::memory_order_relaxed); }
 

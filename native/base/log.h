@@ -11,7 +11,7 @@ enum class LogLevel : uint8_t { Trace, Debug, Info, Warning, Error, Off };
 
 [[nodiscard]] const char* name_of(LogLevel level);
 
-// Called on whichever thread logs, so it must be thread-safe, must not throw and must not take a lock held while logging.
+// Called on whichever thread logs: it must be thread-safe, not throw, and not take a lock held while logging.
 using LogSink = void (*)(LogLevel level, const char* line) noexcept;
 
 // nullptr restores the default sink, standard error.

@@ -129,7 +129,9 @@ void fill_integer_scaling(ReduceTable& table, DType dtype) {
 
 template <class Signed, class Unsigned>
 void fill_pair(ReduceTable& table, DType signed_dtype, DType unsigned_dtype) {
-  fill_integers<OwnType<Signed, sizeof(Signed)>, OwnType<Unsigned, sizeof(Unsigned)>>(table, signed_dtype, unsigned_dtype);
+  using SignedCodec = OwnType<Signed, sizeof(Signed)>;
+  using UnsignedCodec = OwnType<Unsigned, sizeof(Unsigned)>;
+  fill_integers<SignedCodec, UnsignedCodec>(table, signed_dtype, unsigned_dtype);
   fill_integer_scaling<Signed>(table, signed_dtype);
   fill_integer_scaling<Unsigned>(table, unsigned_dtype);
 }

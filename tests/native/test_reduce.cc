@@ -1,0 +1,391 @@
+// Every dtype, operation and scaling at every SIMD level against a reference that works element by element in wider types.
+#include "base/reduce.h"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.h"
+#include "base/half.h"
+#include "check.h"
+
+using namespace farandole;
+
+namespace {
+
+struct Fp16 {
+  uint16_t bits;
+};
+struct Bf16 {
+  uint16_t bits;
+};
+struct Truth {
+  uint8_t byte;
+};
+
+template <class T>
+concept Half = std::is_same_v<T, Fp16> || std::is_same_v<T, Bf16>;
+
+// Floats: each step in double, rounded to `Step`. For float that equals float arithmetic, since 53 >= 2 * 24 + 2.
+template <class Step>
+double step(double value) {
+  return static_cast<Step>(value);
+}
+
+double combined(ReduceOp op, double a, double b) {
+  switch (op) {
+    case ReduceOp::Min: return std::isnan(a) ? a : (a < b ? a : b);
+    case ReduceOp::Max: return std::isnan(a) ? a : (a > b ? a : b);
+    case ReduceOp::Product: return a * b;
+    default: return a + b;
+  }
+}
+
+template <class Step>
+double float_reference(const Reduction& reduction, const std::vector<double>& values) {
+  const double pre = step<Step>(reduction.prescale);
+  double result = step<Step>(values[0] * pre);
+  for (size_t s = 1; s < values.size(); ++s) {
+    result = step<Step>(combined(reduction.op, result, step<Step>(values[s] * pre)));
+  }
+  const int divisor = reduction.op == ReduceOp::Average ? reduction.divisor : 1;
+  if ((divisor & (divisor - 1)) == 0) {
+    return step<Step>(result * step<Step>(reduction.postscale / divisor));
+  }
+  return step<Step>(step<Step>(result * step<Step>(reduction.postscale)) / divisor);
+}
+
+double widened(Fp16 value) { return fp16_to_fp32(value.bits); }
+double widened(Bf16 value) { return bf16_to_fp32(value.bits); }
+double widened(float value) { return value; }
+double widened(double value) { return value; }
+
+template <class T>
+T narrowed(double value) {
+  if constexpr (std::is_same_v<T, Fp16>) {
+    return {fp32_to_fp16(static_cast<float>(value))};
+  } else if constexpr (std::is_same_v<T, Bf16>) {
+    return {fp32_to_bf16(static_cast<float>(value))};
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+template <class T>
+T clamped(double value) {
+  if (std::isnan(value)) {
+    return 0;
+  }
+  const long double lowest = std::numeric_limits<T>::min();
+  const long double highest = std::numeric_limits<T>::max();
+  const long double whole = std::trunc(static_cast<long double>(value));
+  return static_cast<T>(whole < lowest ? lowest : whole > highest ? highest : whole);
+}
+
+template <class T>
+T integer_reference(const Reduction& reduction, const std::vector<T>& values) {
+  const auto scaled = [&](T value, double factor) {
+    return factor == 1 ? value : clamped<T>(static_cast<double>(value) * factor);
+  };
+  const bool averages = reduction.op == ReduceOp::Average;
+  __int128 result = scaled(values[0], reduction.prescale);
+  for (size_t s = 1; s < values.size(); ++s) {
+    const __int128 value = scaled(values[s], reduction.prescale);
+    switch (reduction.op) {
+      case ReduceOp::Min: result = result < value ? result : value; break;
+      case ReduceOp::Max: result = result > value ? result : value; break;
+      case ReduceOp::Product: result = static_cast<T>(static_cast<T>(result) * static_cast<unsigned __int128>(value)); break;
+      default: result += value;
+    }
+    if (!averages) {
+      result = static_cast<T>(result);
+    }
+  }
+  if (averages && reduction.postscale != 1) {
+    return clamped<T>(static_cast<double>(result) * reduction.postscale / reduction.divisor);
+  }
+  return averages ? static_cast<T>(result / reduction.divisor) : scaled(static_cast<T>(result), reduction.postscale);
+}
+
+template <class T>
+T reference(const Reduction& reduction, const std::vector<T>& values) {
+  if constexpr (std::is_same_v<T, Truth>) {
+    const bool all = reduction.op == ReduceOp::Min || reduction.op == ReduceOp::Product;
+    bool result = values[0].byte != 0;
+    for (const Truth value : values) {
+      result = all ? result && value.byte != 0 : result || value.byte != 0;
+    }
+    return {static_cast<uint8_t>(result)};
+  } else if constexpr (std::is_integral_v<T>) {
+    return integer_reference(reduction, values);
+  } else {
+    std::vector<double> wide;
+    for (const T value : values) {
+      wide.push_back(widened(value));
+    }
+    using Step = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    return narrowed<T>(float_reference<Step>(reduction, wide));
+  }
+}
+
+template <class T>
+bool same(T got, T expected) {
+  if constexpr (Half<T> || std::is_floating_point_v<T>) {
+    if (std::isnan(widened(expected))) {
+      return std::isnan(widened(got));
+    }
+  }
+  return std::memcmp(&got, &expected, sizeof got) == 0;
+}
+
+template <class T>
+T random_value(std::mt19937_64& random) {
+  const uint64_t bits = random();
+  T value;
+  std::memcpy(&value, &bits, sizeof value);
+  if constexpr (Half<T> || std::is_floating_point_v<T>) {
+    // Random bits are mostly huge or tiny; every second value is of the size of a gradient.
+    if ((bits >> 63) != 0) {
+      return narrowed<T>(static_cast<double>(static_cast<int64_t>(bits << 1)) * 0x1p-62);
+    }
+  } else if constexpr (std::is_same_v<T, Truth>) {
+    value.byte &= (bits >> 63) != 0 ? 0x80 : 0;
+  } else if ((bits >> 60) == 0) {
+    return (bits & 1) != 0 ? std::numeric_limits<T>::min() : std::numeric_limits<T>::max();
+  }
+  return value;
+}
+
+constexpr uint8_t kCanary = 0xA5;
+
+struct Shape {
+  size_t sources;
+  size_t count;
+  size_t offset;  // of every buffer from its allocation, in bytes
+  int in_place;   // which source is also the destination; -1: none
+};
+
+template <class T>
+void check_shape(DType dtype, const Reduction& reduction, const Shape& shape, std::mt19937_64& random) {
+  const size_t bytes = shape.count * sizeof(T);
+  std::vector<std::vector<uint8_t>> inputs(shape.sources);
+  std::vector<T> expected(shape.count);
+  std::vector<std::vector<T>> columns(shape.count);
+  for (std::vector<uint8_t>& input : inputs) {
+    input.assign(shape.offset + bytes + 64, kCanary);
+    for (size_t i = 0; i < shape.count; ++i) {
+      columns[i].push_back(random_value<T>(random));
+      std::memcpy(input.data() + shape.offset + i * sizeof(T), &columns[i].back(), sizeof(T));
+    }
+  }
+  for (size_t i = 0; i < shape.count; ++i) {
+    expected[i] = reference(reduction, columns[i]);
+  }
+  for (const char* level : simd_levels()) {
+    force_simd_level(level);
+    std::vector<std::vector<uint8_t>> buffers = inputs;
+    std::vector<uint8_t> separate(shape.offset + bytes + 64, kCanary);
+    std::vector<uint8_t>& target = shape.in_place < 0 ? separate : buffers[static_cast<size_t>(shape.in_place)];
+    std::vector<const void*> sources;
+    for (const std::vector<uint8_t>& buffer : buffers) {
+      sources.push_back(buffer.data() + shape.offset);
+    }
+    reduce(dtype, reduction, target.data() + shape.offset, sources, shape.count);
+
+    const auto context = [&](size_t at) {
+      return std::string(name_of(dtype)) + " " + name_of(reduction.op) + " " + level + ", element " + std::to_string(at) +
+             " of " + std::to_string(shape.count) + ", sources " + std::to_string(shape.sources) + ", in place " +
+             std::to_string(shape.in_place) + ", offset " + std::to_string(shape.offset) + ", factors " +
+             std::to_string(reduction.prescale) + " " + std::to_string(reduction.postscale) + " / " +
+             std::to_string(reduction.divisor);
+    };
+    for (size_t i = 0; i < shape.count; ++i) {
+      T got;
+      std::memcpy(&got, target.data() + shape.offset + i * sizeof(T), sizeof got);
+      if (!same(got, expected[i])) {
+        check::fail("differs from the reference: " + context(i), std::source_location::current());
+      }
+    }
+    for (size_t i = 0; i < target.size(); ++i) {
+      if ((i < shape.offset || i >= shape.offset + bytes) && target[i] != kCanary) {
+        check::fail("wrote outside of dst: " + context(i), std::source_location::current());
+      }
+    }
+    for (size_t s = 0; s < buffers.size(); ++s) {
+      if (&target != &buffers[s] && buffers[s] != inputs[s]) {
+        check::fail("wrote to a source: " + context(s), std::source_location::current());
+      }
+    }
+  }
+}
+
+std::vector<Reduction> reductions_of(DType dtype, size_t sources) {
+  std::vector<Reduction> all;
+  for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product}) {
+    all.push_back({.op = op});
+    if (dtype != DType::Bool) {
+      all.push_back({.op = op, .prescale = 0.3});
+      all.push_back({.op = op, .postscale = -1.7});
+      all.push_back({.op = op, .prescale = 3.5, .postscale = 0.9});
+    }
+  }
+  if (dtype != DType::Bool) {
+    for (const int divisor : {static_cast<int>(sources), 3, 4}) {
+      all.push_back({.op = ReduceOp::Average, .divisor = divisor});
+    }
+    all.push_back({.op = ReduceOp::Average, .prescale = 0.5, .divisor = 3});
+    all.push_back({.op = ReduceOp::Average, .postscale = 2.5, .divisor = 3});
+    all.push_back({.op = ReduceOp::Average, .prescale = 0.1, .postscale = 10, .divisor = 2});
+    all.push_back({.op = ReduceOp::Sum, .prescale = NAN});
+    all.push_back({.op = ReduceOp::Sum, .postscale = INFINITY});
+    all.push_back({.op = ReduceOp::Max, .prescale = -1e300});
+  }
+  return all;
+}
+
+template <class T>
+void test_dtype(DType dtype) {
+  std::mt19937_64 random(static_cast<uint64_t>(dtype) + 1);
+  for (const size_t sources : {1, 2, 3, 5}) {
+    for (const Reduction& reduction : reductions_of(dtype, sources)) {
+      for (size_t count = 0; count <= 67; ++count) {
+        // Rotating through places and offsets, with periods prime to each other, meets every pair of them.
+        const int in_place = static_cast<int>(count % (sources + 1)) - 1;
+        check_shape<T>(dtype, reduction, {sources, count, (count * 3) % 7, in_place}, random);
+      }
+      check_shape<T>(dtype, reduction, {sources, 1031, 1, -1}, random);
+      check_shape<T>(dtype, reduction, {sources, 1024, 0, static_cast<int>(sources) - 1}, random);
+    }
+  }
+  check_shape<T>(dtype, {.op = ReduceOp::Sum}, {2, 300'007, 4, 0}, random);
+}
+
+template <class T>
+T reduced(DType dtype, const Reduction& reduction, std::vector<T> values) {
+  std::vector<const void*> sources;
+  for (const T& value : values) {
+    sources.push_back(&value);
+  }
+  T result{};
+  reduce(dtype, reduction, &result, sources, 1);
+  return result;
+}
+
+void test_integers_by_hand() {
+  const Reduction sum{.op = ReduceOp::Sum};
+  const Reduction mean{.op = ReduceOp::Average, .divisor = 2};
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+  CHECK_EQ(reduced<uint8_t>(DType::UInt8, sum, {200, 100}), 44);
+  CHECK_EQ(reduced<int8_t>(DType::Int8, sum, {127, 1}), -128);
+  CHECK_EQ(reduced<int64_t>(DType::Int64, sum, {kMost, 1}), kLeast);
+  CHECK_EQ(reduced<int32_t>(DType::Int32, mean, {-3, 0}), -1);
+  CHECK_EQ(reduced<int32_t>(DType::Int32, mean, {3, 0}), 1);
+  CHECK_EQ(reduced<uint8_t>(DType::UInt8, mean, {255, 255}), 255);
+  CHECK_EQ(reduced<int8_t>(DType::Int8, mean, {-128, -128}), -128);
+  CHECK_EQ(reduced<int64_t>(DType::Int64, mean, {kMost, kMost}), kMost);
+  CHECK_EQ(reduced<int64_t>(DType::Int64, mean, {kLeast, kLeast}), kLeast);
+  CHECK_EQ(reduced<uint64_t>(DType::UInt64, mean, {UINT64_MAX, UINT64_MAX}), UINT64_MAX);
+  // A multiplication by the rounded reciprocal gives 0 here.
+  for (int ranks = 1; ranks < 200; ++ranks) {
+    const std::vector<int32_t> ones(static_cast<size_t>(ranks), 1);
+    CHECK_EQ(reduced<int32_t>(DType::Int32, {.op = ReduceOp::Average, .divisor = ranks}, ones), 1);
+  }
+  // Out of range clamps; a factor of 1 leaves 64-bit values exact.
+  CHECK_EQ(reduced<int64_t>(DType::Int64, {.postscale = 1e300}, {1}), kMost);
+  CHECK_EQ(reduced<int64_t>(DType::Int64, {.postscale = -1e300}, {1}), kLeast);
+  CHECK_EQ(reduced<uint8_t>(DType::UInt8, {.postscale = -1}, {1}), 0);
+  CHECK_EQ(reduced<int64_t>(DType::Int64, {.prescale = 1, .postscale = 2}, {3}), 6);
+  CHECK_EQ(reduced<int16_t>(DType::Int16, {.op = ReduceOp::Product}, {-300, 300}), static_cast<int16_t>(-90000));
+  CHECK_EQ(reduced<uint16_t>(DType::UInt16, {.op = ReduceOp::Product}, {65535, 65535}), 1);
+}
+
+void test_floats_by_hand() {
+  for (const ReduceOp op : {ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum, ReduceOp::Product}) {
+    CHECK(std::isnan(reduced<float>(DType::Float32, {.op = op}, {NAN, 1})));
+    CHECK(std::isnan(reduced<float>(DType::Float32, {.op = op}, {1, NAN})));
+    CHECK(std::isnan(reduced<double>(DType::Float64, {.op = op}, {1, NAN, 2})));
+  }
+  CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x7BFF, 0x7BFF}), 0x7C00);      // 65504 + 65504 is infinite
+  CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x0001, 0x0001}), 0x0002);      // subnormals
+  CHECK_EQ(reduced<uint16_t>(DType::BFloat16, {}, {0x0001, 0x0001}), 0x0002);     // subnormals
+  // The average of two that overflow as fp16 does not: rounding is last.
+  CHECK_EQ(reduced<uint16_t>(DType::Float16, {.op = ReduceOp::Average, .divisor = 2}, {0x7BFF, 0x7BFF}), 0x7BFF);
+  // 2048 + 1 is not an fp16, 2048 + 1 + 1 is: one rounding instead of two.
+  CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x6800, 0x3C00, 0x3C00}), 0x6801);
+}
+
+void test_scale() {
+  std::vector<float> floats{1, -2, 3};
+  scale(DType::Float32, 0.5, floats.data(), floats.size());
+  CHECK(floats == (std::vector<float>{0.5F, -1, 1.5F}));
+  std::vector<int32_t> ints{3, -3};
+  scale(DType::Int32, 0.5, ints.data(), ints.size());
+  CHECK(ints == (std::vector<int32_t>{1, -1}));
+  scale(DType::Float32, 1, nullptr, 0);
+}
+
+void test_what_is_refused() {
+  const auto refused = [](DType dtype, const Reduction& reduction) {
+    return CHECK_THROWS(Error, check_reduction(dtype, reduction)).kind == ErrorKind::Invalid;
+  };
+  CHECK(refused(DType::Bool, {.op = ReduceOp::Average, .divisor = 2}));
+  CHECK(refused(DType::Bool, {.op = ReduceOp::Sum, .prescale = 2}));
+  CHECK(refused(DType::Float32, {.op = ReduceOp::Adasum}));
+  CHECK(refused(DType::Float32, {.op = static_cast<ReduceOp>(6)}));
+  CHECK(refused(DType::Float32, {.op = ReduceOp::Average, .divisor = 0}));
+  CHECK(refused(static_cast<DType>(13), {.op = ReduceOp::Sum}));
+  check_reduction(DType::Bool, {.op = ReduceOp::Sum, .divisor = 0});  // only Average divides
+  float value = 0;
+  CHECK(CHECK_THROWS(Error, reduce(DType::Float32, {}, &value, {}, 1)).kind == ErrorKind::Internal);
+  const std::string known = CHECK_THROWS(Error, force_simd_level("sse9")).what();
+  CHECK(known.find("sse9") != std::string::npos && known.find("scalar") != std::string::npos);
+}
+
+// The first use picks the table; under ThreadSanitizer this shows that ranks as threads may do it at once.
+void test_first_use_from_many_threads() {
+  std::vector<std::jthread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      const float value = static_cast<float>(t);
+      check::equal(reduced<float>(DType::Float32, {}, {value, 1}), value + 1);
+    });
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_first_use_from_many_threads();
+  CHECK_EQ(std::string(simd_level()), std::string(simd_levels().back()));
+  CHECK_EQ(std::string(simd_levels().front()), "scalar");
+  for (const char* level : simd_levels()) {
+    force_simd_level(level);
+    CHECK_EQ(std::string(simd_level()), level);
+    test_integers_by_hand();
+    test_floats_by_hand();
+    test_scale();
+  }
+  test_what_is_refused();
+  test_dtype<uint8_t>(DType::UInt8);
+  test_dtype<int8_t>(DType::Int8);
+  test_dtype<int16_t>(DType::Int16);
+  test_dtype<uint16_t>(DType::UInt16);
+  test_dtype<int32_t>(DType::Int32);
+  test_dtype<uint32_t>(DType::UInt32);
+  test_dtype<int64_t>(DType::Int64);
+  test_dtype<uint64_t>(DType::UInt64);
+  test_dtype<Fp16>(DType::Float16);
+  test_dtype<Bf16>(DType::BFloat16);
+  test_dtype<float>(DType::Float32);
+  test_dtype<double>(DType::Float64);
+  test_dtype<Truth>(DType::Bool);
+  return check::report();
+}
