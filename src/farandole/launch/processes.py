@@ -202,7 +202,10 @@ class RankProcess:
 
     def _obey(self, streams: Mapping[str, int]) -> bool:
         """Note what the guard says; False when it is gone."""
-        said = self._control.recv(4096)
+        try:
+            said = self._control.recv(4096)
+        except ConnectionResetError:
+            said = b""  # it left without having read our last request, which came too late
         *messages, self._said = (self._said + said).split(b"\n")
         for message in messages:
             kind, words = message[:1], message[1:].split()

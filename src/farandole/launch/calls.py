@@ -1,0 +1,167 @@
+"""One rank that runs a pickled function in a process of its own."""
+
+import logging
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Self
+
+from farandole.launch.channel import (
+    WORKER_FD,
+    Outcome,
+    WorkerFailure,
+    WorkerValue,
+    receive_outcome,
+    send_call,
+)
+from farandole.launch.failures import Failure, exit_failure
+from farandole.launch.processes import GRACE, OnLine, RankProcess
+
+__all__ = ["RankCall"]
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT = timedelta(seconds=120)
+EXIT_TIMEOUT = timedelta(seconds=30)  # for a worker's exit handlers, once its function has ended
+
+LAST_LINES = timedelta(milliseconds=200)  # for what a failed rank still prints
+
+
+class RankCall:
+    """A call (pickled by `pickling.dump_call`) that one rank makes in a process of its own.
+
+    `farandole.run` starts one for each rank, an engine whose tasks are ranks starts one in each task."""
+
+    def __init__(
+        self, process: RankProcess, channel: socket.socket, on_end: "Callable[[RankCall], None] | None"
+    ) -> None:
+        self.rank = process.rank
+        self.process = process
+        self.failure: Failure | None = None  # known as soon as the function has failed, before its process is gone
+        self._value = b""
+        self._channel = channel
+        self._on_end = on_end
+        self._ended = threading.Event()
+
+    @classmethod
+    def start(
+        cls,
+        payload: bytes,
+        env: Mapping[str, str],
+        *,
+        rank: int,
+        on_line: OnLine,
+        executable: str = "",
+        paths: Sequence[str] | None = None,
+        cores: Iterable[int] = (),
+        start_timeout: timedelta = START_TIMEOUT,
+        on_end: "Callable[[RankCall], None] | None" = None,
+    ) -> Self:
+        """Start a Python with exactly `env`, and `sys.path` (or `paths`), that makes the call; does not wait for it.
+
+        `on_line` hears its output and `on_end` its end, once, each on a thread of this rank. A worker that has not
+        started within `start_timeout` has failed."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = RankProcess.start(
+                    [executable or sys.executable, "-m", "farandole.launch.worker"],
+                    {**env, WORKER_FD: str(theirs.fileno())},
+                    rank=rank,
+                    on_line=on_line,
+                    pass_fds=(theirs.fileno(),),
+                    cores=cores,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        call = cls(process, ours, on_end)
+        arguments = (payload, tuple(sys.path if paths is None else paths), start_timeout)
+        threading.Thread(target=call._follow, args=arguments, name=f"farandole-call-{rank}", daemon=True).start()
+        return call
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Wait for the end of the call: its failure, or its value and the end of its process."""
+        return self._ended.wait(timeout.total_seconds())
+
+    def value(self) -> bytes:
+        """What the function returned, pickled; raises its `RankFailed`. The call must have ended."""
+        assert self._ended.is_set()
+        if self.failure is not None:
+            raise self.failure.error() from self.failure.cause
+        return self._value
+
+    def terminate(self, grace: timedelta = GRACE) -> None:
+        """End the rank's process, see `RankProcess.terminate`."""
+        self.process.terminate(grace)
+
+    def wait_gone(self, timeout: timedelta) -> bool:
+        """Wait until nothing of the rank is left, see `RankProcess.wait_gone`."""
+        return self.process.wait_gone(timeout)
+
+    def _follow(self, payload: bytes, paths: Sequence[str], start_timeout: timedelta) -> None:
+        """The thread: hand over the call, take what comes of it."""
+        try:
+            send_call(self._channel, paths, payload, start_timeout)
+            outcome: Outcome | None = receive_outcome(self._channel)
+        except TimeoutError:
+            self.failure = self._fail(f"did not start within {start_timeout.total_seconds():g} s")
+            outcome = None
+        except (OSError, EOFError):
+            outcome = None  # its exit says why
+        if self.failure is None:
+            self.failure = self._judge(outcome)
+        self._channel.close()
+        self._ended.set()
+        if self._on_end is not None:
+            self._on_end(self)
+
+    def _judge(self, outcome: Outcome | None) -> Failure | None:
+        if isinstance(outcome, WorkerFailure):
+            self.process.wait(LAST_LINES)
+            return Failure(
+                rank=self.rank,
+                reason=outcome.reason,
+                code=outcome.code,
+                at=outcome.at,
+                consequence=outcome.consequence,
+                traceback=outcome.traceback,
+                tail=self.process.tail,
+                cause=_exception(outcome.exception),
+            )
+        exit = self.process.wait(EXIT_TIMEOUT)
+        if isinstance(outcome, WorkerValue):
+            self._value = outcome.data
+            if exit is None:
+                log.warning(
+                    "rank %d returned its value but did not end within %g s (a thread or an exit handler of it still "
+                    "runs); it is ended now",
+                    self.rank,
+                    EXIT_TIMEOUT.total_seconds(),
+                )
+                self.process.terminate()
+            elif exit.code != 0:
+                return self._fail(f"returned its value, but {exit.reason} while it ended", exit.shell_code)
+            return None
+        if exit is None:
+            return self._fail("closed its connection to the launcher before its function returned")
+        if exit.code == 0:
+            return self._fail("exited with code 0 before its function returned (os._exit does that)")
+        return exit_failure(exit, self.process.tail)
+
+    def _fail(self, reason: str, code: int = 1) -> Failure:
+        return Failure(rank=self.rank, reason=reason, code=code, tail=self.process.tail)
+
+
+def _exception(data: bytes) -> BaseException | None:
+    """The rank's exception, if its class can be found here."""
+    if not data:
+        return None
+    try:
+        error = pickle.loads(data)
+    except Exception:
+        return None  # the failure holds its text and trace
+    return error if isinstance(error, BaseException) else None

@@ -1,0 +1,23 @@
+"""The environment that ranks get: the launcher's own, with settings written into it."""
+
+from collections.abc import Collection, Mapping
+
+from farandole.config import Config
+
+__all__ = ["with_settings"]
+
+
+def with_settings(
+    environment: Mapping[str, str], config: Config, names: Collection[str] | None = None
+) -> dict[str, str]:
+    """A copy of `environment` in which the settings `names` (all if None) are those of `config`, whatever it said."""
+    changed = dict(environment)
+    for setting in Config.settings():
+        if names is not None and setting.name not in names:
+            continue
+        for variable in setting.variables:
+            changed.pop(variable, None)
+        value = getattr(config, setting.name)
+        if value is not None:
+            changed[setting.variables[0]] = setting.spell(value)
+    return changed

@@ -1,0 +1,67 @@
+"""Where the ranks' lines go: to the launcher's own streams, each behind its rank, and to files."""
+
+import contextlib
+import sys
+import threading
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+__all__ = ["Output"]
+
+
+class Output:
+    """Prints each line of each rank as "[rank] line"; a context manager, called from the threads of all ranks.
+
+    Lines to the standard output go to the standard output, those to the standard error there; no line is torn by
+    another. With `directory`, `rank.<rank>/stdout` and `stderr` in it get the lines too, without the prefix."""
+
+    def __init__(
+        self,
+        num_proc: int,
+        *,
+        timestamp: bool = False,
+        directory: Path | None = None,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+    ) -> None:
+        self._streams = {
+            "stdout": sys.stdout if stdout is None else stdout,
+            "stderr": sys.stderr if stderr is None else stderr,
+        }
+        self._timestamp = timestamp
+        self._one_at_a_time = threading.Lock()
+        self._open = contextlib.ExitStack()
+        self._files: dict[tuple[int, str], TextIO] = {}
+        width = len(str(num_proc - 1))
+        with contextlib.ExitStack() as undo:
+            for rank in range(num_proc) if directory is not None else ():
+                folder = Path(directory or "", f"rank.{rank:0{width}}")
+                folder.mkdir(parents=True, exist_ok=True)
+                for stream in ("stdout", "stderr"):
+                    file = undo.enter_context(open(folder / stream, "w", encoding="utf-8", buffering=1))
+                    self._files[rank, stream] = file
+            self._open = undo.pop_all()
+
+    def __call__(self, rank: int, stream: str, line: str) -> None:
+        """Take one line; raises `OSError` when nobody takes it off our hands."""
+        stamp = f"{datetime.now().isoformat(' ', 'milliseconds')} " if self._timestamp else ""
+        text = f"{stamp}[{rank}] {line}\n"
+        out = self._streams[stream]
+        with self._one_at_a_time:
+            if self._files:
+                self._files[rank, stream].write(f"{stamp}{line}\n")
+            try:
+                out.write(text)
+            except UnicodeEncodeError:
+                out.write(text.encode(out.encoding, "backslashreplace").decode(out.encoding))
+            out.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()

@@ -1,0 +1,119 @@
+"""`farandole.run`: a Python function on N ranks of this machine."""
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from farandole.config import Config
+from farandole.errors import RankFailed
+from farandole.launch.calls import RankCall
+from farandole.launch.environment import with_settings
+from farandole.launch.hosts import check_hosts
+from farandole.launch.job import Binding, Place, open_job
+from farandole.launch.output import Output
+from farandole.launch.pickling import dump_call
+from farandole.launch.processes import OnLine
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+
+
+def run(
+    func: Callable[..., T],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    num_proc: int = 1,
+    *,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    start_timeout: float | timedelta | None = None,
+    output_filename: str | os.PathLike[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    network_interface: str | None = None,
+    executable: str | None = None,
+    env: Mapping[str, str] | None = None,
+    config: Config | None = None,
+    binding: Binding = "none",
+    on_line: OnLine | None = None,
+) -> list[T]:
+    """Call `func(*args, **kwargs)` on `num_proc` ranks, each a new process of this machine; the results by rank.
+
+    Blocks until every rank has returned. The processes get this one's environment, `env` and `config` on top of it,
+    and no input; their output appears here line by line behind "[rank]", or goes to `on_line(rank, stream, line)`.
+    A rank that calls `sys.exit(0)` has returned None. When the first rank fails all others are ended, and that
+    rank's `RankFailed` is raised, its own exception as the cause; Ctrl-C ends them too. Nothing that a rank has
+    started is left when this returns. Raises `PicklingError` naming what in the call cannot be sent,
+    `ConfigError` and `SlotsError` for what cannot be started."""
+    check_hosts(hosts, hostfile, num_proc)
+    payload = dump_call(func, args, kwargs or {})
+    environment = {**os.environ, **(env or {})}
+    if config is not None:
+        environment = with_settings(environment, config)
+    given: dict[str, timedelta | float | str] = {}
+    if start_timeout is not None:
+        given["start_timeout"] = start_timeout
+    if network_interface is not None:
+        given["interface"] = network_interface
+    settings = Config.from_environment(environment, **given)
+    call = _Call(
+        payload=payload,
+        num_proc=num_proc,
+        environment=with_settings(environment, settings, given),
+        executable=executable or sys.executable,
+        start_timeout=settings.start_timeout,
+        binding=binding,
+    )
+    directory = None if output_filename is None else Path(output_filename)
+    with Output(num_proc, timestamp=prefix_output_with_timestamp, directory=directory) as output:
+        values = call.on_all_ranks(on_line or output)
+    return [_unpickled(rank, value) for rank, value in enumerate(values)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """One call, ready to be made on every rank."""
+
+    payload: bytes
+    num_proc: int
+    environment: Mapping[str, str]
+    executable: str
+    start_timeout: timedelta
+    binding: Binding
+
+    def on_all_ranks(self, on_line: OnLine) -> list[bytes]:
+        """Make the call; the pickled results by rank."""
+        calls: list[RankCall] = []
+        with open_job(self.num_proc, self.environment, binding=self.binding) as job:
+
+            def start(place: Place) -> RankCall:
+                call = RankCall.start(
+                    self.payload,
+                    place.env,
+                    rank=place.rank,
+                    on_line=on_line,
+                    executable=self.executable,
+                    cores=place.cores,
+                    start_timeout=self.start_timeout,
+                    on_end=lambda call: job.ended(call.rank, call.failure),
+                )
+                calls.append(call)
+                return call
+
+            job.start(start)
+            job.wait()
+            return [call.value() for call in calls]
+
+
+# The caller's T is what its own function returns; that the rank's pickled value is one is the worker's promise.
+def _unpickled(rank: int, data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        reason = f"returned a value that cannot be unpickled here ({type(error).__name__}: {error})"
+        raise RankFailed(rank, reason) from error
