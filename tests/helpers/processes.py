@@ -1,0 +1,174 @@
+"""Ranks as processes: the parent's side. The child's side is `rank_process.py`."""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Self
+
+import cloudpickle
+
+from farandole.config import Config
+from farandole.handshake import Deadline, new_secret, recv_frame, send_frame
+from farandole.rendezvous import RendezvousServer
+from farandole.topology import JobEnvironment
+from helpers.outcomes import Death, Outcome
+
+__all__ = ["run_processes"]
+
+GRACE = 3.0  # seconds for the others to end by themselves after the first failure
+TAIL = 4000  # characters of a failed rank's output that are shown
+LARGEST_RESULT = 1 << 30
+CHILD = Path(__file__).with_name("rank_process.py")
+
+
+class _Child:
+    """One rank's process: its own group, its output in a file, its result on a socket."""
+
+    def __init__(self, rank: int, env: dict[str, str]) -> None:
+        self.rank = rank
+        self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
+        self.channel, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, str(CHILD), str(theirs.fileno())],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=self.output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+
+    def outcome(self) -> Outcome:
+        """Read what the process has sent; its silence is an outcome too."""
+        try:
+            deadline = Deadline(timedelta(seconds=30))
+            value, error, trace = cloudpickle.loads(recv_frame(self.channel, LARGEST_RESULT, deadline=deadline))
+        except (EOFError, ConnectionError):
+            death = Death(self.process.wait(30))
+            return Outcome(rank=self.rank, value=death, trace=f"its process {death}", output=self.tail())
+        output = self.tail() if error is not None else ""
+        return Outcome(rank=self.rank, value=value, error=error, trace=trace, output=output)
+
+    def stacks(self, timeout: float) -> Outcome:
+        """Have the process write where each of its threads stands."""
+        size = self._output_size()
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGUSR1)
+            deadline = time.monotonic() + 2.0
+            while self._output_size() == size and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.05)  # the dump is several writes
+        return Outcome(
+            rank=self.rank,
+            trace=f"did not end within {timeout:g} s, or of the first failure",
+            output=self.tail() or "(no output)",
+        )
+
+    def tail(self) -> str:
+        start = max(0, self._output_size() - TAIL)
+        return os.pread(self.output.fileno(), TAIL, start).decode(errors="replace")
+
+    def _output_size(self) -> int:
+        return os.fstat(self.output.fileno()).st_size
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # nobody of the group is left
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+        self.channel.close()
+        self.output.close()
+
+
+class _Children:
+    """All ranks' processes, none of which outlives the `with` block."""
+
+    def __init__(self, envs: list[dict[str, str]]) -> None:
+        self.all: list[_Child] = []
+        self.envs = envs
+
+    def __enter__(self) -> Self:
+        try:
+            for rank, env in enumerate(self.envs):
+                self.all.append(_Child(rank, env))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self.all:
+            child.end()
+
+
+def run_processes(
+    size: int,
+    body: Callable[..., object],
+    args: tuple[object, ...],
+    *,
+    timeout: float,
+    config: Config,
+    dies: Collection[int] = (),
+) -> list[Outcome]:
+    """Run `body(context, *args)` in `size` processes; return the outcomes in the order in which they came."""
+    task = _pickled(body, args, config)
+    secret = new_secret()
+    with RendezvousServer(size, secret) as server:
+        envs = [
+            os.environ
+            | JobEnvironment(rank=rank, size=size, rendezvous=server.address, secret=secret, job="test").write()
+            for rank in range(size)
+        ]
+        with _Children(envs) as children, selectors.DefaultSelector() as selector:
+            for child in children.all:
+                child.channel.settimeout(30)
+                with contextlib.suppress(BrokenPipeError):  # it is dead already; its outcome says so
+                    send_frame(child.channel, task)
+                selector.register(child.channel, selectors.EVENT_READ, child)
+            return _collect(selector, size, timeout, dies)
+
+
+def _collect(selector: selectors.BaseSelector, size: int, timeout: float, dies: Collection[int]) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    deadline = time.monotonic() + timeout
+    while len(outcomes) < size and (left := deadline - time.monotonic()) > 0:
+        for key, _ in selector.select(left):
+            child: _Child = key.data
+            selector.unregister(child.channel)
+            outcome = _judge(child.outcome(), dies)
+            outcomes.append(outcome)
+            if outcome.failed:
+                deadline = min(deadline, time.monotonic() + GRACE)
+    waiting: list[_Child] = [key.data for key in selector.get_map().values()]
+    return outcomes + [child.stacks(timeout) for child in waiting]
+
+
+def _judge(outcome: Outcome, dies: Collection[int]) -> Outcome:
+    """Death is what was asked of a rank in `dies`, and nothing else is."""
+    if outcome.rank not in dies:
+        return outcome
+    if isinstance(outcome.value, Death):
+        return Outcome(rank=outcome.rank, value=outcome.value)
+    return Outcome(rank=outcome.rank, error=outcome.error, trace=f"was expected to die\n{outcome.trace}")
+
+
+def _pickled(body: Callable[..., object], args: tuple[object, ...], config: Config) -> bytes:
+    """Pickle the task; test modules go by value, because pytest imports them under names that a child cannot."""
+    module = sys.modules[body.__module__]
+    by_value = not body.__module__.startswith("helpers.")
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps((sys.path, config, cloudpickle.dumps((body, args)))))
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,132 @@
+"""Run a test's body as many ranks: threads of this process, or processes."""
+
+import contextlib
+import ctypes
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection
+from typing import Literal, TypeVar
+
+from farandole.config import Config
+from farandole.core.context import Context
+from farandole.core.default import use
+from farandole.rendezvous import ThreadRendezvous
+from helpers.outcomes import Outcome, RanksFailed
+from helpers.processes import run_processes
+
+__all__ = ["run_ranks"]
+
+T = TypeVar("T")
+
+GRACE = 3.0  # seconds for the others to end by themselves after the first failure, and again after we end them
+
+
+def run_ranks(
+    size: int,
+    body: Callable[..., T],
+    *args: object,
+    timeout: float = 30.0,
+    how: Literal["threads", "processes"] = "threads",
+    config: Config | None = None,
+    dies: Collection[int] = (),
+) -> list[T]:
+    """Run `body(context, *args)` on each of `size` ranks and return the results in rank order.
+
+    Blocks until all ranks are done, at most `timeout` seconds. The first failure ends the other ranks. Raises
+    `RanksFailed` with one titled trace per failed rank; a rank that hangs shows where each of its threads stands.
+    Nothing that was started here survives the call. A rank in `dies` (processes only) must end its own process;
+    its result is the `Death` it died."""
+    if how == "processes":
+        outcomes = run_processes(size, body, args, timeout=timeout, config=config or Config(), dies=dies)
+    else:
+        assert not dies, "a thread cannot die alone: use how='processes'"
+        outcomes = _Threads(size, body, args, config).run(timeout)
+    failures = [each for each in outcomes if each.failed]
+    if failures:
+        raise RanksFailed(size, failures) from next((each.error for each in failures if each.error), None)
+    return [each.value for each in sorted(outcomes, key=lambda each: each.rank)]  # type: ignore[misc]
+
+
+class _Ended(BaseException):
+    """Raised in a rank's thread to end it."""
+
+
+class _Threads:
+    """Ranks as threads, over the loopback transport."""
+
+    def __init__(self, size: int, body: Callable[..., object], args: tuple[object, ...], config: Config | None) -> None:
+        self.size, self.body, self.args, self.config = size, body, args, config or Config()
+        self.rendezvous = ThreadRendezvous.group(size)
+        self.contexts: dict[int, Context] = {}
+        self.outcomes: list[Outcome] = []  # in the order in which the ranks ended
+        self.changed = threading.Condition()
+
+    def run(self, timeout: float) -> list[Outcome]:
+        threads = [
+            threading.Thread(target=self._live, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(self.size)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._wait(time.monotonic() + timeout)
+            hung = [rank for rank, thread in enumerate(threads) if self._unfinished(rank)]
+            stacks = [_stack(rank, threads[rank], timeout) for rank in hung]
+        finally:
+            self._end(threads)
+        with self.changed:
+            return [each for each in self.outcomes if each.rank not in hung] + stacks
+
+    def _live(self, rank: int) -> None:
+        try:
+            with (
+                contextlib.closing(self.rendezvous[rank]) as rendezvous,
+                Context(rendezvous, self.config) as context,
+                use(context),
+            ):
+                self.contexts[rank] = context
+                outcome = Outcome(rank=rank, value=self.body(context, *self.args))
+        except BaseException as error:
+            outcome = Outcome.of_error(rank, error)
+        with self.changed:
+            self.outcomes.append(outcome)
+            self.changed.notify_all()
+
+    def _unfinished(self, rank: int) -> bool:
+        with self.changed:
+            return all(each.rank != rank for each in self.outcomes)
+
+    def _wait(self, deadline: float) -> None:
+        """Wait for all ranks; once one has failed the others get no more than a moment."""
+        with self.changed:
+            while len(self.outcomes) < self.size and (left := deadline - time.monotonic()) > 0:
+                if any(each.failed for each in self.outcomes):
+                    deadline = min(deadline, time.monotonic() + GRACE)
+                    left = deadline - time.monotonic()
+                    self.changed.wait_for(lambda: len(self.outcomes) == self.size, left)
+                    return
+                self.changed.wait(left)
+
+    def _end(self, threads: list[threading.Thread]) -> None:
+        """End what still runs: by shutting its context down, and by an exception where it runs Python."""
+        for rank, thread in enumerate(threads):
+            if not thread.is_alive():
+                continue
+            self.rendezvous[rank].close()
+            if rank in self.contexts:
+                # A thread of its own: shutting down a rank that hangs may hang too.
+                threading.Thread(target=self.contexts[rank].shutdown, name=f"end of rank {rank}", daemon=True).start()
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Ended))
+        deadline = time.monotonic() + GRACE
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _stack(rank: int, thread: threading.Thread, timeout: float) -> Outcome:
+    frame = sys._current_frames().get(thread.ident or 0)
+    where = "".join(traceback.format_stack(frame)) if frame is not None else "(its thread has just ended)\n"
+    return Outcome(
+        rank=rank, trace=f"did not end within {timeout:g} s, or of the first failure; it stands here:\n{where}"
+    )
