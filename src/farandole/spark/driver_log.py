@@ -1,0 +1,210 @@
+"""The driver's end of the ranks' output: shows their lines and messages, collects their failures."""
+
+import contextlib
+import json
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
+
+from farandole.errors import FarandoleError
+from farandole.handshake import authenticate, join_address, recv_frame, send_frame
+from farandole.launch.failures import Failure
+from farandole.spark.failure import from_payload
+from farandole.spark.relay import LARGEST_FRAME
+
+__all__ = ["DriverLog", "OnMessage", "Show", "Verbosity", "show_on_console"]
+
+log = logging.getLogger(__name__)
+
+Verbosity: TypeAlias = Literal["all", "log_callback_only"]
+OnMessage: TypeAlias = Callable[[int, dict[str, object]], None]  # rank, the message with its "kind"
+Show: TypeAlias = Callable[[str, str], None]  # "stdout" or "stderr", whole lines
+
+HANDSHAKE_TIMEOUT = timedelta(seconds=10)
+MOST_STRANGERS = 64  # connections that have not yet proved the secret
+
+
+def show_on_console(stream: str, text: str) -> None:
+    """Write to what is the process's output now: notebooks and tests exchange it."""
+    target = sys.stderr if stream == "stderr" else sys.stdout
+    target.write(text)
+    target.flush()
+
+
+class DriverLog:
+    """A server for the tasks of one job; listens on `host` alone, and believes only who proves the job's secret."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        size: int,
+        *,
+        host: str,
+        show: Show = show_on_console,
+        on_message: OnMessage | None = None,
+    ) -> None:
+        self._secret, self._size = secret, size
+        self._show, self._on_message = show, on_message
+        self._failures: list[Failure] = []
+        self._connections: dict[int, socket.socket] = {}
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._open = 0  # connections, those of strangers included
+        self._cancelled: str | None = None
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._listener = socket.create_server((host, 0), family=_family(host))
+        self.port = int(self._listener.getsockname()[1])
+        self._threads = [threading.Thread(target=self._accept, name="farandole-driver-log", daemon=True)]
+        self._threads[0].start()
+
+    def address(self, host: str) -> str:
+        """Where executors find this server when `host` is their name for the driver."""
+        return join_address(host, self.port)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """What failed so far, in the order in which it was heard of."""
+        with self._changed:
+            return list(self._failures)
+
+    def cancel(self, reason: str) -> None:
+        """Tell all tasks, connected or still to come, to end their ranks."""
+        with self._changed:
+            self._cancelled = reason
+            connections = list(self._connections.values())
+        for connection in connections:
+            self._tell(connection, reason)
+
+    def drain(self, patience: timedelta) -> None:
+        """Wait until the tasks that have connected have said everything and left, for `patience` at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open, patience.total_seconds())
+
+    def wait_for_failure(self, patience: timedelta) -> None:
+        """Wait until a rank's failure has been heard of, for `patience` at most; Spark's news may be faster."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: any(not failure.consequence for failure in self._failures), patience.total_seconds()
+            )
+
+    def close(self) -> None:
+        """End all connections and threads."""
+        with contextlib.suppress(OSError):  # wakes the accepting thread
+            self._listener.shutdown(socket.SHUT_RDWR)
+        with self._changed:
+            connections = list(self._connections.values())
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(HANDSHAKE_TIMEOUT.total_seconds())
+        self._listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
+            thread = threading.Thread(
+                target=self._serve, args=(connection,), name="farandole-driver-log-rank", daemon=True
+            )
+            with self._changed:
+                self._open += 1
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                rank = self._admit(connection)
+                while True:
+                    self._hear(rank, json.loads(recv_frame(connection, LARGEST_FRAME)))
+        except (OSError, EOFError):
+            pass  # it has said everything
+        except (FarandoleError, ValueError) as error:
+            log.warning("a connection to the driver's log was refused: %s", error)
+        finally:
+            with self._changed:
+                self._open -= 1
+                self._connections = {rank: each for rank, each in self._connections.items() if each is not connection}
+                self._changed.notify_all()
+
+    def _admit(self, connection: socket.socket) -> int:
+        try:
+            who = authenticate(connection, self._secret, me=b"driver", accept=True, timeout=HANDSHAKE_TIMEOUT)
+        finally:
+            self._strangers.release()
+        rank = int(who)
+        if not 0 <= rank < self._size:
+            raise ValueError(f"rank {rank} of {self._size} ranks cannot be")
+        connection.settimeout(None)
+        with self._changed:
+            self._connections[rank] = connection
+            reason = self._cancelled
+        if reason is not None:
+            self._tell(connection, reason)
+        return rank
+
+    def _tell(self, connection: socket.socket, reason: str) -> None:
+        with contextlib.suppress(OSError):  # the task has just ended by itself
+            send_frame(connection, reason.encode())
+
+    def _hear(self, rank: int, messages: list[dict[str, object]]) -> None:
+        out: dict[str, list[str]] = {}
+        for message in messages:
+            kind, payload = message["kind"], message["payload"]
+            assert isinstance(payload, dict), message
+            if kind == "line":
+                out.setdefault(str(payload["stream"]), []).append(f"[{rank}] {payload['text']}\n")
+            elif kind == "log":
+                out.setdefault("stdout", []).append(f"[{rank}] {payload['text']}\n")
+            elif kind == "dropped":
+                lost = (
+                    f"[{rank}] ... {payload['messages']} lines were dropped, faster than the driver could show them\n"
+                )
+                out.setdefault("stdout", []).append(lost)
+            elif kind == "failed":
+                self._note(from_payload(rank, payload, time.monotonic()))
+            else:
+                self._pass_on(rank, {"kind": kind, **payload})
+        with self._writing:
+            for stream, lines in out.items():
+                try:
+                    self._show(stream, "".join(lines))
+                except (OSError, ValueError) as error:  # the user's stream is full or closed
+                    log.warning("output of rank %d cannot be shown: %s", rank, error)
+
+    def _note(self, failure: Failure) -> None:
+        with self._changed:
+            self._failures.append(failure)
+            self._changed.notify_all()
+
+    def _pass_on(self, rank: int, message: Mapping[str, object]) -> None:
+        if self._on_message is None:
+            return
+        try:
+            self._on_message(rank, dict(message))
+        except Exception:
+            log.exception("on_message failed for a message of rank %d", rank)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,105 @@
+"""A barrier task's connection to the driver's log: carries lines, messages and the rank's failure, delays nobody."""
+
+import json
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+from farandole.errors import FarandoleError
+from farandole.handshake import authenticate, recv_frame, send_frame, split_address
+
+__all__ = ["LARGEST_FRAME", "Relay"]
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = timedelta(seconds=10)
+LARGEST_FRAME = 16 << 20  # bytes; above any batch of lines, messages and one failure
+MOST_WAITING = 10_000  # messages; lines of a rank that prints faster than the driver reads are dropped and counted
+BATCH_BYTES = 1 << 20
+
+
+class Relay:
+    """Sends what it is given on a thread of its own; `on_cancel` hears why the driver wants the rank to end.
+
+    A driver that cannot be reached costs a warning, never the training."""
+
+    def __init__(self, address: str, rank: int, secret: bytes, on_cancel: Callable[[str], None]) -> None:
+        self._address, self._rank, self._secret = address, rank, secret
+        self._on_cancel = on_cancel
+        self._waiting: deque[bytes] = deque()
+        self._dropped = 0
+        self._closing = False
+        self._broken = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"farandole-relay-{rank}", daemon=True)
+        self._thread.start()
+
+    def send(self, kind: str, payload: Mapping[str, object], *, must: bool = False) -> None:
+        """Send a message when there is room (`must`: in any case); never blocks."""
+        record = json.dumps({"kind": kind, "payload": payload}).encode()
+        with self._changed:
+            if self._broken:
+                return
+            if len(self._waiting) >= MOST_WAITING and not must:
+                self._dropped += 1
+                return
+            self._waiting.append(record)
+            self._changed.notify_all()
+
+    def close(self, patience: timedelta) -> None:
+        """Send what waits, for `patience` at most, and end the connection."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(patience.total_seconds())
+
+    def _run(self) -> None:
+        try:
+            host_and_port = split_address(self._address)
+            with socket.create_connection(host_and_port, CONNECT_TIMEOUT.total_seconds()) as connection:
+                authenticate(
+                    connection, self._secret, me=str(self._rank).encode(), accept=False, timeout=CONNECT_TIMEOUT
+                )
+                connection.settimeout(None)
+                threading.Thread(
+                    target=self._listen, args=(connection,), name=f"farandole-cancel-{self._rank}", daemon=True
+                ).start()
+                self._pump(connection)
+                connection.shutdown(socket.SHUT_RDWR)
+        except (OSError, FarandoleError) as error:
+            log.warning(
+                "rank %d cannot reach the driver's log at %s (%s); its output is in this executor's log only. "
+                "Executors must be able to connect to spark.driver.host",
+                self._rank, self._address, error,
+            )  # fmt: skip
+        finally:
+            with self._changed:
+                self._broken = True
+                self._waiting.clear()
+
+    def _pump(self, connection: socket.socket) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                batch: list[bytes] = []
+                size = 0
+                while self._waiting and (not batch or size + len(self._waiting[0]) < BATCH_BYTES):
+                    batch.append(self._waiting.popleft())
+                    size += len(batch[-1])
+                dropped, self._dropped = self._dropped, 0
+                if dropped:
+                    batch.append(json.dumps({"kind": "dropped", "payload": {"messages": dropped}}).encode())
+            if not batch:
+                return
+            send_frame(connection, b"[" + b",".join(batch) + b"]")
+
+    def _listen(self, connection: socket.socket) -> None:
+        """The driver says one thing at most: that the job is over, and why."""
+        try:
+            reason = recv_frame(connection, LARGEST_FRAME).decode()
+        except (OSError, EOFError, FarandoleError):
+            return  # the driver went, or we did; a lost connection is no reason to end a training
+        self._on_cancel(reason)

@@ -1,0 +1,104 @@
+"""`farandole.spark.run`, with the arguments of `horovod.spark.run`."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TextIO, TypeVar
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from farandole.config import Config
+from farandole.errors import ConfigError
+from farandole.spark.barrier import run_barrier_job
+from farandole.spark.driver_log import Show, Verbosity, show_on_console
+
+__all__ = ["run"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def run(
+    fn: Callable[..., T],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Iterable[str] | str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[T]:
+    """Call `fn(*args, **kwargs)` on `num_proc` ranks of the active Spark session; the values in rank order.
+
+    Blocks until all ranks have ended; `num_proc` defaults to Spark's default parallelism, `start_timeout` (seconds) to
+    FARANDOLE_START_TIMEOUT. The ranks' output goes to `stdout` and `stderr`, by default the driver's own; verbose=0
+    leaves it to the executors' logs. Raises `SlotsError` at once when there is no room, `PicklingError` when the call
+    cannot be sent, and the `RankFailed` of the rank that failed first, from its own exception."""
+    if use_mpi or extra_mpi_args:
+        raise ConfigError("use_mpi", "ranks of a Spark job connect by themselves, without MPI; leave it out")
+    spark = active_session()
+    environment = dict(env or {})
+    if nics is not None:
+        environment["FARANDOLE_INTERFACE"] = _one_interface(nics)
+    verbosity: Verbosity = "all" if verbose else "log_callback_only"
+    return run_barrier_job(
+        spark,
+        fn,
+        args,
+        kwargs,
+        num_proc=spark.sparkContext.defaultParallelism if num_proc is None else num_proc,
+        description=f"farandole.spark.run: {getattr(fn, '__name__', type(fn).__name__)}",
+        verbosity=verbosity,
+        env=environment,
+        show=_shown_on(stdout, stderr, prefix_output_with_timestamp),
+        executable=executable or "",
+        start_timeout=Config.from_environment().start_timeout
+        if start_timeout is None
+        else timedelta(seconds=start_timeout),
+    )
+
+
+def active_session() -> SparkSession:
+    """The session in use; raises `ConfigError` when there is none."""
+    spark = SparkSession.getActiveSession()
+    if spark is None and SparkContext._active_spark_context is not None:
+        spark = SparkSession.builder.getOrCreate()
+    if spark is None:
+        raise ConfigError(
+            "spark", "Could not find an active SparkContext, are you running in a PySpark session? Start one first"
+        )
+    return spark
+
+
+def _one_interface(nics: Iterable[str] | str) -> str:
+    names = nics.split(",") if isinstance(nics, str) else list(nics)
+    if len(names) != 1:
+        raise ConfigError("nics", f"one interface can be used, got {names}")
+    return names[0]
+
+
+def _shown_on(stdout: TextIO | None, stderr: TextIO | None, timestamp: bool) -> Show:
+    streams = {"stdout": stdout, "stderr": stderr}
+
+    def show(stream: str, text: str) -> None:
+        if timestamp:
+            now = time.strftime("%a %b %d %H:%M:%S %Y")
+            text = "".join(f"{now}{line}" for line in text.splitlines(keepends=True))
+        target = streams[stream]
+        if target is None:
+            show_on_console(stream, text)
+        else:
+            target.write(text)
+            target.flush()
+
+    return show

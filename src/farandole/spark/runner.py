@@ -1,0 +1,110 @@
+"""`HorovodRunner`: a function on all ranks of a Spark job, or on a few local ones to try it."""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast, get_args
+
+from pyspark.sql import SparkSession
+
+from farandole.config import Config
+from farandole.errors import ConfigError
+from farandole.launch.pickling import describe
+from farandole.launch.run import run as run_locally
+from farandole.spark.barrier import run_barrier_job
+from farandole.spark.driver_log import Verbosity, show_on_console
+from farandole.spark.slots import all_slots
+from farandole.topology import JobEnvironment
+
+__all__ = ["HorovodRunner"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class HorovodRunner:
+    """Runs a training function on `np` ranks.
+
+    np > 0 is a Spark job with one barrier task for each rank, np < 0 starts -np processes on the driver, np = 0 takes
+    all slots (deprecated: the number of slots depends on when one asks). Everything that the ranks print shows on the
+    driver with `driver_log_verbosity="all"`; otherwise only what they send by `log_to_driver`."""
+
+    def __init__(self, *, np: int, driver_log_verbosity: Verbosity = "log_callback_only") -> None:
+        if isinstance(np, bool) or not isinstance(np, int):
+            raise TypeError(f"np must be a whole number, got {np!r}")
+        if driver_log_verbosity not in get_args(Verbosity):
+            raise ConfigError(
+                "driver_log_verbosity", f"must be one of {get_args(Verbosity)}, got {driver_log_verbosity!r}"
+            )
+        self.num_processor = np
+        self.driver_log_verbosity: Verbosity = driver_log_verbosity
+
+    def run(self, main: Callable[..., T], **kwargs: object) -> T:
+        """Call `main(**kwargs)` on every rank and return rank 0's value.
+
+        Blocks until all ranks have ended. Raises `SlotsError` at once when the cluster never has room for them,
+        `PicklingError` when `main` or an argument cannot be sent, and the `RankFailed` of the rank that failed first,
+        from its own exception."""
+        self._announce(main)
+        if self.num_processor < 0:
+            return cast(T, run_locally(_of_rank_zero, (main, kwargs), num_proc=-self.num_processor)[0])
+        # Without a session of the user's Spark decides by its own configuration, as everywhere else.
+        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        values = run_barrier_job(
+            spark,
+            main,
+            kwargs=kwargs,
+            num_proc=self.num_processor or self._all_slots(spark),
+            description=f"HorovodRunner: {getattr(main, '__name__', type(main).__name__)}",
+            verbosity=self.driver_log_verbosity,
+            results="first",
+        )
+        return values[0]
+
+    def _all_slots(self, spark: SparkSession) -> int:
+        warnings.warn(
+            "HorovodRunner(np=0) is deprecated: executors that register later are not counted; give a number",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return all_slots(spark, patience=Config.from_environment().start_timeout)
+
+    def _announce(self, main: Callable[..., object]) -> None:
+        """Tell what is being sent: much of what goes wrong is a global that nobody knew to be part of the function."""
+        report = describe(main)
+        names = "{" + ", ".join(report.globals) + "}"
+        announce(
+            f"The global names read or written to by the pickled function are {names}.\n"
+            f"The pickled object size is {report.size} bytes.\n"
+            f"{_where_output_goes(self.num_processor, self.driver_log_verbosity)}"
+            "To see when ranks wait for each other, set HOROVOD_TIMELINE on the driver before this.\n"
+        )
+
+
+def announce(text: str) -> None:
+    """Log what the user should know; show it where logging is not set up to."""
+    if log.isEnabledFor(logging.INFO):
+        for line in text.splitlines():
+            log.info("%s", line)
+    else:
+        show_on_console("stderr", text)
+
+
+def _where_output_goes(np: int, verbosity: Verbosity) -> str:
+    if np < 0:
+        return ""
+    if verbosity == "all":
+        return (
+            "HorovodRunner will stream all training logs here. If there are too many, adjust the log level or set "
+            'driver_log_verbosity to "log_callback_only".\n'
+        )
+    return 'The ranks\' output is in the logs of the executors; driver_log_verbosity="all" brings it here.\n'
+
+
+def _of_rank_zero(main: Callable[..., T], kwargs: Mapping[str, object]) -> T | None:
+    """Call `main` and keep rank 0's value alone, so that the others' need not be picklable."""
+    value = main(**kwargs)
+    job = JobEnvironment.read(os.environ)
+    return value if job is None or job.rank == 0 else None

@@ -1,0 +1,175 @@
+"""How many ranks a Spark application can run at once, known before a stage starts.
+
+Spark itself waits ten minutes in silence (40 checks, 15 s apart) before it refuses a barrier stage that cannot fit.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from pyspark.sql import SparkSession
+
+from farandole.errors import ConfigError, SlotsError
+
+__all__ = ["Cluster", "all_slots", "decide", "require_slots"]
+
+log = logging.getLogger(__name__)
+
+POLL = 0.1  # seconds
+SETTLED = timedelta(seconds=1.5)  # executors of one application register within this time of each other
+
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What the configuration of a Spark application promises."""
+
+    master: str
+    instances: int | None = None  # executors, when their number is fixed
+    cores: int | None = None  # of each executor, when it is fixed
+    task_cpus: int = 1
+    dynamic: bool = False
+
+    @classmethod
+    def read(cls, master: str, conf: Mapping[str, str]) -> "Cluster":
+        """Take what matters from Spark's configuration `conf`."""
+        instances, cores = _number(conf, "spark.executor.instances"), _number(conf, "spark.executor.cores")
+        # Only a standalone executor takes all cores of its machine unless told otherwise; elsewhere Spark takes one.
+        if cores is None and not master.startswith("spark://"):
+            cores = 1
+        local_cluster = _LOCAL_CLUSTER.fullmatch(master)
+        if local_cluster:
+            instances, cores = int(local_cluster[1]), int(local_cluster[2])
+        return cls(
+            master=master,
+            instances=instances,
+            cores=cores,
+            task_cpus=_number(conf, "spark.task.cpus") or 1,
+            # Spark ignores the setting, too, where the driver is the only executor.
+            dynamic=conf.get("spark.dynamicAllocation.enabled", "").lower() == "true" and not is_local(master),
+        )
+
+    @property
+    def promised(self) -> int | None:
+        """Slots there will be when all executors have registered; None where the configuration does not say."""
+        if self.instances is None or self.cores is None:
+            return None
+        return self.instances * (self.cores // self.task_cpus)
+
+
+def master_of(spark: SparkSession) -> str:
+    """The master URL that the application was started with."""
+    master = spark.sparkContext.master
+    assert master is not None  # Spark starts with none
+    return master
+
+
+def is_local(master: str) -> bool:
+    """Does the driver run the tasks itself?"""
+    return master == "local" or master.startswith("local[")
+
+
+def _number(conf: Mapping[str, str], name: str) -> int | None:
+    text = conf.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def decide(
+    wanted: int, *, present: int, promised: int | None, unchanged: timedelta, waited: timedelta, patience: timedelta
+) -> Literal["go", "wait", "refuse"]:
+    """Judge whether `wanted` ranks fit, now that `present` slots have been there for the time `unchanged`."""
+    if present >= wanted:
+        return "go"
+    if promised is not None and wanted > promised:
+        return "refuse"
+    # Without a promise a number that has stopped growing is the best knowledge; none at all means not started yet.
+    settled = promised is None and present > 0 and unchanged >= SETTLED
+    return "refuse" if settled or waited >= patience else "wait"
+
+
+def require_slots(spark: SparkSession, wanted: int, *, patience: timedelta) -> None:
+    """Return when `wanted` ranks can run at once; raise `SlotsError` when they never will.
+
+    Blocks while executors that were promised are still registering, up to `patience`; refuses within two seconds
+    what the configuration, or a number of executors that no longer grows, rules out. Raises `ConfigError` when
+    executors come and go (dynamic allocation), which Spark does not combine with barrier stages."""
+    cluster = _cluster(spark)
+    promised = None if is_local(cluster.master) else cluster.promised
+    started = changed = time.monotonic()
+    present = _present(spark)
+    while True:
+        now = time.monotonic()
+        verdict = decide(
+            wanted,
+            present=present,
+            promised=present if is_local(cluster.master) else promised,
+            unchanged=timedelta(seconds=now - changed),
+            waited=timedelta(seconds=now - started),
+            patience=patience,
+        )
+        if verdict == "go":
+            return
+        if verdict == "refuse":
+            raise SlotsError(wanted, max(present, promised or 0), _where(spark, cluster))
+        time.sleep(POLL)
+        before, present = present, _present(spark)
+        if present != before:
+            changed = time.monotonic()
+            log.info("%d of %d slots are there", present, wanted)
+
+
+def all_slots(spark: SparkSession, *, patience: timedelta) -> int:
+    """Count the slots once, when every executor that the configuration promises has registered.
+
+    Blocks up to `patience`; without a promise until the number has not changed for a moment. Raises `SlotsError`
+    when there are none."""
+    cluster = _cluster(spark)
+    if is_local(cluster.master):
+        return _present(spark)
+    if cluster.promised is not None:
+        require_slots(spark, cluster.promised, patience=patience)
+        return cluster.promised
+    started = changed = time.monotonic()
+    present = _present(spark)
+    while time.monotonic() - changed < SETTLED.total_seconds() or not present:
+        if time.monotonic() - started >= patience.total_seconds():
+            raise SlotsError(1, 0, _where(spark, cluster))
+        time.sleep(POLL)
+        before, present = present, _present(spark)
+        if present != before:
+            changed = time.monotonic()
+    return present
+
+
+def _cluster(spark: SparkSession) -> Cluster:
+    context = spark.sparkContext
+    cluster = Cluster.read(master_of(spark), dict(context.getConf().getAll()))
+    if cluster.dynamic:
+        raise ConfigError(
+            "spark.dynamicAllocation.enabled",
+            "is true, but all ranks must run at once and Spark refuses a barrier stage then; "
+            "start the Spark application with spark.dynamicAllocation.enabled=false and a fixed number of executors",
+        )
+    return cluster
+
+
+def _present(spark: SparkSession) -> int:
+    # Spark's own check of a barrier stage, GPUs and other resources included; Python has no wrapper for it.
+    context = spark.sparkContext._jsc.sc()
+    profile = context.resourceProfileManager().defaultResourceProfile()
+    return int(context.maxNumConcurrentTasks(profile))
+
+
+def _where(spark: SparkSession, cluster: Cluster) -> str:
+    conf = spark.sparkContext.getConf()
+    needs = [f"{cluster.task_cpus} cores"] if cluster.task_cpus > 1 else []
+    gpus = conf.get("spark.task.resource.gpu.amount", None)
+    if gpus:
+        needs.append(f"{gpus} GPU")
+    each = f" with {' and '.join(needs)} per rank" if needs else ""
+    return f"Spark ({cluster.master}{each})"

@@ -1,0 +1,273 @@
+"""One barrier task: it starts its rank as a child process, meets the other tasks, and ends as its rank ends."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+from pyspark import BarrierTaskContext
+
+from farandole.errors import ConfigError
+from farandole.launch.calls import RankCall
+from farandole.launch.cores import available_cores, threads_per_rank
+from farandole.launch.failures import Failure
+from farandole.launch.pickling import dump_call
+from farandole.rendezvous import RendezvousServer
+from farandole.spark.channel import Orders, TaskEnd
+from farandole.spark.child import run_rank
+from farandole.spark.failure import to_payload
+from farandole.spark.relay import Relay
+from farandole.spark.spill import Spill, local_directory, spill
+from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
+
+__all__ = ["RESULT_SCHEMA", "TaskPlan", "run_task"]
+
+RESULT_SCHEMA = "rank int, part int, chunk binary"
+_ARROW_RESULT = pa.schema([("rank", pa.int32()), ("part", pa.int32()), ("chunk", pa.binary())])
+CHUNK = 4 << 20  # bytes of a result per row
+
+GRACE = timedelta(seconds=1)  # for a rank whose job is over
+GONE = timedelta(seconds=10)  # for what is left of a rank after SIGKILL
+FLUSH = timedelta(seconds=2)  # for the last messages to the driver
+HOLD_BACK = 5.0  # seconds in which Spark kills the task of a rank that failed only because another one did
+
+# Not for the ranks: Spark's number of threads (a task's cores, usually 1), and the key to its Python workers.
+_SPARKS_OWN = ("OMP_NUM_THREADS", "PYTHON_WORKER_FACTORY_SECRET")
+
+Event: TypeAlias = tuple[Literal["met"], list[str]] | tuple[Literal["broken"], BaseException] | tuple[Literal["ended"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """What the driver tells every task of a job; travels inside the pickled function, over Spark's own channels."""
+
+    job: str
+    num_proc: int
+    secret: bytes = field(repr=False)
+    call: bytes = field(repr=False)  # the pickled (function, args, kwargs)
+    env: Mapping[str, str]  # for the ranks; comes after the executor's own
+    threads_set: bool  # the user has chosen OMP_NUM_THREADS
+    driver_log: str  # host:port
+    stream: bool  # show every line on the driver
+    echo: bool  # show every line in the executor's log
+    keep_all: bool  # return every rank's value, not rank 0's alone
+    schema: bytes | None  # of the DataFrame, as Arrow writes it; None without one
+    executable: str
+    start_timeout: timedelta
+
+
+def run_task(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run one rank and yield its pickled value in pieces; raises `RankFailed` when the rank fails.
+
+    The function of `mapInArrow`. Whatever ends the task ends the rank: its guard sees to that where no code of this
+    process runs any more (Spark kills Python workers with SIGKILL)."""
+    context = BarrierTaskContext.get()
+    value = RankTask(plan, context).run(batches)
+    for part, start in enumerate(range(0, max(1, len(value)), CHUNK)):
+        columns = [[context.partitionId()], [part], [value[start : start + CHUNK]]]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(column, kind.type) for column, kind in zip(columns, _ARROW_RESULT, strict=True)],
+            schema=_ARROW_RESULT,
+        )
+
+
+class RankTask:
+    """The life of one task."""
+
+    def __init__(self, plan: TaskPlan, context: BarrierTaskContext) -> None:
+        self.plan = plan
+        self.context = context
+        self.rank = context.partitionId()
+        self.hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
+        if len(self.hosts) != plan.num_proc:
+            raise ConfigError(
+                "num_proc", f"is {plan.num_proc}, but the DataFrame has {len(self.hosts)} partitions; repartition it"
+            )
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._cancelled = threading.Event()
+        self._call: RankCall | None = None
+        self._relay: Relay
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
+        """Run the rank from start to end; its pickled value."""
+        self._relay = Relay(self.plan.driver_log, self.rank, self.plan.secret, self._cancel)
+        try:
+            with ExitStack() as stack:
+                channel = TaskEnd(lambda kind, payload: self._relay.send(kind, payload, must=kind == "log"))
+                stack.callback(channel.close)
+                # First of all: its imports go on while the rows are written and the tasks meet.
+                call = self._call = self._start(channel.name)
+                stack.callback(self._end, call)
+                if self._cancelled.is_set():  # before there was anything to end
+                    call.terminate(GRACE)
+                server = stack.enter_context(self._serve()) if self.rank == 0 else None
+                rows = self._spill(batches)
+                if rows is not None:
+                    stack.callback(rows.close)
+                met = self._meet(server.address if server is not None else "")
+                if met is not None:
+                    fd = rows.file.fileno() if rows is not None else None
+                    channel.begin(Orders(env=self._orders(met), shard_fd=fd))
+                    self._wait_for_end()
+        finally:
+            failure = self._failure()
+            if failure is not None:
+                self._relay.send("failed", to_payload(failure), must=True)
+            self._relay.close(FLUSH)
+        if failure is not None:
+            if failure.consequence:
+                # Spark kills this process meanwhile: its task shows as killed, and the guilty rank's as failed.
+                time.sleep(HOLD_BACK)
+            raise failure.error() from None
+        return call.value()
+
+    def _start(self, channel: str) -> RankCall:
+        plan = self.plan
+        env = {name: value for name, value in os.environ.items() if name not in _SPARKS_OWN}
+        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        if plan.threads_set and "OMP_NUM_THREADS" in os.environ:
+            env["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+        else:
+            here = self.hosts.count(self.hosts[self.rank])
+            env["OMP_NUM_THREADS"] = str(threads_per_rank(available_cores(), here))
+        env.update(plan.env)
+        keep = plan.keep_all or self.rank == 0
+        return RankCall.start(
+            dump_call(run_rank, (self.rank, channel, plan.call, keep), {}),
+            env,
+            rank=self.rank,
+            on_line=self._on_line,
+            executable=plan.executable,
+            start_timeout=plan.start_timeout,
+            on_end=lambda _: self._events.put(("ended",)),
+        )
+
+    def _serve(self) -> RendezvousServer:
+        interface = self.plan.env.get("FARANDOLE_INTERFACE") or self.plan.env.get("HOROVOD_GLOO_IFACE")
+        host = interface_address(interface) if interface else self.hosts[0]
+        try:
+            return RendezvousServer(self.plan.num_proc, self.plan.secret, host=host)
+        except OSError as error:
+            raise ConfigError(
+                "FARANDOLE_INTERFACE",
+                f"rank 0 cannot listen on {host}, the address that Spark knows its executor by ({error}); "
+                "name an interface that the other executors reach",
+            ) from error
+
+    def _spill(self, batches: Iterable[pa.RecordBatch]) -> Spill | None:
+        if self.plan.schema is None:
+            for _ in batches:
+                pass  # the one row that made this task
+            return None
+        turn = self.hosts[: self.rank].count(self.hosts[self.rank])
+        schema = pa.ipc.read_schema(pa.py_buffer(self.plan.schema))
+        return spill(batches, schema, local_directory(os.environ, turn), between=self._check)
+
+    def _check(self) -> None:
+        """Raise the rank's failure, if it has already failed, rather than go on writing rows for it."""
+        call = self._call
+        if call is not None and call.failure is not None:
+            raise call.failure.error()
+
+    def _meet(self, rendezvous: str) -> list[dict[str, object]] | None:
+        """Exchange what each task knows; None when the rank has ended before all tasks had come."""
+        gpu = self.context.resources().get("gpu")
+        mine = {"host": host_identity(), "gpus": gpu.addresses if gpu else [], "rendezvous": rendezvous}
+
+        # Costs a second, Spark looks for the answer that often: there is only one, and a rank that fails is not kept
+        # waiting for it.
+        def gather() -> None:
+            try:
+                self._events.put(("met", self.context.allGather(json.dumps(mine))))
+            except BaseException as error:
+                self._events.put(("broken", error))
+
+        threading.Thread(target=gather, name="farandole-all-gather", daemon=True).start()
+        event = self._events.get()
+        if event[0] == "broken":
+            raise event[1]
+        return [json.loads(each) for each in event[1]] if event[0] == "met" else None
+
+    def _orders(self, met: list[dict[str, object]]) -> dict[str, str]:
+        """The variables that tell the rank its place among all ranks."""
+        place = Topology.from_hosts(self.rank, [str(each["host"]) for each in met])
+        env = JobEnvironment(
+            rank=self.rank,
+            size=place.size,
+            rendezvous=str(met[0]["rendezvous"]),
+            secret=self.plan.secret,
+            job=self.plan.job,
+            local_rank=place.local_rank,
+            local_size=place.local_size,
+            cross_rank=place.cross_rank,
+            cross_size=place.cross_size,
+        ).write()
+        gpus = visible_gpus([met[rank]["gpus"] for rank in place.local_ranks])
+        if gpus and "CUDA_VISIBLE_DEVICES" not in self.plan.env:
+            env["CUDA_VISIBLE_DEVICES"] = gpus
+        if not self.plan.env.get("FARANDOLE_INTERFACE") and not self.plan.env.get("HOROVOD_GLOO_IFACE"):
+            own = bindable_address(self.hosts[self.rank])
+            if own:
+                env["FARANDOLE_INTERFACE"] = own
+        return env
+
+    def _wait_for_end(self) -> None:
+        while self._events.get()[0] != "ended":
+            pass
+
+    def _on_line(self, rank: int, stream: str, line: str) -> None:
+        if self.plan.echo:
+            target = sys.stderr if stream == "stderr" else sys.stdout
+            target.write(f"[{rank}] {line}\n")
+            target.flush()
+        if self.plan.stream:
+            self._relay.send("line", {"stream": stream, "text": line})
+
+    def _cancel(self, reason: str) -> None:
+        """The driver says that the job is over; Spark's own kill comes seconds later, and by SIGKILL."""
+        self._cancelled.set()
+        if self._call is not None:
+            self._call.terminate(GRACE)
+
+    def _end(self, call: RankCall) -> None:
+        """Leave nothing of the rank behind."""
+        if self._cancelled.is_set() or not call.wait(timedelta(0)):
+            call.terminate(GRACE)
+        call.wait_gone(GONE)
+
+    def _failure(self) -> Failure | None:
+        """How the rank failed; ended because the job was over means that another one did."""
+        failure = self._call.failure if self._call is not None else None
+        if failure is not None and self._cancelled.is_set():
+            return dataclasses.replace(failure, consequence=True, killed=False)
+        return failure
+
+
+def visible_gpus(by_local_rank: list[object]) -> str:
+    """The GPUs of a host's ranks such that local rank i finds its own at index i, as user code expects; "" for none.
+
+    Further GPUs of a rank come after those."""
+    lists = [[str(gpu) for gpu in gpus] for gpus in by_local_rank if isinstance(gpus, list)]
+    ordered = [gpus[0] for gpus in lists if gpus] + [gpu for gpus in lists for gpu in gpus[1:]]
+    return ",".join(dict.fromkeys(ordered))
+
+
+def bindable_address(host: str) -> str:
+    """The IP address of `host` if it is one of this machine, else ""."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind(address)
+                return str(address[0])
+    return ""
