@@ -1,0 +1,1 @@
+"""What all frameworks share: the context, the operations, and what a distributed optimizer decides."""

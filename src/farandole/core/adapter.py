@@ -1,0 +1,52 @@
+"""What farandole has to know about a framework's tensors; everything else is written once, here in `core`."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+__all__ = ["Adapter"]
+
+T = TypeVar("T")
+
+
+class Adapter(Protocol[T]):
+    """One framework's tensors. Holds no state: one instance serves all ranks and threads of a process."""
+
+    @property
+    def name(self) -> str:
+        """The framework's name, as users write it."""
+
+    def check(self, tensor: T, name: str) -> None:
+        """Refuse a tensor the engine cannot read in place.
+
+        Raises `TypeError` for what is no tensor and `InvalidRequest` naming dtype, device or layout otherwise.
+        """
+
+    def check_writable(self, tensor: T, name: str) -> None:
+        """As `check`, for a tensor that the engine is about to overwrite; lets the framework know of it."""
+
+    def shape(self, tensor: T) -> Sequence[int]:
+        """Return the tensor's shape; empty for a scalar."""
+
+    def empty_like(self, tensor: T) -> T:
+        """Return an uninitialized contiguous tensor of the same shape and dtype."""
+
+    def adopt(self, result: object, like: T) -> T:
+        """Return a tensor over memory that the engine allocated, without a copy; `like` has its dtype and device."""
+
+    def read_splits(self, splits: object, name: str) -> list[int]:
+        """Return the rows per rank that a user gave as a list or as an integer tensor; raises `InvalidRequest`."""
+
+    def make_splits(self, splits: Sequence[int]) -> T:
+        """Return rows per rank as an int32 tensor."""
+
+    def first_rows(self, tensor: T, rows: int) -> T:
+        """Return a view of the first rows."""
+
+    def is_floating(self, tensor: T) -> bool:
+        """Return whether the dtype is a floating one."""
+
+    def cast(self, tensor: T, dtype: object) -> T:
+        """Return the tensor in another dtype of this framework."""
+
+    def dtype(self, tensor: T) -> object:
+        """Return the framework's dtype object."""

@@ -1,0 +1,68 @@
+"""What Horovod programs ask about how their package was built. Nothing here is chosen at build time."""
+
+from farandole.core import default
+from farandole.errors import ConfigError
+
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+]
+
+
+def mpi_threads_supported() -> bool:
+    """Raise `ConfigError`: MPI is not what connects the ranks."""
+    default.context()
+    raise ConfigError("mpi_threads_supported", "MPI is not enabled; farandole connects the ranks itself")
+
+
+def mpi_enabled() -> bool:
+    """Return False: MPI does not connect the ranks."""
+    return False
+
+
+def mpi_built() -> bool:
+    """Return False: nothing is built against MPI."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Return True: programs ask it to learn that ranks can talk without MPI, and they can."""
+    return True
+
+
+def gloo_built() -> bool:
+    """Return True: programs ask it to learn that ranks can talk without MPI, and they can."""
+    return True
+
+
+def nccl_built() -> int:
+    """Return 0, the version of NCCL that programs compare with: tensors on GPUs are not there yet."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Return False."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Return False."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Return False: tensors on GPUs are not there yet."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Return False: tensors on GPUs are not there yet."""
+    return False

@@ -1,0 +1,143 @@
+"""What a distributed optimizer decides, for any framework: names, groups, and when a gradient is due. Pure."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+from farandole.core.reduction import Average
+
+__all__ = ["Passes", "Scaling", "choose_scaling", "even_groups", "explicit_groups", "name_parameters"]
+
+P = TypeVar("P", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The factors before and after a reduction."""
+
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+
+def choose_scaling(op: int, predivide: float) -> Scaling:
+    """Divide by `predivide` before an average and multiply after it, which keeps half floats in range.
+
+    Raises `ValueError` for other reductions and for a factor that is no positive number.
+    """
+    if predivide == 1.0:
+        return Scaling()
+    if op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if not predivide > 0:
+        raise ValueError(f"gradient_predivide_factor must be > 0, got {predivide}")
+    return Scaling(1.0 / predivide, predivide)
+
+
+def name_parameters(
+    groups: Sequence[Sequence[P]], named: Iterable[tuple[str, P]] | None, shown: str = "named_parameters"
+) -> dict[P, str]:
+    """Give each parameter of an optimizer's groups a name that is equal on all ranks.
+
+    Raises `ValueError` when `named` holds something else than (name, parameter) pairs, a name twice, or misses a
+    parameter; without `named`, or with an empty one, names tell the place.
+    """
+    pairs = list(named) if named is not None else []
+    if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
+        raise ValueError(f"{shown} should be a sequence of tuples (name, parameter), as model.named_parameters() is")
+    twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    if twice:
+        raise ValueError(f"Parameter names in {shown} must be unique. Found duplicates: {', '.join(twice)}")
+    names = {parameter: name for name, parameter in pairs}
+    if not names:
+        return {
+            parameter: f"allreduce.noname.{place}.{index}"
+            for place, group in enumerate(groups)
+            for index, parameter in enumerate(group)
+        }
+    unnamed = sum(parameter not in names for group in groups for parameter in group)
+    if unnamed:
+        raise ValueError(
+            f"{shown} was specified, but {unnamed} model parameters were not named. Name all parameters that the "
+            "optimizer holds, or leave it out"
+        )
+    return names
+
+
+def even_groups(parameters: Sequence[P], count: int) -> list[list[P]]:
+    """Divide parameters, in order, into at most `count` groups whose lengths differ by one at most."""
+    if count <= 0:
+        raise ValueError(f"groups should be a positive integer or a list of lists of parameters, got {count}")
+    count = min(count, len(parameters))
+    cuts = [place * len(parameters) // count for place in range(count + 1)] if count else []
+    return [list(parameters[start:stop]) for start, stop in pairwise(cuts)]
+
+
+def explicit_groups(parameters: Sequence[P], groups: Iterable[Iterable[P]]) -> list[list[P]]:
+    """Return the user's groups, and each of the other parameters as a group of its own.
+
+    Raises `ValueError` for a parameter in two groups. What `parameters` does not hold is left out: it is not trained.
+    """
+    known = set(parameters)
+    chosen = [list(group) for group in groups]
+    counts = Counter(parameter for group in chosen for parameter in group)
+    if any(count > 1 for count in counts.values()):
+        raise ValueError("groups must not hold a parameter more than once")
+    kept = [[parameter for parameter in group if parameter in known] for group in chosen]
+    alone = [[parameter] for parameter in parameters if parameter not in counts]
+    return [group for group in kept if group] + alone
+
+
+class Passes(Generic[P]):
+    """Counts backward passes per parameter, and says when a gradient, or the group it belongs to, is due.
+
+    `add` is called when a gradient has accumulated; the parameters it returns are to be reduced together now.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[P]], per_step: int) -> None:
+        if per_step <= 0:
+            raise ValueError(f"backward_passes_per_step must be > 0, got {per_step}")
+        self.per_step = per_step
+        self._members = [tuple(group) for group in groups]
+        self._group = {parameter: index for index, group in enumerate(groups) for parameter in group}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all counts: a step begins."""
+        self._done: dict[P, int] = {}
+        self._complete = [0] * len(self._members)
+        self._due: set[int] = set()
+
+    @property
+    def started(self) -> bool:
+        """Whether any gradient was counted, or is due, since the last `reset`."""
+        return bool(self._done) or bool(self._due)
+
+    def add(self, parameter: P) -> tuple[P, ...]:
+        """Count one pass; raises `AssertionError` when the step should have been taken before it."""
+        group = self._group[parameter]
+        done = self._done.get(parameter, 0) + 1
+        if done > self.per_step or group in self._due:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+                "backward_passes_per_step to accumulate gradients locally."
+            )
+        self._done[parameter] = done
+        if done < self.per_step:
+            return ()
+        self._complete[group] += 1
+        if self._complete[group] < len(self._members[group]):
+            return ()
+        self._due.add(group)
+        return self._members[group]
+
+    def rest(self, parameters: Iterable[P]) -> list[tuple[P, ...]]:
+        """Return the groups of `parameters` that were not due yet: the step comes, with or without their gradients."""
+        groups = [
+            group
+            for group in dict.fromkeys(self._group[parameter] for parameter in parameters)
+            if group not in self._due
+        ]
+        self._due.update(groups)
+        return [self._members[group] for group in groups]

@@ -1,0 +1,66 @@
+"""Collectives over Python objects, as pickles of any size.
+
+Unpickling runs code that the sender chose. It is safe here because bytes only come from ranks of this job: the
+transport connects no peer that has not proved the job's secret (`farandole.handshake`).
+"""
+
+import struct
+from typing import TypeVar
+
+import cloudpickle
+
+from farandole.core import kinds
+from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.requests import check_root, named
+
+__all__ = ["allgather_object", "broadcast_object", "split_frames"]
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct("<Q")
+
+
+def broadcast_object(
+    obj: T | None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
+    """Return the object of rank `root_rank`, which must be picklable by cloudpickle; the root gets its own back.
+
+    The others' `obj` is ignored. Blocks until the root's object is here; raises `InvalidRequest` for a wrong root.
+    """
+    seat, wire = named("broadcast_object", name, process_set)
+    check_root(root_rank, seat.size, wire)
+    root = seat.context.rank == root_rank
+    payload = bytearray(cloudpickle.dumps(obj)) if root else bytearray()
+    # The length goes first, in 64 bits: the others need it to make room.
+    length = bytearray(_LENGTH.pack(len(payload)))
+    seat.engine.run(kinds.BROADCAST, f"{wire}.sz", length, length, root=root_rank, cacheable=False)
+    if not root:
+        payload = bytearray(_LENGTH.unpack(length)[0])
+    seat.engine.run(kinds.BROADCAST, f"{wire}.t", payload, payload, root=root_rank, cacheable=False)
+    received: T = cloudpickle.loads(payload) if not root else obj
+    return received
+
+
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
+    """Return the objects of all ranks in rank order, pickled by cloudpickle; each list holds copies.
+
+    Blocks until every rank has given its object.
+    """
+    seat, wire = named("allgather_object", name, process_set)
+    payload = cloudpickle.dumps(obj)
+    frame = _LENGTH.pack(len(payload)) + payload
+    done = seat.engine.run(kinds.ALLGATHER, wire, frame, None, cacheable=False)
+    return [cloudpickle.loads(part) for part in split_frames(memoryview(done.result()))]
+
+
+def split_frames(joined: memoryview) -> list[memoryview]:
+    """Cut what ranks sent, each with its 64-bit length in front, into the parts."""
+    parts = []
+    start = 0
+    while start < len(joined):
+        body = start + _LENGTH.size
+        end = body + _LENGTH.unpack_from(joined, start)[0]
+        assert end <= len(joined), "a frame is longer than what arrived"
+        parts.append(joined[body:end])
+        start = end
+    return parts

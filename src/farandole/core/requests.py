@@ -1,0 +1,244 @@
+"""What the engine is asked for: the name on the wire, the checks at the call, the memory for the result."""
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from farandole import _native
+from farandole.core import default, kinds
+from farandole.core.adapter import Adapter
+from farandole.core.handle import Handle
+from farandole.core.process_sets import ProcessSet, global_process_set, require_global
+from farandole.core.reduction import scatter_op
+from farandole.core.splits import check_splits, even_splits
+from farandole.errors import InvalidRequest
+
+__all__ = ["Requests", "member_name", "named"]
+
+T = TypeVar("T")
+
+
+class Requests(Generic[T]):
+    """One method per kind of operation. With `now` it is done when the method returns, otherwise only started.
+
+    The engine captures memory without a copy, so what it cannot read as it lies is refused, never copied.
+    """
+
+    def __init__(self, adapter: Adapter[T]) -> None:
+        self.adapter = adapter
+
+    def reduce(
+        self, tensor: T, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet, write: bool
+    ) -> T:
+        """Do an allreduce, into `tensor` itself with `write`, and return the result."""
+        # No handle: small tensors are reduced in less time than it takes to make one.
+        seat, wire = named("allreduce", name, members)
+        output = self._output(tensor, wire, write)
+        seat.engine.run(
+            kinds.ALLREDUCE,
+            wire,
+            tensor,
+            output,
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
+            cacheable=name is not None,
+        )
+        return output
+
+    def start_reduce(
+        self, tensor: T, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet, write: bool
+    ) -> Handle[T]:
+        """Start an allreduce, into `tensor` itself with `write`."""
+        seat, wire = named("allreduce", name, members)
+        output = self._output(tensor, wire, write)
+        part = seat.engine.submit(
+            kinds.ALLREDUCE,
+            wire,
+            tensor,
+            output,
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
+            cacheable=name is not None,
+        )
+        return Handle((part,), lambda: output)
+
+    def start_reduce_group(
+        self,
+        tensors: Sequence[T],
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        members: ProcessSet,
+        write: bool,
+    ) -> Handle[list[T]]:
+        """Start an allreduce of several tensors, none of which begins before all are ready on all ranks."""
+        seat, wire = named("grouped_allreduce", name, members)
+        outputs = [self._output(tensor, wire, write) for tensor in tensors]
+        count = len(outputs)
+        parts = [
+            seat.engine.submit(
+                kinds.ALLREDUCE,
+                member_name(wire, place, count),
+                tensor,
+                output,
+                op=op,
+                prescale=prescale,
+                postscale=postscale,
+                group=wire,
+                group_size=count,
+                cacheable=name is not None,
+            )
+            for place, (tensor, output) in enumerate(zip(tensors, outputs, strict=True))
+        ]
+        return Handle(parts, lambda: outputs)
+
+    def gather(self, tensor: T, name: str | None, members: ProcessSet, now: bool) -> Handle[T]:
+        """Concatenate over ranks along the first dimension."""
+        seat, wire = named("allgather", name, members)
+        self._check_rows(tensor, wire)
+        start = seat.engine.run if now else seat.engine.submit
+        part = start(kinds.ALLGATHER, wire, tensor, None, cacheable=name is not None)
+        return Handle((part,), lambda: self.adapter.adopt(part.result(), tensor))
+
+    def start_gather_group(self, tensors: Sequence[T], name: str | None, members: ProcessSet) -> Handle[list[T]]:
+        """Start an allgather of several tensors, none of which begins before all are ready on all ranks."""
+        seat, wire = named("grouped_allgather", name, members)
+        for tensor in tensors:
+            self._check_rows(tensor, wire)
+        count = len(tensors)
+        parts = [
+            seat.engine.submit(
+                kinds.ALLGATHER,
+                member_name(wire, place, count),
+                tensor,
+                None,
+                group=wire,
+                group_size=count,
+                cacheable=name is not None,
+            )
+            for place, tensor in enumerate(tensors)
+        ]
+        return self._adopting(parts, tensors)
+
+    def broadcast(
+        self, tensor: T, root: int, name: str | None, members: ProcessSet, write: bool, now: bool
+    ) -> Handle[T]:
+        """Spread the root's tensor, into `tensor` itself with `write`."""
+        seat, wire = named("broadcast", name, members)
+        check_root(root, seat.size, wire)
+        output = self._output(tensor, wire, write)
+        start = seat.engine.run if now else seat.engine.submit
+        part = start(kinds.BROADCAST, wire, tensor, output, root=root, cacheable=name is not None)
+        return Handle((part,), lambda: output)
+
+    def exchange(
+        self, tensor: T, splits: object, name: str | None, members: ProcessSet, now: bool
+    ) -> Handle[tuple[T, T]]:
+        """Send rows to each rank; the result is what came, and how much of it from each rank."""
+        seat, wire = named("alltoall", name, members)
+        rows = self._check_rows(tensor, wire)
+        if splits is None:
+            shares = even_splits(rows, seat.size, wire)
+        else:
+            shares = self.adapter.read_splits(splits, wire)
+            check_splits(shares, rows, seat.size, wire)
+        sent = tensor if sum(shares) == rows else self.adapter.first_rows(tensor, sum(shares))
+        start = seat.engine.run if now else seat.engine.submit
+        part = start(kinds.ALLTOALL, wire, sent, None, splits=shares, cacheable=name is not None)
+        return Handle(
+            (part,),
+            lambda: (self.adapter.adopt(part.result(), tensor), self.adapter.make_splits(part.received_splits())),
+        )
+
+    def scatter(
+        self, tensor: T, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet, now: bool
+    ) -> Handle[T]:
+        """Reduce, and keep this rank's rows of the result."""
+        op = scatter_op(op)
+        seat, wire = named("reducescatter", name, members)
+        self._check_rows(tensor, wire)
+        start = seat.engine.run if now else seat.engine.submit
+        part = start(
+            kinds.REDUCESCATTER,
+            wire,
+            tensor,
+            None,
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
+            cacheable=name is not None,
+        )
+        return Handle((part,), lambda: self.adapter.adopt(part.result(), tensor))
+
+    def start_scatter_group(
+        self,
+        tensors: Sequence[T],
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        members: ProcessSet,
+    ) -> Handle[list[T]]:
+        """Start a reducescatter of several tensors, none of which begins before all are ready on all ranks."""
+        op = scatter_op(op)
+        seat, wire = named("grouped_reducescatter", name, members)
+        for tensor in tensors:
+            self._check_rows(tensor, wire)
+        count = len(tensors)
+        parts = [
+            seat.engine.submit(
+                kinds.REDUCESCATTER,
+                member_name(wire, place, count),
+                tensor,
+                None,
+                op=op,
+                prescale=prescale,
+                postscale=postscale,
+                group=wire,
+                group_size=count,
+                cacheable=name is not None,
+            )
+            for place, tensor in enumerate(tensors)
+        ]
+        return self._adopting(parts, tensors)
+
+    def _adopting(self, parts: Sequence[_native.Handle], tensors: Sequence[T]) -> Handle[list[T]]:
+        return Handle(
+            parts,
+            lambda: [self.adapter.adopt(part.result(), like) for part, like in zip(parts, tensors, strict=True)],
+        )
+
+    def _output(self, tensor: T, wire: str, write: bool) -> T:
+        if write:
+            self.adapter.check_writable(tensor, wire)
+            return tensor
+        self.adapter.check(tensor, wire)
+        return self.adapter.empty_like(tensor)
+
+    def _check_rows(self, tensor: T, wire: str) -> int:
+        self.adapter.check(tensor, wire)
+        shape = self.adapter.shape(tensor)
+        if not shape:
+            raise InvalidRequest(wire, "a scalar has no rows to divide or to join; give it a first dimension")
+        return shape[0]
+
+
+def named(kind: str, name: str | None, members: ProcessSet) -> tuple[default.Seat, str]:
+    """Return the caller's seat and the operation's name on the wire."""
+    if members is not global_process_set:
+        require_global(members)
+    seat = default.seat()
+    return seat, seat.wire_name(kind, name)
+
+
+def member_name(wire: str, place: int, count: int) -> str:
+    """Return the name of one of a group's `count` tensors; `place` counts from 0."""
+    return f"{wire}_{place + 1}of{count}"
+
+
+def check_root(root: int, size: int, wire: str) -> None:
+    """Raise `InvalidRequest` unless `root` is one of the job's ranks."""
+    if not isinstance(root, int) or not 0 <= root < size:
+        raise InvalidRequest(wire, f"broadcast received invalid root rank {root!r}; ranks are 0 to {size - 1}")

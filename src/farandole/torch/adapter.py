@@ -1,0 +1,115 @@
+"""Torch tensors as the engine's tensors."""
+
+from collections.abc import Sequence
+
+import torch
+
+from farandole.errors import InvalidRequest
+
+__all__ = ["DTYPES", "TorchAdapter"]
+
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
+
+
+class TorchAdapter:
+    """Tensors in the memory of the CPU, contiguous, of the dtypes the engine reduces."""
+
+    name = "torch"
+
+    def check(self, tensor: torch.Tensor, name: str) -> None:
+        """Refuse what is no tensor (`TypeError`), and dtypes, devices and layouts the engine cannot read."""
+        # A negated view is contiguous but its memory has the wrong signs.
+        if (
+            isinstance(tensor, torch.Tensor)
+            and tensor.dtype in DTYPES
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+        ):
+            return
+        raise _refusal(tensor, name)
+
+    def check_writable(self, tensor: torch.Tensor, name: str) -> None:
+        """As `check`; autograd hears that the tensor changes, so that a stale gradient is an error, not a number."""
+        self.check(tensor, name)
+        torch.autograd.graph.increment_version(tensor)
+
+    def shape(self, tensor: torch.Tensor) -> Sequence[int]:
+        """Return the tensor's shape."""
+        return tensor.shape
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an uninitialized tensor without a gradient."""
+        return torch.empty_like(tensor, requires_grad=False)
+
+    def adopt(self, result: object, like: torch.Tensor) -> torch.Tensor:
+        """Return a tensor over the engine's memory."""
+        return torch.from_dlpack(result)
+
+    def read_splits(self, splits: object, name: str) -> list[int]:
+        """Read a list of integers, or an int32 tensor of one dimension."""
+        if isinstance(splits, torch.Tensor):
+            if splits.dtype != torch.int32 or splits.dim() != 1:
+                raise InvalidRequest(name, f"splits must be an int32 tensor of one dimension, got {_spelled(splits)}")
+            return [int(part) for part in splits.tolist()]
+        if not isinstance(splits, Sequence) or not all(isinstance(part, int) for part in splits):
+            raise InvalidRequest(name, f"splits must be a list of integers or an int32 tensor, got {splits!r}")
+        return list(splits)
+
+    def make_splits(self, splits: Sequence[int]) -> torch.Tensor:
+        """Return an int32 tensor."""
+        return torch.tensor(splits, dtype=torch.int32)
+
+    def first_rows(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return a view."""
+        return tensor[:rows]
+
+    def dtype(self, tensor: torch.Tensor) -> object:
+        """Return the tensor's dtype."""
+        return tensor.dtype
+
+    def is_floating(self, tensor: torch.Tensor) -> bool:
+        """Return whether the dtype is a floating one."""
+        return tensor.is_floating_point()
+
+    def cast(self, tensor: torch.Tensor, dtype: object) -> torch.Tensor:
+        """Return the tensor in `dtype`; differentiable."""
+        assert isinstance(dtype, torch.dtype)
+        return tensor.to(dtype)
+
+
+def _refusal(tensor: object, name: str) -> Exception:
+    if not isinstance(tensor, torch.Tensor):
+        return TypeError(f"'{name}': expected a torch tensor, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        return InvalidRequest(
+            name, f"a sparse tensor ({tensor.layout}) cannot be sent as it is; use sparse_allreduce_async or to_dense()"
+        )
+    if not tensor.is_cpu:
+        return InvalidRequest(
+            name, f"the tensor is on {tensor.device}; CUDA and other devices are not there yet, move it with .cpu()"
+        )
+    if tensor.dtype not in DTYPES:
+        known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES))
+        return InvalidRequest(name, f"Tensor type {tensor.type()} is not supported; use one of {known}")
+    if tensor.is_neg():
+        return InvalidRequest(name, "the tensor is a lazily negated view; pass tensor.resolve_neg()")
+    return InvalidRequest(name, "Tensor is required to be contiguous. Pass tensor.contiguous()")
+
+
+def _spelled(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,65 @@
+"""The operations of `farandole.core.ops` for torch tensors; the blocking ones can be differentiated."""
+
+import torch
+
+from farandole.core.compression import CastCompressor, NoneCompressor
+from farandole.core.compression import Compression as Compressors
+from farandole.core.ops import Operations
+from farandole.torch.adapter import TorchAdapter
+from farandole.torch.autograd import Differentiable
+
+__all__ = [
+    "Compression",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]
+
+_adapter = TorchAdapter()
+_operations: Operations[torch.Tensor] = Operations(_adapter, Differentiable)
+
+Compression: Compressors[torch.Tensor] = Compressors(
+    none=NoneCompressor(), fp16=CastCompressor(_adapter, torch.float16)
+)
+
+allreduce = _operations.allreduce
+allreduce_ = _operations.allreduce_
+allreduce_async = _operations.allreduce_async
+allreduce_async_ = _operations.allreduce_async_
+grouped_allreduce = _operations.grouped_allreduce
+grouped_allreduce_ = _operations.grouped_allreduce_
+grouped_allreduce_async = _operations.grouped_allreduce_async
+grouped_allreduce_async_ = _operations.grouped_allreduce_async_
+allgather = _operations.allgather
+allgather_async = _operations.allgather_async
+grouped_allgather = _operations.grouped_allgather
+grouped_allgather_async = _operations.grouped_allgather_async
+broadcast = _operations.broadcast
+broadcast_ = _operations.broadcast_
+broadcast_async = _operations.broadcast_async
+broadcast_async_ = _operations.broadcast_async_
+alltoall = _operations.alltoall
+alltoall_async = _operations.alltoall_async
+reducescatter = _operations.reducescatter
+reducescatter_async = _operations.reducescatter_async
+grouped_reducescatter = _operations.grouped_reducescatter
+grouped_reducescatter_async = _operations.grouped_reducescatter_async

@@ -1,0 +1,176 @@
+"""Makes an optimizer step with the gradients of all ranks."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from farandole.core import default
+from farandole.core.compression import Compressor
+from farandole.core.gradients import choose_scaling, even_groups, explicit_groups, name_parameters
+from farandole.core.objects import broadcast_object
+from farandole.core.process_sets import ProcessSet, global_process_set, require_global
+from farandole.core.reduction import Average, choose_op
+from farandole.torch.ops import Compression
+from farandole.torch.reducer import Parameter, Reducer, Reduction
+
+__all__ = ["DistributedOptimizer"]
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What is put in front of an optimizer's class. Has no state of its own but what is set by `DistributedOptimizer`."""
+
+    _reducer: Reducer
+    # Nothing is reduced by a rank that is alone.
+    _alone: bool
+    _synchronized: bool
+    _should_synchronize: bool
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Reduce after this many backward passes from now on; raises `ValueError` unless positive."""
+        self._reducer.set_passes(passes)
+
+    def synchronize(self) -> None:
+        """Reduce all gradients, so that they can be looked at or clipped before `step`.
+
+        Blocks until every rank has taken part. A parameter without a gradient on this rank counts as zeros. Follow it
+        by `with optimizer.skip_synchronize(): optimizer.step()`.
+        """
+        if not self._alone:
+            self._reducer.finish(_parameters(self))
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Let `step` use the gradients as they are, because `synchronize` was called before it."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Reduce all gradients, then step; a `closure` is run as often as the optimizer wants, and reduced each time.
+
+        Blocks until every rank has taken part.
+        """
+        if closure is not None and self._should_synchronize:
+            closure = self._reducing(closure)
+        elif self._should_synchronize:
+            self._synchronize_once()
+        self._synchronized = False
+        return super().step(closure)  # type: ignore[arg-type]  # the stub's overloads take None and a closure apart
+
+    def _reducing(self, closure: Callable[[], float]) -> Callable[[], float]:
+        def reduced() -> float:
+            with torch.enable_grad():
+                loss = closure()
+            self.synchronize()
+            return loss
+
+        return reduced
+
+    def _synchronize_once(self) -> None:
+        if not self._synchronized or self._reducer.started:
+            self.synchronize()
+            return
+        # Reducing twice would not change an average, but would multiply a sum.
+        warnings.warn(
+            "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). The "
+            "gradients are not reduced again; put step() into `with optimizer.skip_synchronize():`.",
+            stacklevel=3,
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; raises `AssertionError` while they are being reduced."""
+        if self._reducer.started:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load, and forget which gradients were being reduced."""
+        self._reducer.reset()
+        self._synchronized = False
+        self._should_synchronize = True
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, which are reduced like the others, each on its own."""
+        super().add_param_group(param_group)
+        added: list[Parameter] = self.param_groups[-1]["params"]
+        place = len(self.param_groups) - 1
+        names = {parameter: f"allreduce.noname.{place}.{index}" for index, parameter in enumerate(added)}
+        self._reducer.add(added, names)
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Parameter]] | None = None,
+    compression: Compressor[torch.Tensor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Iterable[Iterable[Parameter]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> torch.optim.Optimizer:
+    """Return an optimizer like `optimizer`, of a subclass of its class, that steps with the gradients of all ranks.
+
+    It shares parameters, options and state with `optimizer`, which should not be used any more. Gradients are reduced
+    while the backward pass goes on, and `step` waits for them. With `backward_passes_per_step`, the gradients of that
+    many passes are added up before they are reduced. `groups`, a number or lists of parameters, reduces
+    gradients together. Raises `ValueError` for parameters without a name, or with a name used twice, and for settings
+    that contradict each other.
+    """
+    require_global(process_set)
+    how = Reduction(choose_op(op, None), choose_scaling(op, gradient_predivide_factor), compression, sparse_as_dense)
+    if num_groups:
+        warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    names = name_parameters([group["params"] for group in optimizer.param_groups], named_parameters)
+    held = list(_parameters(optimizer))
+    grouped = [[parameter] for parameter in held] if groups is None else _group(held, names, groups)
+
+    base = type(optimizer)
+    wrapped = _new(type(base.__name__, (_Distributed, base), {"__module__": base.__module__, "__doc__": base.__doc__}))
+    # A learning-rate scheduler has put a `step` of its own on the instance, which would go round ours.
+    vars(wrapped).update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    wrapped._alone = default.size() == 1
+    wrapped._synchronized, wrapped._should_synchronize = False, True
+    wrapped._reducer = Reducer(names, grouped, backward_passes_per_step, how, attach=not wrapped._alone)
+    return wrapped
+
+
+def _new(made: type) -> _Distributed:
+    instance: _Distributed = made.__new__(made)
+    return instance
+
+
+def _group(
+    held: list[Parameter], names: dict[Parameter, str], groups: int | Iterable[Iterable[Parameter]]
+) -> list[list[Parameter]]:
+    """Form groups that are equal on all ranks, whatever order each rank has its parameters in."""
+    trained = [parameter for parameter in held if parameter.requires_grad]
+    place = {name: index for index, name in enumerate(broadcast_object([names[p] for p in held], 0))}
+    missing = [names[parameter] for parameter in held if names[parameter] not in place]
+    if missing:
+        raise ValueError(f"rank 0 does not have the parameters {', '.join(missing)} that this rank has")
+
+    def by_place(parameter: Parameter) -> int:
+        return place[names[parameter]]
+
+    trained.sort(key=by_place)
+    chosen = even_groups(trained, groups) if isinstance(groups, int) else explicit_groups(trained, groups)
+    frozen = [[parameter] for parameter in held if not parameter.requires_grad]
+    return [sorted(group, key=by_place) for group in chosen] + frozen
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -1,0 +1,194 @@
+"""Reduces a model's gradients while the backward pass still computes others."""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from farandole.core.compression import Compressor
+from farandole.core.gradients import Passes, Scaling
+from farandole.core.handle import Handle
+from farandole.errors import InvalidRequest
+from farandole.torch.ops import allreduce_async_, grouped_allreduce_async_
+from farandole.torch.sparse import sparse_allreduce_async
+
+__all__ = ["Reducer", "Reduction"]
+
+Parameter = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How every gradient is reduced."""
+
+    op: int
+    scaling: Scaling
+    compression: Compressor[torch.Tensor]
+    sparse_as_dense: bool
+
+
+class Reducer:
+    """Starts an allreduce for each gradient, or group of gradients, as soon as it has accumulated.
+
+    Gradients are reduced in place and must be left alone from the backward pass until `finish`. Parameters keep no
+    reference to the reducer: when it goes, its hooks go with it. With `attach` False, nothing is hooked.
+    """
+
+    def __init__(
+        self,
+        names: dict[Parameter, str],
+        groups: Sequence[Sequence[Parameter]],
+        passes: int,
+        how: Reduction,
+        attach: bool = True,
+    ) -> None:
+        self._names, self._groups, self._how = names, [list(group) for group in groups], how
+        self._attach = attach
+        self._passes = Passes(self._groups, passes)
+        self._pending: list[Callable[[], None]] = []
+        self._sparse: set[Parameter] = set()
+        self._hooks: dict[Parameter, RemovableHandle] = {}
+        # Not at exit: the hooks die with the process anyway.
+        weakref.finalize(self, _remove_hooks, self._hooks).atexit = False
+        self.watch()
+
+    @property
+    def started(self) -> bool:
+        """Whether a gradient has come since the last `finish` or `reset`."""
+        return self._passes.started
+
+    def add(self, parameters: Sequence[Parameter], names: dict[Parameter, str]) -> None:
+        """Take more parameters, each reduced on its own."""
+        self._names = self._names | names
+        self._groups += [[parameter] for parameter in parameters]
+        self.set_passes(self._passes.per_step)
+
+    def set_passes(self, passes: int) -> None:
+        """Reduce after this many backward passes, and forget what was counted."""
+        self._passes = Passes(self._groups, passes)
+        self._pending.clear()
+        self.watch()
+
+    def watch(self) -> None:
+        """Hook the parameters that require a gradient and are not hooked yet."""
+        if not self._attach:
+            return
+        reducer = weakref.ref(self)
+        for parameter in self._names:
+            if parameter.requires_grad and parameter not in self._hooks:
+                self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(partial(_accumulated, reducer))
+
+    def accumulated(self, parameter: Parameter) -> None:
+        """Count one backward pass of `parameter`, and start what is due."""
+        group = self._passes.add(parameter)
+        if group:
+            self._start(group)
+
+    def finish(self, parameters: Iterable[Parameter]) -> None:
+        """Reduce all gradients of `parameters`, also those that did not come on this rank, which count as zeros.
+
+        Blocks until every rank has taken part. Raises the first failure, when no gradient is written to any more.
+        """
+        failed: Exception | None = None
+        try:
+            for group in self._passes.rest(p for p in parameters if p.requires_grad or p.grad is not None):
+                self._start(group)
+            for complete in self._pending:
+                try:
+                    complete()
+                except Exception as error:
+                    failed = failed or error
+        finally:
+            self.reset()
+        if failed is not None:
+            raise failed
+        self.watch()
+
+    def reset(self) -> None:
+        """Forget what was counted and started."""
+        self._passes.reset()
+        self._pending.clear()
+
+    def _start(self, group: Sequence[Parameter]) -> None:
+        gradients = [self._gradient(parameter) for parameter in group]
+        first = group[0]
+        if gradients[0].is_sparse:
+            summed = sparse_allreduce_async(gradients[0], self._names[first], self._how.op)
+            self._pending.append(partial(_complete_sparse, first, summed))
+            return
+        # A channels-last gradient is not contiguous; what is reduced then is a copy.
+        packed = [self._how.compression.compress(gradient.contiguous()) for gradient in gradients]
+        tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
+        wait: Callable[[], Sequence[torch.Tensor]]
+        scaling = self._how.scaling
+        if len(group) == 1:
+            handle = allreduce_async_(
+                tensors[0], None, self._names[first], self._how.op, scaling.prescale, scaling.postscale
+            )
+            wait = partial(_wait_for_one, handle)
+        else:
+            wait = grouped_allreduce_async_(
+                tensors, None, self._names[first], self._how.op, scaling.prescale, scaling.postscale
+            ).wait
+        self._pending.append(partial(_complete, gradients, wait, contexts, self._how.compression))
+
+    def _gradient(self, parameter: Parameter) -> torch.Tensor:
+        """Return what is reduced: the gradient, made dense if asked, or zeros where none came on this rank."""
+        gradient = parameter.grad
+        if gradient is None:
+            # Others may have one. If it was sparse before, theirs is sparse again.
+            gradient = torch.zeros_like(parameter, requires_grad=False)
+            parameter.grad = gradient.to_sparse(1) if parameter in self._sparse else gradient
+        elif gradient.requires_grad:
+            raise InvalidRequest(
+                self._names[parameter],
+                "the gradient requires a gradient itself (backward(create_graph=True)) and cannot be reduced in place",
+            )
+        elif gradient.is_sparse and self._how.sparse_as_dense:
+            parameter.grad = gradient.to_dense()
+        elif gradient.is_sparse:
+            self._refuse_sparse_in_group(parameter)
+            self._sparse.add(parameter)
+        assert parameter.grad is not None
+        return parameter.grad
+
+    def _refuse_sparse_in_group(self, parameter: Parameter) -> None:
+        if any(len(group) > 1 and any(member is parameter for member in group) for group in self._groups):
+            raise InvalidRequest(
+                self._names[parameter],
+                "a sparse gradient cannot be reduced in a group; pass sparse_as_dense=True or leave it out of groups",
+            )
+
+
+def _accumulated(reducer: "weakref.ref[Reducer]", parameter: Parameter) -> None:
+    alive = reducer()
+    if alive is not None:
+        alive.accumulated(parameter)
+
+
+def _remove_hooks(hooks: dict[Parameter, RemovableHandle]) -> None:
+    for hook in hooks.values():
+        hook.remove()
+
+
+def _wait_for_one(handle: Handle[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return (handle.wait(),)
+
+
+def _complete(
+    gradients: Sequence[torch.Tensor],
+    wait: Callable[[], Sequence[torch.Tensor]],
+    contexts: Sequence[object],
+    compression: Compressor[torch.Tensor],
+) -> None:
+    for gradient, reduced, ctx in zip(gradients, wait(), contexts, strict=True):
+        result = compression.decompress(reduced, ctx)
+        if result is not gradient:
+            gradient.copy_(result)
+
+
+def _complete_sparse(parameter: Parameter, wait: Callable[[], torch.Tensor]) -> None:
+    parameter.grad = wait()

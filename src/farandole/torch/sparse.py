@@ -1,0 +1,42 @@
+"""Sparse tensors: an allreduce made of two allgathers."""
+
+from collections.abc import Callable
+
+import torch
+
+from farandole.core import default
+from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.reduction import Average, Sum
+from farandole.errors import InvalidRequest
+from farandole.torch.ops import allgather_async
+
+__all__ = ["sparse_allreduce_async"]
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Start adding (op=Sum) or averaging (op=Average) sparse tensors over all ranks; ranks may differ in entries.
+
+    Never blocks. Returns a function to call once for the sparse result, which waits until every rank has asked;
+    entries of several ranks at one place are added up when it is coalesced.
+    """
+    shown = name or "sparse_allreduce"
+    if op not in (Average, Sum):
+        raise InvalidRequest(shown, "a sparse tensor can be reduced with op=Average or op=Sum only")
+    if tensor.layout is not torch.sparse_coo:
+        raise InvalidRequest(shown, f"expected a sparse COO tensor, got layout {tensor.layout}")
+    # Entries at one place may come twice, also from one rank: coalescing once here is cheaper than on every rank.
+    mine = tensor.detach().coalesce()
+    # Indices are gathered by entry, so the entries must be the first dimension.
+    indices = allgather_async(mine.indices().t().contiguous(), None if name is None else f"{name}.indices", process_set)
+    values = allgather_async(mine.values().contiguous(), None if name is None else f"{name}.values", process_set)
+
+    def result() -> torch.Tensor:
+        gathered = values.wait()
+        if op == Average:
+            exact = gathered.is_floating_point()
+            gathered = gathered.div(default.size(), rounding_mode=None if exact else "trunc")
+        return torch.sparse_coo_tensor(indices.wait().t(), gathered, tensor.size(), check_invariants=True)
+
+    return result

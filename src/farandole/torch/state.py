@@ -1,0 +1,121 @@
+"""Makes the ranks start alike: sends one rank's parameters and optimizer state to the others."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+
+from farandole.core import default
+from farandole.core.handle import Handle
+from farandole.core.objects import broadcast_object
+from farandole.torch.adapter import DTYPES
+from farandole.torch.ops import broadcast_async_
+
+__all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
+
+
+def broadcast_parameters(
+    params: Mapping[str, object] | list[torch.Tensor] | list[tuple[str, torch.Tensor]], root_rank: int
+) -> None:
+    """Overwrite tensors with those of rank `root_rank`: a state_dict, or a list of tensors or (name, tensor) pairs.
+
+    Blocks until all of the root's tensors are here. Raises `ValueError` for other types. Values of a state_dict that
+    are no tensors stay as they are, with a warning.
+    """
+    if isinstance(params, Mapping):
+        pairs = sorted(params.items())
+    elif isinstance(params, list):
+        pairs = [item if isinstance(item, tuple) else (str(place), item) for place, item in enumerate(params)]
+    else:
+        raise ValueError(f"invalid params of type: {type(params).__name__}; pass a state_dict or a list")
+    others = [name for name, value in pairs if not isinstance(value, torch.Tensor)]
+    if others and isinstance(params, list):
+        raise ValueError(f"params must hold tensors; {', '.join(others)} are none")
+    if others:
+        warnings.warn(f"{', '.join(others)}: no tensors, not broadcast; use broadcast_object", stacklevel=2)
+    _broadcast([(name, value) for name, value in pairs if isinstance(value, torch.Tensor)], root_rank, "parameter")
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Give the optimizer the state and the options that the one on rank `root_rank` has; types are kept.
+
+    Blocks until the root's state is here. The root's optimizer is left as it is. Nothing has to be in the
+    others' state before it: `model`, which Horovod needs to make a first state, is not looked at. Raises `ValueError`
+    for LBFGS, whose state is not one per parameter.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    tensors: list[torch.Tensor] = []
+    skeleton = None
+    if default.rank() == root_rank:
+        skeleton = _take_tensors(optimizer.state_dict(), tensors)
+    skeleton, kinds = broadcast_object(
+        (skeleton, [(tensor.shape, tensor.dtype) for tensor in tensors]), root_rank, "optimizer_state"
+    )
+    if default.rank() != root_rank:
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
+    _broadcast([(str(place), tensor) for place, tensor in enumerate(tensors)], root_rank, "optimizer_state")
+    if default.rank() != root_rank:
+        optimizer.load_state_dict(_put_tensors(skeleton, tensors))
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """Where a tensor was taken out of a state."""
+
+    place: int
+
+
+def _take_tensors(value: object, tensors: list[torch.Tensor]) -> object:
+    """Return a copy of `value` with holes for its tensors, which are added to `tensors`."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Hole(len(tensors) - 1)
+    return _map_items(value, lambda item: _take_tensors(item, tensors))
+
+
+def _put_tensors(value: object, tensors: list[torch.Tensor]) -> object:
+    """Return a copy of `value` with its holes filled."""
+    if isinstance(value, _Hole):
+        return tensors[value.place]
+    return _map_items(value, lambda item: _put_tensors(item, tensors))
+
+
+def _map_items(value: object, change: Callable[[object], object]) -> object:
+    if isinstance(value, dict):
+        changed = copy(value)
+        changed.update((key, change(item)) for key, item in value.items())
+        return changed
+    if isinstance(value, list):
+        return [change(item) for item in value]
+    if isinstance(value, tuple):
+        items = [change(item) for item in value]
+        # A named tuple takes its items one by one.
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def _broadcast(pairs: list[tuple[str, torch.Tensor]], root: int, prefix: str) -> None:
+    """Broadcast all tensors at once; those the engine cannot write in place go through a copy."""
+    underway: list[tuple[torch.Tensor, torch.Tensor, Handle[torch.Tensor]]] = []
+    for name, tensor in pairs:
+        plain = tensor.detach()
+        whole = plain.resolve_conj().resolve_neg().contiguous()
+        # The engine moves bytes: a dtype it cannot reduce is sent as such.
+        sent = whole if whole.dtype in DTYPES else whole.reshape(-1).view(torch.uint8)
+        underway.append((plain, whole, broadcast_async_(sent, root, f"{prefix}.{name}")))
+    failed: Exception | None = None
+    for plain, whole, handle in underway:
+        try:
+            handle.wait()
+        except Exception as error:
+            failed = failed or error
+            continue
+        if whole.data_ptr() != plain.data_ptr():
+            plain.copy_(whole)
+    if failed is not None:
+        raise failed
