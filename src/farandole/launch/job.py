@@ -66,10 +66,10 @@ class Job:
         """Take note that `rank` has ended, well if `failure` is None; from any thread."""
         self._ends.put((rank, failure))
 
-    def wait(self) -> None:
-        """Wait for all ranks to end well; raises the `RankFailed` of the rank that failed first.
+    def wait(self) -> Failure | None:
+        """Wait for all ranks to end well, or for the first to fail: gives the failure that brought the others.
 
-        Returns at the first failure, while other ranks may still run; Ctrl-C interrupts it."""
+        Other ranks may still run when it returns a failure; Ctrl-C interrupts it."""
         failures: list[Failure] = []
         settled: float | None = None
         for _ in self.places:
@@ -82,9 +82,7 @@ class Job:
                 settled = settled or time.monotonic() + SETTLE.total_seconds()
                 if failure.killed:
                     break
-        if failures:
-            first = culprit(failures)
-            raise first.error() from first.cause
+        return culprit(failures) if failures else None
 
     def stop(self, grace: timedelta = GRACE) -> None:
         """End all ranks, SIGTERM first, and wait until nothing of them is left; a second Ctrl-C kills at once."""
@@ -139,8 +137,8 @@ def run_command(
     environment: Mapping[str, str],
     on_line: OnLine,
     binding: Binding = "none",
-) -> None:
-    """Run `command` as every rank and wait for all of them; raises the `RankFailed` of the one that failed first."""
+) -> Failure | None:
+    """Run `command` as every rank, wait for all of them, and give the first failure, if any; nothing is left then."""
     with open_job(num_proc, environment, binding=binding) as job:
 
         def ended(process: RankProcess) -> None:
@@ -153,7 +151,7 @@ def run_command(
                 command, place.env, rank=place.rank, on_line=on_line, cores=place.cores, on_exit=ended
             )
         )
-        job.wait()
+        return job.wait()
 
 
 def _variables(rank: int, size: int, rendezvous: str, secret: bytes, job: str) -> dict[str, str]:

@@ -106,7 +106,9 @@ class _Call:
                 return call
 
             job.start(start)
-            job.wait()
+            failure = job.wait()
+            if failure is not None:
+                raise failure.error() from failure.cause
             return [call.value() for call in calls]
 
 

@@ -1,0 +1,201 @@
+"""The options of `farandole run`: our settings, and Horovod's names for them."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, NoReturn
+
+from farandole.config import Config, Setting
+from farandole.errors import ConfigError
+
+__all__ = ["Given", "add_horovod_options", "add_setting_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """An option for a setting whose name does not say it."""
+
+    setting: str
+    value: str | None = None  # what the option means, when it takes no value
+    unit: str = ""  # written behind its value before that is read
+
+
+ALIASES: Mapping[str, Alias] = {
+    "--fusion-threshold-mb": Alias("fusion_threshold", unit="MiB"),
+    "--timeline-filename": Alias("timeline"),
+    "--no-timeline-mark-cycles": Alias("timeline_mark_cycles", "no"),
+    "--no-stall-check": Alias("stall_check_disable", "yes"),
+    "--stall-check": Alias("stall_check_disable", "no"),
+    "--stall-check-warning-time-seconds": Alias("stall_check_time"),
+    "--stall-check-shutdown-time-seconds": Alias("stall_shutdown_time"),
+    "--network-interface": Alias("interface"),
+    "--network-interfaces": Alias("interface"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Options of horovodrun that do nothing here, or cannot be done, and why."""
+
+    why: str
+    flags: tuple[str, ...]
+    values: int = 0
+
+
+_BY_TOPOLOGY = "the algorithm is chosen by size and topology"
+_NO_TUNING = "nothing is tuned while training runs"
+_NO_ELASTIC = "elastic training is not there yet"
+_NO_SSH = "ranks cannot be started on other machines yet"
+_BY_LOGGING = "the format is that of Python's logging"
+
+IGNORED: Sequence[Foreign] = (
+    Foreign("the checks are not cached", ("--disable-cache",)),
+    Foreign("the engine wakes by event, there is no cycle", ("--cycle-time-ms",), 1),
+    Foreign(_BY_TOPOLOGY, ("--hierarchical-allreduce", "--no-hierarchical-allreduce")),
+    Foreign(_BY_TOPOLOGY, ("--hierarchical-allgather", "--no-hierarchical-allgather")),
+    Foreign(_BY_TOPOLOGY, ("--torus-allreduce", "--no-torus-allreduce")),
+    Foreign(_NO_TUNING, ("--autotune", "--no-autotune")),
+    Foreign(_NO_TUNING, ("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"), 1),
+    Foreign(_NO_TUNING, ("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), 1),
+    Foreign("MPI is not used", ("--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp")),
+    Foreign("NCCL is not used", ("--num-nccl-streams",), 1),
+    Foreign("the waiting thread does the work itself; see --binding", ("--thread-affinity",), 1),
+    Foreign("see --collective-timeout and --start-timeout", ("--gloo-timeout-seconds",), 1),
+    Foreign("there is one controller", ("--gloo",)),
+    Foreign(_BY_LOGGING, ("--log-with-timestamp", "--log-without-timestamp")),
+    Foreign(_BY_LOGGING, ("--log-hide-timestamp", "--no-log-hide-timestamp")),
+)
+
+REFUSED: Sequence[Foreign] = (
+    Foreign("give the options themselves, or set their FARANDOLE_ variables", ("--config-file",), 1),
+    Foreign(_NO_SSH, ("-p", "--ssh-port", "-i", "--ssh-identity-file"), 1),
+    Foreign(_NO_ELASTIC, ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"), 1),
+    Foreign(_NO_ELASTIC, ("--elastic-timeout", "--reset-limit", "--host-discovery-script"), 1),
+    Foreign(_NO_ELASTIC, ("--blacklist-cooldown-range",), 2),
+    Foreign("ranks are started by farandole itself, not by mpirun", ("--mpi",)),
+    Foreign("ranks are started by farandole itself, not by mpirun", ("--mpi-args",), 1),
+    Foreign("ranks are started by farandole itself, not by mpirun; see --binding", ("--binding-args",), 1),
+    Foreign("ranks are started by farandole itself, not by jsrun", ("--jsrun",)),
+)
+
+
+class Given(argparse.Namespace):
+    """What was written on the command line of `farandole run`."""
+
+    num_proc: int | None
+    hosts: str | None
+    hostfile: str | None
+    binding: Literal["none", "cores"]
+    output_filename: str | None
+    timestamp: bool
+    verbose: bool
+    check_build: bool
+    command: list[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings: dict[str, str] = {}  # by the setting's name, as its environment variable spells it
+        self.ignored: list[str] = []  # a sentence each
+
+
+def add_setting_options(group: argparse._ArgumentGroup) -> None:
+    """Give each setting of `Config` its option, and the options by which Horovod's users know some of them."""
+    settings = {setting.name: setting for setting in Config.settings()}
+    for setting in settings.values():
+        flag = f"--{setting.name.replace('_', '-')}"
+        _add_setting(group, flag, setting, Alias(setting.name, "yes" if setting.kind == "flag" else None))
+    for flag, alias in ALIASES.items():
+        _add_setting(group, flag, settings[alias.setting], alias, hidden=True)
+
+
+def add_horovod_options(parser: argparse.ArgumentParser) -> None:
+    """Accept the options of horovodrun that do nothing here, and refuse the others by name, each with the reason."""
+    for foreign in IGNORED:
+        parser.add_argument(*foreign.flags, action=_Ignore, why=foreign.why, nargs=foreign.values)
+    for foreign in REFUSED:
+        parser.add_argument(*foreign.flags, action=_Refuse, why=foreign.why, nargs=foreign.values)
+
+
+def _add_setting(
+    group: argparse._ArgumentGroup, flag: str, setting: Setting, alias: Alias, *, hidden: bool = False
+) -> None:
+    text = setting.help if setting.default is None else f"{setting.help} (default: {_shown(setting)})"
+    group.add_argument(
+        flag,
+        action=_Set,
+        setting=setting,
+        alias=alias,
+        nargs=None if alias.value is None else 0,
+        metavar=setting.kind.upper(),
+        help=argparse.SUPPRESS if hidden else text.replace("%", "%%"),
+    )
+
+
+def _shown(setting: Setting) -> str:
+    if isinstance(setting.default, timedelta):
+        return f"{setting.default.total_seconds():g} s"
+    if isinstance(setting.default, bool):
+        return "yes" if setting.default else "no"
+    return str(setting.default)
+
+
+class _Set(argparse.Action):
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        setting: Setting,
+        alias: Alias,
+        nargs: int | None,
+        metavar: str,
+        help: str,
+    ) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=nargs, metavar=metavar, help=help)
+        self._setting, self._alias = setting, alias
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        text = f"{values}{self._alias.unit}" if self._alias.value is None else self._alias.value
+        if self._setting.name == "interface" and "," in text:
+            parser.error(f"{option_string}: name one interface, got {text!r}")
+        try:
+            value = self._setting.parse(text, option_string)
+        except ConfigError as error:
+            parser.error(str(error))
+        assert isinstance(namespace, Given)
+        namespace.settings[self._setting.name] = self._setting.spell(value)
+
+
+class _Foreign(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, why: str, nargs: int) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=nargs, help=argparse.SUPPRESS)
+        self.why = why
+
+
+class _Ignore(_Foreign):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(namespace, Given)
+        namespace.ignored.append(f"{option_string} has no effect: {self.why}")
+
+
+class _Refuse(_Foreign):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        parser.error(f"{option_string} is not supported: {self.why}")
