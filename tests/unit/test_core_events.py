@@ -20,6 +20,15 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     assert first.path != resumed.path
 
 
+def test_large_steps_and_long_names(tmp_path: Path) -> None:
+    with EventFile(tmp_path) as events:
+        events.scalars({"x" * 300: -1.5}, step=2**40)
+    seen = EventAccumulator(str(tmp_path)).Reload()
+    assert [(point.step, point.value) for point in seen.Scalars("x" * 300)] == [(2**40, -1.5)]
+    with pytest.raises(ValueError, match="must be >= 0"), EventFile(tmp_path) as events:
+        events.scalars({"loss": 1.0}, step=-1)
+
+
 def test_nothing_is_added_after_close(tmp_path: Path) -> None:
     with EventFile(tmp_path) as events:
         pass

@@ -10,9 +10,8 @@ from farandole.data import ArrowShard, Column, ColumnFacts, Loader, StepsPlan, a
 from farandole.errors import DataError
 
 
-def write(path: Path, batches: list[pa.RecordBatch], *, stream: bool = False) -> Path:
-    new = pa.ipc.new_stream if stream else pa.ipc.new_file
-    with new(path, batches[0].schema) as writer:
+def write(path: Path, batches: list[pa.RecordBatch]) -> Path:
+    with pa.ipc.new_file(path, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return path
@@ -34,10 +33,9 @@ def open_column(shard: ArrowShard, name: str) -> Column:
     return shard.column(name, agree_on_column([shard.facts(name)]))
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_rows_of_several_chunks_come_in_the_order_asked(tmp_path: Path, stream: bool) -> None:
+def test_rows_of_several_chunks_come_in_the_order_asked(tmp_path: Path) -> None:
     batches = [some_rows(0, 7), some_rows(7, 0), some_rows(7, 1), some_rows(8, 30).slice(2, 20)]
-    shard = ArrowShard(write(tmp_path / "rows", batches, stream=stream))
+    shard = ArrowShard(write(tmp_path / "rows", batches))
     held = np.array([*range(8), *range(10, 30)])
     assert shard.rows == len(held)
     rows = np.random.default_rng(0).permutation(len(held))[:19]
@@ -119,7 +117,7 @@ def test_compressed_values_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_shard_has_no_rows_and_no_fault(tmp_path: Path) -> None:
-    shard = ArrowShard(write(tmp_path / "rows", [some_rows(0, 0)], stream=True))
+    shard = ArrowShard(write(tmp_path / "rows", [some_rows(0, 0)]))
     seen = [shard.facts("pixels"), facts(2, lengths=(5000, 5000))]
     column = shard.column("pixels", agree_on_column(seen))
     plan = StepsPlan(rows=(0, 2), batch_size=1)

@@ -1,7 +1,7 @@
 """Rows to ranks: every row exactly once per epoch, the same number of steps on every rank."""
 
 from farandole.data.loader import Batch, Loader
-from farandole.data.shard import ArrowShard, Column, ColumnFacts, agree_on_column
+from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, agree_on_column
 from farandole.data.sharding import StepsPlan
 from farandole.data.shuffle import permutation
 from farandole.data.split import validation_mask
@@ -12,6 +12,7 @@ __all__ = [
     "Column",
     "ColumnFacts",
     "Loader",
+    "Number",
     "StepsPlan",
     "agree_on_column",
     "permutation",

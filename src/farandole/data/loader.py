@@ -24,7 +24,7 @@ class Batch:
 class Loader:
     """Batches of the rows `rows` of a shard, as the plan says.
 
-    With a seed each epoch has its own order, which is a function of (seed, epoch, rank); without one rows come as listed.
+    With a seed each epoch has its own order, a function of (seed, epoch, rank); without one rows come as listed.
     """
 
     columns: Mapping[str, Column]
@@ -44,5 +44,5 @@ class Loader:
             order = self.rows[permutation(len(self.rows), seed=self.seed, epoch=epoch, shard=self.rank)]
         for step in range(self.plan.steps):
             first, last = self.plan.bounds(self.rank, step)
-            taken = {name: column.take(order[first:last]) for name, column in self.columns.items()} if last > first else {}
+            taken = {name: column.take(order[first:last]) for name, column in self.columns.items()}
             yield Batch(taken, last - first, self.plan.weight(self.rank, step))

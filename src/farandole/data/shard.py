@@ -79,7 +79,7 @@ class Column:
 
 
 class ArrowShard:
-    """An Arrow IPC file or stream, mapped into memory; nothing is read until rows are taken.
+    """An uncompressed Arrow IPC file, mapped into memory; nothing is read until rows are taken.
 
     Raises `DataError` for a column that is absent or of a type that no tensor holds.
     """
@@ -87,8 +87,7 @@ class ArrowShard:
     def __init__(self, path: Path) -> None:
         with pa.memory_map(str(path)) as mapped:
             self._whole = mapped.read_buffer()
-        is_file = self._whole.size >= 6 and self._whole.slice(0, 6).to_pybytes() == b"ARROW1"
-        with pa.ipc.open_file(self._whole) if is_file else pa.ipc.open_stream(self._whole) as reader:
+        with pa.ipc.open_file(self._whole) as reader:
             self._table: pa.Table = reader.read_all()
 
     @property

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard from a training function: `with EventFile(folder) as events: events.scalars({"loss": 0.3}, step)`."""
+"""Curves for TensorBoard: `with EventFile(folder) as events: events.scalars({"loss": 0.3}, step)`."""
 
 # The writer itself is in core, because the Spark estimators, which may not import integrations, write event files too.
 from farandole.core.events import EventFile

@@ -1,0 +1,118 @@
+"""The driver's progress display: a live table on a terminal, plain lines elsewhere."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+PLAIN_EVERY = 5.0  # seconds between two plain lines of a rank within an epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank is, as `farandole.spark.progress.Progress` tells it."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    rows_per_s: float
+    waited: float  # share of the time
+
+    @classmethod
+    def read(cls, message: Mapping[str, object]) -> "Place":
+        """Take the fields out of a message; raises `ValueError` when one is missing or no number."""
+        numbers: dict[str, float] = {}
+        for name in cls.__slots__:
+            value = message.get(name)
+            if not isinstance(value, (int, float)):
+                raise ValueError(f"a progress message without a number for {name}: {message!r}")
+            numbers[name] = value
+        counts = {name: int(numbers.pop(name)) for name in ("epoch", "epochs", "step", "steps")}
+        return cls(**counts, **numbers)  # type: ignore[arg-type]
+
+    def cells(self) -> list[str]:
+        """Spell each field for a reader."""
+        return [
+            f"{self.epoch}/{self.epochs}",
+            f"{self.step}/{self.steps}",
+            f"{self.loss:.4f}",
+            f"{self.rows_per_s:,.0f}",
+            f"{self.waited:.0%}",
+        ]
+
+
+HEADERS = ("epoch", "step", "loss", "rows/s", "waiting for data")
+
+
+class Display:
+    """Hears the messages of all ranks and shows them; pass `hear` as `on_message`.
+
+    Shows nothing until a rank reports progress. On a terminal the table stays below all other output; it needs the
+    context manager to end. Safe to call from several threads.
+    """
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self._title = title
+        self._console = console or Console()
+        self._places: dict[int, Place] = {}
+        self._live: Live | None = None
+        self._printed: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    def hear(self, rank: int, message: Mapping[str, object]) -> None:
+        """Show a message of kind "progress" or "epoch"; ignore others."""
+        with self._lock:
+            if message.get("kind") == "progress":
+                self._move(rank, Place.read(message))
+            elif message.get("kind") == "epoch":
+                self._console.print(_spell_epoch(message), highlight=False, markup=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._lock:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    def _move(self, rank: int, place: Place) -> None:
+        self._places[rank] = place
+        if not self._console.is_terminal:
+            self._print(rank, place)
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, refresh_per_second=4)
+            self._live.start()
+        self._live.update(self._table())
+
+    def _print(self, rank: int, place: Place) -> None:
+        now = time.monotonic()
+        if place.step == place.steps or now - self._printed.get(rank, 0.0) >= PLAIN_EVERY:
+            self._printed[rank] = now
+            epoch, step, loss, speed, waited = place.cells()
+            line = f"[{rank}] epoch {epoch} step {step} loss {loss} {speed} rows/s, {waited} waiting for data"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table(title=self._title, title_justify="left")
+        for header in ("rank", *HEADERS):
+            table.add_column(header, justify="right")
+        for rank, place in sorted(self._places.items()):
+            table.add_row(str(rank), *place.cells())
+        return table
+
+
+def _spell_epoch(message: Mapping[str, object]) -> str:
+    numbers = {name: value for name, value in message.items() if isinstance(value, (int, float))}
+    epoch, rows_per_s = numbers.pop("epoch"), numbers.pop("rows_per_s")
+    told = [f"{name} {value:.4f}" for name, value in numbers.items() if name not in ("steps", "seconds", "waited")]
+    return f"epoch {epoch:.0f}: {', '.join(told)}, {rows_per_s:,.0f} rows/s over all ranks"

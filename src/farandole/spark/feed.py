@@ -1,0 +1,108 @@
+"""Which columns of a DataFrame reach the ranks, and as what; settled from the schema alone, before any job."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StructType,
+)
+
+from farandole.errors import ConfigError, DataError
+
+# Names of the feed's own columns, which no user's column is likely to have.
+HASH = "__farandole_hash"
+VALIDATES = "__farandole_validates"
+
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_NUMBERS = (*_INTEGERS, FloatType, DoubleType, BooleanType)
+_HELD = "numbers, booleans, arrays of these and pyspark.ml vectors are held"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feed:
+    """The columns that ranks get; made by `plan_feed`."""
+
+    columns: tuple[str, ...]
+    schema: StructType
+    validation_col: str | None
+
+    def frame(self, rows: DataFrame, num_proc: int) -> DataFrame:
+        """Return the rows as the ranks get them: numbers only, evenly over `num_proc` partitions.
+
+        Each row carries a hash of its content, by which ranks put their rows in an order that does not depend on the
+        order in which Spark delivers them.
+        """
+        columns = [as_numbers(self.schema, name).alias(name) for name in self.columns]
+        extra = [F.xxhash64(*[as_numbers(self.schema, name) for name in self.columns]).alias(HASH)]
+        if self.validation_col is not None:
+            extra.append((_quoted(self.validation_col).cast("int") != 0).cast("tinyint").alias(VALIDATES))
+        return rows.select(*columns, *extra).repartition(num_proc)
+
+
+def plan_feed(schema: StructType, *, features: Sequence[str], labels: Sequence[str], validation: str | None) -> Feed:
+    """Choose the columns; `validation` names the column whose true rows validate.
+
+    Raises `ConfigError` without features or labels, `DataError` naming a column that is not there or whose type no
+    tensor holds.
+    """
+    for setting, names in (("feature_cols", features), ("label_cols", labels)):
+        if not names:
+            raise ConfigError(setting, "name at least one column")
+    columns = tuple(dict.fromkeys([*features, *labels]))
+    check_columns(schema, columns)
+    if validation is not None:
+        kind = _type_of(schema, validation)
+        if not isinstance(kind, (BooleanType, *_INTEGERS)):
+            raise DataError(validation, f"is {kind.simpleString()}; a validation column holds booleans or integers")
+        if validation in columns:
+            raise DataError(validation, "is the validation column, and a feature or label as well")
+    return Feed(columns=columns, schema=schema, validation_col=validation)
+
+
+def check_columns(schema: StructType, names: Sequence[str]) -> None:
+    """Raise `DataError` for a column that is not there or whose type no tensor holds."""
+    for name in names:
+        kind = _type_of(schema, name)
+        numbers = kind.elementType if isinstance(kind, ArrayType) else kind
+        if not isinstance(numbers, _NUMBERS) and not isinstance(kind, VectorUDT):
+            raise DataError(name, f"no tensor holds {kind.simpleString()}; {_HELD}")
+
+
+def as_numbers(schema: StructType, name: str) -> Column:
+    """Return the column as numbers or arrays of numbers: vectors become arrays of double, booleans 0 and 1."""
+    kind = _type_of(schema, name)
+    if isinstance(kind, VectorUDT):
+        return vector_to_array(_quoted(name))
+    if isinstance(kind, BooleanType):
+        return _quoted(name).cast("tinyint")
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, BooleanType):
+        return _quoted(name).cast("array<tinyint>")
+    return _quoted(name)
+
+
+def _type_of(schema: StructType, name: str) -> DataType:
+    for field in schema.fields:
+        if field.name == name:
+            return field.dataType
+    near = difflib.get_close_matches(name, schema.fieldNames(), 1, 0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise DataError(name, f"is not in the DataFrame, which has {', '.join(schema.fieldNames())}{hint}")
+
+
+def _quoted(name: str) -> Column:
+    # Without the quotes Spark reads a dot as the field of a struct.
+    return F.col("`" + name.replace("`", "``") + "`")

@@ -1,0 +1,236 @@
+"""The parameters that all estimators share: names and defaults that Horovod's users know, checked when they are set."""
+
+import difflib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Self, TypeVar
+
+from pyspark.ml.param import Param, Params
+
+from farandole.errors import ConfigError
+from farandole.spark.store import FilesystemStore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Parameters of horovod.spark that nothing here reads; a program that sets them means no harm.
+WITHOUT_MEANING: Mapping[str, str] = {
+    "partitions_per_process": "no Parquet is written",
+    "shuffle_buffer_size": "all of a rank's rows are shuffled",
+    "train_reader_num_workers": "rows are read from a memory map",
+    "val_reader_num_workers": "rows are read from a memory map",
+    "reader_pool_type": "rows are read from a memory map",
+    "inmemory_cache_all": "the page cache does it",
+    "compress_sparse_cols": "vectors travel as arrays",
+    "continuous_cols": "a column's type says it",
+    "categorical_cols": "a column's type says it",
+    "mp_start_method": "no reader processes are started",
+    "use_gpu": "ranks compute on the CPU",
+}
+
+# Parameters of horovod.spark that change what is learned: ignoring them would be silent damage.
+NOT_SUPPORTED: Mapping[str, str] = {
+    "backend": "set num_proc; ranks are the tasks of the DataFrame's own Spark session",
+    "sample_weight_col": "rows cannot be weighted yet; weight them in the loss",
+    "transformation_fn": "transform the DataFrame before fit",
+    "transformation_edit_fields": "transform the DataFrame before fit",
+    "transformation_removed_fields": "select the columns before fit",
+    "train_steps_per_epoch": "an epoch is every row once",
+    "validation_steps_per_epoch": "validation is every validation row once",
+    "gradient_compression": "gradients travel uncompressed",
+    "backward_passes_per_step": "raise batch_size instead",
+    "label_shapes": "a label takes its output's shape",
+    "data_module": "ranks read the DataFrame's rows",
+    "loss_constructors": "pass the loss function itself as loss",
+    "train_minibatch_fn": "write the training function and run it with HorovodRunner",
+    "callbacks": "write the training function and run it with HorovodRunner",
+}
+
+
+def at_least(name: str, least: int) -> Callable[[object], int]:
+    """Return a check for whole numbers."""
+
+    def check(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(name, f"must be a whole number >= {least}, got {value!r}")
+        return value
+
+    return check
+
+
+def names_of_columns(name: str) -> Callable[[object], list[str]]:
+    """Return a check for lists of column names."""
+
+    def check(value: object) -> list[str]:
+        names = list(value) if isinstance(value, (list, tuple)) else []
+        if not names or not all(isinstance(each, str) for each in names):
+            raise ConfigError(name, f"must be a list of column names, got {value!r}")
+        return names
+
+    return check
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError("shuffle", f"must be True or False, got {value!r}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigError("run_id", f"must be a text, got {value!r}")
+    return value
+
+
+def _validation(value: object) -> float | str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+        return float(value)
+    raise ConfigError("validation", f"must be a fraction in [0, 1) or the name of a column, got {value!r}")
+
+
+def _store(value: object) -> FilesystemStore:
+    if not isinstance(value, FilesystemStore):
+        raise ConfigError("store", f"must come from Store.create(...), got {value!r}")
+    return value
+
+
+def _verbose(value: object) -> int:
+    if value not in (0, 1, 2) or isinstance(value, bool):
+        raise ConfigError("verbose", f"must be 0 (quiet), 1 (progress) or 2 (all output of the ranks), got {value!r}")
+    return at_least("verbose", 0)(value)
+
+
+def param(name: str, doc: str, check: Callable[[object], T]) -> "Param[T]":
+    """Return a parameter whose values `check` makes right, or refuses with `ConfigError`."""
+    return Param(Params._dummy(), name, doc, typeConverter=check)
+
+
+class EstimatorParams(Params):
+    """What an estimator is told; `set...` and `get...` for each parameter, as pyspark.ml does it.
+
+    Setters raise `ConfigError` for values that cannot be right.
+    """
+
+    num_proc = param("num_proc", "ranks; by default as many as Spark has slots", at_least("num_proc", 1))
+    feature_cols = param(
+        "feature_cols", "columns that the model takes, one input each", names_of_columns("feature_cols")
+    )
+    label_cols = param("label_cols", "columns that the loss compares outputs with", names_of_columns("label_cols"))
+    validation = param("validation", "fraction of rows, or column whose true rows validate", _validation)
+    batch_size = param("batch_size", "rows per step and rank", at_least("batch_size", 1))
+    val_batch_size = param("val_batch_size", "the same in validation; batch_size", at_least("val_batch_size", 1))
+    epochs = param("epochs", "how often every row is learned, all fits of the run together", at_least("epochs", 1))
+    shuffle = param("shuffle", "another order of a rank's rows in each epoch", _flag)
+    random_seed = param("random_seed", "of orders, split and ranks; random", at_least("random_seed", 0))
+    store = param("store", "where checkpoints and logs are kept; nowhere", _store)
+    run_id = param("run_id", "name of the run in the store; fitting again resumes it", _text)
+    verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", _verbose)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(batch_size=32, epochs=1, shuffle=True, verbose=1)
+
+    def _value(self, param: "Param[T]") -> T | None:
+        # Values given to fit(df, {param: value}) come past the setters, so they are checked here.
+        if not self.isDefined(param):
+            return None
+        value = self.getOrDefault(param)
+        return None if value is None else param.typeConverter(value)
+
+    def _required(self, param: "Param[T]") -> T:
+        value = self._value(param)
+        if value is None:
+            raise ConfigError(param.name, f"is not set: {param.doc}")
+        return value
+
+    def setNumProc(self, value: int | None) -> Self:
+        return self._set(num_proc=value)
+
+    def getNumProc(self) -> int | None:
+        return self._value(self.num_proc)
+
+    def setFeatureCols(self, value: Sequence[str]) -> Self:
+        return self._set(feature_cols=value)
+
+    def getFeatureCols(self) -> list[str]:
+        return self._required(self.feature_cols)
+
+    def setLabelCols(self, value: Sequence[str]) -> Self:
+        return self._set(label_cols=value)
+
+    def getLabelCols(self) -> list[str]:
+        return self._required(self.label_cols)
+
+    def setValidation(self, value: float | str | None) -> Self:
+        return self._set(validation=value)
+
+    def getValidation(self) -> float | str | None:
+        return self._value(self.validation)
+
+    def setBatchSize(self, value: int) -> Self:
+        return self._set(batch_size=value)
+
+    def getBatchSize(self) -> int:
+        return self._required(self.batch_size)
+
+    def setValBatchSize(self, value: int | None) -> Self:
+        return self._set(val_batch_size=value)
+
+    def getValBatchSize(self) -> int:
+        return self._value(self.val_batch_size) or self.getBatchSize()
+
+    def setEpochs(self, value: int) -> Self:
+        return self._set(epochs=value)
+
+    def getEpochs(self) -> int:
+        return self._required(self.epochs)
+
+    def setShuffle(self, value: bool) -> Self:
+        return self._set(shuffle=value)
+
+    def getShuffle(self) -> bool:
+        return self._required(self.shuffle)
+
+    def setRandomSeed(self, value: int | None) -> Self:
+        return self._set(random_seed=value)
+
+    def getRandomSeed(self) -> int | None:
+        return self._value(self.random_seed)
+
+    def setStore(self, value: FilesystemStore | None) -> Self:
+        return self._set(store=value)
+
+    def getStore(self) -> FilesystemStore | None:
+        return self._value(self.store)
+
+    def setRunId(self, value: str | None) -> Self:
+        return self._set(run_id=value)
+
+    def getRunId(self) -> str | None:
+        return self._value(self.run_id)
+
+    def setVerbose(self, value: int) -> Self:
+        return self._set(verbose=value)
+
+    def getVerbose(self) -> int:
+        return self._required(self.verbose)
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
+    """Warn of arguments that mean nothing any more, by name; raise `ConfigError` for all others."""
+    known = sorted(known)
+    ignored = []
+    for name in names:
+        if name in WITHOUT_MEANING:
+            ignored.append(f"{name} ({WITHOUT_MEANING[name]})")
+        elif name in NOT_SUPPORTED:
+            raise ConfigError(name, f"is not supported: {NOT_SUPPORTED[name]}")
+        else:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(name, f"no such parameter; {hint}the parameters are {', '.join(known)}")
+    if ignored:
+        log.warning("these parameters have no effect: %s", "; ".join(ignored))

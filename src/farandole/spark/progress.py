@@ -1,0 +1,41 @@
+"""What a rank tells the driver's progress display while it trains."""
+
+import time
+
+from farandole.spark.logs import send
+
+REPORT_EVERY = 0.25  # seconds between two messages of a rank
+
+
+class Progress:
+    """Counts a rank's steps and tells the driver a few times per second where it is; never blocks.
+
+    `HorovodRunner` and the estimators show it. Outside a Spark job nobody listens, and nothing happens.
+    """
+
+    def __init__(self, *, epochs: int, steps: int, epoch: int = 0) -> None:
+        """Plan for `steps` steps in each of `epochs` epochs, of which `epoch` are done already."""
+        if steps < 1:
+            raise ValueError(f"steps must be >= 1, got {steps}")
+        self._epochs, self._steps = epochs, steps
+        self._epoch, self._step = epoch + 1, 0
+        self._rows = 0
+        self._waited = 0.0
+        self._since = time.perf_counter()  # rows and waiting are counted from here
+        self._loss = float("nan")
+
+    def step(self, *, rows: int, loss: float | None = None, waited: float = 0.0) -> None:
+        """Count one finished step of `rows` rows, `waited` seconds of which went into waiting for data."""
+        if self._step == self._steps:
+            self._epoch, self._step = self._epoch + 1, 0
+        self._step += 1
+        self._rows += rows
+        self._waited += waited
+        self._loss = self._loss if loss is None else loss
+        now = time.perf_counter()
+        passed = now - self._since
+        if passed >= REPORT_EVERY or self._step == self._steps:
+            message = {"epoch": self._epoch, "epochs": self._epochs, "step": self._step, "steps": self._steps}
+            rates = {"rows_per_s": self._rows / passed, "waited": self._waited / passed}
+            send("progress", message | {"loss": self._loss} | rates)
+            self._rows, self._waited, self._since = 0, 0.0, now

@@ -1,0 +1,1 @@
+"""What the ranks of an estimator run, one module per framework."""

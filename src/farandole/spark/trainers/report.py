@@ -1,0 +1,75 @@
+"""What an epoch came to: means over all rows, speed, and rank 0's curves."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from farandole.core.events import EventFile
+from farandole.spark.store import FilesystemStore
+from farandole.spark.trainers.checkpoint import Record
+
+
+class Meter:
+    """Sums up an epoch on this rank, and then over all ranks."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._rows = 0
+        self._sums = [0.0] * len(names)
+        self._waited = 0.0
+        self._started = time.perf_counter()
+        self.wait = 0.0  # seconds that the last batch was waited for
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for data."""
+        before = time.perf_counter()
+        yield
+        self.wait = time.perf_counter() - before
+        self._waited += self.wait
+
+    def add(self, rows: int, means: Sequence[float]) -> None:
+        """Add a batch, given the mean of each value over its rows."""
+        self._rows += rows
+        self._sums = [total + rows * mean for total, mean in zip(self._sums, means, strict=True)]
+
+    def over_ranks(self, sum_over_ranks: Callable[[list[float]], list[float]], size: int) -> tuple[Record, Record]:
+        """Return the means over the rows of all ranks, and the time they took. A collective."""
+        seconds = time.perf_counter() - self._started
+        *sums, rows, seconds, waited = sum_over_ranks([*self._sums, float(self._rows), seconds, self._waited])
+        means = {name: total / rows for name, total in zip(self._names, sums, strict=True)}
+        return means, {"seconds": seconds / size, "rows_per_s": rows * size / seconds, "waited": waited / seconds}
+
+
+class Curves:
+    """Rank 0's TensorBoard file, in the store; a remote store gets a copy after each epoch."""
+
+    def __init__(self, store: FilesystemStore, run_id: str) -> None:
+        self._store, self._folder = store, store.get_logs_path(run_id)
+        self._here = None if store.is_local else tempfile.TemporaryDirectory(prefix="farandole-events-")
+        self._events = EventFile(Path(self._here.name if self._here else self._folder))
+
+    def add_step(self, loss: float, step: int) -> None:
+        """Add the loss of one of rank 0's batches."""
+        self._events.scalars({"train/batch_loss": loss}, step)
+
+    def add_epoch(self, record: Mapping[str, float], step: int) -> None:
+        """Add an epoch's values, and let readers see all that was added so far."""
+        points = {"train/rows_per_s": record["rows_per_s"], "train/waiting_for_data_percent": 100 * record["waited"]}
+        for name, value in record.items():
+            if name.startswith("val_"):
+                points[f"validation/{name.removeprefix('val_')}"] = value
+            elif name not in ("epoch", "steps", "seconds", "rows_per_s", "waited"):
+                points[f"train/{name}"] = value
+        self._events.scalars(points, step)
+        self._events.flush()
+        if self._here is not None:
+            self._store.upload(Path(self._here.name), self._folder)
+
+    def close(self) -> None:
+        """Close the file; a remote store keeps the copy of the last epoch that was finished."""
+        self._events.close()
+        if self._here is not None:
+            self._here.cleanup()

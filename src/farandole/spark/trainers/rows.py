@@ -1,0 +1,80 @@
+"""A rank's rows as the feed left them: agreed on between ranks, split, and planned."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from farandole.data import ArrowShard, Loader, StepsPlan, agree_on_column, validation_mask
+from farandole.errors import DataError
+from farandole.spark.feed import HASH, VALIDATES
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsWanted:
+    """What the estimator asks of the rows; the same on every rank."""
+
+    columns: tuple[str, ...]
+    validation: float | None  # fraction of rows; None: those that the validation column chose, if there is one
+    validation_col: bool
+    batch_size: int
+    val_batch_size: int
+    shuffle: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """One rank's share, in batches."""
+
+    train: Loader
+    validate: Loader | None
+    kinds: Mapping[str, str]  # column -> "float32[64]", for the log
+
+
+class Gather(Protocol):
+    """An all-gather of small objects: every rank's, in rank order."""
+
+    def __call__(self, obj: T, /) -> list[T]: ...
+
+
+def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: Gather) -> Rows:
+    """Open this rank's file and agree with the other ranks, through two calls of `gather`, on what an epoch is.
+
+    Raises `DataError`, the same on every rank, for nulls, ragged arrays, and when no row is left to train on.
+    """
+    shard = ArrowShard(path)
+    extra = [HASH, VALIDATES] if wanted.validation_col else [HASH]
+    seen = gather([shard.facts(name) for name in (*wanted.columns, *extra)])
+    widths, kinds = {}, {}
+    for facts in zip(*seen, strict=True):
+        width = agree_on_column(facts)
+        widths[facts[0].name] = width
+        kinds[facts[0].name] = facts[0].dtype if width is None else f"{facts[0].dtype}[{width}]"
+
+    everything = np.arange(shard.rows)
+    hashes = shard.column(HASH, None).take(everything).astype(np.int64, copy=False)
+    # By content, not by arrival: Spark may deliver the same rows in another order when it evaluates them again.
+    order = np.argsort(hashes, kind="stable")
+    if wanted.validation_col:
+        validates = shard.column(VALIDATES, None).take(everything) != 0
+    else:
+        validates = validation_mask(hashes, fraction=wanted.validation or 0.0, seed=seed)
+    parts = order[~validates[order]], order[validates[order]]
+
+    counts = gather([len(part) for part in parts])
+    train_rows, val_rows = (tuple(count[part] for count in counts) for part in (0, 1))
+    if not sum(train_rows):
+        raise DataError(wanted.columns[0], f"all {sum(val_rows)} rows validate; none is left to train on")
+    columns = {name: shard.column(name, widths[name]) for name in wanted.columns}
+    train_plan = StepsPlan(rows=train_rows, batch_size=wanted.batch_size)
+    val_plan = StepsPlan(rows=val_rows, batch_size=wanted.val_batch_size)
+    order_seed = seed if wanted.shuffle else None
+    return Rows(
+        train=Loader(columns=columns, rows=parts[0], plan=train_plan, rank=rank, seed=order_seed),
+        validate=Loader(columns=columns, rows=parts[1], plan=val_plan, rank=rank, seed=None) if sum(val_rows) else None,
+        kinds={name: kinds[name] for name in wanted.columns},
+    )

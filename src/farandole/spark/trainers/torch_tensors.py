@@ -1,0 +1,83 @@
+"""Columns as the tensors that a PyTorch model takes, and its outputs as columns; the same in training and transform."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from farandole.data import Number
+from farandole.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One of a model's outputs: its type, "float32" for example, and the shape of one row."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Output":
+        """Describe what the model gave for a batch."""
+        return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """How feature columns become the model's inputs: one tensor per column, cast to the type of the parameters."""
+
+    columns: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...] | None  # -1 first, for the rows
+    dtype: torch.dtype
+
+    def tensor(self, index: int, values: NDArray[Number]) -> Tensor:
+        """Return one input; raises `DataError` for integers that the type cannot hold and shapes that do not fit."""
+        name, numbers = self.columns[index], torch.from_numpy(values)
+        cast = numbers.to(self.dtype)
+        if numbers.dtype in (torch.int32, torch.int64) and not torch.equal(cast.to(numbers.dtype), numbers):
+            raise DataError(name, f"holds integers that {spell(self.dtype)} cannot hold; number them from 0")
+        if self.shapes is None:
+            return cast
+        try:
+            return cast.reshape(len(values), *self.shapes[index][1:])
+        except RuntimeError as error:
+            row = list(values.shape[1:])
+            raise DataError(name, f"rows of shape {row} do not fit input shape {self.shapes[index]}") from error
+
+
+def dtype_of(model: torch.nn.Module) -> torch.dtype:
+    """Return the type that inputs are cast to: that of the first parameter that is trained."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            return parameter.dtype
+    raise ConfigError("model", "has no parameters to train")
+
+
+def spell(dtype: torch.dtype) -> str:
+    """Return the type's name without the module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def outputs_of(given: object, labels: Sequence[str]) -> list[Tensor]:
+    """Return what a model gave as one tensor per label column; raises `ConfigError` when it gave something else."""
+    all_given = list(given) if isinstance(given, (tuple, list)) else [given]
+    outputs = [each for each in all_given if isinstance(each, Tensor)]
+    if len(outputs) != len(labels) or len(outputs) != len(all_given):
+        kinds = ", ".join(type(each).__name__ for each in all_given)
+        raise ConfigError("model", f"gives {kinds}; label_cols {list(labels)} need one tensor each")
+    return outputs
+
+
+def fit_label(label: NDArray[np.generic], output: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a label as the loss takes it: integers stay int64, other numbers become `dtype`.
+
+    A label with as many numbers as the output takes its shape and type: a loss would spread (rows,) against (rows, 1)
+    over rows x rows, and refuse integers.
+    """
+    tensor = torch.from_numpy(label)
+    if tensor.numel() == output.numel():
+        return tensor.reshape(output.shape).to(output.dtype)
+    return tensor.to(dtype if tensor.is_floating_point() else torch.int64)

@@ -1,0 +1,93 @@
+"""A fitted model as a Spark ML transformer: adds a column of predictions per label."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
+
+import pandas as pd
+from pyspark.ml import Model
+from pyspark.ml.param import Param, Params
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import pandas_udf
+
+from farandole.errors import DataError
+from farandole.spark.feed import as_numbers, check_columns
+from farandole.spark.params import names_of_columns
+
+_PREDICTED = "__farandole_predicted"
+
+
+class DataFrameModel(Model, Params):
+    """What an estimator's `fit` returns; `transform` keeps all columns and adds `<label>__output` for each label."""
+
+    feature_columns = Param(
+        Params._dummy(), "feature_columns", "columns that the model takes", names_of_columns("feature_columns")
+    )
+    label_columns = Param(
+        Params._dummy(), "label_columns", "columns that it was trained on", names_of_columns("label_columns")
+    )
+    output_cols = Param(
+        Params._dummy(), "output_cols", "columns that transform adds, one per label", names_of_columns("output_cols")
+    )
+
+    def __init__(
+        self,
+        *,
+        feature_columns: Sequence[str],
+        label_columns: Sequence[str],
+        history: Sequence[Mapping[str, float]],
+        run_id: str,
+    ) -> None:
+        super().__init__()
+        self._history, self._run_id = [dict(record) for record in history], run_id
+        self._set(feature_columns=feature_columns, label_columns=label_columns)
+        self._setDefault(output_cols=[f"{label}__output" for label in label_columns])
+
+    @abstractmethod
+    def _predictor(
+        self, names: Sequence[str]
+    ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
+        """Return what gives the columns `names` for batches of feature columns, and their Spark types."""
+
+    def setFeatureColumns(self, value: Sequence[str]) -> Self:
+        return self._set(feature_columns=value)
+
+    def getFeatureColumns(self) -> list[str]:
+        names: list[str] = self.getOrDefault(self.feature_columns)
+        return list(names)
+
+    def getLabelColumns(self) -> list[str]:
+        names: list[str] = self.getOrDefault(self.label_columns)
+        return list(names)
+
+    def setOutputCols(self, value: Sequence[str]) -> Self:
+        return self._set(output_cols=value)
+
+    def getOutputCols(self) -> list[str]:
+        names: list[str] = self.getOrDefault(self.output_cols)
+        return list(names)
+
+    def getHistory(self) -> list[dict[str, float]]:
+        """Return what each epoch came to: "epoch", "loss", "val_loss", "seconds", "rows_per_s", ..."""
+        return [dict(record) for record in self._history]
+
+    def getRunId(self) -> str:
+        return self._run_id
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        features, names = self.getFeatureColumns(), self.getOutputCols()
+        check_columns(dataset.schema, features)
+        for name in names:
+            if name in dataset.columns:
+                raise DataError(name, "is in the DataFrame already; choose other names with setOutputCols")
+        predictor, types = self._predictor(names)
+        schema = ", ".join(f"`{name}` {kind}" for name, kind in zip(names, types, strict=True))
+
+        def predict(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
+            return predictor(batches)
+
+        udf = pandas_udf(predict, schema)  # type: ignore[call-overload]
+        predicted = dataset.withColumn(_PREDICTED, udf(*[as_numbers(dataset.schema, name) for name in features]))
+        outputs = [F.col(_PREDICTED).getField(name).alias(name) for name in names]
+        return predicted.select(*[column for column in predicted.columns if column != _PREDICTED], *outputs)
