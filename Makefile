@@ -1,0 +1,46 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-native lint fmt bench check tsan asan clean
+
+BIN := .venv/bin
+CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
+ARGS ?=
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:  ## make .venv and build farandole into it; does only what has changed
+	@tools/setup.sh
+
+demo:  ## train on two Spark tasks and show what happens (needs Java 17 or newer)
+	@tools/check_java.sh
+	@tools/setup.sh
+	@$(BIN)/python -m examples.demo $(ARGS)
+
+test: test-native  ## run all tests; make test ARGS='-k name' runs some of the Python ones
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-native: setup  ## run the native tests
+	@tools/native.sh plain
+
+lint: setup  ## look for what is wrong without running it
+	@tools/lint.sh
+
+fmt: setup  ## format Python and C++
+	@$(BIN)/ruff check --select I --fix -q
+	@$(BIN)/ruff format
+	@$(BIN)/clang-format -i $(CXX_SOURCES)
+
+bench: setup  ## measure; writes bench/results
+	@tools/bench.sh
+
+check: lint test  ## all that has to pass before a merge
+
+tsan: setup  ## run the native tests under the thread sanitizer
+	@tools/native.sh thread
+
+asan: setup  ## run the native tests under the address sanitizer
+	@tools/native.sh address
+
+clean:  ## remove what was built; .venv stays
+	@rm -rf build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

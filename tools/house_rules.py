@@ -1,0 +1,80 @@
+"""The rules of this code base that no ready-made linter knows; prints each breach and exits 1 when there is one."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 60
+PACKAGE = Path("src/farandole")
+# Who may read the environment: settings and the place of a rank; who writes it for children may look at it too.
+ENVIRONMENT = (PACKAGE / "config.py", PACKAGE / "topology.py", PACKAGE / "launch", PACKAGE / "spark")
+NATIVE = (PACKAGE / "core",)
+VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")
+
+
+def breaches_in_any(path: Path, text: str) -> Iterator[str]:
+    lines = text.count("\n")
+    if lines > LONGEST_FILE:
+        yield f"{path}: {lines} lines, {LONGEST_FILE} are the most; split it by concept"
+    if path.stem in VAGUE_NAMES or path.parent.name in VAGUE_NAMES:
+        yield f"{path}: its name says nothing; name the concept"
+    for number, line in enumerate(text.splitlines(), 1):
+        # HACK(reason, until) is how debt is named.
+        if re.search(r"\b(TODO|FIXME|XXX)\b", line):
+            yield f"{path}:{number}: name the debt as HACK(reason, until), or pay it"
+
+
+def breaches_in_python(path: Path, text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > LONGEST_FUNCTION:
+                yield f"{path}:{node.lineno}: {node.name} has {lines} lines, {LONGEST_FUNCTION} are the most"
+        elif isinstance(node, ast.ExceptHandler):
+            broad = node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException")
+            if broad and all(isinstance(each, ast.Pass) for each in node.body):
+                yield f"{path}:{node.lineno}: swallows every exception"
+        elif isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and _is_os(node.value):
+            if not _within(path, ENVIRONMENT):
+                yield f"{path}:{node.lineno}: settings come from Config, the place of a rank from its context"
+        elif isinstance(node, ast.ImportFrom) and node.module == "farandole._native" and not _within(path, NATIVE):
+            yield f"{path}:{node.lineno}: only the core meets the native module"
+
+
+def breaches_in_native(path: Path, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(r"\bgetenv\s*\(", line):
+            yield f"{path}:{number}: the native core reads no environment; pass the setting in"
+        if path.parent.name != "bind" and re.search(
+            r'#include\s*[<"](Python\.h|nanobind|torch|tensorflow|cuda|mpi)', line
+        ):
+            yield f"{path}:{number}: the native core is built against nothing"
+
+
+def _is_os(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "os"
+
+
+def _within(path: Path, places: tuple[Path, ...]) -> bool:
+    return any(path == place or place in path.parents for place in places)
+
+
+def main() -> int:
+    """Check the whole tree."""
+    found: list[str] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        found += [*breaches_in_any(path, text), *breaches_in_python(path, text)]
+    for path in sorted([*Path("native").rglob("*.cc"), *Path("native").rglob("*.h")]):
+        text = path.read_text(encoding="utf-8")
+        found += [*breaches_in_any(path, text), *breaches_in_native(path, text)]
+    for each in found:
+        print(each, file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

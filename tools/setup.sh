@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Make .venv and build farandole into it. Does only what has changed since it ran last, so every other target calls it.
+#
+#   PYTHON=python3.12      the interpreter that .venv is made with (3.11 or newer)
+#   TORCH_INDEX=URL        where PyTorch comes from; https://pypi.org/simple brings the CUDA build
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly VENV=.venv
+readonly BIN=$VENV/bin
+readonly LOG=build/setup.log
+readonly CPU_INDEX=https://download.pytorch.org/whl/cpu
+
+say() { echo "setup: $*"; }
+die() {
+  echo "setup: $*" >&2
+  exit 1
+}
+
+# Runs a command with its output in the log; shows the end of the log when it fails.
+quietly() {
+  if ! "$@" >>"$LOG" 2>&1; then
+    tail -n 40 "$LOG" >&2
+    die "failed: $* (all of it: $LOG)"
+  fi
+}
+
+find_python() {
+  local each
+  for each in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    if "$each" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$each"
+      return
+    fi
+  done
+  die "Python 3.11 or newer is needed (looked for: ${PYTHON:-python3 python3.13 python3.12 python3.11}): install it, or name it: make setup PYTHON=/path/to/python3"
+}
+
+make_venv() {
+  [[ -x $BIN/python ]] && return
+  local python
+  python=$(find_python)
+  if ! "$python" -c 'import ensurepip' 2>/dev/null; then
+    die "$python cannot make virtual environments: install its venv module (Debian, Ubuntu: apt-get install python3-venv)"
+  fi
+  say "$VENV with $("$python" --version)"
+  quietly "$python" -m venv "$VENV"
+}
+
+check_compiler() {
+  local cxx=${CXX:-c++}
+  if ! command -v "$cxx" >/dev/null; then
+    die "there is no C++ compiler ($cxx): install one (Debian, Ubuntu: apt-get install g++), or name it in CXX"
+  fi
+  local probe='#include <barrier>
+#include <span>
+#include <stop_token>
+int main() { std::stop_source stop; return stop.stop_requested() ? 1 : 0; }'
+  if ! "$cxx" -std=c++20 -fsyntax-only -x c++ - <<<"$probe" 2>>"$LOG"; then
+    die "$cxx does not know C++20: install GCC 11 or Clang 16 or newer, or name one in CXX"
+  fi
+}
+
+# What builds the extension and may come with the system; what is missing or too old comes from PyPI.
+missing_build_tools() {
+  local major=0 minor=0
+  read -r major minor < <(cmake --version 2>/dev/null | sed -n 's/^cmake version \([0-9]*\)\.\([0-9]*\).*/\1 \2/p') || true
+  ((major > 3 || (major == 3 && minor >= 22))) || echo cmake
+  command -v ninja >/dev/null || echo ninja
+}
+
+install_torch() {
+  local version found index=${TORCH_INDEX:-}
+  version=$(sed -n 's/^torch==//p' constraints.txt)
+  if [[ -z $index && $(uname -s) == Linux ]]; then
+    # PyPI's build brings gigabytes of CUDA. pip may be configured to find a CPU build; else PyTorch's own index has one.
+    found=$("$BIN/pip" install --dry-run --no-deps --ignore-installed -q --report - "torch==$version" 2>>"$LOG") || true
+    [[ $found == *"$version+cpu"* ]] || index=$CPU_INDEX
+  fi
+  say "torch $version${index:+ from $index}"
+  quietly "$BIN/pip" install ${index:+--extra-index-url "$index"} "torch==$version"
+}
+
+install_all() {
+  local tools
+  install_torch
+  mapfile -t tools < <(missing_build_tools)
+  say "the other dependencies${tools[*]:+, ${tools[*]} among them}"
+  quietly "$BIN/pip" install -c constraints.txt scikit-build-core nanobind "${tools[@]}"
+  quietly "$BIN/pip" install -c constraints.txt --no-build-isolation -e ".[demo,dev]"
+}
+
+# The state of the files that a step depends on, as one line.
+state_of() {
+  find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
+}
+
+mkdir -p build
+exec 9>build/setup.lock
+flock 9 # one setup at a time
+: >"$LOG"
+make_venv
+dependencies="$(state_of pyproject.toml constraints.txt tools/setup.sh) ${TORCH_INDEX:-}"
+sources="$(state_of native CMakeLists.txt pyproject.toml)"
+readonly dependencies sources
+if [[ $(cat "$VENV/dependencies.stamp" 2>/dev/null) != "$dependencies" ]]; then
+  check_compiler
+  install_all
+  echo "$dependencies" >"$VENV/dependencies.stamp"
+  echo "$sources" >"$VENV/sources.stamp"
+elif [[ $(cat "$VENV/sources.stamp" 2>/dev/null) != "$sources" ]]; then
+  check_compiler
+  say "native code has changed: building it"
+  quietly "$BIN/pip" install --no-deps --no-build-isolation -e .
+  echo "$sources" >"$VENV/sources.stamp"
+fi
+tools/check_java.sh || say "everything but Spark works without Java"
