@@ -62,6 +62,9 @@ bool is_power_of_two(int value) { return (value & (value - 1)) == 0; }
 
 Scaling scaling_of(DType dtype, ReduceJob& job) {
   if (is_floating(dtype)) {
+    // The bf16 kernels count on zeros in the lower half of a NaN's payload; a caller's NaN may have anything there.
+    job.prescale = std::isnan(job.prescale) ? NAN : job.prescale;
+    job.postscale = std::isnan(job.postscale) ? NAN : job.postscale;
     // Dividing by a power of two and multiplying by its reciprocal give the same bits; only the latter is fast.
     if (is_power_of_two(job.divisor)) {
       job.postscale /= job.divisor;

@@ -19,25 +19,30 @@ struct Fp16 {
   }
 };
 
+// A pair of elements is one 32-bit lane: the odd element is its upper half and already an fp32 once the lower is cleared, the
+// even one is shifted up. Nothing has to cross lanes.
 struct Bf16 {
   using Stored = uint16_t;
   using Math = float;
-  using Lanes = RegisterOf<float, 32>;
-  static constexpr size_t kWidth = 8;
+  using Lanes = Twin<RegisterOf<float, 32>>;
+  static constexpr size_t kWidth = 16;
   static Lanes load(const uint16_t* from) {
-    const __m128i brains = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(brains), 16));
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+            _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000))))};
   }
   static void store(uint16_t* to, Lanes lanes) {
-    const __m256i bits = _mm256_castps_si256(lanes);
+    const __m256i even = _mm256_srli_epi32(rounded(lanes.even), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_blend_epi16(even, rounded(lanes.odd), 0xAA));
+  }
+
+ private:
+  // Nearest even in the upper half. A NaN here has zeros below, being made from bf16 values and the factors that reduce()
+  // lets in, and so the addition cannot carry it into an infinity or a zero.
+  static __m256i rounded(__m256 value) {
+    const __m256i bits = _mm256_castps_si256(value);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-    const __m256i quieted = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(lanes, lanes, _CMP_UNORD_Q));
-    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quieted, nan), 16);
-    // The pack works within 128-bit halves; the permutation brings its two useful quarters together.
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0b1000);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
+    return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
   }
 };
 

@@ -19,23 +19,28 @@ struct Fp16 {
   }
 };
 
-// Not vcvtneps2bf16: it flushes subnormals to zero, so the result would depend on the processor.
+// As in reduce_avx2.cc, which also says why NaN needs no care. Not vcvtneps2bf16: it flushes subnormals to zero, so the
+// result would depend on the processor.
 struct Bf16 {
   using Stored = uint16_t;
   using Math = float;
-  using Lanes = RegisterOf<float, 64>;
-  static constexpr size_t kWidth = 16;
+  using Lanes = Twin<RegisterOf<float, 64>>;
+  static constexpr size_t kWidth = 32;
   static Lanes load(const uint16_t* from) {
-    const __m256i brains = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(brains), 16));
+    const __m512i pairs = _mm512_loadu_si512(from);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))))};
   }
   static void store(uint16_t* to, Lanes lanes) {
-    const __m512i bits = _mm512_castps_si512(lanes);
+    const __m512i even = _mm512_srli_epi32(rounded(lanes.even), 16);
+    _mm512_storeu_si512(to, _mm512_mask_blend_epi16(0xAAAAAAAA, even, rounded(lanes.odd)));
+  }
+
+ private:
+  static __m512i rounded(__m512 value) {
+    const __m512i bits = _mm512_castps_si512(value);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-    const __mmask16 nan = _mm512_cmp_ps_mask(lanes, lanes, _CMP_UNORD_Q);
-    const __m512i kept = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+    return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
   }
 };
 

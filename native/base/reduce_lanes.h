@@ -70,6 +70,32 @@ struct And {
   }
 };
 
+template <class Combiner, class R>
+R combined(R a, R b) {
+  return Combiner::of(a, b);
+}
+
+// Two registers that act as one, for elements that are cheapest to widen as even and odd ones.
+template <class R>
+struct Twin {
+  R even, odd;
+};
+
+template <class R, class Math>
+Twin<R> operator*(Twin<R> lanes, Math factor) {
+  return {lanes.even * factor, lanes.odd * factor};
+}
+
+template <class R, class Math>
+Twin<R> operator/(Twin<R> lanes, Math divisor) {
+  return {lanes.even / divisor, lanes.odd / divisor};
+}
+
+template <class Combiner, class R>
+Twin<R> combined(Twin<R> a, Twin<R> b) {
+  return {Combiner::of(a.even, b.even), Combiner::of(a.odd, b.odd)};
+}
+
 // Codec: `Stored` is the element in memory, `Math` the type of one lane, `Lanes` the register, `kWidth` its elements;
 // `load` and `store` convert between kWidth elements at any address and a register.
 template <class Codec, class Combiner, Scaling kScaling>
@@ -115,7 +141,7 @@ struct Loop {
     for (size_t s = 1; s < job.source_count; ++s) {
       source = static_cast<const Stored*>(job.sources[s]) + at;
       for (size_t r = 0; r < kRegisters; ++r) {
-        sums[r] = Combiner::of(sums[r], first(Codec::load(source + r * kWidth), factors));
+        sums[r] = combined<Combiner>(sums[r], first(Codec::load(source + r * kWidth), factors));
       }
     }
     Stored* dst = static_cast<Stored*>(job.dst) + at;
@@ -129,7 +155,8 @@ struct Loop {
   static void pair(const Stored* a, const Stored* b, Stored* dst, const Factors& factors) {
     Lanes sums[kRegisters];
     for (size_t r = 0; r < kRegisters; ++r) {
-      sums[r] = Combiner::of(first(Codec::load(a + r * kWidth), factors), first(Codec::load(b + r * kWidth), factors));
+      sums[r] = combined<Combiner>(first(Codec::load(a + r * kWidth), factors),
+                                   first(Codec::load(b + r * kWidth), factors));
     }
     for (size_t r = 0; r < kRegisters; ++r) {
       Codec::store(dst + r * kWidth, last(sums[r], factors));
@@ -144,7 +171,7 @@ struct Loop {
     Lanes sum = first(Codec::load(padded), factors);
     for (size_t s = 1; s < job.source_count; ++s) {
       __builtin_memcpy(padded, static_cast<const Stored*>(job.sources[s]) + at, bytes);
-      sum = Combiner::of(sum, first(Codec::load(padded), factors));
+      sum = combined<Combiner>(sum, first(Codec::load(padded), factors));
     }
     Codec::store(padded, last(sum, factors));
     __builtin_memcpy(static_cast<Stored*>(job.dst) + at, padded, bytes);

@@ -322,6 +322,26 @@ void test_floats_by_hand() {
   CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x6800, 0x3C00, 0x3C00}), 0x6801);
 }
 
+// Every bfloat16 alone and beside another, and the factor whose payload would round to zero.
+void test_nan_payloads() {
+  std::vector<uint16_t> all(65536);
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i] = static_cast<uint16_t>(i);
+  }
+  const std::vector<uint16_t> zeros(all.size());
+  const double factor = std::bit_cast<double>(UINT64_MAX);
+  for (const Reduction& reduction : {Reduction{}, Reduction{.op = ReduceOp::Max}, Reduction{.prescale = factor},
+                                     Reduction{.postscale = factor}, Reduction{.postscale = 1.5}}) {
+    std::vector<uint16_t> result(all.size());
+    const void* const sources[] = {all.data(), zeros.data()};
+    reduce(DType::BFloat16, reduction, result.data(), sources, all.size());
+    for (size_t i = 0; i < all.size(); ++i) {
+      const bool nan = std::isnan(bf16_to_fp32(all[i])) || std::isnan(reduction.prescale + reduction.postscale);
+      check::equal(std::isnan(bf16_to_fp32(result[i])), nan, "bfloat16 " + std::to_string(i));
+    }
+  }
+}
+
 void test_scale() {
   std::vector<float> floats{1, -2, 3};
   scale(DType::Float32, 0.5, floats.data(), floats.size());
@@ -371,6 +391,7 @@ int main() {
     CHECK_EQ(std::string(simd_level()), level);
     test_integers_by_hand();
     test_floats_by_hand();
+    test_nan_payloads();
     test_scale();
   }
   test_what_is_refused();
