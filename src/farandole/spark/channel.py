@@ -81,9 +81,10 @@ class TaskEnd:
                 return
             with connection:
                 self._ready.wait()
-                if self._orders is not None:
-                    fds = [] if self._orders.shard_fd is None else [self._orders.shard_fd]
-                    socket.send_fds(connection, [json.dumps({"env": dict(self._orders.env)}).encode()], fds)
+                if self._orders is None:
+                    return  # closed before all tasks had met
+                fds = [] if self._orders.shard_fd is None else [self._orders.shard_fd]
+                socket.send_fds(connection, [json.dumps({"env": dict(self._orders.env)}).encode()], fds)
                 while record := connection.recv(LARGEST_RECORD):
                     self._hear(record)
         except OSError as error:

@@ -73,7 +73,7 @@ class Display:
             if message.get("kind") == "progress":
                 self._move(rank, Place.read(message))
             elif message.get("kind") == "epoch":
-                self._console.print(_spell_epoch(message), highlight=False, markup=False)
+                self._console.print(_spell_epoch(message), highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         return self

@@ -22,10 +22,7 @@ from pyspark.sql.types import (
 )
 
 from farandole.errors import ConfigError, DataError
-
-# Names of the feed's own columns, which no user's column is likely to have.
-HASH = "__farandole_hash"
-VALIDATES = "__farandole_validates"
+from farandole.spark.trainers.rows import HASH, VALIDATES
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, BooleanType)

@@ -9,9 +9,12 @@ import numpy as np
 
 from farandole.data import ArrowShard, Loader, StepsPlan, agree_on_column, validation_mask
 from farandole.errors import DataError
-from farandole.spark.feed import HASH, VALIDATES
 
 T = TypeVar("T")
+
+# Names of the feed's own columns, which no user's column is likely to have.
+HASH = "__farandole_hash"
+VALIDATES = "__farandole_validates"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

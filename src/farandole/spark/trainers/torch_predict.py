@@ -38,14 +38,16 @@ class Predictor:
             predict = self._load()
             ModelCache.add(self.key, predict)
         for batch in batches:
-            values = [self._array(index, series) for index, series in enumerate(batch)]
             rows = len(batch[0])
+            if rows == 0:
+                continue
+            values = [self._array(index, series) for index, series in enumerate(batch)]
             parts = [
                 predict([column[first : first + ROWS_AT_ONCE] for column in values])
                 for first in range(0, rows, ROWS_AT_ONCE)
             ]
-            columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else []
-            yield pd.DataFrame({name: list(column) for name, column in zip(self.names, columns, strict=False)})
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            yield pd.DataFrame({name: list(column) for name, column in zip(self.names, columns, strict=True)})
 
     def _load(self) -> Predict:
         model: torch.nn.Module = cloudpickle.loads(self.model)

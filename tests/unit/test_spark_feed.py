@@ -1,0 +1,68 @@
+"""Which columns are refused, from the schema alone: no Spark session is started here."""
+
+import pytest
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from farandole.errors import ConfigError, DataError
+from farandole.spark.feed import plan_feed
+
+SCHEMA = StructType(
+    [
+        StructField("pixels", ArrayType(FloatType())),
+        StructField("vector", VectorUDT()),
+        StructField("age", DoubleType()),
+        StructField("label", LongType()),
+        StructField("held out", BooleanType()),
+        StructField("name", StringType()),
+        StructField("price", DecimalType(10, 2)),
+        StructField("day", DateType()),
+        StructField("deep", ArrayType(ArrayType(FloatType()))),
+        StructField("vectors", ArrayType(VectorUDT())),
+        StructField("words", ArrayType(StringType())),
+    ]
+)
+
+
+def test_each_column_is_fed_once() -> None:
+    feed = plan_feed(SCHEMA, features=["pixels", "vector", "age"], labels=["label", "pixels"], validation="held out")
+    assert feed.columns == ("pixels", "vector", "age", "label")
+    assert feed.validation_col == "held out"
+
+
+@pytest.mark.parametrize("name", ["name", "price", "day", "deep", "vectors", "words"])
+def test_a_type_that_no_tensor_holds_is_named(name: str) -> None:
+    with pytest.raises(DataError, match=f"column '{name}': no tensor holds (string|decimal|date|array)"):
+        plan_feed(SCHEMA, features=[name], labels=["label"], validation=None)
+
+
+def test_a_missing_column_is_named_with_its_neighbor() -> None:
+    with pytest.raises(DataError, match=r"column 'Label': is not in the DataFrame.*did you mean 'label'\?"):
+        plan_feed(SCHEMA, features=["age"], labels=["Label"], validation=None)
+
+
+@pytest.mark.parametrize(
+    ("validation", "problem"), [("age", "holds booleans or integers"), ("label", "and a feature or label as well")]
+)
+def test_a_validation_column_must_be_one(validation: str, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        plan_feed(SCHEMA, features=["age"], labels=["label"], validation=validation)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "setting"), [([], ["label"], "feature_cols"), (["age"], [], "label_cols")]
+)
+def test_nothing_to_learn_from(features: list[str], labels: list[str], setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting}: name at least one column"):
+        plan_feed(SCHEMA, features=features, labels=labels, validation=None)
