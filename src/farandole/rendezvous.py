@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Protocol, Self, TypeVar, cast, runtime_checkable
 
 from farandole.errors import RendezvousError
-from farandole.handshake import Deadline, converse, handshake_steps, recv_frame, split_address
+from farandole.handshake import Deadline, converse, handshake_steps, new_secret, recv_frame, split_address
 from farandole.meeting import Answer, Caller, Meeting, read_answer
 from farandole.rendezvous_server import MAX_PAYLOAD, REQUEST, RendezvousServer, answer_limit
 from farandole.topology import JobEnvironment
@@ -47,6 +47,11 @@ class Rendezvous(Protocol):
     @property
     def generation(self) -> int: ...
 
+    @property
+    def secret(self) -> bytes:
+        """What only members of this job know; peers prove it to each other before they talk."""
+        ...
+
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
         """Give `payload` to all ranks and return everybody's in rank order.
 
@@ -66,6 +71,7 @@ class SoloRendezvous:
 
     def __init__(self, generation: int = 0) -> None:
         self.generation = generation
+        self.secret = new_secret()
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
         """Return `payload` alone; never blocks."""
@@ -83,7 +89,7 @@ class TcpRendezvous:
     def __init__(self, address: str, rank: int, size: int, secret: bytes, generation: int = 0) -> None:
         self.address, self.rank, self.size, self.generation = address, rank, size, generation
         self._host_and_port = split_address(address)
-        self._secret = secret
+        self.secret = secret
         self._round = 0
         self._closed = threading.Event()
 
@@ -131,7 +137,7 @@ class TcpRendezvous:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # Not `authenticate`: a server that is busy or starting breaks off, which is no reason to give up.
-            steps = handshake_steps(self._secret, me=caller.pack(), accept=False, where=self.address)
+            steps = handshake_steps(self.secret, me=caller.pack(), accept=False, where=self.address)
             converse(sock, steps, deadline)
         except BaseException:
             sock.close()
@@ -154,6 +160,7 @@ class ThreadRendezvous:
 
     def __init__(self, rank: int, hall: "_Hall") -> None:
         self.rank, self.size, self.generation = rank, hall.meeting.size, 0
+        self.secret = hall.secret
         self._hall = hall
         self._round = 0
 
@@ -193,6 +200,7 @@ class _Hall:
 
     def __init__(self, size: int) -> None:
         self.meeting = Meeting(size)
+        self.secret = new_secret()
         self.making = threading.Lock()
         self.shared: dict[str, object] = {}
         self._changed = threading.Condition()

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+
+/// The part of the DLPack 1.x C interface that is needed to look into a tensor. DLPack is a stable C ABI
+/// (github.com/dmlc/dlpack); declared here so that the build needs no framework's headers.
+namespace farandole::dlpack {
+
+struct Device {
+  int32_t type;  // 1 = CPU, 3 = pinned CPU memory
+  int32_t id;
+};
+inline constexpr int32_t kCpu = 1;
+inline constexpr int32_t kCpuPinned = 3;
+
+struct DataType {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+};
+enum Code : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6 };
+
+struct Tensor {
+  void* data;
+  Device device;
+  int32_t ndim;
+  DataType dtype;
+  int64_t* shape;
+  int64_t* strides;  // in elements; null when contiguous
+  uint64_t byte_offset;
+};
+
+struct ManagedTensor {
+  Tensor tensor;
+  void* context;
+  void (*deleter)(ManagedTensor*);
+};
+
+struct Version {
+  uint32_t major, minor;
+};
+
+/// What `type(tensor).__dlpack_c_exchange_api__` points to, from DLPack 1.3 on; only the last-but-one function is used.
+struct ExchangeApi {
+  Version version;
+  ExchangeApi* previous;
+  void* allocate;
+  void* managed_from_object;
+  void* managed_to_object;
+  /// Fills `out` with borrowed pointers, valid while the object lives unchanged. Returns 0, or -1 with a Python error set.
+  int (*tensor_from_object)(void* object, Tensor* out);
+  void* current_stream;
+};
+
+}  // namespace farandole::dlpack

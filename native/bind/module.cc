@@ -1,0 +1,251 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+#include "base/reduce.h"
+#include "bind/capture.h"
+#include "bind/dlpack.h"
+#include "engine/engine.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace farandole {
+namespace {
+
+constexpr std::chrono::milliseconds kSignalsEvery{50};  // how soon Ctrl-C ends a wait
+
+/// The one place where native errors become Python's: `farandole.errors` has a class per kind.
+nb::object python_error(const Error& error) {
+  const nb::module_ errors = nb::module_::import_("farandole.errors");
+  switch (error.kind) {
+    case ErrorKind::Invalid: return errors.attr("InvalidRequest")(error.name, error.reason);
+    case ErrorKind::Mismatch: return errors.attr("MismatchError")(error.name, error.asked, error.what_differs);
+    case ErrorKind::Timeout: return errors.attr("CollectiveTimeout")(error.name, nb::tuple(nb::cast(error.ranks)), error.waited);
+    case ErrorKind::PeerLost: return errors.attr("PeerLost")(error.name, error.rank, error.reason);
+    case ErrorKind::Closed: return errors.attr("EngineClosed")(error.reason);
+    case ErrorKind::Internal: break;
+  }
+  return nb::steal(PyObject_CallFunction(PyExc_RuntimeError, "s", error.what()));
+}
+
+void translate(const std::exception_ptr& raised, void*) {
+  try {
+    std::rethrow_exception(raised);
+  } catch (const Error& error) {
+    const nb::object instance = python_error(error);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
+  }
+}
+
+dlpack::DataType dlpack_type(DType dtype) {
+  const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
+  switch (dtype) {
+    case DType::Bool: return {dlpack::kBool, bits, 1};
+    case DType::BFloat16: return {dlpack::kBfloat, bits, 1};
+    case DType::Float16:
+    case DType::Float32:
+    case DType::Float64: return {dlpack::kFloat, bits, 1};
+    case DType::UInt8:
+    case DType::UInt16:
+    case DType::UInt32:
+    case DType::UInt64: return {dlpack::kUInt, bits, 1};
+    default: return {dlpack::kInt, bits, 1};
+  }
+}
+
+class Handle {
+ public:
+  Handle(std::shared_ptr<Engine> engine, OperationPtr operation)
+      : engine_(std::move(engine)), operation_(std::move(operation)) {}
+
+  bool done() const { return operation_->done(); }
+  const std::string& name() const { return operation_->request.name; }
+
+  void wait() {
+    for (bool done = operation_->done(); !done;) {
+      {
+        const nb::gil_scoped_release release;
+        done = engine_->wait(*operation_, kSignalsEvery);
+      }
+      if (!done && PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+    sweep_references();
+    if (operation_->error) throw *operation_->error;
+  }
+
+  /// The memory that the engine allocated, as an object for DLPack and the buffer protocol; None when there is none.
+  std::optional<nb::ndarray<nb::array_api>> result() {
+    wait();
+    if (!operation_->result) return std::nullopt;
+    const dlpack::DataType type = dlpack_type(operation_->request.dtype);
+    std::vector<size_t> shape(operation_->result_shape.begin(), operation_->result_shape.end());
+    auto* owner = new OperationPtr(operation_);
+    const nb::capsule capsule(owner, [](void* held) noexcept { delete static_cast<OperationPtr*>(held); });
+    return nb::ndarray<nb::array_api>(operation_->result->data(), shape.size(), shape.data(), capsule, nullptr,
+                         nb::dlpack::dtype{type.code, type.bits, type.lanes});
+  }
+
+  std::vector<int64_t> received_splits() {
+    wait();
+    return operation_->received_splits;
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  OperationPtr operation_;
+};
+
+/// Gives `operation` the memory that its result goes to. Collectives whose result has a size of its own may do without.
+void set_output(Operation& operation, const nb::object& output, const Captured& input) {
+  Request& request = operation.request;
+  const bool sized_by_plan = request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
+  if (output.is_none()) {
+    if (!sized_by_plan && request.kind != Kind::Barrier) throw Error::invalid(request.name, "an output tensor is needed");
+    operation.keep = input.owner;
+    return;
+  }
+  if (sized_by_plan) throw Error::invalid(request.name, "the engine allocates the output of " + std::string(name_of(request.kind)));
+  const Captured captured = capture(output, request.name);
+  if (captured.dtype != input.dtype || captured.shape != input.shape)
+    throw Error::invalid(request.name, "the output differs from the input in type or shape");
+  if (!captured.writable) throw Error::invalid(request.name, "its memory is read-only; pass a writable tensor");
+  operation.output = captured.data;
+  using Both = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
+  operation.keep = std::make_shared<Both>(input.owner, captured.owner);
+}
+
+struct Arguments {
+  int kind;
+  std::string name;
+  nb::object input;
+  nb::object output;
+  int op;
+  double prescale;
+  double postscale;
+  int root;
+  std::optional<std::vector<int64_t>> splits;
+  std::string group;
+  uint32_t group_size;
+  bool cacheable;
+};
+
+OperationPtr operation_of(Arguments&& arguments, int size) {
+  auto operation = std::make_shared<Operation>();
+  Request& request = operation->request;
+  request.name = std::move(arguments.name);
+  if (arguments.kind < 0 || arguments.kind >= kKinds) throw Error::invalid(request.name, "unknown kind of operation");
+  if (arguments.op < 0 || arguments.op > 5) throw Error::invalid(request.name, "unknown reduce op " + std::to_string(arguments.op));
+  request.kind = static_cast<Kind>(arguments.kind);
+  request.op = static_cast<ReduceOp>(arguments.op);
+  request.prescale = arguments.prescale;
+  request.postscale = arguments.postscale;
+  request.root = arguments.root;
+  if (arguments.splits) request.splits = std::move(*arguments.splits);
+  request.group = std::move(arguments.group);
+  request.group_size = arguments.group_size;
+  request.cacheable = arguments.cacheable;
+  if (request.kind != Kind::Barrier) {
+    Captured input = capture(arguments.input, request.name);
+    request.dtype = input.dtype;
+    request.shape = input.shape;
+    operation->input = input.data;
+    set_output(*operation, arguments.output, input);
+  }
+  validate(request, size);
+  return operation;
+}
+
+template <bool kWaits>
+Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name, nb::object input, nb::object output, int op,
+              double prescale, double postscale, int root, std::optional<std::vector<int64_t>> splits, std::string group,
+              uint32_t group_size, bool cacheable) {
+  sweep_references();
+  OperationPtr operation =
+      operation_of({kind, std::move(name), std::move(input), std::move(output), op, prescale, postscale, root,
+                    std::move(splits), std::move(group), group_size, cacheable},
+                   engine->size());
+  engine->submit(operation, !kWaits);
+  Handle handle(engine, std::move(operation));
+  if constexpr (kWaits) handle.wait();
+  return handle;
+}
+
+using RemoteTuple = std::tuple<int, int, int>;
+
+std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
+                                    const std::vector<RemoteTuple>& remotes, size_t fusion_threshold, size_t cache_capacity,
+                                    double spin, double timeout, bool trace) {
+  Wiring wiring{rank, size, std::move(local_ranks), std::move(segment), {}};
+  for (const auto& [peer, control, data] : remotes) wiring.remotes.push_back({peer, control, data});
+  const auto span = [](double seconds) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+  };
+  return std::make_shared<Engine>(std::move(wiring), EngineOptions{fusion_threshold, cache_capacity, span(spin), span(timeout), trace});
+}
+
+nb::dict stats_of(Engine& engine) {
+  const EngineStats stats = engine.stats();
+  nb::dict counters;
+  counters["operations"] = stats.operations;
+  counters["bundles"] = stats.bundles;
+  counters["bytes"] = stats.bytes;
+  counters["asked_by_number"] = stats.asked_by_number;
+  counters["asked_in_full"] = stats.asked_in_full;
+  counters["trace_dropped"] = engine.trace().dropped();
+  return counters;
+}
+
+nb::list trace_of(Engine& engine) {
+  nb::list events;
+  for (const TraceEvent& event : engine.trace().drain())
+    events.append(nb::make_tuple(event.name, event.phase, event.begin_ns, event.end_ns, event.bytes));
+  return events;
+}
+
+}  // namespace
+}  // namespace farandole
+
+NB_MODULE(_native, m) {
+  using namespace farandole;  // NOLINT: the module is made of this namespace
+  nb::register_exception_translator(translate);
+
+  nb::class_<Segment>(m, "Segment")
+      .def_static("create", &Segment::create, "ranks"_a, "slot_bytes"_a, "pair_rings"_a)
+      .def_static("attach", &Segment::attach, "fd"_a)
+      .def_prop_ro("fd", &Segment::fd)
+      .def_prop_ro("ranks", &Segment::ranks)
+      .def_prop_ro("slot_bytes", &Segment::slot_bytes);
+
+  nb::class_<Handle>(m, "Handle")
+      .def("done", &Handle::done)
+      .def("wait", &Handle::wait)
+      .def("result", &Handle::result)
+      .def("received_splits", &Handle::received_splits)
+      .def_prop_ro("name", &Handle::name);
+
+  nb::class_<Engine>(m, "Engine")
+      .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
+           "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a)
+      .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
+           "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "", "group_size"_a = 0,
+           "cacheable"_a = true)
+      .def("run", &submit<true>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
+           "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "", "group_size"_a = 0,
+           "cacheable"_a = true)
+      .def("shutdown", &Engine::shutdown, nb::call_guard<nb::gil_scoped_release>())
+      .def("stats", &stats_of)
+      .def("trace", &trace_of);
+
+  m.def("simd_level", &simd_level);
+}

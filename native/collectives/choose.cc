@@ -1,0 +1,46 @@
+#include "collectives/choose.h"
+
+#include "collectives/link_allgather.h"
+#include "collectives/link_allreduce.h"
+#include "collectives/link_alltoall.h"
+#include "collectives/link_barrier.h"
+#include "collectives/link_broadcast.h"
+#include "collectives/link_reducescatter.h"
+#include "collectives/shm_allreduce.h"
+#include "collectives/shm_exchange.h"
+
+namespace farandole {
+
+void World::allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
+  if (shared_) shm_allreduce(*shared_, pieces, dtype, reduction);
+  else link_allreduce(*links_, pieces, dtype, reduction);
+}
+
+void World::allgather(const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes) {
+  if (shared_) shm_allgather(*shared_, mine, out, bytes);
+  else link_allgather(*links_, {mine, bytes[static_cast<size_t>(links_->rank())]}, out, bytes);
+}
+
+void World::broadcast(std::span<const Piece> pieces, int root) {
+  if (shared_) shm_broadcast(*shared_, pieces, root);
+  else link_broadcast(*links_, pieces, root);
+}
+
+void World::alltoall(std::span<const std::byte* const> in, std::span<const size_t> send, std::span<std::byte* const> out,
+                     std::span<const size_t> receive, size_t longest) {
+  if (shared_) shm_alltoall(*shared_, in, send, out, receive, longest);
+  else link_alltoall(*links_, in, send, out, receive);
+}
+
+void World::reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
+                          const Reduction& reduction) {
+  if (shared_) shm_reducescatter(*shared_, in, out, counts, dtype, reduction);
+  else link_reducescatter(*links_, in, out, counts, dtype, reduction);
+}
+
+void World::barrier() {
+  if (shared_) shm_barrier(*shared_);
+  else link_barrier(*links_);
+}
+
+}  // namespace farandole

@@ -1,0 +1,20 @@
+#include "collectives/link_barrier.h"
+
+#include "collectives/link_exchange.h"
+
+namespace farandole {
+
+void link_barrier(Mesh& mesh) {
+  // After the step of distance d a rank has heard, through others, of the 2d - 1 ranks before it.
+  for (int distance = 1; distance < mesh.size(); distance *= 2) {
+    const int to = (mesh.rank() + distance) % mesh.size();
+    const int from = (mesh.rank() + mesh.size() - distance) % mesh.size();
+    std::byte token{1};
+    std::byte heard{};
+    Outgoing send{&mesh.link(to), &token, 1};
+    Incoming receive{&mesh.link(from), &heard, 1};
+    exchange(mesh, {&send, 1}, {&receive, 1});
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,137 @@
+#include "collectives/link_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+// One system call moves at most this much, so that both directions of all links take turns.
+constexpr size_t kTurn = 256 << 10;
+
+// How long a hung-up bystander may be just a peer that has finished and left before us.
+constexpr uint64_t kGraceNs = 200'000'000;
+
+}  // namespace
+
+bool Outgoing::push() {
+  const size_t sent = link->try_send({at, std::min(left, kTurn)});
+  at += sent;
+  left -= sent;
+  return sent != 0;
+}
+
+bool Incoming::pull() {
+  const size_t got = link->try_recv({at, std::min(left, kTurn)});
+  at += got;
+  left -= got;
+  return got != 0;
+}
+
+LinkWaiter::LinkWaiter(Mesh& mesh) : mesh_(mesh), waiter_(mesh.waiter()) {
+  fds_.reserve(static_cast<size_t>(mesh.size()));
+  for (int peer = 0; peer < mesh.size(); ++peer)
+    if (peer != mesh.rank()) fds_.push_back({mesh.link(peer).fd(), POLLRDHUP, 0});
+}
+
+void LinkWaiter::moved() {
+  waiter_.moved();
+  hung_up_since_ns_ = 0;
+}
+
+void LinkWaiter::want(int peer, bool reading, bool writing) {
+  pollfd& entry = fds_[static_cast<size_t>(peer < mesh_.rank() ? peer : peer - 1)];
+  entry.events = static_cast<short>(entry.events | (reading ? POLLIN : 0) | (writing ? POLLOUT : 0));
+}
+
+void LinkWaiter::pause() {
+  for (pollfd& entry : fds_) entry.revents = 0;
+  waiter_.pause(fds_);
+  look_for_lost();
+  for (pollfd& entry : fds_) entry.events = POLLRDHUP;
+}
+
+void LinkWaiter::look_for_lost() {
+  for (size_t i = 0; i < fds_.size(); ++i) {
+    // Reading finds the end by itself, after all that was sent before it.
+    if ((fds_[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0 || (fds_[i].events & POLLIN) != 0) continue;
+    const uint64_t now = now_ns();
+    if (hung_up_since_ns_ == 0) hung_up_since_ns_ = now;
+    if (now - hung_up_since_ns_ < kGraceNs) return;
+    const int peer = static_cast<int>(i) < mesh_.rank() ? static_cast<int>(i) : static_cast<int>(i) + 1;
+    throw Error::peer_lost("", peer, "closed the connection");
+  }
+}
+
+void exchange(Mesh& mesh, std::span<Outgoing> sends, std::span<Incoming> receives) {
+  LinkWaiter waiter(mesh);
+  for (;;) {
+    bool moved = false;
+    bool done = true;
+    for (Outgoing& out : sends) {
+      if (out.left == 0) continue;
+      moved |= out.push();
+      done &= out.left == 0;
+    }
+    for (Incoming& in : receives) {
+      if (in.left == 0) continue;
+      moved |= in.pull();
+      done &= in.left == 0;
+    }
+    if (done) return;
+    if (moved) {
+      waiter.moved();
+      continue;
+    }
+    for (const Outgoing& out : sends)
+      if (out.left != 0) waiter.want(out.link->peer(), false, true);
+    for (const Incoming& in : receives)
+      if (in.left != 0) waiter.want(in.link->peer(), true, false);
+    waiter.pause();
+  }
+}
+
+const std::byte* input_run(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging) {
+  const std::byte* run = nullptr;
+  bucket.for_each(offset, bytes, [&](const Piece& part, size_t done) {
+    if (part.bytes == bytes)
+      run = part.in;
+    else
+      std::memcpy(staging + done, part.in, part.bytes);
+  });
+  return run != nullptr ? run : staging;
+}
+
+const std::byte* output_run(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging) {
+  const std::byte* run = nullptr;
+  bucket.for_each(offset, bytes, [&](const Piece& part, size_t done) {
+    if (part.bytes == bytes)
+      run = part.out;
+    else
+      std::memcpy(staging + done, part.out, part.bytes);
+  });
+  return run != nullptr ? run : staging;
+}
+
+std::byte* output_place(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging) {
+  std::byte* place = staging;
+  bucket.for_each(offset, bytes, [&](const Piece& part, size_t) {
+    if (part.bytes == bytes) place = part.out;
+  });
+  return place;
+}
+
+void write_output(const Bucket& bucket, size_t offset, size_t bytes, const std::byte* run, const std::byte* staging) {
+  if (run != staging) return;
+  bucket.for_each(offset, bytes, [&](const Piece& part, size_t done) { std::memcpy(part.out, run + done, part.bytes); });
+}
+
+void copy_through(const Bucket& bucket) {
+  for (const Piece& piece : bucket.pieces())
+    if (piece.bytes != 0 && piece.in != piece.out) std::memcpy(piece.out, piece.in, piece.bytes);
+}
+
+}  // namespace farandole

@@ -1,0 +1,177 @@
+#include "collectives/link_segments.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace farandole {
+namespace {
+
+// Larger chunks fall out of the second-level cache between arrival and use, smaller ones pay more system calls.
+constexpr size_t kLargestChunk = 256 << 10;
+constexpr size_t kSmallestChunk = 16 << 10;
+constexpr size_t kArrivedBytes = 1 << 20;  // of one chunk from every peer, together
+
+// How many raw chunks a stream is ahead of the finished ones: enough for the peer to have reduced what it is to return.
+constexpr size_t kLead = 1;
+
+// Raw chunks of one peer that may have arrived and not been reduced.
+constexpr size_t kSlots = 2;
+
+size_t chunk_for(size_t longest_segment, size_t peers) {
+  const size_t largest = std::clamp(kArrivedBytes / peers, kSmallestChunk, kLargestChunk);
+  return std::clamp(whole_lines(longest_segment / 4), kSmallestChunk, whole_lines(largest));
+}
+
+}  // namespace
+
+// Streams cannot wait for each other in a circle: chunk k of any stream waits only for chunks below k (a slot that chunk
+// k - kSlots has left) or, for a finished chunk k, for raw chunks k, which are before it in every stream.
+SegmentReduce::Stream::Next SegmentReduce::Stream::next() const {
+  if (raw < raw_chunks && (raw <= finished + kLead || finished == finished_chunks)) return Next::Raw;
+  return finished < finished_chunks ? Next::Finished : Next::None;
+}
+
+void SegmentReduce::Stream::advance() { ++(next() == Next::Raw ? raw : finished); }
+
+SegmentReduce::SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
+                             const Reduction& reduction, std::optional<std::byte*> mine)
+    : mesh_(mesh), bucket_(bucket), bounds_(bounds), dtype_(dtype), reduction_(reduction), mine_(mine) {
+  const int size = mesh.size();
+  const size_t peers = static_cast<size_t>(size) - 1;
+  size_t longest = 0;
+  for (size_t rank = 0; rank <= peers; ++rank) longest = std::max(longest, bounds[rank + 1] - bounds[rank]);
+  chunk_bytes_ = chunk_for(longest, std::max<size_t>(peers, 1));
+
+  std::byte* scratch = mesh.scratch(peers * (kSlots + 2) * chunk_bytes_);
+  const auto take = [&](size_t chunks) { return std::exchange(scratch, scratch + chunks * chunk_bytes_); };
+  lanes_.resize(peers);
+  sources_.resize(static_cast<size_t>(size));
+  for (size_t i = 0; i < peers; ++i) {
+    Lane& lane = lanes_[i];
+    // Each rank starts with its right-hand neighbor, so that no rank is everybody's first.
+    const int peer = (mesh.rank() + 1 + static_cast<int>(i)) % size;
+    lane.out.link = lane.in.link = &mesh.link(peer);
+    lane.send.raw_chunks = chunks_of(peer);
+    lane.receive.raw_chunks = chunks_of(mesh.rank());
+    if (!mine) {
+      lane.send.finished_chunks = chunks_of(mesh.rank());
+      lane.receive.finished_chunks = chunks_of(peer);
+    }
+    lane.slots = take(kSlots);
+    lane.send.staging = take(1);
+    lane.receive.staging = take(1);
+  }
+}
+
+size_t SegmentReduce::chunks_of(int rank) const {
+  const auto r = static_cast<size_t>(rank);
+  return (bounds_[r + 1] - bounds_[r] + chunk_bytes_ - 1) / chunk_bytes_;
+}
+
+SegmentReduce::Range SegmentReduce::chunk(int rank, size_t number) const {
+  const auto r = static_cast<size_t>(rank);
+  const size_t offset = bounds_[r] + number * chunk_bytes_;
+  return {offset, std::min(chunk_bytes_, bounds_[r + 1] - offset)};
+}
+
+void SegmentReduce::run() {
+  LinkWaiter waiter(mesh_);
+  for (;;) {
+    bool moved = false;
+    for (Lane& lane : lanes_) {
+      moved |= push(lane);
+      moved |= pull(lane);
+      moved |= reduce_arrived();
+    }
+    if (lanes_.empty()) moved = reduce_arrived();
+    if (done()) return;
+    if (moved) {
+      waiter.moved();
+      continue;
+    }
+    for (const Lane& lane : lanes_) waiter.want(peer_of(lane), lane.in.left != 0, lane.out.left != 0);
+    waiter.pause();
+  }
+}
+
+bool SegmentReduce::done() const {
+  const auto at_end = [](const Lane& lane) {
+    return lane.send.next() == Stream::Next::None && lane.receive.next() == Stream::Next::None;
+  };
+  return reduced_ == chunks_of(mesh_.rank()) && std::ranges::all_of(lanes_, at_end);
+}
+
+bool SegmentReduce::push(Lane& lane) {
+  if (lane.out.left == 0 && !load(lane)) return false;
+  const bool moved = lane.out.push();
+  if (lane.out.left == 0) lane.send.advance();
+  return moved;
+}
+
+/// Finds the next chunk to send; false when there is none yet.
+bool SegmentReduce::load(Lane& lane) {
+  Stream& stream = lane.send;
+  const auto next = stream.next();
+  if (next == Stream::Next::None) return false;
+  if (next == Stream::Next::Raw) {
+    const Range range = chunk(peer_of(lane), stream.raw);
+    lane.out.at = input_run(bucket_, range.offset, range.bytes, stream.staging);
+    lane.out.left = range.bytes;
+    return true;
+  }
+  if (stream.finished >= reduced_) return false;
+  const Range range = chunk(mesh_.rank(), stream.finished);
+  lane.out.at = output_run(bucket_, range.offset, range.bytes, stream.staging);
+  lane.out.left = range.bytes;
+  return true;
+}
+
+bool SegmentReduce::pull(Lane& lane) {
+  if (lane.in.left == 0 && !make_room(lane)) return false;
+  const bool moved = lane.in.pull();
+  if (lane.in.left != 0) return moved;
+  Stream& stream = lane.receive;
+  if (stream.next() == Stream::Next::Finished) {
+    const Range range = chunk(peer_of(lane), stream.finished);
+    write_output(bucket_, range.offset, range.bytes, lane.in.at - range.bytes, stream.staging);
+  }
+  stream.advance();
+  return moved;
+}
+
+/// Finds a place for the next chunk to receive; false when there is none yet.
+bool SegmentReduce::make_room(Lane& lane) {
+  Stream& stream = lane.receive;
+  const auto next = stream.next();
+  if (next == Stream::Next::None) return false;
+  if (next == Stream::Next::Raw) {
+    if (stream.raw >= reduced_ + kSlots) return false;
+    lane.in.at = lane.slots + stream.raw % kSlots * chunk_bytes_;
+    lane.in.left = chunk(mesh_.rank(), stream.raw).bytes;
+    return true;
+  }
+  const Range range = chunk(peer_of(lane), stream.finished);
+  lane.in.at = output_place(bucket_, range.offset, range.bytes, stream.staging);
+  lane.in.left = range.bytes;
+  return true;
+}
+
+bool SegmentReduce::reduce_arrived() {
+  const size_t before = reduced_;
+  const auto arrived = [&](const Lane& lane) { return lane.receive.raw > reduced_; };
+  while (reduced_ < chunks_of(mesh_.rank()) && std::ranges::all_of(lanes_, arrived)) reduce_chunk(reduced_++);
+  return reduced_ != before;
+}
+
+void SegmentReduce::reduce_chunk(size_t number) {
+  const Range range = chunk(mesh_.rank(), number);
+  const size_t slot = number % kSlots * chunk_bytes_;
+  bucket_.for_each(range.offset, range.bytes, [&](const Piece& part, size_t done) {
+    for (const Lane& lane : lanes_) sources_[static_cast<size_t>(peer_of(lane))] = lane.slots + slot + done;
+    sources_[static_cast<size_t>(mesh_.rank())] = part.in;
+    std::byte* to = mine_ ? *mine_ + number * chunk_bytes_ + done : part.out;
+    reduce(dtype_, reduction_, to, sources_, part.bytes / size_of(dtype_));
+  });
+}
+
+}  // namespace farandole

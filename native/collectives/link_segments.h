@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/reduce.h"
+#include "collectives/link_exchange.h"
+
+namespace farandole {
+
+/// A bucket cut in one segment per rank; each rank reduces its own segment from what all ranks send it straight.
+///
+/// Every rank sends (N-1)/N of the bucket to reduce and as much again to gather, like a ring, but in two steps instead of
+/// 2 (N-1), and the rank that combines has all the inputs at once: in rank order, 16 bit types in fp32 and rounded once.
+/// So the result has the same bits as over shared memory and for any fusion of the same tensors. The price is N-1
+/// streams at a time per rank. Chunks are reduced as soon as all ranks' have arrived, while others are on their way.
+class SegmentReduce {
+ public:
+  /// `bounds[r]`, `bounds[r + 1]` are the ends of rank r's segment in bytes. With `mine` the own segment goes there
+  /// (null is fine for an empty one) and nothing is gathered; else every rank gets the whole result in the outputs of the bucket.
+  SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype, const Reduction& reduction,
+                std::optional<std::byte*> mine);
+
+  /// Blocks until this rank has sent and received all its part.
+  void run();
+
+ private:
+  /// One direction of one link: a fixed interleaving of raw chunks to reduce and finished chunks to gather, which both
+  /// ends derive alike.
+  struct Stream {
+    enum class Next { None, Raw, Finished };
+    [[nodiscard]] Next next() const;
+    void advance();
+
+    size_t raw_chunks = 0, finished_chunks = 0;  // in all
+    size_t raw = 0, finished = 0;                // done
+    std::byte* staging = nullptr;
+  };
+  struct Lane {
+    Stream send, receive;
+    Outgoing out;
+    Incoming in;
+    std::byte* slots = nullptr;
+  };
+  struct Range {
+    size_t offset, bytes;
+  };
+
+  [[nodiscard]] int peer_of(const Lane& lane) const { return lane.out.link->peer(); }
+  [[nodiscard]] size_t chunks_of(int rank) const;
+  [[nodiscard]] Range chunk(int rank, size_t number) const;
+  [[nodiscard]] bool push(Lane& lane);
+  [[nodiscard]] bool pull(Lane& lane);
+  [[nodiscard]] bool load(Lane& lane);
+  [[nodiscard]] bool make_room(Lane& lane);
+  [[nodiscard]] bool reduce_arrived();
+  void reduce_chunk(size_t number);
+  [[nodiscard]] bool done() const;
+
+  Mesh& mesh_;
+  const Bucket& bucket_;
+  std::span<const size_t> bounds_;
+  DType dtype_;
+  const Reduction& reduction_;
+  std::optional<std::byte*> mine_;
+  size_t chunk_bytes_ = 0;
+  size_t reduced_ = 0;  // chunks of the own segment
+  std::vector<Lane> lanes_;
+  std::vector<const void*> sources_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,65 @@
+#include "engine/control.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace farandole {
+namespace {
+
+constexpr size_t kReadAhead = 16 << 10;
+
+}  // namespace
+
+bool ControlStream::flush() {
+  try {
+    while (out_at_ < out_.size() && !lost_) {
+      const size_t sent = link_->try_send(std::span(out_).subspan(out_at_));
+      if (sent == 0) return false;
+      out_at_ += sent;
+    }
+  } catch (const Error& error) {
+    lost_ = error;
+  }
+  out_.clear();
+  out_at_ = 0;
+  return true;
+}
+
+void ControlStream::pull() {
+  if (lost_) return;
+  size_t wanted = kReadAhead;
+  if (in_end_ - in_at_ >= kFrameHeader)
+    wanted = std::max(wanted, kFrameHeader + frame_length(std::span(in_).subspan(in_at_, kFrameHeader)));
+  if (in_.size() - in_at_ < wanted) {
+    std::memmove(in_.data(), in_.data() + in_at_, in_end_ - in_at_);
+    in_end_ -= in_at_;
+    in_at_ = 0;
+    if (in_.size() < wanted) in_.resize(wanted);
+  }
+  try {
+    in_end_ += link_->try_recv(std::span(in_).subspan(in_end_));
+  } catch (const Error& error) {
+    lost_ = error;
+  }
+}
+
+std::optional<Message> ControlStream::receive() {
+  const auto complete = [&]() -> size_t {
+    const size_t there = in_end_ - in_at_;
+    if (there < kFrameHeader) return 0;
+    const size_t length = kFrameHeader + frame_length(std::span(in_).subspan(in_at_, kFrameHeader));
+    return there >= length ? length : 0;
+  };
+  size_t length = complete();
+  if (length == 0) {
+    pull();
+    length = complete();
+  }
+  if (length == 0) return std::nullopt;
+  Message message = decode(std::span(in_).subspan(in_at_ + kFrameHeader, length - kFrameHeader));
+  in_at_ += length;
+  if (in_at_ == in_end_) in_at_ = in_end_ = 0;
+  return message;
+}
+
+}  // namespace farandole

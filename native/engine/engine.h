@@ -1,0 +1,150 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "collectives/choose.h"
+#include "engine/control.h"
+#include "engine/doorman.h"
+#include "engine/negotiator.h"
+#include "engine/operation.h"
+#include "engine/trace.h"
+#include "transport/segment.h"
+#include "transport/waiter.h"
+
+namespace farandole {
+
+/// Where an engine finds its peers.
+struct Wiring {
+  /// Connected, authenticated sockets to a rank of another host; the engine owns them.
+  struct Remote {
+    int peer;
+    int control_fd;  // -1 unless one of the two is rank 0, the coordinator
+    int data_fd;
+  };
+  int rank = 0;
+  int size = 1;
+  std::vector<int> local_ranks{0};   // the ranks of this host, in the order of their areas in the segment
+  std::shared_ptr<Segment> segment;
+  std::vector<Remote> remotes;       // every rank that is not local
+};
+
+struct EngineOptions {
+  size_t fusion_threshold = size_t{128} << 20;
+  size_t cache_capacity = 16384;
+  std::chrono::nanoseconds spin{100'000};
+  std::chrono::nanoseconds timeout{0};  // of one operation; 0 = never
+  bool trace = false;
+};
+
+struct EngineStats {
+  uint64_t operations = 0;      // completed
+  uint64_t bundles = 0;         // executed
+  uint64_t bytes = 0;           // of the inputs
+  uint64_t asked_by_number = 0;
+  uint64_t asked_in_full = 0;
+};
+
+/// One rank's share in the collectives: takes operations, agrees with the others on an order, runs them.
+///
+/// Progress is made by whoever waits (wait(), run()); only operations that nobody waits for are driven by the engine's own
+/// thread, which sleeps on this rank's doorbell in the segment. Whoever drives holds `driver_`. Once a rank is lost, every
+/// waiter, present and future, gets the same error.
+class Engine : private Guard {
+ public:
+  Engine(Wiring wiring, EngineOptions options);  // starts the thread
+  ~Engine() override;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Takes an operation; never blocks. With `wake` the engine's thread is told, else the caller is about to wait.
+  /// Throws Error: Invalid (a name that is in flight), Closed, or the failure that ended the job.
+  void submit(const OperationPtr& operation, bool wake);
+
+  /// Drives until `operation` is done or `limit` has passed; returns whether it is done. Look at `operation->error` then.
+  bool wait(Operation& operation, std::chrono::nanoseconds limit);
+
+  /// Says goodbye to the others, fails what is pending, and stops. Idempotent.
+  void shutdown();
+
+  [[nodiscard]] EngineStats stats();
+  [[nodiscard]] Trace& trace() { return trace_; }
+  [[nodiscard]] int rank() const { return wiring_.rank; }
+  [[nodiscard]] int size() const { return wiring_.size; }
+
+ private:
+  /// What this rank knows of a name.
+  struct Name {
+    uint32_t id = kNoId;
+    Request signature;       // what the number stands for
+    OperationPtr pending;
+  };
+
+  void check() override;  // the guard of all waits inside collectives
+
+  [[nodiscard]] World make_world();
+  void connect_control();
+  void background() noexcept;
+  [[nodiscard]] bool has_work() const { return pending_.load() > 0 || listens_always_; }
+
+  // Only with `driver_` held; each returns whether anything moved.
+  bool progress() noexcept;
+  bool drive_once();
+  bool ask();
+  bool hear();
+  void heed(int peer, Message message);
+  bool decide();
+  void run_plan(Plan plan);
+  void run_bundle(const Bundle& bundle);
+  void refuse(const Refusal& refusal);
+  void look_for_lost();
+  void look_for_overdue();
+  void poison(Error error) noexcept;
+
+  OperationPtr take(const Entry& entry);
+  void complete(const OperationPtr& operation);
+  void fail_pending(const Error& error);
+  [[nodiscard]] Signal& doorbell() { return wiring_.segment->area(local_rank_).doorbell; }
+
+  Wiring wiring_;
+  EngineOptions options_;
+  int local_rank_ = 0;
+  Trace trace_;
+  Negotiator negotiator_;  // used by rank 0 only
+  World world_;
+  std::vector<ControlStream> controls_;  // rank 0: to everybody; else: to rank 0
+  bool listens_always_ = false;          // remote ranks cannot wake the thread unless it listens
+  std::deque<Plan> plans_;
+  std::optional<Error> left_;            // a remote rank that said goodbye; fails what is pending after its last words
+  uint64_t looked_ns_ = 0;               // when overdue operations were last looked for
+  uint64_t operation_deadline_ns_ = 0;   // of what is being executed
+
+  std::mutex driver_;                    // held by whoever makes progress
+  std::atomic<int> waiters_{0};          // threads in wait(): they drive, not the background thread
+  std::atomic<int64_t> pending_{0};
+  Signal work_;                          // the background thread's own bell, for this process only
+
+  std::mutex mu_;                        // guards what follows
+  std::unordered_map<std::string, Name> names_;
+  std::vector<Name*> by_id_;
+  std::vector<OperationPtr> queue_;
+  std::optional<Error> failed_;
+  bool closed_ = false;
+  EngineStats stats_;
+
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> alive_{false};
+  std::unique_ptr<Doorman> doorman_;
+  std::thread thread_;                   // last: joined before the members above die
+};
+
+}  // namespace farandole

@@ -1,0 +1,125 @@
+#include "engine/execute.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+namespace farandole {
+namespace {
+
+std::vector<Piece> pieces_of(std::span<const OperationPtr> operations) {
+  std::vector<Piece> pieces;
+  pieces.reserve(operations.size());
+  for (const OperationPtr& each : operations) pieces.push_back({each->input, each->output, each->request.bytes()});
+  return pieces;
+}
+
+/// Gives the operation its output: the caller's, or memory of our own for `rows` rows of the request's shape.
+std::byte* result_of(Operation& operation, int64_t rows) {
+  operation.result_shape = operation.request.shape;
+  operation.result_shape[0] = rows;
+  if (operation.output != nullptr) return operation.output;
+  const size_t row = operation.request.row_elements() * size_of(operation.request.dtype);
+  return operation.result.emplace(static_cast<size_t>(rows) * row).data();
+}
+
+Reduction reduction_of(const Request& request, int size) {
+  return {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1};
+}
+
+class Execution {
+ public:
+  Execution(World& world, int rank, int size, const Entry& entry, Operation& operation)
+      : world_(world), rank_(static_cast<size_t>(rank)), size_(static_cast<size_t>(size)), entry_(entry),
+        operation_(operation), row_(operation.request.row_elements() * size_of(operation.request.dtype)) {}
+
+  void allgather() {
+    expect(entry_.sizes.size() == size_ && entry_.sizes[rank_] == operation_.request.shape[0]);
+    const int64_t rows = std::accumulate(entry_.sizes.begin(), entry_.sizes.end(), int64_t{0});
+    std::byte* at = result_of(operation_, rows);
+    std::vector<std::byte*> out(size_);
+    std::vector<size_t> bytes(size_);
+    for (size_t peer = 0; peer < size_; at += bytes[peer++]) {
+      out[peer] = at;
+      bytes[peer] = static_cast<size_t>(entry_.sizes[peer]) * row_;
+    }
+    world_.allgather(operation_.input, out, bytes);
+  }
+
+  void alltoall() {
+    expect(entry_.sizes.size() == size_ * size_);
+    std::vector<const std::byte*> in(size_);
+    std::vector<std::byte*> out(size_);
+    std::vector<size_t> send(size_), receive(size_);
+    int64_t rows = 0;
+    for (size_t peer = 0; peer < size_; ++peer) {
+      const int64_t from_peer = entry_.sizes[peer * size_ + rank_];
+      operation_.received_splits.push_back(from_peer);
+      rows += from_peer;
+      send[peer] = static_cast<size_t>(entry_.sizes[rank_ * size_ + peer]) * row_;
+      receive[peer] = static_cast<size_t>(from_peer) * row_;
+    }
+    std::byte* to = result_of(operation_, rows);
+    const std::byte* from = operation_.input;
+    for (size_t peer = 0; peer < size_; ++peer) {
+      in[peer] = from;
+      from += send[peer];
+      out[peer] = to;
+      to += receive[peer];
+    }
+    expect(static_cast<size_t>(from - operation_.input) <= operation_.request.bytes());
+    const int64_t longest = *std::max_element(entry_.sizes.begin(), entry_.sizes.end());
+    world_.alltoall(in, send, out, receive, static_cast<size_t>(longest) * row_);
+  }
+
+  void reducescatter() {
+    const Request& request = operation_.request;
+    std::vector<size_t> counts(size_);
+    const auto size = static_cast<int>(size_);
+    for (int owner = 0; owner < size; ++owner)
+      counts[static_cast<size_t>(owner)] =
+          static_cast<size_t>(scattered_rows(request.shape[0], owner, size)) * request.row_elements();
+    std::byte* out = result_of(operation_, scattered_rows(request.shape[0], static_cast<int>(rank_), size));
+    world_.reducescatter(operation_.input, out, counts, request.dtype, reduction_of(request, size));
+  }
+
+ private:
+  static void expect(bool fits) {
+    if (!fits) throw Error::internal("a plan does not fit the operation that it names");
+  }
+
+  World& world_;
+  size_t rank_, size_;
+  const Entry& entry_;
+  Operation& operation_;
+  size_t row_;  // bytes
+};
+
+}  // namespace
+
+int64_t scattered_rows(int64_t rows, int owner, int size) { return rows / size + (owner < rows % size ? 1 : 0); }
+
+void execute(World& world, int rank, int size, const Bundle& bundle, std::span<const OperationPtr> operations) {
+  const Request& first = operations[0]->request;
+  switch (bundle.kind) {
+    case Kind::Allreduce:
+      world.allreduce(pieces_of(operations), first.dtype, reduction_of(first, size));
+      return;
+    case Kind::Broadcast:
+      world.broadcast(pieces_of(operations), first.root);
+      return;
+    case Kind::Barrier:
+      world.barrier();
+      return;
+    default:
+      break;
+  }
+  for (size_t i = 0; i < operations.size(); ++i) {
+    Execution execution(world, rank, size, bundle.entries[i], *operations[i]);
+    if (bundle.kind == Kind::Allgather) execution.allgather();
+    else if (bundle.kind == Kind::Alltoall) execution.alltoall();
+    else execution.reducescatter();
+  }
+}
+
+}  // namespace farandole

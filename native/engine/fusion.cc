@@ -1,0 +1,46 @@
+#include "engine/fusion.h"
+
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace farandole {
+namespace {
+
+using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t>;
+
+bool fuses(Kind kind) { return kind == Kind::Allreduce || kind == Kind::Broadcast; }
+
+/// Broadcasts move bytes, whatever their type.
+Key key_of(const Request& request) {
+  if (request.kind == Kind::Broadcast) return {request.kind, DType::UInt8, ReduceOp::Sum, 1, 1, request.root};
+  return {request.kind, request.dtype, request.op, request.prescale, request.postscale, 0};
+}
+
+}  // namespace
+
+std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold) {
+  struct Open {
+    size_t index;
+    size_t bytes;
+  };
+  std::vector<Bundle> bundles;
+  std::map<Key, Open> open;
+  for (Fusible& item : ready) {
+    const size_t bytes = item.request.bytes();
+    if (fuses(item.request.kind) && bytes <= threshold) {
+      const auto [found, fresh] = open.try_emplace(key_of(item.request), Open{bundles.size(), 0});
+      if (!fresh && found->second.bytes + bytes <= threshold) {
+        found->second.bytes += bytes;
+        bundles[found->second.index].entries.push_back(std::move(item.entry));
+        continue;
+      }
+      found->second = {bundles.size(), bytes};
+    }
+    bundles.push_back({item.request.kind, {}});
+    bundles.back().entries.push_back(std::move(item.entry));
+  }
+  return bundles;
+}
+
+}  // namespace farandole

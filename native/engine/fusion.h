@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/plan.h"
+
+namespace farandole {
+
+/// What fusion looks at.
+struct Fusible {
+  Request request;
+  Entry entry;
+};
+
+/// Puts operations that can run as one into one bundle of at most `threshold` bytes (0: nothing is fused).
+///
+/// Looks past operations of another type: what was ready in one round has no order that users could rely on, so
+/// a mix of float16 and float32 gradients makes two bundles, not one per change of type. Bundles keep the order of
+/// their first members. An operation beyond the threshold runs alone.
+[[nodiscard]] std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold);
+
+}  // namespace farandole

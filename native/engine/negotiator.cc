@@ -1,0 +1,200 @@
+#include "engine/negotiator.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace farandole {
+namespace {
+
+bool same_shape(const Request& a, const Request& b) {
+  const bool ragged = a.kind == Kind::Allgather || a.kind == Kind::Alltoall;
+  if (!ragged) return a.shape == b.shape;
+  return a.shape.size() == b.shape.size() && std::equal(a.shape.begin() + 1, a.shape.end(), b.shape.begin() + 1);
+}
+
+std::string number_text(double value) {
+  std::string text = std::to_string(value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
+}
+
+/// One way to differ: what it is called, when two requests are alike in it, and how a rank's side of it reads.
+struct Aspect {
+  const char* what;
+  bool (*alike)(const Request&, const Request&);
+  std::string (*text)(const Request&);
+};
+
+constexpr Aspect kAspects[] = {
+    {"operation", [](const Request& a, const Request& b) { return a.kind == b.kind; },
+     [](const Request& r) -> std::string { return name_of(r.kind); }},
+    {"dtype", [](const Request& a, const Request& b) { return a.dtype == b.dtype; },
+     [](const Request& r) { return r.type_text(); }},
+    {"shape", same_shape, [](const Request& r) { return r.type_text(); }},
+    {"reduce op", [](const Request& a, const Request& b) { return a.op == b.op; },
+     [](const Request& r) -> std::string { return name_of(r.op); }},
+    {"scale factors", [](const Request& a, const Request& b) { return a.prescale == b.prescale && a.postscale == b.postscale; },
+     [](const Request& r) { return "prescale " + number_text(r.prescale) + ", postscale " + number_text(r.postscale); }},
+    {"root rank", [](const Request& a, const Request& b) { return a.root == b.root; },
+     [](const Request& r) { return "root " + std::to_string(r.root); }},
+    {"group", [](const Request& a, const Request& b) { return a.group == b.group && a.group_size == b.group_size; },
+     [](const Request& r) { return r.group.empty() ? std::string("no group") : r.group + " of " + std::to_string(r.group_size); }},
+};
+
+std::vector<int64_t> sizes_of(const std::vector<std::optional<Request>>& asked) {
+  std::vector<int64_t> sizes;
+  if (asked[0]->kind == Kind::Allgather)
+    for (const auto& request : asked) sizes.push_back(request->shape[0]);
+  if (asked[0]->kind == Kind::Alltoall)
+    for (const auto& request : asked) sizes.insert(sizes.end(), request->splits.begin(), request->splits.end());
+  return sizes;
+}
+
+}  // namespace
+
+std::optional<Error> disagreement(const std::vector<std::optional<Request>>& asked) {
+  for (const Aspect& aspect : kAspects) {
+    const auto differs = [&](const std::optional<Request>& other) { return !aspect.alike(*asked[0], *other); };
+    if (std::none_of(asked.begin() + 1, asked.end(), differs)) continue;
+    std::map<int, std::string> texts;
+    for (size_t rank = 0; rank < asked.size(); ++rank) texts[static_cast<int>(rank)] = aspect.text(*asked[rank]);
+    return Error::mismatch(asked[0]->name, aspect.what, std::move(texts));
+  }
+  return std::nullopt;
+}
+
+void Negotiator::ask(int rank, Request request, double now) {
+  // Checked where it was submitted; checked again because the plan is built on it.
+  validate(request, options_.size);
+  Asked& asked = spell_out(request.name, now);
+  std::optional<Request>& mine = asked.by_rank[static_cast<size_t>(rank)];
+  if (mine) throw Error::internal("rank " + std::to_string(rank) + " asked twice for '" + request.name + "'");
+  const std::string name = request.name;
+  mine = std::move(request);
+  if (++asked.count < options_.size) return;
+  Asked complete = std::move(asked);
+  table_.erase(name);
+  settle(std::move(complete));
+}
+
+void Negotiator::ask(int rank, uint32_t id, double now) {
+  if (id >= known_.size())
+    throw Error::internal("rank " + std::to_string(rank) + " asked for unknown number " + std::to_string(id));
+  Known& known = known_[id];
+  if (known.spelled_out) return ask(rank, known.request, now);
+  if (known.count == 0) {
+    known.by_rank.assign(static_cast<size_t>(options_.size), false);
+    known.since = now;
+    ++partial_;
+  }
+  if (known.by_rank[static_cast<size_t>(rank)])
+    throw Error::internal("rank " + std::to_string(rank) + " asked twice for '" + known.request.name + "'");
+  known.by_rank[static_cast<size_t>(rank)] = true;
+  if (++known.count < options_.size) return;
+  known.count = 0;
+  --partial_;
+  release({known.request, {{}, id, {}}});  // all ranks know the number
+}
+
+Negotiator::Asked& Negotiator::spell_out(const std::string& name, double now) {
+  const auto [at, fresh] = table_.try_emplace(name);
+  Asked& asked = at->second;
+  if (!fresh) return asked;
+  asked.by_rank.resize(static_cast<size_t>(options_.size));
+  asked.since = now;
+  const auto number = numbers_.find(name);
+  if (number == numbers_.end()) return asked;
+  Known& known = known_[number->second];
+  known.spelled_out = true;
+  if (known.count == 0) return asked;
+  for (size_t rank = 0; rank < known.by_rank.size(); ++rank)
+    if (known.by_rank[rank]) asked.by_rank[rank] = known.request;
+  asked.count = known.count;
+  asked.since = known.since;
+  known.count = 0;
+  --partial_;
+  return asked;
+}
+
+void Negotiator::settle(Asked asked) {
+  const Request& request = *asked.by_rank[0];
+  if (const auto found = numbers_.find(request.name); found != numbers_.end()) known_[found->second].spelled_out = false;
+  if (auto error = disagreement(asked.by_rank))
+    refuse(request, std::move(*error));
+  else
+    release({request, {request.name, number(request), sizes_of(asked.by_rank)}});
+}
+
+void Negotiator::release(Fusible ready) {
+  if (ready.request.group.empty()) {
+    ready_.push_back(std::move(ready));
+    return;
+  }
+  const Request request = ready.request;
+  settle_member(request, std::move(ready));
+}
+
+void Negotiator::refuse(const Request& request, Error error) {
+  refused_.push_back({request.name, std::move(error)});
+  if (!request.group.empty()) settle_member(request, std::nullopt);
+}
+
+void Negotiator::settle_member(const Request& request, std::optional<Fusible> ready) {
+  Group& group = groups_[request.group];
+  if (ready) group.ready.push_back(std::move(*ready));
+  if (++group.settled < request.group_size) return;
+  std::move(group.ready.begin(), group.ready.end(), std::back_inserter(ready_));
+  groups_.erase(request.group);
+}
+
+uint32_t Negotiator::number(const Request& request) {
+  if (!request.cacheable || !repeats_exactly(request.kind)) return kNoId;
+  const auto found = numbers_.find(request.name);
+  if (found != numbers_.end() && known_[found->second].request == request) return found->second;
+  // Numbers are never reused, so one that is still on its way to us keeps its meaning.
+  if (known_.size() >= options_.cache_capacity) return kNoId;
+  known_.push_back({request, {}, 0, 0, false});
+  return numbers_[request.name] = static_cast<uint32_t>(known_.size() - 1);
+}
+
+void Negotiator::expire(double now) {
+  for (Known& known : known_)
+    if (known.count > 0 && now - known.since >= options_.timeout) spell_out(known.request.name, now);
+  std::vector<Asked> late;
+  for (auto at = table_.begin(); at != table_.end();) {
+    if (now - at->second.since < options_.timeout) {
+      ++at;
+      continue;
+    }
+    late.push_back(std::move(at->second));
+    at = table_.erase(at);
+  }
+  for (Asked& asked : late) {
+    const Request* request = nullptr;
+    std::vector<int> missing;
+    for (size_t rank = 0; rank < asked.by_rank.size(); ++rank) {
+      if (asked.by_rank[rank]) request = &*asked.by_rank[rank];
+      else missing.push_back(static_cast<int>(rank));
+    }
+    if (const auto found = numbers_.find(request->name); found != numbers_.end()) known_[found->second].spelled_out = false;
+    refuse(*request, Error::timeout(request->name, std::move(missing), now - asked.since));
+  }
+}
+
+Plan Negotiator::decide(double now) {
+  if (options_.timeout > 0 && waiting() > 0 && now - looked_ >= 0.5) {
+    looked_ = now;
+    expire(now);
+  }
+  if (ready_.empty() && refused_.empty()) return {};
+  Plan plan;
+  for (Refusal& refusal : refused_) plan.emplace_back(std::move(refusal));
+  refused_.clear();
+  for (Bundle& bundle : fuse(std::move(ready_), options_.fusion_threshold)) plan.emplace_back(std::move(bundle));
+  ready_.clear();
+  return plan;
+}
+
+}  // namespace farandole

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/fusion.h"
+#include "engine/plan.h"
+#include "engine/request.h"
+
+namespace farandole {
+
+/// Decides what runs: pure, without clocks, threads or sockets. Lives at the coordinator, rank 0.
+///
+/// Ranks ask in any order and at any time. What all ranks have asked for, alike, is ready; what they have asked for
+/// differently is refused, naming who asked for what. Ready operations are fused and leave as a plan.
+class Negotiator {
+ public:
+  struct Options {
+    int size = 1;
+    size_t fusion_threshold = size_t{128} << 20;  // bytes per bucket; 0 switches fusion off
+    size_t cache_capacity = 16384;                // names with a number
+    double timeout = 0;                           // seconds until an operation that not all ranks ask for fails; 0 = never
+  };
+
+  explicit Negotiator(Options options) : options_(options) {}
+
+  /// `rank` asks at time `now` (seconds, any epoch). Throws Error (Internal) when it asks twice.
+  void ask(int rank, Request request, double now);
+
+  /// The same by number, for a signature that was given one. Throws Error (Internal) for an unknown number.
+  void ask(int rank, uint32_t id, double now);
+
+  /// What has become ready or failed since the last call.
+  [[nodiscard]] Plan decide(double now);
+
+  /// Operations that some ranks have asked for and others not.
+  [[nodiscard]] size_t waiting() const { return table_.size() + partial_; }
+
+ private:
+  /// Who asked for a name, with the request in full.
+  struct Asked {
+    std::vector<std::optional<Request>> by_rank;
+    int count = 0;
+    double since = 0;
+  };
+  /// A signature with a number, and who asked by it. Once a rank spells its request out, all move to the table.
+  struct Known {
+    Request request;
+    std::vector<bool> by_rank;
+    int count = 0;
+    double since = 0;
+    bool spelled_out = false;
+  };
+  struct Group {
+    std::vector<Fusible> ready;
+    uint32_t settled = 0;
+  };
+
+  Asked& spell_out(const std::string& name, double now);
+  void settle(Asked asked);
+  void release(Fusible ready);
+  void refuse(const Request& request, Error error);
+  /// One more member of a group is ready or refused; the last one sets the group free.
+  void settle_member(const Request& request, std::optional<Fusible> ready);
+  void expire(double now);
+  [[nodiscard]] uint32_t number(const Request& request);
+
+  Options options_;
+  std::unordered_map<std::string, Asked> table_;
+  std::vector<Known> known_;                           // by number
+  std::unordered_map<std::string, uint32_t> numbers_;  // by name
+  std::unordered_map<std::string, Group> groups_;
+  std::vector<Fusible> ready_;
+  std::vector<Refusal> refused_;
+  size_t partial_ = 0;  // numbers that some ranks have asked for and others not
+  double looked_ = 0;   // when expiry was last checked
+};
+
+/// How the requests of all ranks for one name differ, if they do.
+[[nodiscard]] std::optional<Error> disagreement(const std::vector<std::optional<Request>>& asked);
+
+}  // namespace farandole

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/request.h"
+#include "transport/futex.h"
+
+namespace farandole {
+
+/// Memory that the engine allocates for results whose size only the plan tells. TensorFlow aborts on anything that is
+/// aligned to less than 64 bytes.
+class ResultBuffer {
+ public:
+  static constexpr size_t kAlignment = 64;
+
+  explicit ResultBuffer(size_t bytes);
+  [[nodiscard]] std::byte* data() const { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+/// One rank's side of one collective operation, from submission to completion. Shared by the engine and the handle.
+class Operation {
+ public:
+  Request request;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;      // null: the engine allocates `result`
+  std::shared_ptr<void> keep;       // what must outlive the operation: references to the tensors
+
+  // Valid once done.
+  std::optional<Error> error;
+  std::optional<ResultBuffer> result;
+  std::vector<int64_t> result_shape;
+  std::vector<int64_t> received_splits;
+
+  uint64_t submitted_ns = 0;
+
+  [[nodiscard]] bool done() const { return finished_.load() != 0; }
+  void finish() { finished_.publish(1); }
+  void sleep(std::chrono::nanoseconds timeout) { finished_.sleep(0, timeout); }
+
+ private:
+  Signal finished_;
+};
+
+using OperationPtr = std::shared_ptr<Operation>;
+
+}  // namespace farandole

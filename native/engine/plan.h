@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "engine/request.h"
+
+namespace farandole {
+
+/// Marks a request that has no number yet.
+inline constexpr uint32_t kNoId = 0xffffffff;
+
+/// One operation of a plan: what is the same on all ranks.
+struct Entry {
+  /// Empty when the number says it all.
+  std::string name;
+  /// The number that stands for this name and signature, from now on if a name comes with it; or kNoId.
+  uint32_t id = kNoId;
+  /// Allgather: rows of each rank. Alltoall: rows that rank r sends to rank c, at r * size + c. Else empty.
+  std::vector<int64_t> sizes;
+
+  bool operator==(const Entry&) const = default;
+};
+
+/// Operations that run as one: a bucket. All entries share kind, dtype (of allreduces), operation, factors and root.
+struct Bundle {
+  Kind kind = Kind::Barrier;
+  std::vector<Entry> entries;
+
+  bool operator==(const Bundle&) const = default;
+};
+
+/// An operation that cannot run; its ranks raise the error and the job goes on.
+struct Refusal {
+  std::string name;
+  Error error;
+};
+
+/// What all ranks do next, in this order. The order of plans and of what they hold is the same on all ranks.
+using Plan = std::vector<std::variant<Bundle, Refusal>>;
+
+}  // namespace farandole

@@ -1,0 +1,84 @@
+#include "engine/request.h"
+
+#include "base/error.h"
+
+namespace farandole {
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::Allreduce: return "allreduce";
+    case Kind::Allgather: return "allgather";
+    case Kind::Broadcast: return "broadcast";
+    case Kind::Alltoall: return "alltoall";
+    case Kind::Reducescatter: return "reducescatter";
+    case Kind::Barrier: return "barrier";
+  }
+  return "unknown";
+}
+
+size_t Request::elements() const { return shape.empty() ? 1 : static_cast<size_t>(shape[0]) * row_elements(); }
+
+size_t Request::row_elements() const {
+  size_t count = 1;
+  for (size_t dim = 1; dim < shape.size(); ++dim) count *= static_cast<size_t>(shape[dim]);
+  return count;
+}
+
+std::string Request::type_text() const {
+  std::string text = farandole::name_of(dtype);
+  text += '[';
+  for (size_t dim = 0; dim < shape.size(); ++dim) text += (dim > 0 ? ", " : "") + std::to_string(shape[dim]);
+  return text + ']';
+}
+
+bool repeats_exactly(Kind kind) {
+  return kind == Kind::Allreduce || kind == Kind::Broadcast || kind == Kind::Reducescatter || kind == Kind::Barrier;
+}
+
+namespace {
+
+void validate_splits(Request& request, int size) {
+  const int64_t rows = request.shape[0];
+  if (request.splits.empty()) {
+    if (rows % size != 0)
+      throw Error::invalid(request.name, "its first dimension is " + std::to_string(rows) + ", which " + std::to_string(size) +
+                                             " ranks do not divide; give splits");
+    request.splits.assign(static_cast<size_t>(size), rows / size);
+    return;
+  }
+  if (request.splits.size() != static_cast<size_t>(size))
+    throw Error::invalid(request.name, "splits holds " + std::to_string(request.splits.size()) + " numbers for " +
+                                           std::to_string(size) + " ranks; give one for each rank");
+  int64_t sum = 0;
+  for (const int64_t split : request.splits) {
+    if (split < 0) throw Error::invalid(request.name, "splits holds " + std::to_string(split) + "; all must be >= 0");
+    sum += split;
+  }
+  if (sum > rows)
+    throw Error::invalid(request.name, "the sum of splits is " + std::to_string(sum) + ", more than the first dimension, " +
+                                           std::to_string(rows));
+}
+
+}  // namespace
+
+void validate(Request& request, int size) {
+  const bool reduces = request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter;
+  if (reduces) {
+    try {
+      check_reduction(request.dtype, {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1});
+    } catch (const Error& error) {
+      throw error.named(request.name);
+    }
+  }
+  if (request.kind == Kind::Reducescatter && request.op != ReduceOp::Average && request.op != ReduceOp::Sum)
+    throw Error::invalid(request.name, "reducescatter supports Average and Sum only, got " + std::string(name_of(request.op)));
+  const bool by_rows = request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
+  if (by_rows && request.shape.empty())
+    throw Error::invalid(request.name, std::string(name_of(request.kind)) + " needs at least one dimension; reshape the scalar to (1,)");
+  if (request.kind == Kind::Alltoall) validate_splits(request, size);
+  if (request.kind == Kind::Broadcast && (request.root < 0 || request.root >= size))
+    throw Error::invalid(request.name, "broadcast received invalid root rank " + std::to_string(request.root) + "; ranks are 0 to " +
+                                           std::to_string(size - 1));
+}
+
+}  // namespace farandole

@@ -1,0 +1,163 @@
+#include "transport/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr uint64_t kMagic = 0x666172616e646f31;  // "farando1"
+constexpr size_t kPage = 4096;
+constexpr size_t kControlRing = 1 << 16;
+constexpr size_t kPairRing = 1 << 18;
+constexpr size_t kSlotBudget = size_t{256} << 20;
+constexpr size_t kLeastSlot = 8192;
+
+size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+}  // namespace
+
+struct Segment::Header {
+  uint64_t magic;
+  uint32_t ranks;
+  uint32_t pair_rings;
+  uint64_t slot_bytes;
+  alignas(128) std::atomic<uint64_t> aborted;  // 0, or reason << 32 | rank
+
+  // Offsets of the parts, in the order in which they lie.
+  uint64_t areas, small, control, pairs, slots, total;
+
+  void lay_out() {
+    const size_t n = ranks;
+    areas = round_up(sizeof(Header), kPage);
+    small = round_up(areas + n * sizeof(RankArea), kPage);
+    control = round_up(small + n * 2 * kSmallBytes, kPage);
+    pairs = round_up(control + 2 * n * Ring::bytes_for(kControlRing), kPage);
+    slots = round_up(pairs + (pair_rings != 0 ? n * n * Ring::bytes_for(kPairRing) : 0), kPage);
+    total = slots + n * kStripes * n * slot_bytes;
+  }
+};
+
+std::shared_ptr<Segment> Segment::create(int ranks, size_t slot_bytes, bool pair_rings) {
+  const auto n = static_cast<size_t>(ranks);
+  Header header{};
+  header.magic = kMagic;
+  header.ranks = static_cast<uint32_t>(ranks);
+  header.pair_rings = pair_rings ? 1 : 0;
+  const size_t affordable = kSlotBudget / (kStripes * n * n);
+  header.slot_bytes = std::bit_floor(std::clamp(slot_bytes, kLeastSlot, std::max(affordable, kLeastSlot)));
+  header.lay_out();
+
+  const int fd = memfd_create("farandole", MFD_CLOEXEC);
+  if (fd < 0) throw Error::internal(std::string("memfd_create failed: ") + std::strerror(errno));
+  void* base = MAP_FAILED;
+  if (ftruncate(fd, static_cast<off_t>(header.total)) == 0)
+    base = mmap(nullptr, header.total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    const std::string why = std::strerror(errno);
+    close(fd);
+    throw Error::internal("no shared memory of " + std::to_string(header.total) + " bytes: " + why);
+  }
+  std::shared_ptr<Segment> segment(new Segment(fd, static_cast<std::byte*>(base), header.total));
+  auto* placed = new (base) Header{};
+  placed->ranks = header.ranks;
+  placed->pair_rings = header.pair_rings;
+  placed->slot_bytes = header.slot_bytes;
+  placed->lay_out();
+  for (int rank = 0; rank < ranks; ++rank) {
+    (new (&segment->area(rank)) RankArea)->life.prepare();
+    for (const auto& [from, to] : {std::pair{rank, 0}, std::pair{0, rank}})
+      (new (&segment->control_ring(from, to)) Ring)->capacity = kControlRing;
+    for (int peer = 0; pair_rings && peer < ranks; ++peer)
+      (new (&segment->pair_ring(rank, peer)) Ring)->capacity = kPairRing;
+  }
+  placed->magic = kMagic;
+  return segment;
+}
+
+std::shared_ptr<Segment> Segment::attach(int fd) {
+  struct stat status{};
+  const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (own < 0 || fstat(own, &status) != 0 || static_cast<size_t>(status.st_size) < sizeof(Header)) {
+    if (own >= 0) close(own);
+    throw Error::internal("the descriptor received is no shared segment of farandole");
+  }
+  const auto bytes = static_cast<size_t>(status.st_size);
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+  if (base == MAP_FAILED) {
+    const std::string why = std::strerror(errno);
+    close(own);
+    throw Error::internal("mapping the shared segment failed: " + why);
+  }
+  std::shared_ptr<Segment> segment(new Segment(own, static_cast<std::byte*>(base), bytes));
+  Header expected{};
+  expected.ranks = segment->header().ranks;
+  expected.pair_rings = segment->header().pair_rings;
+  expected.slot_bytes = segment->header().slot_bytes;
+  expected.lay_out();
+  if (segment->header().magic != kMagic || expected.total != bytes)
+    throw Error::internal("the shared segment was made by another version of farandole; install one version on all ranks");
+  return segment;
+}
+
+Segment::Segment(int fd, std::byte* base, size_t bytes) : fd_(fd), base_(base), bytes_(bytes) {}
+
+Segment::~Segment() {
+  munmap(base_, bytes_);
+  close(fd_);
+}
+
+Segment::Header& Segment::header() const { return *reinterpret_cast<Header*>(base_); }
+int Segment::ranks() const { return static_cast<int>(header().ranks); }
+size_t Segment::slot_bytes() const { return header().slot_bytes; }
+bool Segment::has_pair_rings() const { return header().pair_rings != 0; }
+
+RankArea& Segment::area(int rank) {
+  return reinterpret_cast<RankArea*>(base_ + header().areas)[rank];
+}
+
+std::byte* Segment::slot(int rank, int index) {
+  const size_t stripe = static_cast<size_t>(ranks()) * slot_bytes();
+  return base_ + header().slots + static_cast<size_t>(rank * kStripes + index) * stripe;
+}
+
+std::byte* Segment::small_slot(int rank, int parity) {
+  return base_ + header().small + static_cast<size_t>(rank * 2 + parity) * kSmallBytes;
+}
+
+Ring& Segment::control_ring(int from, int to) {
+  // One end is always rank 0: index 2r is r -> 0, index 2r + 1 is 0 -> r.
+  const auto index = static_cast<size_t>(to == 0 ? 2 * from : 2 * to + 1);
+  return *reinterpret_cast<Ring*>(base_ + header().control + index * Ring::bytes_for(kControlRing));
+}
+
+Ring& Segment::pair_ring(int from, int to) {
+  const auto index = static_cast<size_t>(from * ranks() + to);
+  return *reinterpret_cast<Ring*>(base_ + header().pairs + index * Ring::bytes_for(kPairRing));
+}
+
+void Segment::abort(Abort why) {
+  uint64_t none = 0;
+  const uint64_t word = static_cast<uint64_t>(why.reason) << 32 | static_cast<uint32_t>(why.rank);
+  header().aborted.compare_exchange_strong(none, word, std::memory_order_seq_cst);
+  for (int rank = 0; rank < ranks(); ++rank) area(rank).doorbell.bump();
+}
+
+std::optional<Abort> Segment::aborted() const {
+  const uint64_t word = header().aborted.load(std::memory_order_acquire);
+  if (word == 0) return std::nullopt;
+  return Abort{static_cast<int>(word & 0xffffffff), static_cast<Abort::Reason>(word >> 32)};
+}
+
+}  // namespace farandole

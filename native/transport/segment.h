@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "transport/futex.h"
+#include "transport/life.h"
+#include "transport/ring.h"
+
+namespace farandole {
+
+/// Stripes in flight per rank in the shared slots. With three or more, a slot is reused only after every reader has
+/// shown, by arriving at a later stripe, that it is done with it (see shm_allreduce.cc); the fourth is slack.
+inline constexpr int kStripes = 4;
+
+/// Messages up to this size go through the small slots in one step.
+inline constexpr size_t kSmallBytes = 4096;
+
+/// What each rank owns in the segment. Written by its owner, read by its peers, one cache-line pair per concern.
+struct RankArea {
+  Life life;
+  Signal doorbell;     // somebody has something for this rank's driver
+  Signal arrived;      // stripes whose input lies in the slots
+  Signal reduced;      // stripes whose result lies in the slots, or whose input was read
+  Signal finished;     // operations that this rank has left
+  Signal small;        // small operations whose payload lies in the small slots
+};
+
+/// Why a job ended before its time, as told by the first rank that knew.
+struct Abort {
+  enum class Reason : uint32_t { Died = 1, Left = 2, Unreachable = 3, Failed = 4 };
+  int rank;
+  Reason reason;
+};
+
+/// The memory that the ranks of one host share: signals, life words, slots for the collectives, and byte rings.
+///
+/// It is a memfd, so nothing is left behind however the ranks die. The first rank creates it and hands the descriptor to the
+/// others over an authenticated Unix socket; ranks that are threads of one process share the object itself.
+class Segment {
+ public:
+  /// `slot_bytes` is the wished chunk per rank and stripe; it shrinks when many ranks would need too much memory.
+  /// With `pair_rings` every pair of ranks gets a byte ring in each direction (for worlds of several hosts).
+  static std::shared_ptr<Segment> create(int ranks, size_t slot_bytes, bool pair_rings);
+
+  /// Maps a segment made by another process; `fd` stays the caller's. Throws `Error` when it is none of ours.
+  static std::shared_ptr<Segment> attach(int fd);
+
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  [[nodiscard]] int fd() const { return fd_; }
+  [[nodiscard]] int ranks() const;
+  [[nodiscard]] size_t slot_bytes() const;
+  [[nodiscard]] bool has_pair_rings() const;
+
+  [[nodiscard]] RankArea& area(int rank);
+  /// The slot of `rank` for its stripe `index` (0 <= index < kStripes): ranks() * slot_bytes() bytes.
+  [[nodiscard]] std::byte* slot(int rank, int index);
+  /// The small slot of `rank` with the given parity: kSmallBytes bytes.
+  [[nodiscard]] std::byte* small_slot(int rank, int parity);
+  [[nodiscard]] Ring& control_ring(int from, int to);
+  [[nodiscard]] Ring& pair_ring(int from, int to);
+
+  /// Ends the job for every rank of the host; the first call counts. Wakes all.
+  void abort(Abort why);
+  [[nodiscard]] std::optional<Abort> aborted() const;
+
+ private:
+  struct Header;
+  Segment(int fd, std::byte* base, size_t bytes);
+  Header& header() const;
+
+  int fd_;
+  std::byte* base_;
+  size_t bytes_;
+};
+
+}  // namespace farandole

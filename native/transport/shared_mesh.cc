@@ -1,0 +1,51 @@
+#include "transport/shared_mesh.h"
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+/// While one waits for a peer of the same host, that peer's life is looked at too.
+class PeerGuard : public Guard {
+ public:
+  PeerGuard(Guard& outer, const Life& life, Signal& signal, uint32_t target, int peer)
+      : outer_(outer), life_(life), signal_(signal), target_(target), peer_(peer) {}
+
+  void check() override {
+    const Life::State state = life_.state();
+    // A peer that did its part before it went has not failed us.
+    if ((state == Life::State::Dead || state == Life::State::Left) && !signal_.reached(target_))
+      throw Error::peer_lost("", peer_, reason_of(state));
+    if (!signal_.reached(target_)) outer_.check();
+  }
+
+ private:
+  Guard& outer_;
+  const Life& life_;
+  Signal& signal_;
+  uint32_t target_;
+  int peer_;
+};
+
+}  // namespace
+
+uint32_t SharedMesh::begin_stripes(bool pipeline) {
+  if (!pipeline || !after_pipeline_) await(&RankArea::finished, operations_);
+  after_pipeline_ = pipeline;
+  return stripes_;
+}
+
+void SharedMesh::end_stripes(uint32_t next_stripe) {
+  stripes_ = next_stripe;
+  segment_->area(rank_).finished.publish(++operations_);
+}
+
+void SharedMesh::await_one(int peer, Signal RankArea::* signal, uint32_t target) {
+  RankArea& area = segment_->area(peer);
+  if ((area.*signal).reached(target)) [[likely]]
+    return;
+  PeerGuard guard(guard_, area.life, area.*signal, target, peer);
+  Waiter(guard, patience_).until(area.*signal, target);
+}
+
+}  // namespace farandole

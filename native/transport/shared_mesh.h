@@ -1,0 +1,69 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "transport/segment.h"
+#include "transport/waiter.h"
+
+namespace farandole {
+
+/// A rank's view of the segment in which its whole world lives: counters of what it has done, waits for what others do.
+///
+/// Every rank runs the same operations in the same order, so the counters of all ranks tell the same story and need no reset.
+class SharedMesh {
+ public:
+  SharedMesh(std::shared_ptr<Segment> segment, int rank, Guard& guard, Patience patience)
+      : segment_(std::move(segment)), rank_(rank), guard_(guard), patience_(patience) {}
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return segment_->ranks(); }
+  [[nodiscard]] size_t slot_bytes() const { return segment_->slot_bytes(); }
+
+  /// The slot in which `rank` holds its stripe number `stripe`.
+  [[nodiscard]] std::byte* slot(int rank, uint32_t stripe) {
+    return segment_->slot(rank, static_cast<int>(stripe % kStripes));
+  }
+  /// The part of that slot that belongs to rank `owner`.
+  [[nodiscard]] std::byte* slot(int rank, uint32_t stripe, int owner) {
+    return slot(rank, stripe) + static_cast<size_t>(owner) * slot_bytes();
+  }
+
+  /// Starts an operation on stripes; returns the number of its first stripe. Waits until the operation before has left
+  /// the slots, unless both are pipelines whose own order already guarantees that.
+  uint32_t begin_stripes(bool pipeline);
+  void end_stripes(uint32_t next_stripe);
+
+  /// Stripe `stripe` of this rank is in the slots / all ranks' are.
+  void arrive(uint32_t stripe) { segment_->area(rank_).arrived.publish(stripe + 1); }
+  void await_arrived(uint32_t stripe) { await(&RankArea::arrived, stripe + 1); }
+
+  /// This rank's result of `stripe` is in the slots, or it has read what it needs / all ranks' are.
+  void finish(uint32_t stripe) { segment_->area(rank_).reduced.publish(stripe + 1); }
+  void await_finished(uint32_t stripe) { await(&RankArea::reduced, stripe + 1); }
+
+  /// The next small operation: its parity slots alternate, so that nobody need acknowledge.
+  uint32_t begin_small() { return ++small_; }
+  [[nodiscard]] std::byte* small_slot(int rank, uint32_t number) {
+    return segment_->small_slot(rank, static_cast<int>(number & 1));
+  }
+  void publish_small(uint32_t number) { segment_->area(rank_).small.publish(number); }
+  void await_small(int peer, uint32_t number) { await_one(peer, &RankArea::small, number); }
+
+ private:
+  void await(Signal RankArea::* signal, uint32_t target) {
+    for (int peer = 0; peer < size(); ++peer) await_one(peer, signal, target);
+  }
+  void await_one(int peer, Signal RankArea::* signal, uint32_t target);
+
+  std::shared_ptr<Segment> segment_;
+  int rank_;
+  Guard& guard_;
+  Patience patience_;
+  uint32_t stripes_ = 0;     // used so far
+  uint32_t operations_ = 0;  // on stripes, so far
+  uint32_t small_ = 0;
+  bool after_pipeline_ = true;
+};
+
+}  // namespace farandole

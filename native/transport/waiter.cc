@@ -1,0 +1,75 @@
+#include "transport/waiter.h"
+
+#include <sched.h>
+
+#include <thread>
+
+#include "base/clock.h"
+
+namespace farandole {
+namespace {
+
+// A sleeper looks up this often for what cannot wake it: a peer that died, an abort, a deadline.
+constexpr std::chrono::milliseconds kNap{5};
+constexpr uint64_t kLookEvery = 64;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+bool Waiter::spin_on() {
+  ++pauses_;
+  if (pauses_ % kLookEvery == 0) {
+    const uint64_t now = now_ns();
+    if (pauses_ == kLookEvery) since_ns_ = now;
+    guard_.check();
+    if (now - since_ns_ > static_cast<uint64_t>(patience_.spin.count())) return false;
+  } else if (pauses_ > kLookEvery && patience_.spin.count() < 10'000) {
+    // More ranks than cores: whoever we wait for may need this very core.
+    sched_yield();
+  }
+  relax();
+  return true;
+}
+
+void Waiter::pause(const Link* reading, const Link* writing) {
+  pollfd fds[2];
+  fds[0] = {reading != nullptr ? reading->fd() : -1, POLLIN, 0};
+  fds[1] = {writing != nullptr ? writing->fd() : -1, POLLOUT, 0};
+  pause(fds);
+}
+
+void Waiter::pause(std::span<pollfd> fds) {
+  if (spin_on()) return;
+  bool pollable = !fds.empty();
+  for (const pollfd& fd : fds) pollable = pollable && fd.fd >= 0;
+  if (pollable) {
+    ::poll(fds.data(), fds.size(), static_cast<int>(kNap.count()));
+  } else {
+    // A link through memory has no descriptor; its peer is on this host and will be along shortly.
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  guard_.check();
+  pauses_ = 0;  // what woke us may go on at once: spin again
+}
+
+void Waiter::wait_for(Signal& signal, uint32_t target) {
+  pauses_ = 0;
+  for (;;) {
+    const uint32_t seen = signal.load();
+    if (static_cast<int32_t>(seen - target) >= 0) return;
+    if (spin_on()) continue;
+    signal.sleep(seen, kNap);
+    if (signal.reached(target)) return;
+    guard_.check();
+    pauses_ = 0;
+  }
+}
+
+}  // namespace farandole

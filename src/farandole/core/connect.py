@@ -1,0 +1,259 @@
+"""From a rendezvous to wired peers: who is where, one shared segment per host, sockets between hosts.
+
+Every rank opens its listeners, tells all others where they are, and then connects: to the first rank of its host for the
+descriptor of the shared segment, and to every lower rank of other hosts for a data socket, and a control socket when that
+is rank 0. Listeners exist only while this lasts. No byte of a peer is used before the peer has proved the job's secret.
+"""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from farandole._native import Segment
+from farandole.config import Config
+from farandole.errors import AuthenticationError, RendezvousError
+from farandole.handshake import Deadline, authenticate, join_address, split_address
+from farandole.rendezvous import Rendezvous, TcpRendezvous, ThreadRendezvous
+from farandole.topology import Topology, host_identity, interface_address
+
+__all__ = ["Wiring", "connect"]
+
+COORDINATOR = 0
+HANDSHAKE_TIMEOUT = timedelta(seconds=10)
+
+
+@dataclass
+class Wiring:
+    """What the native engine is built from; it takes over the descriptors of `remotes`."""
+
+    topology: Topology
+    segment: Segment
+    remotes: list[tuple[int, int, int]] = field(default_factory=list)  # (peer, control fd or -1, data fd)
+
+
+@dataclass(frozen=True)
+class _Card:
+    """What a rank tells the others about itself."""
+
+    host: str
+    unix: str  # name in the abstract namespace: no file that could stay behind
+    tcp: str  # host:port
+
+    def pack(self) -> bytes:
+        return json.dumps([self.host, self.unix, self.tcp]).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> "_Card":
+        return cls(*json.loads(payload))
+
+
+def connect(rendezvous: Rendezvous, config: Config, *, host: str | None = None) -> Wiring:
+    """Meet all ranks at `rendezvous` and connect to those that this rank talks to.
+
+    `host` overrides this host's identity, so that tests can make several hosts of one. Blocks up to
+    `config.start_timeout`; raises `RendezvousError` naming the ranks that did not come."""
+    deadline = Deadline(config.start_timeout)
+    with ExitStack() as stack:
+        tcp = stack.enter_context(_listen_tcp(_own_address(rendezvous, config)))
+        unix = stack.enter_context(_listen_unix())
+        address = tcp.getsockname()
+        mine = _Card(host or host_identity(), _unix_name(unix), join_address(address[0], address[1]))
+        cards = [_Card.unpack(card) for card in rendezvous.allgather(mine.pack(), timeout=config.start_timeout)]
+        topology = Topology.from_hosts(rendezvous.rank, [card.host for card in cards])
+        segment = _share_segment(rendezvous, config, topology, cards, unix, deadline)
+        remotes = _connect_remotes(rendezvous, topology, cards, tcp, deadline)
+        return Wiring(topology, segment, remotes)
+
+
+def _own_address(rendezvous: Rendezvous, config: Config) -> str:
+    if config.interface is not None:
+        return interface_address(config.interface)
+    if not isinstance(rendezvous, TcpRendezvous):
+        return "127.0.0.1"
+    # The interface by which this host reaches the rendezvous is one by which the others reach this host.
+    where, port = split_address(rendezvous.address)
+    family, kind, protocol, _, target = socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)  # of a datagram socket: sends nothing
+        return str(probe.getsockname()[0])
+
+
+@contextmanager
+def _listen_tcp(address: str) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=1024) as listener:
+        yield listener
+
+
+@contextmanager
+def _listen_unix() -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("")  # Linux picks a free abstract name
+        listener.listen(1024)
+        yield listener
+
+
+def _unix_name(listener: socket.socket) -> str:
+    name: bytes = listener.getsockname()
+    return name.hex()
+
+
+def _share_segment(
+    rendezvous: Rendezvous,
+    config: Config,
+    topology: Topology,
+    cards: list[_Card],
+    listener: socket.socket,
+    deadline: Deadline,
+) -> Segment:
+    local, several_hosts = topology.local_ranks, topology.local_size < topology.size
+
+    def make() -> Segment:
+        return Segment.create(ranks=len(local), slot_bytes=config.slot_bytes, pair_rings=several_hosts)
+
+    if isinstance(rendezvous, ThreadRendezvous):
+        return rendezvous.shared(f"segment of {topology.hosts[topology.rank]}", make)
+    leader, others = local[0], set(local[1:])
+    if topology.rank != leader:
+        with _dial(socket.AF_UNIX, bytes.fromhex(cards[leader].unix), deadline) as sock:
+            _introduce(sock, rendezvous, "segment", leader)
+            return _receive_segment(sock, leader, deadline)
+    segment = make()
+
+    def hand_over(sock: socket.socket, peer: int) -> None:
+        socket.send_fds(sock, [b"s"], [segment.fd])
+
+    _accept(listener, rendezvous, {(peer, "segment") for peer in others}, lambda sock, peer, _: hand_over(sock, peer), deadline)
+    return segment
+
+
+def _receive_segment(sock: socket.socket, leader: int, deadline: Deadline) -> Segment:
+    sock.settimeout(deadline.remaining())
+    message, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+    if not message or not descriptors:
+        raise RendezvousError(f"rank {leader} closed the connection before it handed over the shared memory")
+    try:
+        return Segment.attach(descriptors[0])
+    finally:
+        os.close(descriptors[0])
+
+
+def _connect_remotes(
+    rendezvous: Rendezvous, topology: Topology, cards: list[_Card], listener: socket.socket, deadline: Deadline
+) -> list[tuple[int, int, int]]:
+    """Connect to every rank of another host: the higher rank dials, the lower one accepts."""
+    rank = topology.rank
+    remote = [peer for peer in range(topology.size) if topology.hosts[peer] != topology.hosts[rank]]
+    sockets: dict[tuple[int, str], socket.socket] = {}
+
+    def purposes(peer: int) -> tuple[str, ...]:
+        return ("data", "control") if COORDINATOR in (rank, peer) else ("data",)
+
+    def keep(sock: socket.socket, peer: int, purpose: str) -> None:
+        sockets[peer, purpose] = sock.dup()
+
+    expected = {(peer, purpose) for peer in remote if peer > rank for purpose in purposes(peer)}
+    failures: list[BaseException] = []
+
+    def accept() -> None:
+        try:
+            _accept(listener, rendezvous, expected, keep, deadline)
+        except BaseException as error:
+            failures.append(error)
+
+    # While this rank dials the lower ranks, the higher ones dial it.
+    acceptor = threading.Thread(target=accept, name="farandole-accept")
+    acceptor.start()
+    try:
+        for peer in remote:
+            for purpose in purposes(peer) if peer < rank else ():
+                sock = _dial(socket.AF_INET, split_address(cards[peer].tcp), deadline)
+                sockets[peer, purpose] = sock
+                _introduce(sock, rendezvous, purpose, peer)
+    except BaseException as error:
+        failures.insert(0, error)
+    acceptor.join()
+    if failures:
+        for sock in sockets.values():
+            sock.close()
+        raise failures[0]
+
+    def fd_of(peer: int, purpose: str) -> int:
+        sock = sockets.get((peer, purpose))
+        return -1 if sock is None else sock.detach()
+
+    return [(peer, fd_of(peer, "control"), fd_of(peer, "data")) for peer in remote]
+
+
+def _dial(family: int, address: bytes | tuple[str, int], deadline: Deadline) -> socket.socket:
+    try:
+        if isinstance(address, tuple):
+            sock = socket.create_connection(address, timeout=deadline.remaining())
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.settimeout(deadline.remaining())
+        sock.connect(address)
+        return sock
+    except OSError as error:
+        where = join_address(*address) if isinstance(address, tuple) else "a socket of this host"
+        raise RendezvousError(f"cannot connect to a peer: {error}", where=where) from error
+
+
+def _introduce(sock: socket.socket, rendezvous: Rendezvous, purpose: str, peer: int) -> None:
+    me = f"{rendezvous.rank} {purpose} {rendezvous.generation}".encode()
+    who = authenticate(sock, rendezvous.secret, me=me, accept=False, timeout=HANDSHAKE_TIMEOUT)
+    if who != str(peer).encode():
+        raise AuthenticationError(f"it is {who.decode(errors='replace')!r} where rank {peer} was expected")
+
+
+def _accept(
+    listener: socket.socket,
+    rendezvous: Rendezvous,
+    expected: set[tuple[int, str]],
+    welcome: Callable[[socket.socket, int, str], None],
+    deadline: Deadline,
+) -> None:
+    """Accept until all of `expected` have come; strangers are turned away and delay nobody."""
+    lock, all_came = threading.Lock(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def receive(sock: socket.socket) -> None:
+        with sock:
+            try:
+                me = str(rendezvous.rank).encode()
+                who = authenticate(sock, rendezvous.secret, me=me, accept=True, timeout=HANDSHAKE_TIMEOUT)
+            except AuthenticationError:
+                return  # whoever it was has been refused; the expected peer is still awaited
+            rank, purpose, generation = who.decode().split(" ")
+            guest = (int(rank), purpose)
+            with lock:
+                if int(generation) != rendezvous.generation or guest not in expected:
+                    return
+                expected.discard(guest)
+                welcome(sock, *guest)
+                if not expected:
+                    all_came.set()
+
+    if not expected:
+        return
+    try:
+        while not all_came.is_set():
+            listener.settimeout(min(deadline.remaining(), 0.05 if threads else 1.0))
+            try:
+                sock, _ = listener.accept()
+            except TimeoutError:
+                continue
+            threads.append(threading.Thread(target=receive, args=(sock,), name="farandole-handshake"))
+            threads[-1].start()
+    except TimeoutError as error:
+        missing = {peer for peer, _ in expected}
+        raise RendezvousError("peers did not connect in time", missing=sorted(missing)) from error
+    finally:
+        for thread in threads:
+            thread.join()

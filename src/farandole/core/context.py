@@ -1,0 +1,81 @@
+"""One rank: its place among the others, its configuration, its engine."""
+
+from types import TracebackType
+from typing import Self
+
+from farandole._native import Engine
+from farandole.config import Config
+from farandole.core.connect import connect
+from farandole.core.timeline import Timeline
+from farandole.rendezvous import Rendezvous
+from farandole.topology import Topology
+
+__all__ = ["Context"]
+
+
+class Context:
+    """A rank that has met the others. Several can live in one process, as threads.
+
+    Making one blocks until every rank has come to `rendezvous`, up to `config.start_timeout`, and starts one native thread.
+    Raises `RendezvousError` naming who is missing. `host` overrides the identity of this host; ranks with different
+    identities talk over sockets."""
+
+    def __init__(self, rendezvous: Rendezvous, config: Config | None = None, *, host: str | None = None) -> None:
+        self.config = Config.from_environment() if config is None else config
+        self._rendezvous = rendezvous
+        wiring = connect(rendezvous, self.config, host=host)
+        self.topology: Topology = wiring.topology
+        self.engine = Engine(
+            rank=self.topology.rank,
+            size=self.topology.size,
+            local_ranks=list(self.topology.local_ranks),
+            segment=wiring.segment,
+            remotes=wiring.remotes,
+            fusion_threshold=self.config.fusion_threshold,
+            cache_capacity=self.config.cache_capacity,
+            spin=self.config.spin.total_seconds(),
+            timeout=self.config.collective_timeout.total_seconds(),
+            trace=self.config.timeline is not None,
+        )
+        self._timeline = None
+        if self.config.timeline is not None:
+            self._timeline = Timeline(self.config.timeline, self.engine, self.rank)
+
+    @property
+    def rank(self) -> int:
+        return self.topology.rank
+
+    @property
+    def size(self) -> int:
+        return self.topology.size
+
+    @property
+    def local_rank(self) -> int:
+        return self.topology.local_rank
+
+    @property
+    def local_size(self) -> int:
+        return self.topology.local_size
+
+    @property
+    def cross_rank(self) -> int:
+        return self.topology.cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        return self.topology.cross_size
+
+    def shutdown(self) -> None:
+        """Leave the job; operations in flight fail, here and on the other ranks. Idempotent."""
+        self.engine.shutdown()
+        if self._timeline is not None:
+            self._timeline.close()
+        self._rendezvous.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()

@@ -1,0 +1,138 @@
+// A link over a socket: what it takes, what it gives, how it ends.
+#include "transport/tcp.h"
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include <algorithm>
+
+#include "link_ranks.h"
+
+namespace {
+
+using farandole::Error;
+using farandole::ErrorKind;
+using farandole::TcpLink;
+using check::Wire;
+
+std::array<int, 2> pair_of(Wire wire) { return wire == Wire::Tcp ? check::tcp_pair() : check::unix_pair(); }
+
+std::vector<std::byte> pattern(size_t bytes) {
+  std::vector<std::byte> data(bytes);
+  for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::byte>(i * 31 + i / 251);
+  return data;
+}
+
+void wait_readable(const TcpLink& link) {
+  pollfd entry{link.fd(), POLLIN, 0};
+  CHECK_EQ(::poll(&entry, 1, 5000), 1);
+}
+
+void bytes_arrive_in_order_and_a_full_link_takes_none(Wire wire) {
+  const auto fds = pair_of(wire);
+  TcpLink a(1, fds[0]);
+  TcpLink b(0, fds[1]);
+  CHECK_EQ(a.peer(), 1);
+  std::array<std::byte, 16> none{};
+  CHECK_EQ(b.try_recv(none), 0U);
+  CHECK_EQ(b.try_recv({}), 0U);
+  CHECK_EQ(a.try_send({}), 0U);
+
+  // Twice what any socket buffers by itself.
+  const auto sent = pattern(64 << 20);
+  size_t taken = 0;
+  while (const size_t now = a.try_send(std::span(sent).subspan(taken))) taken += now;
+  CHECK(taken > 0 && taken < sent.size());
+
+  std::vector<std::byte> got(sent.size());
+  size_t read = 0;
+  while (read < sent.size()) {
+    read += b.try_recv(std::span(got).subspan(read));
+    if (taken < sent.size()) taken += a.try_send(std::span(sent).subspan(taken));
+  }
+  CHECK(got == sent);
+}
+
+void the_end_comes_after_all_that_was_sent(Wire wire) {
+  const auto fds = pair_of(wire);
+  TcpLink b(7, fds[1]);
+  const auto sent = pattern(1000);
+  {
+    TcpLink a(0, fds[0]);
+    CHECK_EQ(a.try_send(sent), sent.size());
+  }
+  std::vector<std::byte> got(1000);
+  size_t read = 0;
+  while (read < got.size()) {
+    wait_readable(b);
+    read += b.try_recv(std::span(got).subspan(read, std::min<size_t>(300, got.size() - read)));
+  }
+  CHECK(got == sent);
+  wait_readable(b);
+  const Error error = CHECK_THROWS(Error, b.try_recv(got));
+  CHECK(error.kind == ErrorKind::PeerLost);
+  CHECK_EQ(error.rank, 7);
+  CHECK_EQ(error.reason, "closed the connection");
+}
+
+void sending_to_the_gone_is_an_error(Wire wire) {
+  const auto fds = pair_of(wire);
+  TcpLink b(3, fds[1]);
+  ::close(fds[0]);
+  const auto sent = pattern(100);
+  // The first bytes to a closed TCP socket are answered by a reset, so the error may come a moment later.
+  const Error error = check::thrown<Error>([&] {
+    for (int i = 0; i < 5000; ++i) {
+      (void)b.try_send(sent);
+      pollfd entry{b.fd(), 0, 0};
+      ::poll(&entry, 1, 1);
+    }
+  });
+  CHECK(error.kind == ErrorKind::PeerLost);
+  CHECK_EQ(error.rank, 3);
+}
+
+void a_reset_is_an_error() {
+  const auto fds = check::tcp_pair();
+  TcpLink b(2, fds[1]);
+  const linger hard{1, 0};
+  CHECK_EQ(::setsockopt(fds[0], SOL_SOCKET, SO_LINGER, &hard, sizeof hard), 0);
+  ::close(fds[0]);
+  wait_readable(b);
+  std::array<std::byte, 4> got{};
+  const Error error = CHECK_THROWS(Error, b.try_recv(got));
+  CHECK(error.kind == ErrorKind::PeerLost);
+  CHECK_EQ(error.rank, 2);
+  CHECK_EQ(error.reason, "connection reset");
+}
+
+void the_descriptor_is_owned() {
+  const auto fds = check::unix_pair();
+  {
+    TcpLink a(0, fds[0]);
+    CHECK_EQ(a.fd(), fds[0]);
+    CHECK((::fcntl(fds[0], F_GETFL) & O_NONBLOCK) != 0);
+  }
+  CHECK_EQ(::fcntl(fds[0], F_GETFD), -1);
+  ::close(fds[1]);
+
+  std::array<int, 2> pipe_fds{};
+  CHECK_EQ(::pipe(pipe_fds.data()), 0);
+  check::thrown<Error>([&] { TcpLink(0, pipe_fds[0]); });
+  CHECK_EQ(::fcntl(pipe_fds[0], F_GETFD), -1);
+  ::close(pipe_fds[1]);
+  check::thrown<Error>([&] { TcpLink(0, -1); });
+}
+
+}  // namespace
+
+int main() {
+  for (const Wire wire : {Wire::Unix, Wire::Tcp}) {
+    bytes_arrive_in_order_and_a_full_link_takes_none(wire);
+    the_end_comes_after_all_that_was_sent(wire);
+    sending_to_the_gone_is_an_error(wire);
+  }
+  a_reset_is_an_error();
+  the_descriptor_is_owned();
+  return check::report();
+}
