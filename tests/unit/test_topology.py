@@ -1,0 +1,151 @@
+"""Places of ranks, and the variables that carry them."""
+
+import re
+import socket
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.errors import ConfigError
+from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
+
+host_lists = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=24)
+
+
+def test_two_hosts_with_two_ranks_each() -> None:
+    hosts = ["a", "a", "b", "b"]
+    places = [Topology.from_hosts(rank, hosts) for rank in range(4)]
+    assert [each.local_rank for each in places] == [0, 1, 0, 1]
+    assert [each.cross_rank for each in places] == [0, 0, 1, 1]
+    assert {(each.local_size, each.cross_size) for each in places} == {(2, 2)}
+    assert places[3].local_ranks == (2, 3)
+    assert places[0].is_homogeneous
+
+
+def test_unequal_hosts() -> None:
+    places = [Topology.from_hosts(rank, ["a", "a", "b"]) for rank in range(3)]
+    assert [each.cross_size for each in places] == [2, 1, 2]
+    assert not places[0].is_homogeneous
+
+
+@given(host_lists)
+def test_places_fit_together(hosts: list[str]) -> None:
+    places = [Topology.from_hosts(rank, hosts) for rank in range(len(hosts))]
+    counts = Counter(hosts)
+    for place in places:
+        assert place.size == len(hosts)
+        assert place.local_size == counts[hosts[place.rank]] == len(place.local_ranks)
+        assert place.local_ranks[place.local_rank] == place.rank
+        peers = [each for each in places if each.local_rank == place.local_rank]
+        assert place.cross_size == len(peers)
+        assert peers[place.cross_rank] is place
+        assert place.is_homogeneous == (len(set(counts.values())) == 1)
+
+
+@given(host_lists, st.permutations(["a", "b", "c", "d"]))
+def test_names_of_hosts_do_not_matter(hosts: list[str], names: list[str]) -> None:
+    renamed = [names["abcd".index(host)] for host in hosts]
+    for rank in range(len(hosts)):
+        one, other = Topology.from_hosts(rank, hosts), Topology.from_hosts(rank, renamed)
+        assert (one.local_rank, one.cross_rank, one.local_ranks) == (
+            other.local_rank,
+            other.cross_rank,
+            other.local_ranks,
+        )
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_cannot_be(rank: int) -> None:
+    with pytest.raises(ConfigError, match=rf"rank: must be in 0\.\.1, got {rank}"):
+        Topology.from_hosts(rank, ["a", "a"])
+
+
+def test_host_identity_is_stable_and_names_the_host() -> None:
+    assert host_identity() == host_identity()
+    assert re.fullmatch(re.escape(socket.gethostname()) + "#[0-9a-f]{12}", host_identity())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3", "::1"])
+def test_an_address_is_its_own_interface(address: str) -> None:
+    assert interface_address(address) == address
+
+
+def test_the_address_of_an_interface() -> None:
+    assert interface_address("lo") == "127.0.0.1"
+
+
+def test_an_interface_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"interface: 'ib7' is neither an address nor one of .*lo"):
+        interface_address("ib7")
+
+
+JOB = JobEnvironment(rank=1, size=4, rendezvous="10.0.0.1:4000", secret=bytes(range(32)), generation=2, job="x7")
+
+
+def test_a_job_written_is_the_job_read() -> None:
+    assert JobEnvironment.read(JOB.write()) == JOB
+
+
+@given(
+    size=st.integers(1, 2000),
+    rank=st.integers(0, 1999),
+    generation=st.integers(0, 9),
+    places=st.lists(st.none() | st.integers(0, 99), min_size=4, max_size=4),
+)
+def test_any_job_survives_the_environment(size: int, rank: int, generation: int, places: list[int | None]) -> None:
+    job = JobEnvironment(
+        rank=rank % size,
+        size=size,
+        rendezvous="h:1",
+        secret=b"s" * 32,
+        generation=generation,
+        local_rank=places[0],
+        local_size=places[1],
+        cross_rank=places[2],
+        cross_size=places[3],
+    )
+    assert JobEnvironment.read(job.write()) == job
+
+
+def test_horovods_names_are_written_for_user_scripts() -> None:
+    variables = JOB.write()
+    assert variables["HOROVOD_RANK"] == variables["FARANDOLE_RANK"] == "1"
+    assert variables["HOROVOD_SIZE"] == "4"
+    assert "HOROVOD_LOCAL_RANK" not in variables  # nobody knows it yet
+    assert not any("SECRET" in name for name in variables if name.startswith("HOROVOD"))
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert JOB.secret.hex() not in repr(JOB)
+    assert repr(JOB.secret) not in repr(JOB)
+
+
+def test_without_a_launcher_there_is_no_job() -> None:
+    assert JobEnvironment.read({"HOROVOD_RANK": "1", "PATH": "/bin"}) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"FARANDOLE_SECRET": ""}, "FARANDOLE_SECRET: is not set, though FARANDOLE_RANK is"),
+        ({"FARANDOLE_RANK": ""}, "FARANDOLE_RANK: is not set, though FARANDOLE_SIZE is"),
+        ({"FARANDOLE_RANK": "one"}, "FARANDOLE_RANK: must be a whole number >= 0, got 'one'"),
+        ({"FARANDOLE_RANK": "-1"}, "FARANDOLE_RANK: must be a whole number >= 0, got '-1'"),
+        ({"FARANDOLE_RANK": "4"}, "FARANDOLE_RANK: rank 4 of 4 ranks cannot be"),
+        ({"FARANDOLE_SIZE": "0"}, "FARANDOLE_RANK: rank 1 of 0 ranks cannot be"),
+        ({"FARANDOLE_GENERATION": "x"}, "FARANDOLE_GENERATION: must be a whole number >= 0, got 'x'"),
+        ({"FARANDOLE_LOCAL_RANK": "²"}, "FARANDOLE_LOCAL_RANK: must be a whole number >= 0"),
+    ],
+)
+def test_variables_that_cannot_be(change: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        JobEnvironment.read(JOB.write() | change)
+
+
+def test_a_bad_secret_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        JobEnvironment.read(JOB.write() | {"FARANDOLE_SECRET": "sesame"})
+    assert "sesame" not in str(caught.value)
+    assert "hexadecimal" in str(caught.value)
