@@ -1,0 +1,193 @@
+"""`farandole run` from outside: ranks, output, failures, endings."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from system.launched import PATIENCE, command, farandole
+
+# Each rank and a daemon of it in a session of its own leave their process ids; then the rank sleeps.
+SLEEPERS = """
+import os, subprocess, time
+rank = os.environ["FARANDOLE_RANK"]
+def note(name, pid):
+    with open(f"{name}.{rank}", "w") as file:
+        print(pid, file=file)
+note("daemon", subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+note("rank", os.getpid())
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_ranks_and_their_variables(size: int) -> None:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    script = " ".join(f"$FARANDOLE_{name}=$HOROVOD_{name}" for name in names)
+    done = farandole("run", "-np", str(size), "sh", "-c", f"echo {script} $PYTHONUNBUFFERED $MINE", env={"MINE": "x"})
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = [f"[{r}] {r}={r} {size}={size} {r}={r} {size}={size} 0=0 1=1 1 x" for r in range(size)]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_streams_timestamps_and_files(tmp_path: Path) -> None:
+    options = ("--output-filename", str(tmp_path), "--prefix-output-with-timestamp")
+    done = farandole("run", "-np", "2", *options, "sh", "-c", "echo out; echo err >&2")
+    assert done.returncode == 0
+    stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
+    assert all(re.fullmatch(rf"{stamp} \[[01]\] out", line) for line in done.stdout.splitlines())
+    assert all(re.fullmatch(rf"{stamp} \[[01]\] err", line) for line in done.stderr.splitlines())
+    assert re.fullmatch(rf"{stamp} out\n", (tmp_path / "rank.1" / "stdout").read_text())
+    assert re.fullmatch(rf"{stamp} err\n", (tmp_path / "rank.0" / "stderr").read_text())
+
+
+def test_long_lines_of_many_ranks_stay_whole() -> None:
+    script = "import os; [print(os.environ['FARANDOLE_RANK'] * 30000) for _ in range(50)]"
+    done = farandole("run", "-np", "4", sys.executable, "-c", script)
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {str(rank) * 30000}" for rank in range(4) for _ in range(50)]
+
+
+def test_threads_and_settings() -> None:
+    options = ("--verbose", "--fusion-threshold-mb", "64", "--no-stall-check", "--autotune")
+    script = "echo $OMP_NUM_THREADS $FARANDOLE_FUSION_THRESHOLD $FARANDOLE_STALL_CHECK_DISABLE"
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        command("run", "-np", "1", *options, "sh", "-c", script), env=env, capture_output=True, text=True, timeout=40
+    )
+    threads = re.search(r"OMP_NUM_THREADS=(\d+) for each rank", done.stderr)
+    assert threads is not None
+    assert done.stdout == f"[0] {threads[1]} {64 << 20} 1\n"
+    assert "--autotune has no effect: nothing is tuned" in done.stderr
+    done = farandole("run", "-np", "1", "sh", "-c", "echo $OMP_NUM_THREADS", env={"OMP_NUM_THREADS": "7"})
+    assert (done.stdout, done.stderr) == ("[0] 7\n", "")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "reason"),
+    [
+        ("raise KeyError('lost')", 1, "exited with code 1"),
+        ("sys.exit(7)", 7, "exited with code 7"),
+        ("os._exit(9)", 9, "exited with code 9"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "was killed by SIGSEGV"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_first_failure_ends_all_and_is_reported(how: str, code: int, reason: str, size: int) -> None:
+    guilty = size - 1
+    script = f"import os, signal, sys, time\nif os.environ['HOROVOD_RANK'] == '{guilty}':\n {how}\ntime.sleep(1000)"
+    done = farandole("run", "-np", str(size), sys.executable, "-c", script)
+    assert done.returncode == code
+    assert f"farandole: rank {guilty} failed: {reason}" in done.stderr
+    assert ("KeyError: 'lost'" in done.stderr) == ("KeyError" in how)
+
+
+def test_the_rank_that_lost_its_peer_is_not_blamed() -> None:
+    # Rank 0 ends first, by a hair, because of rank 1.
+    script = """
+import os, time
+from farandole.errors import PeerLost
+if os.environ["FARANDOLE_RANK"] == "0":
+    raise PeerLost("grad", 1, "was killed or crashed")
+time.sleep(0.3)
+raise ValueError("the cause")
+"""
+    done = farandole("run", "-np", "2", sys.executable, "-c", script)
+    assert "farandole: rank 1 failed: exited with code 1" in done.stderr
+    assert done.stderr.rstrip().endswith("ValueError: the cause")
+
+
+def test_ranks_may_end_at_different_times() -> None:
+    done = farandole("run", "-np", "2", "sh", "-c", "sleep 1.$FARANDOLE_RANK; sleep $FARANDOLE_RANK; echo end")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] end", "[1] end"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("pyhton", "train.py"), 127, "cannot run 'pyhton': it is in no directory of PATH"),
+        (("./train.py",), 127, "cannot run './train.py': there is no such file"),
+        ((__file__,), 126, f"the file is not executable; did you mean: python {__file__}"),
+    ],
+)
+def test_no_such_program_is_said_once(words: tuple[str, ...], code: int, sentence: str) -> None:
+    done = farandole("run", "-np", "4", *words)
+    assert done.returncode == code
+    assert done.stderr.count("\n") == 1 and sentence in done.stderr
+
+
+def test_hosts() -> None:
+    assert farandole("run", "-np", "2", "-H", "localhost:2", "true").returncode == 0
+    done = farandole("run", "-np", "2", "-H", "localhost:1,192.0.2.1:1", "true")
+    assert done.returncode == 2 and "'192.0.2.1' is not this machine" in done.stderr
+    done = farandole("run", "-np", "3", "-H", "localhost:2", "true")
+    assert done.returncode == 2 and "3 ranks need 3 slots, but localhost:2 has 2" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_asked_to_end(number: signal.Signals, tmp_path: Path) -> None:
+    names = [f"{kind}.{rank}" for kind in ("rank", "daemon") for rank in range(2)]
+    with (
+        launcher("run", "-np", "2", sys.executable, "-c", SLEEPERS) as process,
+        Watch(wait_for_files(tmp_path, names)) as watch,
+    ):
+        os.killpg(process.pid, number)  # as the terminal does
+        out, err = process.communicate(timeout=PATIENCE)
+        assert watch.survivors(timeout=1) == []
+    assert process.returncode == 128 + number
+    assert out == ""
+    said = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+    assert err == f"farandole: {said}; all ranks have been ended\n"
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    script = "trap 'echo asked' TERM; echo $$ > rank.0; while :; do sleep 0.05; done"
+    with (
+        launcher("run", "-np", "1", "sh", "-c", script) as process,
+        Watch(wait_for_files(tmp_path, ["rank.0"])) as watch,
+    ):
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "[0] asked\n"
+        asked = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+        assert time.monotonic() - asked < 4  # the grace is 5 s
+        assert watch.survivors(timeout=1) == []
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_nothing_survives_a_killed_launcher(tmp_path: Path) -> None:
+    names = [f"{kind}.{rank}" for kind in ("rank", "daemon") for rank in range(3)]
+    with (
+        launcher("run", "-np", "3", sys.executable, "-c", SLEEPERS) as process,
+        Watch(wait_for_files(tmp_path, names)) as watch,
+    ):
+        process.kill()
+        assert watch.survivors() == []
+
+
+def test_nothing_survives_a_rank_that_ends_well(tmp_path: Path) -> None:
+    names = [f"daemon.{rank}" for rank in range(2)]
+    script = SLEEPERS.replace("time.sleep(1000)", "while not os.path.exists('go'): time.sleep(0.01)")
+    with (
+        launcher("run", "-np", "2", sys.executable, "-c", script) as process,
+        Watch(wait_for_files(tmp_path, names)) as watch,
+    ):
+        (tmp_path / "go").touch()
+        assert process.wait(PATIENCE) == 0
+        assert watch.survivors(timeout=1) == []
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    line = " ".join(command("run", "-np", "2", "yes"))
+    done = subprocess.run(["sh", "-c", f"{line} | head -2"], capture_output=True, text=True, timeout=40)
+    assert len(done.stdout.splitlines()) == 2
+    assert "nobody could take its output" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr

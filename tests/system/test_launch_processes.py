@@ -1,0 +1,214 @@
+"""One rank's process and its guard."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from farandole.launch.processes import Exit, RankProcess
+from system.launched import Watch, wait_for_files
+
+LONG = timedelta(seconds=20)
+NO_TIME = timedelta(0)
+
+
+class Heard:
+    """Collects the lines of a rank; an event for the first."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str, str]] = []
+        self.first = threading.Event()
+
+    def __call__(self, rank: int, stream: str, line: str) -> None:
+        self.lines.append((rank, stream, line))
+        self.first.set()
+
+
+@contextmanager
+def started(command: Sequence[str], heard: Heard, **more: object) -> Iterator[RankProcess]:
+    process = RankProcess.start(command, os.environ, rank=3, on_line=heard, **more)  # type: ignore[arg-type]
+    try:
+        yield process
+    finally:
+        process.terminate(NO_TIME)
+        assert process.wait_gone(LONG)
+
+
+def finish(command: Sequence[str], heard: Heard | None = None) -> tuple[Exit, RankProcess]:
+    with started(command, heard or Heard()) as process:
+        exit = process.wait(LONG)
+        assert exit is not None
+    return exit, process
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "reason"),
+    [
+        ("true", 0, "exited with code 0"),
+        ("exit 3", 3, "exited with code 3"),
+        ("kill -KILL $$", -9, "was killed by SIGKILL (the system's out-of-memory killer does that; so does `kill -9`)"),
+        ("kill -TERM $$", -15, "was killed by SIGTERM"),
+        ("ulimit -c 0; kill -SEGV $$", -11, "was killed by SIGSEGV (a crash in native code)"),
+    ],
+)
+def test_exit(script: str, code: int, reason: str) -> None:
+    exit, _ = finish(["sh", "-c", script])
+    assert (exit.rank, exit.code, exit.reason) == (3, code, reason)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "why"),
+    [("no-such-program", 127, "No such file or directory"), ("/tmp", 126, "Permission denied")],
+)
+def test_what_cannot_be_executed(program: str, code: int, why: str) -> None:
+    exit, process = finish([program])
+    assert (exit.code, exit.reason) == (code, f"could not be started: {program}: {why}")
+    assert process.pid is None
+
+
+def test_lines_of_both_streams_and_the_last_of_them() -> None:
+    heard = Heard()
+    _, process = finish(["sh", "-c", "seq 100; echo oops >&2; printf end"], heard)
+    assert [line for _, stream, line in heard.lines if stream == "stdout"] == [*map(str, range(1, 101)), "end"]
+    assert (3, "stderr", "oops") in heard.lines
+    assert len(process.tail) == 50
+    assert {"oops", "end"} <= set(process.tail)
+
+
+def test_no_input_and_the_default_signals() -> None:
+    heard = Heard()
+    finish(["sh", "-c", "cat; grep -E 'SigIgn|SigBlk' /proc/self/status; yes | head -1"], heard)
+    masks = [int(line.split()[1], 16) for _, _, line in heard.lines if line.startswith("Sig")]
+    assert masks == [0, 0]
+    assert heard.lines[-1] == (3, "stdout", "y")
+
+
+def test_environment_is_exactly_the_one_given() -> None:
+    heard = Heard()
+    process = RankProcess.start(["/usr/bin/env"], {"LC_ALL": "C.UTF-8", "A": "é"}, rank=0, on_line=heard)
+    assert process.wait_gone(LONG)
+    assert sorted(line for _, _, line in heard.lines) == ["A=é", "LC_ALL=C.UTF-8"]
+
+
+def test_cores() -> None:
+    heard = Heard()
+    core = max(os.sched_getaffinity(0))
+    with started(["grep", "Cpus_allowed_list", "/proc/self/status"], heard, cores=[core]) as process:
+        assert process.wait(LONG)
+    assert heard.lines[0][2].split() == ["Cpus_allowed_list:", str(core)]
+
+
+def test_terminate_lets_the_rank_end_by_itself() -> None:
+    heard = Heard()
+    with started(["sh", "-c", "trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.01; done"], heard) as process:
+        assert heard.first.wait(20)
+        process.terminate(LONG)
+        exit = process.wait(LONG)
+    assert exit is not None and exit.code == 5
+    assert heard.lines[-1][2] == "bye"
+
+
+def test_a_rank_that_does_not_listen_is_killed() -> None:
+    heard = Heard()
+    with started(["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.01; done"], heard) as process:
+        assert heard.first.wait(20)
+        process.terminate(timedelta(milliseconds=50))
+        exit = process.wait(LONG)
+    assert exit is not None and exit.code == -signal.SIGKILL
+
+
+def test_a_stopped_rank_is_ended_too() -> None:
+    with started(["sh", "-c", "kill -STOP $$"], Heard()) as process:
+        assert process.wait(timedelta(milliseconds=200)) is None
+        process.terminate(LONG)
+        exit = process.wait(LONG)
+    assert exit is not None and exit.code == -signal.SIGTERM
+
+
+# In the rank's group; in a session of its own; a daemon whose parent is gone; one that does not listen to SIGTERM.
+FAMILY = """
+sleep 1000 & echo $! > child
+setsid sleep 1000 & echo $! > session
+(setsid sh -c 'echo $$ > daemon; exec sleep 1000' &)
+(trap '' TERM; sh -c 'echo $$ > deaf; exec sleep 1000') &
+"""
+MEMBERS = ["child", "session", "daemon", "deaf"]
+
+
+@pytest.mark.parametrize("end", ["exit 0", "kill -KILL $$", "sleep 1000"])
+def test_no_descendant_survives_the_rank(end: str, tmp_path: Path) -> None:
+    script = f"cd {tmp_path}\n{FAMILY}\nwhile ! [ -e go ]; do sleep 0.01; done; {end}"
+    with started(["sh", "-c", script], Heard()) as process, Watch(wait_for_files(tmp_path, MEMBERS)) as watch:
+        (tmp_path / "go").touch()
+        if end == "sleep 1000":
+            process.terminate(timedelta(milliseconds=50))
+        assert watch.survivors() == []
+
+
+def test_the_rank_dies_with_its_guard(tmp_path: Path) -> None:
+    script = f"cd {tmp_path}; sleep 1000 & echo $! > child; echo $$ > rank; echo $PPID > guard; wait"
+    with started(["sh", "-c", script], Heard()) as process:
+        child, rank, guard = wait_for_files(tmp_path, ["child", "rank", "guard"])
+        with Watch([child, rank]) as watch:
+            os.kill(guard, signal.SIGKILL)
+            exit = process.wait(LONG)
+            assert watch.survivors() == []
+    assert exit is not None
+    assert (exit.code, exit.reason) == (-signal.SIGKILL, "was killed together with its guard process")
+
+
+def test_a_copy_of_the_launchers_descriptors_keeps_no_rank_alive(tmp_path: Path) -> None:
+    # A fork of the launcher holds its end of every pipe; only the launcher's own death may count.
+    program = f"""
+import os, signal, time
+from farandole.launch.processes import RankProcess
+RankProcess.start(["sh", "-c", "cd {tmp_path}; echo $$ > rank; exec sleep 1000"], os.environ, rank=0, on_line=print)
+while not os.path.exists("{tmp_path}/rank"):
+    time.sleep(0.01)
+fork = os.fork()
+if fork == 0:
+    time.sleep(1000)
+with open("{tmp_path}/fork", "w") as file:
+    print(fork, file=file)
+time.sleep(1000)
+"""
+    with started([sys.executable, "-c", program], Heard()) as process:
+        rank, fork = wait_for_files(tmp_path, ["rank", "fork"])
+        with Watch([rank]) as rank_watch, Watch([fork]) as fork_watch:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            assert rank_watch.survivors() == []
+            assert fork_watch.survivors() == []  # the outer guard's doing
+
+
+def test_a_listener_that_fails_ends_the_rank() -> None:
+    def refuse(rank: int, stream: str, line: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    process = RankProcess.start(["yes"], os.environ, rank=0, on_line=refuse)
+    exit = process.wait(LONG)
+    assert process.wait_gone(LONG)
+    assert exit is not None
+    assert exit.reason == "was ended because nobody could take its output: [Errno 32] Broken pipe"
+
+
+def test_many_from_a_thread_that_ends() -> None:
+    # A parent-death signal of the starting thread would kill these.
+    processes: list[RankProcess] = []
+
+    def start() -> None:
+        for rank in range(4):
+            processes.append(RankProcess.start(["sleep", "0.3"], os.environ, rank=rank, on_line=Heard()))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    exits = [process.wait(LONG) for process in processes]
+    assert all(process.wait_gone(LONG) for process in processes)
+    assert [(each.rank, each.code) for each in exits if each] == [(rank, 0) for rank in range(4)]

@@ -1,0 +1,134 @@
+"""The command line: options, refusals, the environment that ranks get."""
+
+import argparse
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import farandole
+from farandole.config import Config
+from farandole.launch import cli
+from farandole.launch.environment import with_settings
+from farandole.launch.options import ALIASES, IGNORED, REFUSED, Given, add_horovod_options, add_setting_options
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def parse(*words: str) -> Given:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_setting_options(parser.add_argument_group("settings"))
+    add_horovod_options(parser)
+    return parser.parse_args(words, namespace=Given())
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (("--fusion-threshold-mb", "64"), {"fusion_threshold": 64 << 20}),
+        (("--fusion-threshold", "1KiB"), {"fusion_threshold": 1024}),
+        (("--cache-capacity", "0"), {"cache_capacity": 0}),
+        (("--timeline-filename", "/t.json", "--timeline-mark-cycles"), {"timeline": "/t.json"}),
+        (("--no-stall-check",), {"stall_check_disable": True}),
+        (("--no-stall-check", "--stall-check"), {"stall_check_disable": False}),
+        (("--log-level", "debug"), {"log_level": "debug"}),
+        (("--network-interfaces", "lo"), {"interface": "lo"}),
+    ],
+)
+def test_settings(words: tuple[str, ...], settings: dict[str, object]) -> None:
+    config = Config.from_environment({}, **parse(*words).settings)
+    assert {name: getattr(config, name) for name in settings} == settings
+
+
+def test_horovods_seconds() -> None:
+    words = ("--stall-check-warning-time-seconds", "5", "--stall-check-shutdown-time-seconds", "9", "--start-timeout")
+    config = Config.from_environment({}, **parse(*words, "30").settings)
+    times = (config.stall_check_time, config.stall_shutdown_time, config.start_timeout)
+    assert [time.total_seconds() for time in times] == [5, 9, 30]
+
+
+def test_every_setting_has_an_option() -> None:
+    assert {setting.name for setting in Config.settings()} >= {alias.setting for alias in ALIASES.values()}
+    for setting in Config.settings():
+        words = [] if setting.kind == "flag" else ["info" if setting.kind == "level" else "3"]
+        assert set(parse(f"--{setting.name.replace('_', '-')}", *words).settings) == {setting.name}
+
+
+@pytest.mark.parametrize(("flag", "values"), [(flag, each.values) for each in IGNORED for flag in each.flags])
+def test_what_has_no_meaning_is_named(flag: str, values: int) -> None:
+    (sentence,) = parse(flag, *["1"] * values).ignored
+    assert sentence.startswith(f"{flag} has no effect: ")
+
+
+@pytest.mark.parametrize(("flag", "values"), [(flag, each.values) for each in REFUSED for flag in each.flags])
+def test_what_cannot_be_is_refused_by_name(flag: str, values: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(flag, *["1"] * values)
+    assert "is not supported: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "the following arguments are required: command"),
+        (("go",), "invalid choice: 'go'"),
+        (("run", "true"), "the number of ranks is missing: -np N"),
+        (("run", "-np", "2"), "the program to run is missing"),
+        (("run", "-np", "2", "--"), "the program to run is missing"),
+        (("run", "-np", "0", "true"), "must be a whole number >= 1, got '0'"),
+        (("run", "-np", "2", "--cache-capacity", "many", "true"), "--cache-capacity: 'many' is no count"),
+        (("run", "-np", "2", "--network-interfaces", "a,b", "true"), "name one interface"),
+        (("run", "-np", "2", "-H", "a:1", "--hostfile", "f", "true"), "not allowed with argument"),
+        (("run", "-np", "2", "--no-such-option", "true"), "unrecognized arguments: --no-such-option"),
+    ],
+)
+def test_usage(words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words)
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("-v",), ("--version",), ("run", "-v")])
+def test_version(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(words)
+    assert capsys.readouterr().out == f"farandole {farandole.__version__}\n"
+
+
+def test_check_build(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(("run", "--check-build")) == 0
+    assert "[X] this machine" in capsys.readouterr().out
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(("run", "--help"))
+    out = capsys.readouterr().out
+    assert all(f"--{setting.name.replace('_', '-')}" in out for setting in Config.settings())
+    assert "--mpi" not in out
+
+
+def test_settings_replace_what_the_environment_says() -> None:
+    env = {"HOROVOD_TIMELINE": "old", "FARANDOLE_CACHE_CAPACITY": "1", "HOROVOD_CACHE_CAPACITY": "2", "OTHER": "x"}
+    config = Config(cache_capacity=16384)
+    assert with_settings(env, config, ["cache_capacity"]) == {
+        "HOROVOD_TIMELINE": "old",
+        "FARANDOLE_CACHE_CAPACITY": "16384",
+        "OTHER": "x",
+    }
+    assert Config.from_environment(with_settings(env, config)) == config
+
+
+def test_the_launcher_starts_light() -> None:
+    heavy = "{'numpy', 'torch', 'cloudpickle', 'farandole._native', 'rich', 'asyncio'}"
+    program = f"import sys, farandole.launch.cli; print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

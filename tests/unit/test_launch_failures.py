@@ -1,0 +1,74 @@
+"""Which of several failures is the first cause."""
+
+import signal
+
+import pytest
+
+from farandole.errors import CollectiveTimeout, PeerLost, RankFailed
+from farandole.launch.failures import Failure, culprit, exit_failure, is_consequence
+from farandole.launch.processes import Exit
+
+
+def failure(rank: int, at: float, *, killed: bool = False, consequence: bool = False) -> Failure:
+    return Failure(rank=rank, reason="", code=1, at=at, killed=killed, consequence=consequence)
+
+
+@pytest.mark.parametrize(
+    ("failures", "rank"),
+    [
+        ([failure(2, 1.0)], 2),
+        ([failure(2, 1.0), failure(1, 0.5)], 1),
+        ([failure(0, 1.0, consequence=True), failure(1, 1.1)], 1),
+        ([failure(0, 1.0), failure(1, 1.1, killed=True)], 1),
+        ([failure(0, 1.0, consequence=True), failure(1, 1.1, consequence=True)], 0),
+        ([failure(3, 1.0), failure(1, 1.0)], 1),
+    ],
+)
+def test_culprit(failures: list[Failure], rank: int) -> None:
+    assert culprit(failures).rank == rank
+    assert culprit(failures[::-1]).rank == rank
+
+
+def ended(code: int) -> Exit:
+    return Exit(rank=1, code=code, at=2.0, reason="why")
+
+
+@pytest.mark.parametrize(
+    ("code", "shell_code", "killed"),
+    [
+        (3, 3, False),
+        (-signal.SIGKILL, 137, True),
+        (-signal.SIGSEGV, 139, True),
+        # Native code that lost its peer ends like this.
+        (-signal.SIGABRT, 134, False),
+        (-signal.SIGPIPE, 141, False),
+    ],
+)
+def test_exit_becomes_failure(code: int, shell_code: int, killed: bool) -> None:
+    got = exit_failure(ended(code), ["last"])
+    assert (got.rank, got.code, got.killed, got.at, got.tail) == (1, shell_code, killed, 2.0, ("last",))
+
+
+def test_a_script_that_lost_its_peer_is_a_consequence() -> None:
+    trace = ["Traceback (most recent call last):", "farandole.errors.PeerLost: 'w': rank 1 is lost (crashed)", "[W] x"]
+    assert exit_failure(ended(1), trace).consequence
+    assert not exit_failure(ended(1), ["ValueError: farandole.errors.PeerLost: quoted"]).consequence
+
+
+def test_consequences() -> None:
+    assert is_consequence(PeerLost("w", 1, "was killed or crashed"))
+    assert is_consequence(CollectiveTimeout("w", (1,), 3.0))
+    assert not is_consequence(ValueError("own"))
+
+
+def test_error_carries_the_cause() -> None:
+    cause = KeyError("x")
+    error = Failure(rank=1, reason="KeyError: 'x'", code=1, traceback="trace", tail=("line",), cause=cause).error()
+    assert isinstance(error, RankFailed)
+    assert error.__cause__ is cause
+    assert error.args == (1, "KeyError: 'x'", "trace", ("line",))
+
+
+def test_signal_has_a_name() -> None:
+    assert ended(-signal.SIGKILL).signal_name == "SIGKILL"
+    assert ended(0).signal_name == ""

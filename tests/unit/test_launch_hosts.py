@@ -1,0 +1,58 @@
+"""Host lists and host files."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from farandole.errors import ConfigError, SlotsError
+from farandole.launch.hosts import Host, check_hosts, is_local, parse_hosts, read_hostfile
+
+
+def test_parse_hosts() -> None:
+    assert parse_hosts("a:2, b:4,c") == (Host("a", 2), Host("b", 4), Host("c", 1))
+
+
+@pytest.mark.parametrize("text", ["", "a:", "a:0", "a:x", ":2", "a,,b"])
+def test_what_is_no_host_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no host"):
+        parse_hosts(text)
+
+
+def test_hostfile(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# mine\na slots=2\n\nb:3  # b\nc max_slots=9\n")
+    assert read_hostfile(file) == (Host("a", 2), Host("b", 3), Host("c", 1))
+
+
+def test_hostfile_that_is_not_there_or_empty(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
+        read_hostfile(tmp_path / "none")
+    (tmp_path / "empty").write_text("# nothing\n")
+    with pytest.raises(ConfigError, match="names no host"):
+        read_hostfile(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", socket.gethostname()])
+def test_this_machine(name: str) -> None:
+    assert is_local(name)
+
+
+# 192.0.2.0/24 is nobody's (RFC 5737), and so is .invalid (RFC 6761).
+@pytest.mark.parametrize("name", ["192.0.2.1", "there.invalid"])
+def test_other_machines_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' is not this machine"):
+        check_hosts(f"localhost:1,{name}:1", None, 2)
+
+
+def test_slots(tmp_path: Path) -> None:
+    check_hosts(None, None, 5)
+    check_hosts("localhost:2,127.0.0.1:2", None, 4)
+    with pytest.raises(SlotsError, match=r"5 ranks need 5 slots, but localhost:2, localhost:2 has 4"):
+        check_hosts("localhost:2,localhost:2", None, 5)
+    file = tmp_path / "hosts"
+    file.write_text("localhost slots=1\n")
+    with pytest.raises(SlotsError):
+        check_hosts(None, file, 2)
+    with pytest.raises(ConfigError, match="not both"):
+        check_hosts("localhost:2", file, 2)

@@ -1,0 +1,61 @@
+"""Where lines go."""
+
+import io
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from farandole.launch.output import Output
+
+
+def test_prefix_by_stream() -> None:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with Output(2, stdout=stdout, stderr=stderr) as output:
+        output(0, "stdout", "a")
+        output(1, "stderr", "b")
+        output(1, "stdout", "")
+    assert stdout.getvalue() == "[0] a\n[1] \n"
+    assert stderr.getvalue() == "[1] b\n"
+
+
+def test_timestamp() -> None:
+    stdout = io.StringIO()
+    with Output(1, timestamp=True, stdout=stdout) as output:
+        output(0, "stdout", "a")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[0\] a\n", stdout.getvalue())
+
+
+@pytest.mark.parametrize(("size", "name"), [(2, "rank.1"), (10, "rank.1"), (11, "rank.01")])
+def test_files(tmp_path: Path, size: int, name: str) -> None:
+    stdout = io.StringIO()
+    with Output(size, directory=tmp_path / "new" / "logs", stdout=stdout) as output:
+        output(1, "stdout", "é")
+        output(1, "stderr", "b")
+    assert (tmp_path / "new" / "logs" / name / "stdout").read_text(encoding="utf-8") == "é\n"
+    assert (tmp_path / "new" / "logs" / name / "stderr").read_text(encoding="utf-8") == "b\n"
+    assert len(list((tmp_path / "new" / "logs").iterdir())) == size
+    assert stdout.getvalue() == "[1] é\n"
+
+
+def test_a_stream_that_cannot_show_a_character() -> None:
+    raw = io.BytesIO()
+    with Output(1, stdout=io.TextIOWrapper(raw, encoding="ascii", write_through=True)) as output:
+        output(0, "stdout", "é")
+        assert raw.getvalue() == b"[0] \\xe9\n"
+
+
+def test_no_line_tears_another() -> None:
+    stdout = io.StringIO()
+    with Output(4, stdout=stdout) as output:
+        threads = [
+            threading.Thread(target=lambda rank=rank: [output(rank, "stdout", f"{rank}" * 50) for _ in range(200)])
+            for rank in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    expected = [f"[{rank}] " + f"{rank}" * 50 for rank in range(4) for _ in range(200)]
+    assert sorted(stdout.getvalue().splitlines()) == expected
