@@ -132,10 +132,7 @@ def test_hosts() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_asked_to_end(number: signal.Signals, tmp_path: Path) -> None:
     names = [f"{kind}.{rank}" for kind in ("rank", "daemon") for rank in range(2)]
-    with (
-        launcher("run", "-np", "2", sys.executable, "-c", SLEEPERS) as process,
-        Watch(wait_for_files(tmp_path, names)) as watch,
-    ):
+    with launched(tmp_path, names, "run", "-np", "2", sys.executable, "-c", SLEEPERS) as (process, watch):
         os.killpg(process.pid, number)  # as the terminal does
         out, err = process.communicate(timeout=PATIENCE)
         assert watch.survivors(timeout=1) == []
@@ -147,10 +144,7 @@ def test_asked_to_end(number: signal.Signals, tmp_path: Path) -> None:
 
 def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     script = "trap 'echo asked' TERM; echo $$ > rank.0; while :; do sleep 0.05; done"
-    with (
-        launcher("run", "-np", "1", "sh", "-c", script) as process,
-        Watch(wait_for_files(tmp_path, ["rank.0"])) as watch,
-    ):
+    with launched(tmp_path, ["rank.0"], "run", "-np", "1", "sh", "-c", script) as (process, watch):
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout is not None
         assert process.stdout.readline() == "[0] asked\n"
@@ -165,10 +159,7 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
 
 def test_nothing_survives_a_killed_launcher(tmp_path: Path) -> None:
     names = [f"{kind}.{rank}" for kind in ("rank", "daemon") for rank in range(3)]
-    with (
-        launcher("run", "-np", "3", sys.executable, "-c", SLEEPERS) as process,
-        Watch(wait_for_files(tmp_path, names)) as watch,
-    ):
+    with launched(tmp_path, names, "run", "-np", "3", sys.executable, "-c", SLEEPERS) as (process, watch):
         process.kill()
         assert watch.survivors() == []
 
@@ -176,10 +167,7 @@ def test_nothing_survives_a_killed_launcher(tmp_path: Path) -> None:
 def test_nothing_survives_a_rank_that_ends_well(tmp_path: Path) -> None:
     names = [f"daemon.{rank}" for rank in range(2)]
     script = SLEEPERS.replace("time.sleep(1000)", "while not os.path.exists('go'): time.sleep(0.01)")
-    with (
-        launcher("run", "-np", "2", sys.executable, "-c", script) as process,
-        Watch(wait_for_files(tmp_path, names)) as watch,
-    ):
+    with launched(tmp_path, names, "run", "-np", "2", sys.executable, "-c", script) as (process, watch):
         (tmp_path / "go").touch()
         assert process.wait(PATIENCE) == 0
         assert watch.survivors(timeout=1) == []
