@@ -239,10 +239,16 @@ class RendezvousServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    with contextlib.suppress(ValueError):  # a host name is no wildcard
-        if ipaddress.ip_address(host).is_unspecified:
-            raise ConfigError("host", f"{host} is no address that ranks can connect to; name one interface's address")
+    if _is_wildcard(host):
+        raise ConfigError("host", f"{host} is no address that ranks can connect to; name one interface's address")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=4096)
     listener.setblocking(False)
     return listener
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == ""  # a name; the empty one means all interfaces
