@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from system.launched import PATIENCE, command, farandole
+from system.launched import PATIENCE, command, farandole, launched
 
 # Each rank and a daemon of it in a session of its own leave their process ids; then the rank sleeps.
 SLEEPERS = """
