@@ -1,0 +1,94 @@
+"""A Spark session for the tests of one module, and what Spark and the machine say about the jobs in it."""
+
+import json
+import os
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+__all__ = ["last_job", "processes_with", "session", "tasks_of", "wait_until_gone"]
+
+LOCALHOST = "127.0.0.1"
+
+
+@contextmanager
+def session(master: str, **settings: str) -> Iterator[SparkSession]:
+    """Start a session on `master` and stop it; only one can live in a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("SPARK_LOCAL_IP", LOCALHOST)
+        builder = SparkSession.builder.master(master).appName("farandole tests")
+        for name, value in {
+            "spark.driver.host": LOCALHOST,
+            "spark.driver.bindAddress": LOCALHOST,
+            "spark.ui.enabled": "true",  # for its REST interface
+            "spark.ui.port": "0",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "OFF",
+            "spark.sql.shuffle.partitions": "2",
+            **settings,
+        }.items():
+            builder = builder.config(name, value)
+        spark = builder.getOrCreate()
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def rest(spark: SparkSession, path: str) -> list[dict[str, object]]:
+    """Ask Spark's REST interface about this application."""
+    url = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}/{path}"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        found: list[dict[str, object]] = json.load(answer)
+        return found
+
+
+def last_job(spark: SparkSession) -> dict[str, object]:
+    """The job that was submitted last, once Spark's bookkeeping says that it has ended."""
+    deadline = time.monotonic() + 10
+    while True:
+        job = max(rest(spark, "jobs"), key=lambda each: int(str(each["jobId"])))
+        if job["status"] != "RUNNING" or time.monotonic() > deadline:
+            return job
+        time.sleep(0.1)
+
+
+def tasks_of(spark: SparkSession, job: dict[str, object], *, count: int) -> dict[int, dict[str, object]]:
+    """The tasks of the job's last stage by their index, once `count` of them have ended."""
+    stages = job["stageIds"]
+    assert isinstance(stages, list)
+    deadline = time.monotonic() + 10
+    while True:
+        tasks = {int(str(task["index"])): task for task in rest(spark, f"stages/{max(stages)}/0/taskList")}
+        ended = [task for task in tasks.values() if task["status"] != "RUNNING"]
+        if len(ended) == count or time.monotonic() > deadline:
+            return tasks
+        time.sleep(0.1)
+
+
+def processes_with(mark: str) -> list[str]:
+    """The command lines of all processes that have `mark` in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            except OSError:
+                continue  # it has just ended
+    return found
+
+
+def wait_until_gone(mark: str, seconds: float) -> list[str]:
+    """Wait until no process with `mark` is left; the ones that are still there after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_with(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left

@@ -1,0 +1,155 @@
+"""Ranks as tasks of two executors: `local-cluster[2,1,1024]`, the smallest Spark that is a cluster."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+
+from farandole.errors import RankFailed, SlotsError
+from farandole.spark import HorovodRunner, run
+from farandole.spark.barrier import run_barrier_job, shard
+from farandole.spark.logs import send
+from helpers.spark_session import last_job, session, tasks_of, wait_until_gone
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+
+needs_native = pytest.mark.skipif(importlib.util.find_spec("farandole._native") is None, reason="no native core")
+
+
+@pytest.fixture(scope="module")
+def work() -> Iterator[Path]:
+    """Where Spark's local cluster puts the directories of its executors, unless told otherwise: beside its jars."""
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    directory = Path(spec.origin).with_name("work")
+    before = set(directory.glob("app-*"))
+    yield directory
+    for application in set(directory.glob("app-*")) - before:
+        shutil.rmtree(application)
+
+
+@pytest.fixture(scope="module")
+def spark(work: Path) -> Iterator[SparkSession]:
+    with session("local-cluster[2,1,1024]") as started:
+        yield started
+
+
+@pytest.fixture
+def mark() -> str:
+    """A word in the environment of all processes of one test's ranks."""
+    return uuid.uuid4().hex
+
+
+def test_ranks_run_at_once_as_soon_as_the_session_is_there(spark: SparkSession, work: Path) -> None:
+    """Executors of a cluster register after the session is ready: that is waited for, not refused."""
+
+    def main() -> tuple[str, str, int]:
+        print("heard in the executor's log")
+        return os.environ["FARANDOLE_RANK"], os.environ["FARANDOLE_LOCAL_SIZE"], int(os.environ["OMP_NUM_THREADS"])
+
+    values = run(main, num_proc=2, verbose=0)
+    assert [value[:2] for value in values] == [("0", "2"), ("1", "2")]
+    assert all(threads >= 1 for _, _, threads in values)
+    logs = [log.read_text(errors="replace") for log in (work / spark.sparkContext.applicationId).glob("*/std*")]
+    for rank in range(2):
+        assert sum(f"[{rank}] heard in the executor's log" in log for log in logs) == 1
+
+
+def test_too_many_ranks_are_refused_at_once(spark: SparkSession) -> None:
+    started = time.monotonic()
+    with pytest.raises(SlotsError, match="has 2"):
+        HorovodRunner(np=3).run(print)
+    assert time.monotonic() - started < 2
+
+
+@needs_native
+def test_ranks_of_two_executors_average_a_gradient(spark: SparkSession) -> None:
+    def main(factor: float) -> float:
+        import numpy as np
+
+        import farandole.numpy as hvd
+
+        hvd.init()
+        return float(hvd.allreduce(np.full(100_000, factor * hvd.rank()), name="gradient")[-1])
+
+    assert HorovodRunner(np=2).run(main, factor=3.0) == 1.5
+
+
+def test_a_failing_rank_is_the_task_that_failed(spark: SparkSession, mark: str) -> None:
+    def main() -> None:
+        import subprocess
+
+        subprocess.Popen(["sleep", "60"])  # a helper that knows nothing of ranks
+        if os.environ["FARANDOLE_RANK"] == "0":
+            raise KeyError("the column that is not there")
+        threading.Event().wait(60)
+
+    with pytest.raises(RankFailed, match="the column that is not there") as caught:
+        run(main, num_proc=2, env={"MARK": mark})
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert wait_until_gone(mark, 5) == []
+    tasks = tasks_of(spark, last_job(spark), count=2)
+    assert (tasks[0]["status"], tasks[1]["status"]) == ("FAILED", "KILLED")
+    assert "the column that is not there" in str(tasks[0]["errorMessage"])
+
+
+@needs_native
+def test_a_rank_killed_in_an_allreduce_is_the_one_to_blame(spark: SparkSession, mark: str) -> None:
+    def main() -> None:
+        import numpy as np
+
+        import farandole.numpy as hvd
+
+        hvd.init()
+        for step in range(10_000_000):
+            hvd.allreduce(np.ones(1000), name="gradient")
+            if step == 100 and hvd.rank() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RankFailed, match="SIGKILL") as caught:
+        run(main, num_proc=2, env={"MARK": mark})
+    assert caught.value.rank == 0
+    assert wait_until_gone(mark, 5) == []
+    tasks = tasks_of(spark, last_job(spark), count=2)
+    assert (tasks[0]["status"], tasks[1]["status"]) == ("FAILED", "KILLED")
+
+
+def test_killing_a_python_worker_leaves_no_rank_and_no_rows(spark: SparkSession, mark: str) -> None:
+    def main() -> None:
+        assert shard() is not None
+        send("started", {"pid": os.getpid()})
+        threading.Event().wait(60)
+
+    def kill_the_task(rank: int, message: dict[str, object]) -> None:
+        if rank == 1:
+            guard = parent_of(int(str(message["pid"])))
+            os.kill(parent_of(guard), signal.SIGKILL)
+
+    with pytest.raises(RankFailed) as caught:
+        run_barrier_job(
+            spark,
+            main,
+            num_proc=2,
+            dataframe=spark.range(1000),
+            description="killed",
+            env={"MARK": mark},
+            on_message=kill_the_task,
+        )
+    assert caught.value.rank == 1
+    assert wait_until_gone(mark, 5) == []
+    assert not list(Path("/tmp").glob("**/farandole-*.arrow"))
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,231 @@
+"""From rank to task, from task to driver: everything arrives, nobody is delayed, strangers are not heard."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from farandole.errors import AuthenticationError
+from farandole.handshake import authenticate, new_secret, split_address
+from farandole.launch.failures import Failure
+from farandole.spark.channel import Orders, RankEnd, TaskEnd
+from farandole.spark.driver_log import DriverLog
+from farandole.spark.failure import to_payload
+from farandole.spark.relay import Relay
+from farandole.spark.spill import local_directory, spill
+
+SOON = timedelta(seconds=5)
+
+
+class Shown:
+    """Collects what a user would see."""
+
+    def __init__(self) -> None:
+        self.text: dict[str, str] = {"stdout": "", "stderr": ""}
+
+    def __call__(self, stream: str, text: str) -> None:
+        self.text[stream] += text
+
+
+def no_cancel(reason: str) -> None:
+    raise AssertionError(reason)
+
+
+@pytest.fixture
+def secret() -> bytes:
+    return new_secret()
+
+
+def relay_to(log: DriverLog, rank: int, secret: bytes, on_cancel: Callable[[str], None] = no_cancel) -> Relay:
+    return Relay(log.address("127.0.0.1"), rank, secret, on_cancel)
+
+
+def test_lines_and_messages_show_behind_their_rank(secret: bytes) -> None:
+    shown, heard = Shown(), []
+    with DriverLog(
+        secret, 2, host="127.0.0.1", show=shown, on_message=lambda rank, message: heard.append((rank, message))
+    ) as log:
+        relays = [relay_to(log, rank, secret) for rank in range(2)]
+        relays[0].send("line", {"stream": "stdout", "text": "training"})
+        relays[1].send("line", {"stream": "stderr", "text": "careful"})
+        relays[1].send("log", {"text": "for the user"}, must=True)
+        relays[0].send("progress", {"step": 3})
+        for relay in relays:
+            relay.close(SOON)
+        log.drain(SOON)
+    assert shown.text == {"stdout": "[0] training\n[1] for the user\n", "stderr": "[1] careful\n"}
+    assert heard == [(0, {"kind": "progress", "step": 3})]
+
+
+def test_failures_reach_the_driver_in_order(secret: bytes) -> None:
+    with DriverLog(secret, 2, host="127.0.0.1", show=Shown()) as log:
+        for rank, consequence in ((1, True), (0, False)):
+            relay = relay_to(log, rank, secret)
+            relay.send("failed", to_payload(Failure(rank=rank, reason="x", code=1, consequence=consequence)))
+            relay.close(SOON)
+        log.wait_for_failure(SOON)
+        assert [failure.rank for failure in log.failures] == [1, 0]
+
+
+def test_a_listener_that_fails_does_not_end_the_log(secret: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    shown = Shown()
+
+    def fail(rank: int, message: Mapping[str, object]) -> None:
+        raise KeyError(rank)
+
+    with DriverLog(secret, 1, host="127.0.0.1", show=shown, on_message=fail) as log:
+        relay = relay_to(log, 0, secret)
+        relay.send("progress", {})
+        relay.send("log", {"text": "still here"})
+        relay.close(SOON)
+        log.drain(SOON)
+    assert shown.text["stdout"] == "[0] still here\n"
+    assert "on_message failed" in caplog.text
+
+
+def test_cancel_reaches_tasks_that_are_there_and_tasks_that_come_late(secret: bytes) -> None:
+    early, late = threading.Event(), threading.Event()
+    with DriverLog(secret, 2, host="127.0.0.1", show=Shown()) as log:
+        relays = [relay_to(log, 0, secret, lambda reason: early.set())]
+        log.cancel("enough")
+        relays.append(relay_to(log, 1, secret, lambda reason: late.set()))
+        assert early.wait(5)
+        assert late.wait(5)
+        for relay in relays:
+            relay.close(SOON)
+
+
+def test_a_stranger_is_not_heard(secret: bytes) -> None:
+    with DriverLog(secret, 1, host="127.0.0.1", show=Shown()) as log:
+        with (
+            socket.create_connection(split_address(log.address("127.0.0.1")), 5) as stranger,
+            pytest.raises(AuthenticationError),
+        ):
+            authenticate(stranger, new_secret(), me=b"0", accept=False, timeout=SOON)
+        log.drain(SOON)
+
+
+def test_an_unreachable_driver_delays_nobody(secret: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    relay = Relay(f"127.0.0.1:{port}", 0, secret, no_cancel)
+    for _ in range(100):
+        relay.send("line", {"stream": "stdout", "text": "x"})
+    relay.close(SOON)
+    assert "cannot reach the driver's log" in caplog.text
+
+
+def test_lines_that_nobody_takes_are_dropped_and_counted(secret: bytes) -> None:
+    release, shown = threading.Event(), Shown()
+
+    def slow(stream: str, text: str) -> None:
+        release.wait(5)
+        shown(stream, text)
+
+    many = 60_000
+    with DriverLog(secret, 1, host="127.0.0.1", show=slow) as log:
+        relay = relay_to(log, 0, secret)
+        for number in range(many):
+            relay.send("line", {"stream": "stdout", "text": f"{number} {'x' * 500}"})
+        relay.send("log", {"text": "the one that matters"}, must=True)
+        release.set()
+        relay.close(SOON)
+        log.drain(SOON)
+    lines = shown.text["stdout"].splitlines()
+    lost = sum(int(line.split()[2]) for line in lines if line.startswith("[0] ... "))
+    shown_lines = sum("xxx" in line for line in lines)
+    assert lost > 0
+    assert shown_lines + lost == many
+    assert "[0] the one that matters" in lines
+
+
+def test_a_rank_gets_its_orders_and_its_rows(tmp_path: os.PathLike[str]) -> None:
+    heard: list[tuple[str, Mapping[str, object]]] = []
+    schema = pa.schema([("x", pa.int64())])
+    batches = [pa.record_batch([pa.array([1, 2, 3])], schema=schema), pa.record_batch([pa.array([4])], schema=schema)]
+    seen: list[None] = []
+    rows = spill(batches, schema, str(tmp_path), between=lambda: seen.append(None))
+    task = TaskEnd(lambda kind, payload: heard.append((kind, payload)))
+    try:
+        rank = RankEnd(task.name)
+        task.begin(Orders(env={"A": "1"}, shard_fd=rows.file.fileno()))
+        orders = rank.receive_orders()
+        rows.close()
+        assert orders.env == {"A": "1"}
+        assert orders.shard_fd is not None
+        with pa.memory_map(f"/proc/self/fd/{orders.shard_fd}") as mapped:
+            assert pa.ipc.open_file(mapped).read_all().to_pydict() == {"x": [1, 2, 3, 4]}
+        os.close(orders.shard_fd)
+        assert rank.send("progress", {"step": 1})
+        rank.close()
+    finally:
+        task.close()
+    assert heard == [("progress", {"step": 1})]
+    assert (rows.rows, len(seen)) == (4, 2)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_rank_without_rows_gets_a_file_with_columns(tmp_path: os.PathLike[str]) -> None:
+    rows = spill([], pa.schema([("x", pa.int64())]), str(tmp_path), between=lambda: None)
+    with pa.memory_map(f"/proc/self/fd/{rows.file.fileno()}") as mapped:
+        assert pa.ipc.open_file(mapped).read_all().to_pydict() == {"x": []}
+    rows.close()
+
+
+def test_a_disk_that_cannot_be_written_is_named(tmp_path: os.PathLike[str]) -> None:
+    missing = f"{tmp_path}/none"
+    with pytest.raises(OSError, match=missing):
+        spill([], pa.schema([]), missing, between=lambda: None)
+
+
+def test_ranks_of_one_host_take_turns_among_its_disks(tmp_path: os.PathLike[str]) -> None:
+    disks = [f"{tmp_path}/{name}" for name in "ab"]
+    for disk in disks:
+        os.mkdir(disk)
+    env = {"SPARK_LOCAL_DIRS": f"{disks[0]},{tmp_path}/gone,{disks[1]}"}
+    assert [local_directory(env, turn) for turn in range(3)] == [disks[0], disks[1], disks[0]]
+
+
+def test_messages_never_block_a_rank_whose_task_does_not_read() -> None:
+    go_on, heard = threading.Event(), []
+
+    def hear(kind: str, payload: Mapping[str, object]) -> None:
+        go_on.wait(5)
+        heard.append((kind, payload))
+
+    task = TaskEnd(hear)
+    try:
+        rank = RankEnd(task.name)
+        task.begin(Orders(env={}, shard_fd=None))
+        rank.receive_orders()
+        sent = [rank.send("progress", {"text": "x" * 10_000}) for _ in range(100)]
+        assert not all(sent)
+        go_on.set()
+        assert rank.send("log", {"text": "patient"}, patient=True)
+        rank.close()
+    finally:
+        task.close()
+    dropped = [payload["messages"] for kind, payload in heard if kind == "dropped"]
+    assert dropped == [sent.count(False)]
+    assert heard[-1] == ("log", {"text": "patient"})
+
+
+def test_a_rank_that_never_comes_does_not_keep_its_task() -> None:
+    TaskEnd(lambda kind, payload: None).close()
+
+
+def test_a_task_that_ends_first_ends_the_wait_for_orders() -> None:
+    task = TaskEnd(lambda kind, payload: None)
+    rank = RankEnd(task.name)
+    waiting = threading.Thread(target=task.close)
+    with pytest.raises(EOFError):
+        waiting.start()
+        rank.receive_orders()
+    rank.close()
+    waiting.join(5)

@@ -1,0 +1,75 @@
+"""How many ranks fit is judged from what Spark promises and what is there."""
+
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from farandole.spark.slots import SETTLED, Cluster, decide, is_local
+
+MINUTE = timedelta(minutes=1)
+NO_TIME = timedelta(0)
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "promised"),
+    [
+        ("local-cluster[2,1,1024]", {}, 2),
+        ("local-cluster[3, 4, 1024]", {"spark.task.cpus": "2"}, 6),
+        ("yarn", {"spark.executor.instances": "4", "spark.executor.cores": "8"}, 32),
+        ("yarn", {"spark.executor.instances": "4"}, 4),
+        (
+            "k8s://https://host",
+            {"spark.executor.instances": "2", "spark.executor.cores": "3", "spark.task.cpus": "2"},
+            2,
+        ),
+        ("yarn", {}, None),
+        # A standalone executor has all cores of its machine, however many these are.
+        ("spark://host:7077", {"spark.executor.instances": "2"}, None),
+        ("spark://host:7077", {"spark.executor.instances": "2", "spark.executor.cores": "4"}, 8),
+    ],
+)
+def test_promised_slots(master: str, conf: dict[str, str], promised: int | None) -> None:
+    assert Cluster.read(master, conf).promised == promised
+
+
+def test_dynamic_allocation_counts_only_on_a_cluster() -> None:
+    conf = {"spark.dynamicAllocation.enabled": "TRUE"}
+    assert Cluster.read("yarn", conf).dynamic
+    assert not Cluster.read("local[2]", conf).dynamic
+
+
+@pytest.mark.parametrize(
+    ("master", "local"), [("local", True), ("local[*]", True), ("local-cluster[2,1,1024]", False), ("yarn", False)]
+)
+def test_local_masters(master: str, local: bool) -> None:
+    assert is_local(master) is local
+
+
+def judge(*, present: int, promised: int | None, unchanged: timedelta = NO_TIME, waited: timedelta = NO_TIME) -> str:
+    return decide(4, present=present, promised=promised, unchanged=unchanged, waited=waited, patience=MINUTE)
+
+
+def test_enough_slots_start_at_once() -> None:
+    assert judge(present=4, promised=None) == "go"
+    assert judge(present=5, promised=2) == "go"
+
+
+def test_a_promise_that_is_too_small_is_refused_at_once() -> None:
+    assert judge(present=0, promised=3) == "refuse"
+
+
+def test_promised_executors_are_waited_for() -> None:
+    assert judge(present=1, promised=4, unchanged=MINUTE / 2, waited=MINUTE / 2) == "wait"
+    assert judge(present=1, promised=4, unchanged=MINUTE / 2, waited=MINUTE) == "refuse"
+
+
+def test_without_a_promise_a_number_that_stays_is_believed() -> None:
+    assert judge(present=2, promised=None, unchanged=SETTLED / 2, waited=SETTLED) == "wait"
+    assert judge(present=2, promised=None, unchanged=SETTLED, waited=SETTLED) == "refuse"
+
+
+def test_an_application_without_any_executor_is_still_starting() -> None:
+    assert judge(present=0, promised=None, unchanged=MINUTE / 2, waited=MINUTE / 2) == "wait"
+    assert judge(present=0, promised=None, unchanged=MINUTE, waited=MINUTE) == "refuse"
