@@ -24,9 +24,6 @@ class Adapter(Protocol[T]):
     def check_writable(self, tensor: T, name: str) -> None:
         """As `check`, for a tensor that the engine is about to overwrite; lets the framework know of it."""
 
-    def shape(self, tensor: T) -> Sequence[int]:
-        """Return the tensor's shape; empty for a scalar."""
-
     def empty_like(self, tensor: T) -> T:
         """Return an uninitialized contiguous tensor of the same shape and dtype."""
 
@@ -38,9 +35,6 @@ class Adapter(Protocol[T]):
 
     def make_splits(self, splits: Sequence[int]) -> T:
         """Return rows per rank as an int32 tensor."""
-
-    def first_rows(self, tensor: T, rows: int) -> T:
-        """Return a view of the first rows."""
 
     def is_floating(self, tensor: T) -> bool:
         """Return whether the dtype is a floating one."""

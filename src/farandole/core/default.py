@@ -36,21 +36,30 @@ __all__ = [
 ]
 
 
+class Counters:
+    """How many operations without a name were asked for, by kind."""
+
+    def __init__(self) -> None:
+        self._next: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+
+    def next(self, kind: str) -> int:
+        # next() on itertools.count is one step under the GIL, so two threads never get one number.
+        return next(self._next[kind])
+
+
 class Seat:
-    """A context with what the functions of this package count in it: the operations without a name."""
+    """A context, and what the functions of this package need of it at every call."""
 
-    __slots__ = ("__weakref__", "_counters", "context", "engine", "size")
+    __slots__ = ("_counters", "context", "engine", "size")
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    def __init__(self, context: Context, counters: Counters) -> None:
+        self.context, self._counters = context, counters
         self.engine: Engine = context.engine
         self.size: int = context.size
-        self._counters: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
     def wire_name(self, kind: str, name: str | None) -> str:
         """Return the name ranks agree on: `<kind>.<name>`, or `<kind>.noname.<n>` for the nth one without a name."""
-        # next() on itertools.count is one step under the GIL, so two threads never get one number.
-        return f"{kind}.{name}" if name is not None else f"{kind}.noname.{next(self._counters[kind])}"
+        return f"{kind}.{name}" if name is not None else f"{kind}.noname.{self._counters.next(kind)}"
 
 
 class _Thread(threading.local):
@@ -61,7 +70,7 @@ _lock = threading.Lock()
 _thread = _Thread()
 _process: Seat | None = None
 # A context keeps its counters however often a thread enters `use`; they go when it goes.
-_seats: WeakKeyDictionary[Context, Seat] = WeakKeyDictionary()
+_counters: WeakKeyDictionary[Context, Counters] = WeakKeyDictionary()
 _atexit_registered = False
 
 
@@ -83,7 +92,7 @@ def use(context: Context) -> Iterator[Context]:
     """Make `context` the one that this thread's calls use, until the block ends."""
     before = _thread.seat
     with _lock:
-        _thread.seat = _seats.setdefault(context, Seat(context))
+        _thread.seat = Seat(context, _counters.setdefault(context, Counters()))
     try:
         yield context
     finally:
@@ -110,7 +119,7 @@ def init(
         if _thread.seat is None and _process is None:
             met = from_environment() if rendezvous is None else rendezvous
             _require_all_ranks(comm, met.size)
-            _process = Seat(Context(met, config))
+            _process = Seat(Context(met, config), Counters())
             if not _atexit_registered:
                 atexit.register(shutdown)
                 _atexit_registered = True

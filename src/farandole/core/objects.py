@@ -11,7 +11,7 @@ import cloudpickle
 
 from farandole.core import kinds
 from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.requests import check_root, named
+from farandole.core.requests import named
 
 __all__ = ["allgather_object", "broadcast_object", "split_frames"]
 
@@ -28,7 +28,6 @@ def broadcast_object(
     The others' `obj` is ignored. Blocks until the root's object is here; raises `InvalidRequest` for a wrong root.
     """
     seat, wire = named("broadcast_object", name, process_set)
-    check_root(root_rank, seat.size, wire)
     root = seat.context.rank == root_rank
     payload = bytearray(cloudpickle.dumps(obj)) if root else bytearray()
     # The length goes first, in 64 bits: the others need it to make room.

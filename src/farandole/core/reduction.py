@@ -3,7 +3,7 @@
 import warnings
 from typing import Final
 
-__all__ = ["OP_NAMES", "Adasum", "Average", "Max", "Min", "Product", "Sum", "choose_op", "scatter_op"]
+__all__ = ["OP_NAMES", "Adasum", "Average", "Max", "Min", "Product", "Sum", "choose_op"]
 
 Average: Final = 0
 Sum: Final = 1
@@ -34,11 +34,4 @@ def known_op(op: int) -> int:
         raise ValueError("op=Adasum is not available; use Average, Sum, Min, Max or Product")
     if not isinstance(op, int) or not 0 <= op < len(OP_NAMES):
         raise ValueError(f"op must be one of Average, Sum, Min, Max, Product, got {op!r}")
-    return op
-
-
-def scatter_op(op: int) -> int:
-    """Return `op` when reducescatter knows it; raises `ValueError` otherwise."""
-    if op not in (Average, Sum):
-        raise ValueError(f"Reducescatter currently only supports AVERAGE and SUM, got {op!r}")
     return op

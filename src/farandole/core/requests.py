@@ -8,8 +8,6 @@ from farandole.core import default, kinds
 from farandole.core.adapter import Adapter
 from farandole.core.handle import Handle
 from farandole.core.process_sets import ProcessSet, global_process_set, require_global
-from farandole.core.reduction import scatter_op
-from farandole.core.splits import check_splits, even_splits
 from farandole.errors import InvalidRequest
 
 __all__ = ["Requests", "member_name", "named"]
@@ -20,7 +18,8 @@ T = TypeVar("T")
 class Requests(Generic[T]):
     """One method per kind of operation. With `now` it is done when the method returns, otherwise only started.
 
-    The engine captures memory without a copy, so what it cannot read as it lies is refused, never copied.
+    The engine reads and writes tensors where they lie, so what it cannot read as it lies is refused, never copied. It
+    also refuses what is wrong on this rank alone: a root or splits that do not fit, a name that is in flight already.
     """
 
     def __init__(self, adapter: Adapter[T]) -> None:
@@ -97,7 +96,7 @@ class Requests(Generic[T]):
     def gather(self, tensor: T, name: str | None, members: ProcessSet, now: bool) -> Handle[T]:
         """Concatenate over ranks along the first dimension."""
         seat, wire = named("allgather", name, members)
-        self._check_rows(tensor, wire)
+        self.adapter.check(tensor, wire)
         start = seat.engine.run if now else seat.engine.submit
         part = start(kinds.ALLGATHER, wire, tensor, None, cacheable=name is not None)
         return Handle((part,), lambda: self.adapter.adopt(part.result(), tensor))
@@ -106,7 +105,7 @@ class Requests(Generic[T]):
         """Start an allgather of several tensors, none of which begins before all are ready on all ranks."""
         seat, wire = named("grouped_allgather", name, members)
         for tensor in tensors:
-            self._check_rows(tensor, wire)
+            self.adapter.check(tensor, wire)
         count = len(tensors)
         parts = [
             seat.engine.submit(
@@ -127,7 +126,6 @@ class Requests(Generic[T]):
     ) -> Handle[T]:
         """Spread the root's tensor, into `tensor` itself with `write`."""
         seat, wire = named("broadcast", name, members)
-        check_root(root, seat.size, wire)
         output = self._output(tensor, wire, write)
         start = seat.engine.run if now else seat.engine.submit
         part = start(kinds.BROADCAST, wire, tensor, output, root=root, cacheable=name is not None)
@@ -138,15 +136,12 @@ class Requests(Generic[T]):
     ) -> Handle[tuple[T, T]]:
         """Send rows to each rank; the result is what came, and how much of it from each rank."""
         seat, wire = named("alltoall", name, members)
-        rows = self._check_rows(tensor, wire)
-        if splits is None:
-            shares = even_splits(rows, seat.size, wire)
-        else:
-            shares = self.adapter.read_splits(splits, wire)
-            check_splits(shares, rows, seat.size, wire)
-        sent = tensor if sum(shares) == rows else self.adapter.first_rows(tensor, sum(shares))
+        self.adapter.check(tensor, wire)
+        shares = None if splits is None else self.adapter.read_splits(splits, wire)
+        if shares == []:
+            raise InvalidRequest(wire, f"splits is empty; give one number for each of the {seat.size} ranks")
         start = seat.engine.run if now else seat.engine.submit
-        part = start(kinds.ALLTOALL, wire, sent, None, splits=shares, cacheable=name is not None)
+        part = start(kinds.ALLTOALL, wire, tensor, None, splits=shares, cacheable=name is not None)
         return Handle(
             (part,),
             lambda: (self.adapter.adopt(part.result(), tensor), self.adapter.make_splits(part.received_splits())),
@@ -156,9 +151,8 @@ class Requests(Generic[T]):
         self, tensor: T, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet, now: bool
     ) -> Handle[T]:
         """Reduce, and keep this rank's rows of the result."""
-        op = scatter_op(op)
         seat, wire = named("reducescatter", name, members)
-        self._check_rows(tensor, wire)
+        self.adapter.check(tensor, wire)
         start = seat.engine.run if now else seat.engine.submit
         part = start(
             kinds.REDUCESCATTER,
@@ -182,10 +176,9 @@ class Requests(Generic[T]):
         members: ProcessSet,
     ) -> Handle[list[T]]:
         """Start a reducescatter of several tensors, none of which begins before all are ready on all ranks."""
-        op = scatter_op(op)
         seat, wire = named("grouped_reducescatter", name, members)
         for tensor in tensors:
-            self._check_rows(tensor, wire)
+            self.adapter.check(tensor, wire)
         count = len(tensors)
         parts = [
             seat.engine.submit(
@@ -217,13 +210,6 @@ class Requests(Generic[T]):
         self.adapter.check(tensor, wire)
         return self.adapter.empty_like(tensor)
 
-    def _check_rows(self, tensor: T, wire: str) -> int:
-        self.adapter.check(tensor, wire)
-        shape = self.adapter.shape(tensor)
-        if not shape:
-            raise InvalidRequest(wire, "a scalar has no rows to divide or to join; give it a first dimension")
-        return shape[0]
-
 
 def named(kind: str, name: str | None, members: ProcessSet) -> tuple[default.Seat, str]:
     """Return the caller's seat and the operation's name on the wire."""
@@ -236,9 +222,3 @@ def named(kind: str, name: str | None, members: ProcessSet) -> tuple[default.Sea
 def member_name(wire: str, place: int, count: int) -> str:
     """Return the name of one of a group's `count` tensors; `place` counts from 0."""
     return f"{wire}_{place + 1}of{count}"
-
-
-def check_root(root: int, size: int, wire: str) -> None:
-    """Raise `InvalidRequest` unless `root` is one of the job's ranks."""
-    if not isinstance(root, int) or not 0 <= root < size:
-        raise InvalidRequest(wire, f"broadcast received invalid root rank {root!r}; ranks are 0 to {size - 1}")

@@ -43,10 +43,6 @@ class NumpyAdapter:
         if not tensor.flags.writeable:
             raise InvalidRequest(name, "the array is read-only; use the form that returns a new array")
 
-    def shape(self, tensor: Array) -> Sequence[int]:
-        """Return the array's shape."""
-        return tensor.shape
-
     def empty_like(self, tensor: Array) -> Array:
         """Return an uninitialized array."""
         return np.empty(tensor.shape, tensor.dtype)
@@ -65,10 +61,6 @@ class NumpyAdapter:
     def make_splits(self, splits: Sequence[int]) -> Array:
         """Return an int32 array."""
         return np.array(splits, np.int32)
-
-    def first_rows(self, tensor: Array, rows: int) -> Array:
-        """Return a view."""
-        return tensor[:rows]
 
     def dtype(self, tensor: Array) -> object:
         """Return the array's dtype."""

@@ -48,10 +48,6 @@ class TorchAdapter:
         self.check(tensor, name)
         torch.autograd.graph.increment_version(tensor)
 
-    def shape(self, tensor: torch.Tensor) -> Sequence[int]:
-        """Return the tensor's shape."""
-        return tensor.shape
-
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return an uninitialized tensor without a gradient."""
         return torch.empty_like(tensor, requires_grad=False)
@@ -73,10 +69,6 @@ class TorchAdapter:
     def make_splits(self, splits: Sequence[int]) -> torch.Tensor:
         """Return an int32 tensor."""
         return torch.tensor(splits, dtype=torch.int32)
-
-    def first_rows(self, tensor: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return a view."""
-        return tensor[:rows]
 
     def dtype(self, tensor: torch.Tensor) -> object:
         """Return the tensor's dtype."""

@@ -20,7 +20,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _Distributed(torch.optim.Optimizer):
-    """What is put in front of an optimizer's class. Has no state of its own but what is set by `DistributedOptimizer`."""
+    """What `DistributedOptimizer` puts in front of an optimizer's class."""
 
     _reducer: Reducer
     # Nothing is reduced by a rank that is alone.

@@ -1,0 +1,54 @@
+"""Collectives over Python objects."""
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.core.context import Context
+from farandole.core.objects import split_frames
+from farandole.errors import InvalidRequest
+from helpers.bindings import BINDINGS, SIZES, Binding
+from helpers.ranks import run_ranks
+
+every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
+every_size = pytest.mark.parametrize("size", SIZES)
+
+
+@every_binding
+@every_size
+def test_broadcast_object_from_every_root(binding: Binding, size: int) -> None:
+    def body(context: Context) -> None:
+        for root in range(size):
+            mine = {"rank": context.rank, "text": "x" * 100_000, "pair": (1, [2.5])}
+            # The others often pass None, whose type is not the root's.
+            got = binding.hvd.broadcast_object(mine if context.rank == root else None, root)
+            assert got == {**mine, "rank": root}
+            assert binding.hvd.broadcast_object(root, root_rank=root, name="named") == root
+        shout = binding.hvd.broadcast_object(lambda text: text.upper(), 0)
+        assert shout("a") == "A"
+        with pytest.raises(InvalidRequest, match="root"):
+            binding.hvd.broadcast_object(1, root_rank=size)
+
+    run_ranks(size, body)
+
+
+@every_binding
+@every_size
+def test_allgather_object_in_rank_order(binding: Binding, size: int) -> None:
+    def body(context: Context) -> None:
+        mine = {"rank": context.rank, "more": np.arange(context.rank * 1000)}
+        gathered = binding.hvd.allgather_object(mine)
+        assert [each["rank"] for each in gathered] == list(range(size))
+        assert [len(each["more"]) for each in gathered] == [rank * 1000 for rank in range(size)]
+        assert binding.hvd.allgather_object(None, name="none") == [None] * size
+
+    run_ranks(size, body)
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_frames_are_cut_as_they_were_joined(parts: list[bytes]) -> None:
+    joined = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+    assert [bytes(part) for part in split_frames(memoryview(joined))] == parts

@@ -1,0 +1,92 @@
+"""The bindings that the conformance suite runs over: how each makes a tensor, and how a test reads it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import farandole.numpy
+import farandole.torch
+
+__all__ = ["BINDINGS", "FLOATS", "INTEGERS", "SIZES", "Array", "Binding", "expected", "scatter_rows", "tolerance"]
+
+Array = npt.NDArray[Any]
+
+SIZES = (1, 2, 3, 4)
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One framework's functions, and the way between its tensors and NumPy's arrays."""
+
+    name: str
+    hvd: ModuleType
+    make: Callable[[Array, str], Any]  # values, dtype
+    read: Callable[[Any], Array]
+    floats: tuple[str, ...]
+    integers: tuple[str, ...]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return (*self.floats, *self.integers)
+
+
+def _make_numpy(values: Array, dtype: str) -> Array:
+    return np.array(values).astype(dtype)
+
+
+def _make_torch(values: Array, dtype: str) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    assert isinstance(kind, torch.dtype)
+    return torch.from_numpy(np.array(values)).to(kind)
+
+
+def _read_torch(tensor: torch.Tensor) -> Array:
+    tensor = tensor.detach()
+    array: Array = (tensor.double() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+BINDINGS = (
+    Binding(
+        "numpy",
+        farandole.numpy,
+        _make_numpy,
+        np.asarray,
+        tuple(name for name in FLOATS if name != "bfloat16"),
+        (*INTEGERS, "uint16", "uint32", "uint64"),
+    ),
+    Binding("torch", farandole.torch, _make_torch, _read_torch, FLOATS, INTEGERS),
+)
+
+
+def expected(op: int, each: list[Array], dtype: str) -> Array:
+    """Return what a reduction of `each` rank's values gives, computed by NumPy in wide types."""
+    wide = np.stack(each).astype("float64" if dtype in FLOATS else "int64")
+    total: Array = wide.sum(0)
+    if op == farandole.numpy.Average:
+        # Integers are divided exactly and truncated toward zero.
+        mean = total / len(each)
+        return mean if dtype in FLOATS else np.trunc(mean).astype("int64")
+    if op == farandole.numpy.Sum:
+        return total
+    reduce = {farandole.numpy.Min: np.min, farandole.numpy.Max: np.max, farandole.numpy.Product: np.prod}[op]
+    result: Array = reduce(wide, axis=0)
+    return result
+
+
+def tolerance(dtype: str) -> float:
+    """Return the relative error to expect of a few operations in `dtype`."""
+    return {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5, "float64": 1e-12}.get(dtype, 0.0)
+
+
+def scatter_rows(rows: int, size: int) -> list[int]:
+    """Return how many of `rows` each rank gets from a reducescatter: the first ranks get what is left over."""
+    share, extra = divmod(rows, size)
+    return [share + (rank < extra) for rank in range(size)]
