@@ -13,6 +13,7 @@ from farandole.errors import ConfigError
 from farandole.launch.pickling import describe
 from farandole.launch.run import run as run_locally
 from farandole.spark.barrier import run_barrier_job
+from farandole.spark.display import Display
 from farandole.spark.driver_log import Verbosity, show_on_console
 from farandole.spark.slots import all_slots
 from farandole.topology import JobEnvironment
@@ -52,15 +53,18 @@ class HorovodRunner:
             return cast(T, run_locally(_of_rank_zero, (main, kwargs), num_proc=-self.num_processor)[0])
         # Without a session of the user's Spark decides by its own configuration, as everywhere else.
         spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-        values = run_barrier_job(
-            spark,
-            main,
-            kwargs=kwargs,
-            num_proc=self.num_processor or self._all_slots(spark),
-            description=f"HorovodRunner: {getattr(main, '__name__', type(main).__name__)}",
-            verbosity=self.driver_log_verbosity,
-            results="first",
-        )
+        description = f"HorovodRunner: {getattr(main, '__name__', type(main).__name__)}"
+        with Display(description) as display:
+            values = run_barrier_job(
+                spark,
+                main,
+                kwargs=kwargs,
+                num_proc=self.num_processor or self._all_slots(spark),
+                description=description,
+                verbosity=self.driver_log_verbosity,
+                results="first",
+                on_message=display.hear,
+            )
         return values[0]
 
     def _all_slots(self, spark: SparkSession) -> int:
