@@ -1,0 +1,102 @@
+"""Peers measured in turn in one run, so that what else the machine does falls on all of them; results as JSON."""
+
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["Race", "Spread", "race", "record", "spread"]
+
+RESULTS = Path(__file__).with_name("results")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Least, middle and greatest of some measurements."""
+
+    min: float
+    median: float
+    max: float
+
+    def __str__(self) -> str:
+        return f"{self.min:.3f} / {self.median:.3f} / {self.max:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Seconds of each contender, round by round, and the first one's share of each other one's."""
+
+    seconds: dict[str, list[float]]
+    ratios: dict[str, list[float]]
+
+    def report(self, unit: str = "s") -> str:
+        """One line per contender, one per ratio: min / median / max."""
+        first = next(iter(self.seconds))
+        lines = [f"  {name:<32} {spread(values)} {unit}" for name, values in self.seconds.items()]
+        lines += [f"  {f'{first} : {name}':<32} {spread(values)}" for name, values in self.ratios.items()]
+        return "\n".join(lines)
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Summarize measurements."""
+    return Spread(min(values), statistics.median(values), max(values))
+
+
+def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Race:
+    """Let each contender measure itself once per round, the order turning with the round; the first is ours.
+
+    A round before the counted ones warms caches; ratios compare measurements of one round."""
+    names = list(contenders)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            taken = contenders[name]()
+            if number > 0:
+                seconds[name].append(taken)
+    ratios = {
+        name: [ours / theirs for ours, theirs in zip(seconds[names[0]], seconds[name], strict=True)]
+        for name in names[1:]
+    }
+    return Race(seconds, ratios)
+
+
+def record(name: str, races: Mapping[str, Race], packages: Sequence[str]) -> Path:
+    """Write all measurements with the machine and the versions of `packages`; gives the file."""
+    machine = platform.node()
+    path = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{machine}-{name}.json"
+    content = {
+        "name": name,
+        "machine": {
+            "host": machine,
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "kernel": platform.release(),
+            "load": os.getloadavg(),
+        },
+        "python": sys.version.split()[0],
+        "packages": {each: _version(each) for each in packages},
+        "races": {title: asdict(each) for title, each in races.items()},
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _processor() -> str:
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return found[1] if found else platform.processor()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
