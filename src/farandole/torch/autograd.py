@@ -49,7 +49,7 @@ class Differentiable(Blocking[Tensor]):
         self, tensor: Tensor, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet
     ) -> Tensor:
         """Return the reduction."""
-        if not _recorded((tensor,)):
+        if not _recorded(tensor):
             return super().allreduce(tensor, name, op, prescale, postscale, members)
         reduced: Tensor = _Allreduce.apply(Call(self, name, members, op, prescale, postscale), tensor)
         return reduced
@@ -64,33 +64,33 @@ class Differentiable(Blocking[Tensor]):
         members: ProcessSet,
     ) -> list[Tensor]:
         """Return the reductions of a group."""
-        if not _recorded(tensors):
+        if not any(map(_recorded, tensors)):
             return super().grouped_allreduce(tensors, name, op, prescale, postscale, members)
         return list(_GroupedAllreduce.apply(Call(self, name, members, op, prescale, postscale), *tensors))
 
     def allgather(self, tensor: Tensor, name: str | None, members: ProcessSet) -> Tensor:
         """Return the ranks' rows joined."""
-        if not _recorded((tensor,)):
+        if not _recorded(tensor):
             return super().allgather(tensor, name, members)
         joined: Tensor = _Allgather.apply(Call(self, name, members), tensor)
         return joined
 
     def grouped_allgather(self, tensors: Sequence[Tensor], name: str | None, members: ProcessSet) -> list[Tensor]:
         """Return the ranks' rows joined, for each tensor of a group."""
-        if not _recorded(tensors):
+        if not any(map(_recorded, tensors)):
             return super().grouped_allgather(tensors, name, members)
         return list(_GroupedAllgather.apply(Call(self, name, members), *tensors))
 
     def broadcast(self, tensor: Tensor, root: int, name: str | None, members: ProcessSet) -> Tensor:
         """Return the root's tensor."""
-        if not _recorded((tensor,)):
+        if not _recorded(tensor):
             return super().broadcast(tensor, root, name, members)
         spread: Tensor = _Broadcast.apply(Call(self, name, members), root, tensor)
         return spread
 
     def alltoall(self, tensor: Tensor, splits: object, name: str | None, members: ProcessSet) -> tuple[Tensor, Tensor]:
         """Return the rows sent to this rank, and how many came from each."""
-        if not _recorded((tensor,)):
+        if not _recorded(tensor):
             return super().alltoall(tensor, splits, name, members)
         output, received = _Alltoall.apply(Call(self, name, members), splits, tensor)
         return output, received
@@ -99,7 +99,7 @@ class Differentiable(Blocking[Tensor]):
         self, tensor: Tensor, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet
     ) -> Tensor:
         """Return this rank's rows of the reduction."""
-        if not _recorded((tensor,)):
+        if not _recorded(tensor):
             return super().reducescatter(tensor, name, op, prescale, postscale, members)
         rows: Tensor = _Reducescatter.apply(Call(self, name, members, op, prescale, postscale), tensor)
         return rows
@@ -114,13 +114,14 @@ class Differentiable(Blocking[Tensor]):
         members: ProcessSet,
     ) -> list[Tensor]:
         """Return this rank's rows of the reductions of a group."""
-        if not _recorded(tensors):
+        if not any(map(_recorded, tensors)):
             return super().grouped_reducescatter(tensors, name, op, prescale, postscale, members)
         return list(_GroupedReducescatter.apply(Call(self, name, members, op, prescale, postscale), *tensors))
 
 
-def _recorded(tensors: Sequence[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def _recorded(tensor: Tensor) -> bool:
+    # What is no tensor is refused later, where all wrong tensors are.
+    return isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled()
 
 
 class _Allreduce(torch.autograd.Function):
