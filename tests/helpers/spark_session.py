@@ -45,14 +45,14 @@ def session(master: str, **settings: str) -> Iterator[SparkSession]:
 def rest(spark: SparkSession, path: str) -> list[dict[str, object]]:
     """Ask Spark's REST interface about this application."""
     url = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}/{path}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=30) as answer:
         found: list[dict[str, object]] = json.load(answer)
         return found
 
 
 def last_job(spark: SparkSession) -> dict[str, object]:
     """The job that was submitted last, once Spark's bookkeeping says that it has ended."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while True:
         job = max(rest(spark, "jobs"), key=lambda each: int(str(each["jobId"])))
         if job["status"] != "RUNNING" or time.monotonic() > deadline:
@@ -64,7 +64,7 @@ def tasks_of(spark: SparkSession, job: dict[str, object], *, count: int) -> dict
     """The tasks of the job's last stage by their index, once `count` of them have ended."""
     stages = job["stageIds"]
     assert isinstance(stages, list)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while True:
         tasks = {int(str(task["index"])): task for task in rest(spark, f"stages/{max(stages)}/0/taskList")}
         ended = [task for task in tasks.values() if task["status"] != "RUNNING"]
