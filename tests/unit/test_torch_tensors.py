@@ -97,7 +97,8 @@ def test_one_number_per_row_is_a_number() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[:, None] / 2
 
-    (seen,) = predictor(Half())(iter([(pd.Series([2.0, 4.0]),)]))
+    # A single column comes without its tuple.
+    (seen,) = predictor(Half())(iter([pd.Series([2.0, 4.0])]))
     assert seen["y__output"].to_list() == [1.0, 2.0]
 
 

@@ -81,13 +81,15 @@ class DataFrameModel(Model, Params):
         for name in names:
             if name in dataset.columns:
                 raise DataError(name, "is in the DataFrame already; choose other names with setOutputCols")
-        predictor, types = self._predictor(names)
-        schema = ", ".join(f"`{name}` {kind}" for name, kind in zip(names, types, strict=True))
+        # Fields of a struct, whose names may not hold all that a column's name may.
+        fields = [f"o{index}" for index in range(len(names))]
+        predictor, types = self._predictor(fields)
+        schema = ", ".join(f"{field} {kind}" for field, kind in zip(fields, types, strict=True))
 
         def predict(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
             return predictor(batches)
 
         udf = pandas_udf(predict, schema)  # type: ignore[call-overload]
         predicted = dataset.withColumn(_PREDICTED, udf(*[as_numbers(dataset.schema, name) for name in features]))
-        outputs = [F.col(_PREDICTED).getField(name).alias(name) for name in names]
-        return predicted.select(*[column for column in predicted.columns if column != _PREDICTED], *outputs)
+        outputs = [F.col(_PREDICTED).getField(field).alias(name) for field, name in zip(fields, names, strict=True)]
+        return predicted.select("*", *outputs).drop(_PREDICTED)

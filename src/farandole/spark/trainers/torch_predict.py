@@ -31,17 +31,19 @@ class Predictor:
     names: tuple[str, ...]  # of the columns it gives, one per label
     key: uuid.UUID = field(default_factory=uuid.uuid4)
 
-    def __call__(self, batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
+    def __call__(self, batches: Iterator[tuple[pd.Series, ...] | pd.Series]) -> Iterator[pd.DataFrame]:
         """Yield the outputs for each batch of feature columns; raises `DataError` for null and ragged rows."""
         predict = ModelCache.get(self.key)
         if predict is None:
             predict = self._load()
             ModelCache.add(self.key, predict)
         for batch in batches:
-            rows = len(batch[0])
+            # Spark gives a single column without its tuple, whatever the function's type says.
+            columns_given = batch if isinstance(batch, tuple) else (batch,)
+            rows = len(columns_given[0])
             if rows == 0:
                 continue
-            values = [self._array(index, series) for index, series in enumerate(batch)]
+            values = [self._array(index, series) for index, series in enumerate(columns_given)]
             parts = [
                 predict([column[first : first + ROWS_AT_ONCE] for column in values])
                 for first in range(0, rows, ROWS_AT_ONCE)
