@@ -179,3 +179,23 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 2
     assert "nobody could take its output" in done.stderr
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.native
+def test_a_rank_killed_from_outside_in_the_middle_of_training(tmp_path: Path) -> None:
+    script = """
+import os, numpy as np, farandole.numpy as hvd
+hvd.init()
+for step in range(10**9):
+    hvd.allreduce(np.ones(4), name="grad")
+    if step == 20:
+        with open(f"rank.{hvd.rank()}", "w") as file:
+            print(os.getpid(), file=file)
+"""
+    names = [f"rank.{rank}" for rank in range(3)]
+    with launched(tmp_path, names, "run", "-np", "3", sys.executable, "-c", script) as (process, watch):
+        os.kill(int((tmp_path / "rank.1").read_text()), signal.SIGKILL)
+        _, err = process.communicate(timeout=PATIENCE)
+        assert watch.survivors(timeout=1) == []
+    assert process.returncode == 137
+    assert "farandole: rank 1 failed: was killed by SIGKILL" in err

@@ -41,7 +41,7 @@ def test_results_by_rank(size: int) -> None:
 
 @by_value
 def outcome(how: str) -> object:
-    if os.environ["FARANDOLE_RANK"] == "0" and how != "all":
+    if os.environ["FARANDOLE_RANK"] == "0":
         time.sleep(1000)
     if how == "raise":
         raise KeyError("lost")
@@ -241,3 +241,34 @@ except KeyboardInterrupt:
         out, err = process.communicate(timeout=PATIENCE)
         assert watch.survivors(timeout=1) == []
     assert (out, err, process.returncode) == ("interrupted\n", "", 0)
+
+
+@by_value
+def train(how: str) -> None:
+    import farandole.numpy as hvd
+
+    hvd.init()
+    total = hvd.allreduce(np.ones(4), op=hvd.Sum, name="start")
+    assert total[0] == hvd.size()
+    for step in range(1_000_000):
+        if hvd.rank() == hvd.size() - 1 and step == 20:
+            outcome(how)
+        hvd.allreduce(np.ones(4), name="grad")
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("raise", "KeyError: 'lost'"),
+        ("_exit 5", "exited with code 5"),
+        ("SIGKILL", "was killed by SIGKILL"),
+        ("SIGSEGV", "was killed by SIGSEGV"),
+    ],
+)
+def test_the_guilty_rank_is_named_in_the_middle_of_training(how: str, reason: str, size: int) -> None:
+    with pytest.raises(RankFailed) as caught:
+        farandole.run(train, (how,), num_proc=size)
+    assert caught.value.rank == size - 1
+    assert caught.value.reason.startswith(reason)

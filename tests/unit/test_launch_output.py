@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.errors import ConfigError
 from farandole.launch.output import Output
 
 
@@ -37,6 +38,12 @@ def test_files(tmp_path: Path, size: int, name: str) -> None:
     assert (tmp_path / "new" / "logs" / name / "stderr").read_text(encoding="utf-8") == "b\n"
     assert len(list((tmp_path / "new" / "logs").iterdir())) == size
     assert stdout.getvalue() == "[1] é\n"
+
+
+def test_files_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"output_filename: cannot write .*Not a directory"):
+        Output(2, directory=tmp_path / "file")
 
 
 def test_a_stream_that_cannot_show_a_character() -> None:

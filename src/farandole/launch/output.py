@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from farandole.errors import ConfigError
+
 __all__ = ["Output"]
 
 
@@ -32,16 +34,17 @@ class Output:
         }
         self._timestamp = timestamp
         self._one_at_a_time = threading.Lock()
-        self._open = contextlib.ExitStack()
         self._files: dict[tuple[int, str], TextIO] = {}
-        width = len(str(num_proc - 1))
         with contextlib.ExitStack() as undo:
-            for rank in range(num_proc) if directory is not None else ():
-                folder = Path(directory or "", f"rank.{rank:0{width}}")
-                folder.mkdir(parents=True, exist_ok=True)
-                for stream in ("stdout", "stderr"):
-                    file = undo.enter_context(open(folder / stream, "w", encoding="utf-8", buffering=1))
-                    self._files[rank, stream] = file
+            try:
+                for rank in range(num_proc) if directory is not None else ():
+                    folder = Path(directory or "", f"rank.{rank:0{len(str(num_proc - 1))}}")
+                    folder.mkdir(parents=True, exist_ok=True)
+                    for stream in self._streams:
+                        file = undo.enter_context(open(folder / stream, "w", encoding="utf-8", buffering=1))
+                        self._files[rank, stream] = file
+            except OSError as error:
+                raise ConfigError("output_filename", f"cannot write {error.filename}: {error.strerror}") from error
             self._open = undo.pop_all()
 
     def __call__(self, rank: int, stream: str, line: str) -> None:

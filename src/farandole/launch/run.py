@@ -1,5 +1,6 @@
 """`farandole.run`: a Python function on N ranks of this machine."""
 
+import contextlib
 import os
 import pickle
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from farandole.config import Config
-from farandole.errors import RankFailed
+from farandole.errors import ConfigError, RankFailed
 from farandole.launch.calls import RankCall
 from farandole.launch.environment import with_settings
 from farandole.launch.hosts import check_hosts
@@ -50,6 +51,8 @@ def run(
     rank's `RankFailed` is raised, its own exception as the cause; Ctrl-C ends them too. Nothing that a rank has
     started is left when this returns. Raises `PicklingError` naming what in the call cannot be sent,
     `ConfigError` and `SlotsError` for what cannot be started."""
+    if on_line is not None and output_filename is not None:
+        raise ConfigError("output_filename", "give output_filename or on_line, not both")
     check_hosts(hosts, hostfile, num_proc)
     payload = dump_call(func, args, kwargs or {})
     environment = {**os.environ, **(env or {})}
@@ -70,8 +73,10 @@ def run(
         binding=binding,
     )
     directory = None if output_filename is None else Path(output_filename)
-    with Output(num_proc, timestamp=prefix_output_with_timestamp, directory=directory) as output:
-        values = call.on_all_ranks(on_line or output)
+    with contextlib.ExitStack() as stack:
+        if on_line is None:
+            on_line = stack.enter_context(Output(num_proc, timestamp=prefix_output_with_timestamp, directory=directory))
+        values = call.on_all_ranks(on_line)
     return [_unpickled(rank, value) for rank, value in enumerate(values)]
 
 
