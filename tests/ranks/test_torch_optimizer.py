@@ -1,0 +1,470 @@
+"""DistributedOptimizer: the ranks together do what one process does with all their rows."""
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import farandole.torch as hvd
+from farandole.core.context import Context
+from farandole.errors import ConfigError, InvalidRequest
+from helpers.bindings import SIZES
+from helpers.ranks import run_ranks
+
+every_size = pytest.mark.parametrize("size", SIZES)
+ROWS = 12  # divisible by all sizes
+
+OPTIMIZERS: dict[str, Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=4),
+}
+
+
+def build() -> torch.nn.Module:
+    net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2)).double()
+    # The ranks are threads and share torch's random state, so the values come from a generator of our own.
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
+    return net
+
+
+def rows(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return (
+        torch.randn(ROWS, 5, generator=generator, dtype=torch.float64),
+        torch.randn(ROWS, 2, generator=generator, dtype=torch.float64),
+    )
+
+
+def shard(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    return tensor.chunk(size)[rank]
+
+
+def loss_of(net: torch.nn.Module, step: int, rank: int = 0, size: int = 1) -> torch.Tensor:
+    inputs, targets = rows(step)
+    return torch.nn.functional.mse_loss(net(shard(inputs, rank, size)), shard(targets, rank, size))
+
+
+def train(
+    net: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rank: int = 0,
+    size: int = 1,
+    steps: int = 5,
+    passes: int = 1,
+) -> list[torch.Tensor]:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(net, step, rank, size)
+        loss.backward()
+        return loss
+
+    for step in range(steps):
+        if isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.step(closure)
+            continue
+        optimizer.zero_grad()
+        for place in range(passes):
+            loss_of(net, step * passes + place, rank, size).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in net.parameters()]
+
+
+def alone(name: str, passes: int = 1) -> list[torch.Tensor]:
+    net = build()
+    return train(net, OPTIMIZERS[name](net.parameters()), passes=passes)
+
+
+def check(
+    size: int, body: Callable[[Context], list[torch.Tensor]], want: list[torch.Tensor], rtol: float = 1e-9
+) -> None:
+    for got in run_ranks(size, body):
+        for mine, theirs in zip(got, want, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=rtol, atol=rtol)
+
+
+@every_size
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_ranks_train_like_one_process(size: int, name: str) -> None:
+    def body(context: Context) -> list[torch.Tensor]:
+        net = build()
+        inner = OPTIMIZERS[name](net.parameters())
+        optimizer = hvd.DistributedOptimizer(inner, named_parameters=net.named_parameters())
+        assert isinstance(optimizer, type(inner))
+        assert type(optimizer).__name__ == type(inner).__name__
+        return train(net, optimizer, context.rank, size)
+
+    check(size, body, alone(name))
+
+
+@every_size
+@pytest.mark.parametrize("groups", [1, 2, 3, 100, "lists"])
+def test_groups_change_nothing_but_speed(size: int, groups: int | str) -> None:
+    def body(context: Context) -> list[torch.Tensor]:
+        net = build()
+        first, bias, second, last = net.parameters()
+        # Each rank may hold its parameters in another order.
+        ordered = list(net.parameters()) if context.rank % 2 else list(net.parameters())[::-1]
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(ordered, lr=0.1),
+            named_parameters=net.named_parameters(),
+            groups=[[first, second], [last]] if groups == "lists" else groups,
+            gradient_predivide_factor=2.0,
+        )
+        assert bias.requires_grad
+        return train(net, optimizer, context.rank, size)
+
+    check(size, body, alone("sgd"))
+
+
+@every_size
+def test_gradients_of_several_passes_are_added(size: int) -> None:
+    def body(context: Context) -> list[torch.Tensor]:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()), backward_passes_per_step=3)
+        return train(net, optimizer, context.rank, size, passes=3)
+
+    check(size, body, alone("sgd", passes=3))
+
+
+@every_size
+def test_sum_with_a_smaller_rate_and_half_floats_on_the_wire(size: int) -> None:
+    def summed(context: Context) -> list[torch.Tensor]:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1 / size), op=hvd.Sum)
+        return train(net, optimizer, context.rank, size)
+
+    def halved(context: Context) -> list[torch.Tensor]:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1), compression=hvd.Compression.fp16, gradient_predivide_factor=size
+        )
+        return train(net, optimizer, context.rank, size)
+
+    check(size, summed, alone("sgd"))
+    check(size, halved, alone("sgd"), rtol=1e-2)
+
+
+@every_size
+def test_synchronize_then_clip_then_step(size: int) -> None:
+    net = build()
+    plain = OPTIMIZERS["momentum"](net.parameters())
+    for step in range(4):
+        plain.zero_grad()
+        loss_of(net, step).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        plain.step()
+
+    def body(context: Context) -> list[torch.Tensor]:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](net.parameters()))
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(net, step, context.rank, size).backward()
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        return [parameter.detach() for parameter in net.parameters()]
+
+    check(size, body, [parameter.detach() for parameter in net.parameters()])
+
+
+def test_step_after_synchronize_warns_once_and_does_not_reduce_twice() -> None:
+    def body(context: Context) -> list[str]:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.05), op=hvd.Sum)
+        loss_of(net, 0, context.rank, 2).backward()
+        optimizer.synchronize()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        plain = build()
+        loss_of(plain, 0).backward()
+        torch.optim.SGD(plain.parameters(), lr=0.1).step()
+        for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+        return [str(warning.message) for warning in caught]
+
+    # Warnings are caught per process.
+    for texts in run_ranks(2, body, how="processes"):
+        assert len(texts) == 1
+        assert "optimizer.step() called without optimizer.skip_synchronize()" in texts[0]
+
+
+def test_a_step_skipped_after_synchronize_does_not_hide_new_gradients() -> None:
+    """As when a gradient scaler finds infinities and leaves the step out."""
+
+    def body(context: Context) -> torch.Tensor:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()))
+        loss_of(net, 0, context.rank, 2).backward()
+        optimizer.synchronize()
+        optimizer.zero_grad()
+        loss_of(net, 1, context.rank, 2).backward()
+        optimizer.step()
+        return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+
+    first, second = run_ranks(2, body)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_gradient_scaler_recipe() -> None:
+    def body(context: Context) -> torch.Tensor:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()))
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(loss_of(net, 0, context.rank, 2)).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+
+    net = build()
+    loss_of(net, 0).backward()
+    OPTIMIZERS["sgd"](net.parameters()).step()
+    want = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    for got in run_ranks(2, body):
+        torch.testing.assert_close(got, want)
+
+
+def test_misuse_is_an_assertion() -> None:
+    def body(context: Context) -> None:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()), backward_passes_per_step=2)
+        loss_of(net, 0).backward()
+        with pytest.raises(AssertionError, match="prohibited"):
+            optimizer.zero_grad()
+        loss_of(net, 0).backward()
+        with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+            loss_of(net, 0).backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        assert all(parameter.grad is None for parameter in net.parameters())
+        optimizer.set_backward_passes_per_step(1)
+        loss_of(net, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        assert all(not parameter.grad.any() for parameter in net.parameters())
+
+    run_ranks(2, body)
+
+
+@every_size
+def test_a_rank_whose_loss_leaves_parameters_out(size: int) -> None:
+    def body(context: Context) -> None:
+        used, unused = torch.nn.Linear(3, 1, bias=False), torch.nn.Linear(3, 1, bias=False)
+        both = [used.weight, unused.weight]
+        hvd.broadcast_parameters(both, 0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(both, lr=1.0))
+        before = unused.weight.detach().clone()
+        net = unused if context.rank == 0 else used
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(unused.weight.grad, torch.full((1, 3), 1 / size))
+        torch.testing.assert_close(unused.weight.detach(), before - 1 / size)
+
+    run_ranks(size, body)
+
+
+def test_parameters_that_are_frozen_and_thawed() -> None:
+    def body(context: Context) -> list[torch.Tensor]:
+        first, second = torch.nn.Linear(2, 2).double(), torch.nn.Linear(2, 2).double()
+        hvd.broadcast_parameters([*first.parameters(), *second.parameters()], 0)
+        second.requires_grad_(False)
+        optimizers = [
+            hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(prefix=name))
+            for name, net in (("first", first), ("second", second))
+        ]
+        for turn in range(6):
+            for place, net in enumerate((first, second)):
+                net.requires_grad_(place == turn % 2)
+                optimizers[place].zero_grad()
+            second(first(torch.full((1, 2), context.rank + 1.0, dtype=torch.float64))).sum().backward()
+            optimizers[turn % 2].step()
+            frozen = (first, second)[1 - turn % 2]
+            assert all(parameter.grad is None for parameter in frozen.parameters())
+        return [parameter.detach() for parameter in (*first.parameters(), *second.parameters())]
+
+    one, other = run_ranks(2, body)
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+def test_parameters_added_later_are_reduced_too() -> None:
+    def body(context: Context) -> list[torch.Tensor]:
+        first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        hvd.broadcast_parameters([*first.parameters(), *second.parameters()], 0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(first.parameters(), lr=0.1), first.named_parameters())
+        optimizer.add_param_group({"params": list(second.parameters()), "lr": 0.5})
+        for _ in range(3):
+            optimizer.zero_grad()
+            second(first(torch.full((1, 2), context.rank + 1.0))).sum().backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in (*first.parameters(), *second.parameters())]
+
+    one, other = run_ranks(2, body)
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+@every_size
+@pytest.mark.parametrize("dense", [False, True])
+def test_sparse_gradients(size: int, dense: bool) -> None:
+    start = torch.arange(20.0).reshape(10, 2)
+
+    def body(context: Context) -> None:
+        table = torch.nn.Embedding.from_pretrained(start.clone(), freeze=False, sparse=True)
+        inner = torch.optim.SGD(table.parameters(), lr=1.0) if dense else torch.optim.SparseAdam(table.parameters())
+        optimizer = hvd.DistributedOptimizer(inner, table.named_parameters(), sparse_as_dense=dense)
+        plain = torch.nn.Embedding.from_pretrained(start.clone(), freeze=False, sparse=not dense)
+        reference = type(inner)(plain.parameters(), lr=1.0 if dense else 1e-3)
+        for step in range(3):
+            asked = [torch.tensor([rank, rank, step, 7]) for rank in range(size)]
+            # The last rank has nothing to add in the last step.
+            silent = step == 2 and context.rank == size - 1 and size > 1
+            optimizer.zero_grad()
+            if not silent:
+                (table(asked[context.rank]) ** 2).sum().backward()
+            optimizer.step()
+            reference.zero_grad()
+            heard = asked[: size - 1] if step == 2 and size > 1 else asked
+            (sum((plain(each) ** 2).sum() for each in heard) / size).backward()
+            reference.step()
+            torch.testing.assert_close(table.weight.detach(), plain.weight.detach())
+        assert table.weight.grad is not None
+        assert table.weight.grad.is_sparse != dense or size == 1
+
+    run_ranks(size, body)
+
+
+def test_sparse_allreduce_equals_the_dense_one() -> None:
+    def body(context: Context) -> None:
+        dense = torch.zeros(5, 4)
+        dense[context.rank] = context.rank + 1.0
+        dense[4, 2] = 1.0
+        for dims in (1, 2):
+            for op in (hvd.Sum, hvd.Average):
+                result = hvd.sparse_allreduce_async(dense.to_sparse(dims), f"s{dims}{op}", op)()
+                torch.testing.assert_close(result.to_dense(), hvd.allreduce(dense, op=op))
+        with pytest.raises(InvalidRequest, match="Average or op=Sum"):
+            hvd.sparse_allreduce_async(dense.to_sparse(), "s", hvd.Max)
+        with pytest.raises(InvalidRequest, match="sparse COO"):
+            hvd.sparse_allreduce_async(dense, "s", hvd.Sum)
+
+    run_ranks(3, body)
+
+
+def test_channels_last_gradients() -> None:
+    def body(context: Context) -> torch.Tensor:
+        net = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        if context.rank == 1:
+            # Layouts may differ between ranks.
+            net.to(memory_format=torch.contiguous_format)
+        hvd.broadcast_parameters(net.state_dict(), 0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        picture = torch.full((2, 3, 8, 8), context.rank + 1.0).to(memory_format=torch.channels_last)
+        net(picture).sum().backward()
+        optimizer.step()
+        return net.weight.detach()
+
+    one, other = run_ranks(2, body)
+    torch.testing.assert_close(one, other, rtol=0, atol=0, check_stride=False)
+
+
+def test_an_optimizer_that_is_gone_leaves_no_hooks() -> None:
+    def body(context: Context) -> None:
+        net = build()
+        for _ in range(3):
+            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()), net.named_parameters())
+            train(net, optimizer, context.rank, 2, steps=2)
+            del optimizer
+            gc.collect()
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in net.parameters())
+
+    run_ranks(2, body)
+
+
+def test_a_scheduler_sees_and_sets_the_rate() -> None:
+    def body(context: Context) -> None:
+        net = build()
+        inner = OPTIMIZERS["sgd"](net.parameters())
+        before = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+        optimizer = hvd.DistributedOptimizer(inner, net.named_parameters())
+        after = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        want = alone("sgd") if context.rank == 0 else None
+        train(net, optimizer, context.rank, 2)
+        if want is not None:
+            for mine, theirs in zip(net.parameters(), want, strict=True):
+                torch.testing.assert_close(mine.detach(), theirs)
+        after.step()
+        assert optimizer.param_groups[0]["lr"] == 0.05 == inner.param_groups[0]["lr"]
+        assert before.get_last_lr() == [0.1]
+
+    run_ranks(2, body)
+
+
+def test_state_is_saved_and_loaded() -> None:
+    def body(context: Context) -> None:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](net.parameters()), net.named_parameters())
+        train(net, optimizer, context.rank, 2)
+        saved = copy.deepcopy(optimizer.state_dict())
+        again = build()
+        other = hvd.DistributedOptimizer(OPTIMIZERS["momentum"](again.parameters()), again.named_parameters())
+        again.load_state_dict(net.state_dict())
+        other.load_state_dict(saved)
+        for mine, theirs in zip(
+            train(again, other, context.rank, 2), train(net, optimizer, context.rank, 2), strict=True
+        ):
+            torch.testing.assert_close(mine, theirs)
+
+    run_ranks(2, body)
+
+
+@every_size
+def test_arguments_are_checked(size: int) -> None:
+    def body(context: Context) -> None:
+        net = build()
+        inner = OPTIMIZERS["sgd"](net.parameters())
+        named = list(net.named_parameters())
+        for problem, arguments in (
+            ("tuples", {"named_parameters": [parameter for _, parameter in named]}),
+            ("unique", {"named_parameters": [("same", parameter) for _, parameter in named]}),
+            ("not named", {"named_parameters": named[1:]}),
+            ("backward_passes_per_step", {"backward_passes_per_step": 0}),
+            ("gradient_predivide_factor", {"gradient_predivide_factor": 2.0, "op": hvd.Sum}),
+            ("groups", {"groups": 0}),
+            ("more than once", {"groups": [[named[0][1]], [named[0][1]]]}),
+            ("Adasum", {"op": hvd.Adasum}),
+        ):
+            with pytest.raises(ValueError, match=problem):
+                hvd.DistributedOptimizer(inner, **arguments)
+        with pytest.raises(ConfigError, match="process_set"):
+            hvd.DistributedOptimizer(inner, process_set=hvd.ProcessSet([0]))
+
+    run_ranks(size, body)
+
+
+def test_num_groups_is_deprecated() -> None:
+    def body(context: Context) -> None:
+        net = build()
+        with pytest.warns(DeprecationWarning, match="groups="):
+            optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()), num_groups=2)
+        train(net, optimizer)
+
+    run_ranks(1, body)
