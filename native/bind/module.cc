@@ -244,8 +244,8 @@ NB_MODULE(_native, m) {
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "", "group_size"_a = 0,
            "cacheable"_a = true)
       .def("shutdown", &Engine::shutdown, nb::call_guard<nb::gil_scoped_release>())
-      .def("stats", &stats_of)
-      .def("trace", &trace_of);
+      .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, int]"))
+      .def("trace", &trace_of, nb::sig("def trace(self) -> list[tuple[str, str, int, int, int]]"));
 
   m.def("simd_level", &simd_level);
 }

@@ -1,0 +1,105 @@
+// Ranks as threads, each with an engine of its own: on one host or on several, which then talk over socket pairs.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace ranks {
+
+using farandole::DType;
+using farandole::Engine;
+using farandole::EngineOptions;
+using farandole::Error;
+using farandole::Kind;
+using farandole::OperationPtr;
+using farandole::ReduceOp;
+using farandole::Segment;
+using farandole::Wiring;
+
+// hosts[r] is the host of rank r.
+inline std::vector<Wiring> wire(const std::vector<int>& hosts) {
+  const int size = static_cast<int>(hosts.size());
+  std::map<int, std::vector<int>> members;
+  for (int rank = 0; rank < size; ++rank) members[hosts[rank]].push_back(rank);
+  std::map<int, std::shared_ptr<Segment>> segments;
+  for (const auto& [host, local] : members)
+    segments[host] = Segment::create(static_cast<int>(local.size()), 16 << 10, static_cast<int>(local.size()) < size);
+  std::vector<Wiring> wirings(hosts.size());
+  for (int rank = 0; rank < size; ++rank)
+    wirings[rank] = {rank, size, members[hosts[rank]], segments[hosts[rank]], {}};
+  for (int a = 0; a < size; ++a) {
+    for (int b = a + 1; b < size; ++b) {
+      if (hosts[a] == hosts[b]) continue;
+      int control[2] = {-1, -1};
+      int data[2] = {-1, -1};
+      if (socketpair(AF_UNIX, SOCK_STREAM, 0, data) != 0 || (a == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0)) std::abort();
+      wirings[a].remotes.push_back({b, control[0], data[0]});
+      wirings[b].remotes.push_back({a, control[1], data[1]});
+    }
+  }
+  return wirings;
+}
+
+inline EngineOptions options(double timeout = 20) {
+  EngineOptions options;
+  options.timeout = std::chrono::milliseconds(static_cast<int>(timeout * 1000));
+  return options;
+}
+
+// Runs `body` for every rank; returns what each threw, "" where nothing.
+inline std::vector<std::string> run(const std::vector<int>& hosts, const std::function<void(Engine&)>& body, double timeout = 20) {
+  std::vector<Wiring> wirings = wire(hosts);
+  std::vector<std::string> problems(hosts.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        Engine engine(std::move(wirings[rank]), options(timeout));
+        body(engine);
+      } catch (const std::exception& error) {
+        problems[rank] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return problems;
+}
+
+inline OperationPtr operation(Kind kind, const std::string& name, DType dtype, std::vector<int64_t> shape, const void* in, void* out) {
+  auto made = std::make_shared<farandole::Operation>();
+  made->request.kind = kind;
+  made->request.name = name;
+  made->request.dtype = dtype;
+  made->request.shape = std::move(shape);
+  made->request.cacheable = true;
+  made->input = static_cast<const std::byte*>(in);
+  made->output = static_cast<std::byte*>(out);
+  return made;
+}
+
+inline OperationPtr sum(const std::string& name, std::vector<float>& values) {
+  return operation(Kind::Allreduce, name, DType::Float32, {static_cast<int64_t>(values.size())}, values.data(), values.data());
+}
+
+// Waits with a limit; throws what the operation ended with.
+inline void finish(Engine& engine, const OperationPtr& operation) {
+  if (!engine.wait(*operation, std::chrono::seconds(30))) throw Error::internal("'" + operation->request.name + "' hangs");
+  if (operation->error) throw *operation->error;
+}
+
+inline void run_now(Engine& engine, const OperationPtr& operation) {
+  engine.submit(operation, false);
+  finish(engine, operation);
+}
+
+}  // namespace ranks

@@ -1,0 +1,187 @@
+// The engine over every wiring: what ranks ask for in any order comes out right, what they disagree on fails by name, and
+// whoever leaves is named to those who wait.
+#include <atomic>
+#include <chrono>
+#include <random>
+
+#include "check.h"
+#include "engine_ranks.h"
+
+using namespace ranks;
+
+namespace {
+
+const std::vector<std::vector<int>> kWorlds = {{0}, {0, 0}, {0, 0, 0}, {0, 0, 0, 0, 0}, {0, 1}, {0, 0, 1}, {0, 1, 0, 1}, {0, 1, 2}};
+
+std::string text(const std::vector<int>& hosts) {
+  std::string out = "hosts";
+  for (const int host : hosts) out += " " + std::to_string(host);
+  return out;
+}
+
+void expect_all_well(const std::vector<std::string>& problems, const std::vector<int>& hosts) {
+  for (const std::string& problem : problems) check::equal(problem, std::string(), text(hosts));
+}
+
+float triangle(int size) { return static_cast<float>(size * (size + 1)) / 2; }
+
+void sizes_from_one_to_many(Engine& engine) {
+  for (const size_t count : {size_t{1}, size_t{7}, size_t{600}, size_t{5000}, size_t{300'000}}) {
+    for (int round = 0; round < 3; ++round) {
+      std::vector<float> values(count, static_cast<float>(engine.rank() + 1));
+      run_now(engine, sum("x" + std::to_string(count), values));
+      check::equal(values.front(), triangle(engine.size()));
+      check::equal(values.back(), triangle(engine.size()));
+    }
+  }
+}
+
+void any_order_and_mixed_kinds(Engine& engine) {
+  constexpr int kTensors = 40;
+  std::mt19937 random(static_cast<unsigned>(engine.rank()));
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::vector<float>> values(kTensors);
+    std::vector<OperationPtr> asked(kTensors);
+    std::vector<int> order(kTensors);
+    for (int i = 0; i < kTensors; ++i) order[static_cast<size_t>(i)] = i;
+    std::shuffle(order.begin(), order.end(), random);
+    for (const int i : order) {
+      auto& mine = values[static_cast<size_t>(i)];
+      mine.assign(static_cast<size_t>(1 + 97 * i), static_cast<float>(engine.rank() + i));
+      OperationPtr one = sum("t" + std::to_string(i), mine);
+      if (i % 7 == 0) {
+        one->request.kind = Kind::Broadcast;
+        one->request.root = i % engine.size();
+      } else if (i % 5 == 0) {
+        one->request.op = ReduceOp::Max;
+      } else if (i % 3 == 0) {
+        one = operation(Kind::Allgather, "t" + std::to_string(i), DType::Float32, {engine.rank() + 1, 2}, mine.data(), nullptr);
+        mine.resize(static_cast<size_t>(2 * (engine.rank() + 1)), static_cast<float>(engine.rank() + i));
+        one->input = reinterpret_cast<const std::byte*>(mine.data());
+      }
+      asked[static_cast<size_t>(i)] = one;
+      engine.submit(one, true);
+    }
+    for (int i = 0; i < kTensors; ++i) {
+      const OperationPtr& one = asked[static_cast<size_t>(i)];
+      finish(engine, one);
+      const int n = engine.size();
+      const auto& mine = values[static_cast<size_t>(i)];
+      if (one->request.kind == Kind::Broadcast) check::equal(mine.back(), static_cast<float>(i % n + i));
+      else if (one->request.kind == Kind::Allgather) check::equal(one->result_shape[0], static_cast<int64_t>(n) * (n + 1) / 2);
+      else if (one->request.op == ReduceOp::Max) check::equal(mine.back(), static_cast<float>(n - 1 + i));
+      else check::equal(mine.back(), static_cast<float>(n * i + n * (n - 1) / 2));
+    }
+  }
+}
+
+void two_threads_at_once(Engine& engine) {
+  const auto work = [&](const std::string& prefix) {
+    for (int i = 0; i < 200; ++i) {
+      std::vector<float> values(static_cast<size_t>(1 + i % 50), 1.0f);
+      run_now(engine, sum(prefix + std::to_string(i % 10), values));
+      check::equal(values.front(), static_cast<float>(engine.size()));
+    }
+  };
+  std::thread other(work, "other");
+  work("own");
+  other.join();
+}
+
+void disagreement_fails_alone(Engine& engine) {
+  std::vector<float> values(static_cast<size_t>(3 + engine.rank() % 2), 1.0f);
+  if (engine.size() > 1) {
+    const Error error = check::thrown<Error>([&] { run_now(engine, sum("shape", values)); });
+    check::that(error.kind == farandole::ErrorKind::Mismatch, "error.kind == Mismatch", error.what());
+    check::equal(error.what_differs, std::string("shape"));
+    check::equal(error.asked.at(1), std::string("float32[4]"));
+  }
+  values.assign(5, 1.0f);
+  run_now(engine, sum("shape", values));  // the name is free again, and the job goes on
+  check::equal(values[4], static_cast<float>(engine.size()));
+}
+
+void absentee_is_named(Engine& engine) {
+  if (engine.size() == 1) return;
+  std::vector<float> values(3, 1.0f);
+  if (engine.rank() != 1) {
+    const Error error = check::thrown<Error>([&] { run_now(engine, sum("late", values)); });
+    check::that(error.kind == farandole::ErrorKind::Timeout, "error.kind == Timeout", error.what());
+    check::that(error.ranks == std::vector<int>{1}, "error.ranks == {1}", error.what());
+  }
+  // All ranks stay until the last one has its answer: leaving would be the better news.
+  const OperationPtr barrier = operation(Kind::Barrier, "end", DType::UInt8, {}, nullptr, nullptr);
+  if (engine.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+  run_now(engine, barrier);
+}
+
+void leaver_is_named(Engine& engine) {
+  const int leaver = engine.size() - 1;
+  std::vector<float> values(3, 1.0f);
+  if (engine.rank() == leaver) {
+    run_now(engine, sum("together", values));
+    return;  // the destructor says goodbye
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const Error error = check::thrown<Error>([&] {
+    // Another rank may already know that the job is over while this one is still at its first operation.
+    run_now(engine, sum("together", values));
+    run_now(engine, sum("alone", values));
+  });
+  check::that(error.kind == farandole::ErrorKind::PeerLost, "error.kind == PeerLost", error.what());
+  check::that(error.rank >= 0, "the error names a rank that left", error.what());
+  check::that(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5), "noticed in time");
+  // Who comes later hears the same.
+  const Error again = check::thrown<Error>([&] { run_now(engine, sum("later", values)); });
+  check::that(again.kind == farandole::ErrorKind::PeerLost, "again.kind == PeerLost", again.what());
+}
+
+void pending_at_shutdown_fails(Engine& engine) {
+  if (engine.size() == 1) return;
+  std::vector<float> values(3, 1.0f);
+  const OperationPtr never = sum("never " + std::to_string(engine.rank()), values);
+  bool taken = true;
+  try {
+    engine.submit(never, true);
+  } catch (const Error& error) {
+    taken = false;  // others were faster and are gone
+    check::that(error.kind == farandole::ErrorKind::PeerLost, "error.kind == PeerLost", error.what());
+  }
+  engine.shutdown();
+  check::that(!taken || (never->done() && never->error.has_value()), "what was pending has failed");
+  engine.shutdown();  // twice is once
+  check::thrown<Error>([&] { engine.submit(sum("after", values), true); });
+}
+
+void same_name_twice_is_refused(Engine& engine) {
+  if (engine.size() == 1) return;
+  std::vector<float> values(3, 1.0f);
+  std::vector<float> other(3, 1.0f);
+  const OperationPtr first = sum("twice", values);
+  const OperationPtr go = operation(Kind::Barrier, "go", DType::UInt8, {}, nullptr, nullptr);
+  if (engine.rank() != 0) run_now(engine, go);
+  engine.submit(first, true);
+  if (engine.rank() == 0) {
+    const Error error = check::thrown<Error>([&] { engine.submit(sum("twice", other), true); });
+    check::that(error.kind == farandole::ErrorKind::Invalid, "error.kind == Invalid", error.what());
+    run_now(engine, go);
+  }
+  finish(engine, first);
+}
+
+}  // namespace
+
+int main() {
+  for (const auto& hosts : kWorlds) {
+    expect_all_well(run(hosts, sizes_from_one_to_many), hosts);
+    expect_all_well(run(hosts, any_order_and_mixed_kinds), hosts);
+    expect_all_well(run(hosts, two_threads_at_once), hosts);
+    expect_all_well(run(hosts, disagreement_fails_alone), hosts);
+    expect_all_well(run(hosts, absentee_is_named, 0.3), hosts);
+    expect_all_well(run(hosts, leaver_is_named), hosts);
+    expect_all_well(run(hosts, pending_at_shutdown_fails), hosts);
+    expect_all_well(run(hosts, same_name_twice_is_refused), hosts);
+    for (int again = 0; again < 10; ++again) expect_all_well(run(hosts, [](Engine&) {}), hosts);
+  }
+  return check::report();
+}
