@@ -76,9 +76,11 @@ def expected(op: int, each: list[Array], dtype: str) -> Array:
         return mean if dtype in FLOATS else np.trunc(mean).astype("int64")
     if op == farandole.numpy.Sum:
         return total
-    reduce = {farandole.numpy.Min: np.min, farandole.numpy.Max: np.max, farandole.numpy.Product: np.prod}[op]
-    result: Array = reduce(wide, axis=0)
-    return result
+    if op == farandole.numpy.Product:
+        product: Array = wide.prod(0)
+        return product
+    extreme: Array = wide.min(0) if op == farandole.numpy.Min else wide.max(0)
+    return extreme
 
 
 def tolerance(dtype: str) -> float:

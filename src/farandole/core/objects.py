@@ -5,7 +5,7 @@ transport connects no peer that has not proved the job's secret (`farandole.hand
 """
 
 import struct
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import cloudpickle
 
@@ -36,7 +36,9 @@ def broadcast_object(
     if not root:
         payload = bytearray(_LENGTH.unpack(length)[0])
     seat.engine.run(kinds.BROADCAST, f"{wire}.t", payload, payload, root=root_rank, cacheable=False)
-    received: T = cloudpickle.loads(payload) if not root else obj
+    if root:
+        return cast(T, obj)
+    received: T = cloudpickle.loads(payload)
     return received
 
 
@@ -49,7 +51,9 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     payload = cloudpickle.dumps(obj)
     frame = _LENGTH.pack(len(payload)) + payload
     done = seat.engine.run(kinds.ALLGATHER, wire, frame, None, cacheable=False)
-    return [cloudpickle.loads(part) for part in split_frames(memoryview(done.result()))]
+    joined = done.result()
+    assert joined is not None
+    return [cloudpickle.loads(part) for part in split_frames(memoryview(joined))]
 
 
 def split_frames(joined: memoryview) -> list[memoryview]:

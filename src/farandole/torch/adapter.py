@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from farandole.errors import InvalidRequest
 
@@ -54,7 +55,7 @@ class TorchAdapter:
 
     def adopt(self, result: object, like: torch.Tensor) -> torch.Tensor:
         """Return a tensor over the engine's memory."""
-        return torch.from_dlpack(result)
+        return from_dlpack(result)
 
     def read_splits(self, splits: object, name: str) -> list[int]:
         """Read a list of integers, or an int32 tensor of one dimension."""

@@ -51,7 +51,7 @@ class Differentiable(Blocking[Tensor]):
         """Return the reduction."""
         if not _recorded(tensor):
             return super().allreduce(tensor, name, op, prescale, postscale, members)
-        reduced: Tensor = _Allreduce.apply(Call(self, name, members, op, prescale, postscale), tensor)
+        reduced: Tensor = _apply(_Allreduce, Call(self, name, members, op, prescale, postscale), tensor)
         return reduced
 
     def grouped_allreduce(
@@ -66,33 +66,33 @@ class Differentiable(Blocking[Tensor]):
         """Return the reductions of a group."""
         if not any(map(_recorded, tensors)):
             return super().grouped_allreduce(tensors, name, op, prescale, postscale, members)
-        return list(_GroupedAllreduce.apply(Call(self, name, members, op, prescale, postscale), *tensors))
+        return list(_apply(_GroupedAllreduce, Call(self, name, members, op, prescale, postscale), *tensors))
 
     def allgather(self, tensor: Tensor, name: str | None, members: ProcessSet) -> Tensor:
         """Return the ranks' rows joined."""
         if not _recorded(tensor):
             return super().allgather(tensor, name, members)
-        joined: Tensor = _Allgather.apply(Call(self, name, members), tensor)
+        joined: Tensor = _apply(_Allgather, Call(self, name, members), tensor)
         return joined
 
     def grouped_allgather(self, tensors: Sequence[Tensor], name: str | None, members: ProcessSet) -> list[Tensor]:
         """Return the ranks' rows joined, for each tensor of a group."""
         if not any(map(_recorded, tensors)):
             return super().grouped_allgather(tensors, name, members)
-        return list(_GroupedAllgather.apply(Call(self, name, members), *tensors))
+        return list(_apply(_GroupedAllgather, Call(self, name, members), *tensors))
 
     def broadcast(self, tensor: Tensor, root: int, name: str | None, members: ProcessSet) -> Tensor:
         """Return the root's tensor."""
         if not _recorded(tensor):
             return super().broadcast(tensor, root, name, members)
-        spread: Tensor = _Broadcast.apply(Call(self, name, members), root, tensor)
+        spread: Tensor = _apply(_Broadcast, Call(self, name, members), root, tensor)
         return spread
 
     def alltoall(self, tensor: Tensor, splits: object, name: str | None, members: ProcessSet) -> tuple[Tensor, Tensor]:
         """Return the rows sent to this rank, and how many came from each."""
         if not _recorded(tensor):
             return super().alltoall(tensor, splits, name, members)
-        output, received = _Alltoall.apply(Call(self, name, members), splits, tensor)
+        output, received = _apply(_Alltoall, Call(self, name, members), splits, tensor)
         return output, received
 
     def reducescatter(
@@ -101,7 +101,7 @@ class Differentiable(Blocking[Tensor]):
         """Return this rank's rows of the reduction."""
         if not _recorded(tensor):
             return super().reducescatter(tensor, name, op, prescale, postscale, members)
-        rows: Tensor = _Reducescatter.apply(Call(self, name, members, op, prescale, postscale), tensor)
+        rows: Tensor = _apply(_Reducescatter, Call(self, name, members, op, prescale, postscale), tensor)
         return rows
 
     def grouped_reducescatter(
@@ -116,7 +116,11 @@ class Differentiable(Blocking[Tensor]):
         """Return this rank's rows of the reductions of a group."""
         if not any(map(_recorded, tensors)):
             return super().grouped_reducescatter(tensors, name, op, prescale, postscale, members)
-        return list(_GroupedReducescatter.apply(Call(self, name, members, op, prescale, postscale), *tensors))
+        return list(_apply(_GroupedReducescatter, Call(self, name, members, op, prescale, postscale), *tensors))
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
+    return function.apply(*arguments)
 
 
 def _recorded(tensor: Tensor) -> bool:

@@ -61,12 +61,11 @@ class _Distributed(torch.optim.Optimizer):
         elif self._should_synchronize:
             self._synchronize_once()
         self._synchronized = False
-        return super().step(closure)  # type: ignore[arg-type]  # the stub's overloads take None and a closure apart
+        return super().step(closure)
 
     def _reducing(self, closure: Callable[[], float]) -> Callable[[], float]:
         def reduced() -> float:
-            with torch.enable_grad():
-                loss = closure()
+            loss = closure()
             self.synchronize()
             return loss
 
@@ -138,18 +137,16 @@ def DistributedOptimizer(
     grouped = [[parameter] for parameter in held] if groups is None else _group(held, names, groups)
 
     base = type(optimizer)
-    wrapped = _new(type(base.__name__, (_Distributed, base), {"__module__": base.__module__, "__doc__": base.__doc__}))
+    made: type[_Distributed] = type(
+        base.__name__, (_Distributed, base), {"__module__": base.__module__, "__doc__": base.__doc__}
+    )
+    wrapped = made.__new__(made)
     # A learning-rate scheduler has put a `step` of its own on the instance, which would go round ours.
     vars(wrapped).update({name: value for name, value in vars(optimizer).items() if name != "step"})
     wrapped._alone = default.size() == 1
     wrapped._synchronized, wrapped._should_synchronize = False, True
     wrapped._reducer = Reducer(names, grouped, backward_passes_per_step, how, attach=not wrapped._alone)
     return wrapped
-
-
-def _new(made: type) -> _Distributed:
-    instance: _Distributed = made.__new__(made)
-    return instance
 
 
 def _group(

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -78,7 +79,7 @@ def _take_tensors(value: object, tensors: list[torch.Tensor]) -> object:
     return _map_items(value, lambda item: _take_tensors(item, tensors))
 
 
-def _put_tensors(value: object, tensors: list[torch.Tensor]) -> object:
+def _put_tensors(value: object, tensors: list[torch.Tensor]) -> Any:
     """Return a copy of `value` with its holes filled."""
     if isinstance(value, _Hole):
         return tensors[value.place]
@@ -95,7 +96,8 @@ def _map_items(value: object, change: Callable[[object], object]) -> object:
     if isinstance(value, tuple):
         items = [change(item) for item in value]
         # A named tuple takes its items one by one.
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        remake: Callable[..., object] = type(value)
+        return remake(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 
 
