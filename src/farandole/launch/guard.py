@@ -7,7 +7,7 @@ ties to the *thread* that forked) cannot fire early. The launcher may have as ma
     guard.py CONTROL LAUNCHER_PID CORES FDS COMMAND...
 
 CONTROL is a socket to the launcher. It carries `T<milliseconds>\\n` (SIGTERM, then SIGKILL after that time) inward and
-`S<pid>\\n` (started), `N<errno>\\n` (not started) or `E<wait status> <monotonic ns>\\n` (ended) outward.
+`S<pid>\\n` (forked), `N<errno>\\n` (cannot be executed) or `E<wait status> <monotonic ns>\\n` (ended) outward.
 When the launcher is gone, however it went, the rank and all of its descendants are killed.
 """
 
@@ -83,11 +83,17 @@ class Guard:
     def start(self, command: list[str], cores: str, fds: list[int]) -> bool:
         """Fork and exec the rank in a session of its own; False when the command cannot be executed."""
         failed, failed_in = os.pipe()
-        me = os.getpid()
+        go, go_in = os.pipe()
         self.rank = os.fork()
         if self.rank == 0:
-            become_rank(command, cores, me, failed_in)
-        os.close(failed_in)
+            os.close(go_in)
+            become_rank(command, cores, go, failed_in)
+        # The launcher knows the number before the rank can do anything: it needs it should this process be killed.
+        self.say(f"S{self.rank}\n")
+        with contextlib.suppress(BrokenPipeError):  # it has given up already, and says why below
+            os.write(go_in, b"x")
+        for fd in (failed_in, go, go_in):
+            os.close(fd)
         # Whoever reads the rank's output or its descriptors must see the end when the rank ends.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (1, 2):
@@ -101,7 +107,6 @@ class Guard:
             self.say(f"N{reason.decode()}\n")
             return False
         self.rank_alive = True
-        self.say(f"S{self.rank}\n")
         return True
 
     def watch(self) -> None:
@@ -177,13 +182,13 @@ class Guard:
                 os.kill(pid, number)
 
 
-def become_rank(command: list[str], cores: str, guard: int, failed: int) -> None:
+def become_rank(command: list[str], cores: str, go: int, failed: int) -> None:
     """The child's side of `Guard.start`; never returns."""
     code = 126
     try:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:  # it died before the line above
+        if not os.read(go, 1):  # the guard died, perhaps before the line above
             os._exit(code)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec would hand that on

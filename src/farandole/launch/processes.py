@@ -212,7 +212,7 @@ class RankProcess:
             if kind == b"S":
                 self.pid = int(words[0])
             elif kind == b"N":
-                error = int(words[0])
+                self.pid, error = None, int(words[0])
                 code = 127 if error == errno.ENOENT else 126
                 self._end(code, time.monotonic(), f"could not be started: {self._program}: {os.strerror(error)}")
             else:
