@@ -1,0 +1,158 @@
+"""A rank that goes, in whatever way, is named by every other rank within a second, and nobody hangs."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from farandole.config import Config
+from farandole.core.context import Context
+from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost
+from helpers.ranks import run_ranks
+
+ALLREDUCE, BARRIER = 0, 5
+VICTIM = 1
+NOTICED = 1.0  # seconds
+
+LARGE = 4 << 20  # elements: an allreduce of 16 MiB takes long enough to be hit in the middle
+
+
+def reduce_for_ever(context: Context, elements: int) -> tuple[int, str, float]:
+    """Allreduce until a rank is lost; returns who, why, and how long after the last success."""
+    values = np.ones(elements, np.float32)
+    last = time.monotonic()
+    try:
+        for step in range(1_000_000):
+            context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=4)
+            last = time.monotonic()
+    except PeerLost as error:
+        return error.rank, error.reason, time.monotonic() - last
+    raise AssertionError("nobody was lost")
+
+
+def killed(context: Context, elements: int) -> tuple[int, str, float]:
+    if context.rank == VICTIM:
+        delay = 0.05 + 0.1 * np.random.default_rng().random()
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return reduce_for_ever(context, elements)
+
+
+def exits_hard(context: Context, elements: int) -> tuple[int, str, float]:
+    if context.rank == VICTIM:
+        threading.Timer(0.1, os._exit, (7,)).start()
+    return reduce_for_ever(context, elements)
+
+
+def raises(context: Context, elements: int) -> tuple[int, str, float]:
+    if context.rank == VICTIM:
+        context.engine.run(ALLREDUCE, "x0", np.ones(elements, np.float32), np.ones(elements, np.float32), op=4)
+        context.shutdown()  # what leaving the `with` of a failing body does
+        return VICTIM, "", 0.0
+    return reduce_for_ever(context, elements)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("elements", [1, LARGE], ids=["tiny", "16 MiB"])
+@pytest.mark.parametrize("body", [killed, exits_hard], ids=lambda body: body.__name__)
+def test_a_process_that_dies_is_named(size: int, elements: int, body: object) -> None:
+    results = run_ranks(size, body, elements, how="processes", dies=[VICTIM])
+    for rank, result in enumerate(results):
+        if rank != VICTIM:
+            who, why, after = result
+            assert (who, why) == (VICTIM, "its process was killed or crashed")
+            assert after < NOTICED
+
+
+@pytest.mark.parametrize("how", ["threads", "processes"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_that_leaves_is_named(size: int, how: str) -> None:
+    results = run_ranks(size, raises, 1000, how=how)
+    for rank, (who, why, after) in enumerate(results):
+        if rank != VICTIM:
+            assert (who, why) == (VICTIM, "it has shut down")
+            assert after < NOTICED
+
+
+def waits_for_the_absent(context: Context) -> tuple[tuple[int, ...], float]:
+    values = np.ones(3, np.float32)
+    try:
+        if context.rank == VICTIM:
+            time.sleep(0.8)  # so that the others do not keep it waiting beyond the same limit
+            return (), 0.0
+        begin = time.monotonic()
+        with pytest.raises(CollectiveTimeout, match=r"'absent'.*rank 1") as caught:
+            context.engine.run(ALLREDUCE, "absent", values, values, op=1)
+        return caught.value.missing, time.monotonic() - begin
+    finally:
+        context.engine.run(BARRIER, "end", None, None)
+
+
+def test_a_rank_that_does_not_come_is_named_when_time_is_up() -> None:
+    config = Config(collective_timeout=timedelta(seconds=1))
+    results = run_ranks(3, waits_for_the_absent, config=config)
+    for rank in (0, 2):
+        missing, waited = results[rank]
+        assert missing == (VICTIM,)
+        assert 0.5 <= waited < 4
+
+
+def stands_still(context: Context, victim: int) -> tuple[int, ...]:
+    values = np.ones(10, np.float32)
+    context.engine.run(ALLREDUCE, "x", values, values, op=4)
+    if context.rank == victim:
+        # Alive, but it does nothing any more, until it is killed.
+        subprocess.Popen(["sh", "-c", f"sleep 12; kill -KILL {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with pytest.raises(CollectiveTimeout) as caught:
+        context.engine.run(ALLREDUCE, "x", values, values, op=4)
+    return caught.value.missing
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["coordinator", "other"])
+def test_a_rank_that_stands_still_ends_the_wait(victim: int) -> None:
+    config = Config(collective_timeout=timedelta(seconds=1))
+    results = run_ranks(2, stands_still, victim, how="processes", dies=[victim], config=config)
+    assert results[1 - victim] == (victim,)
+
+
+def interrupted(context: Context) -> str:
+    if context.rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            context.engine.run(ALLREDUCE, "never", np.ones(1), np.ones(1), op=1)
+        return "interrupted"
+    with pytest.raises(PeerLost):
+        context.engine.run(ALLREDUCE, "other", np.ones(1), np.ones(1), op=1)
+    return "lost"
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    assert run_ranks(2, interrupted, how="processes") == ["interrupted", "lost"]
+
+
+def submits_after_the_end(context: Context) -> None:
+    context.shutdown()
+    context.shutdown()
+    with pytest.raises(EngineClosed, match="shut down"):
+        context.engine.run(ALLREDUCE, "late", np.ones(1), np.ones(1), op=1)
+
+
+def test_after_shutdown_operations_are_refused() -> None:
+    run_ranks(1, submits_after_the_end)
+
+
+def ends_without_shutdown(context: Context) -> None:
+    values = np.ones(10)
+    handle = context.engine.submit(ALLREDUCE, f"pending {context.rank}", values, values, op=1)
+    assert not handle.done()
+    sys.stdout.flush()
+
+
+def test_pending_operations_do_not_keep_a_rank_from_ending() -> None:
+    run_ranks(2, ends_without_shutdown, how="processes")
