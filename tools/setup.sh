@@ -78,7 +78,7 @@ install_torch() {
     [[ $found == *"$version+cpu"* ]] || index=$CPU_INDEX
   fi
   say "torch $version${index:+ from $index}"
-  quietly "$BIN/pip" install ${index:+--extra-index-url "$index"} "torch==$version"
+  quietly "$BIN/pip" install -c constraints.txt ${index:+--extra-index-url "$index"} "torch==$version"
 }
 
 install_all() {
