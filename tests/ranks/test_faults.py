@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -149,9 +148,7 @@ def test_after_shutdown_operations_are_refused() -> None:
 
 def ends_without_shutdown(context: Context) -> None:
     values = np.ones(10)
-    handle = context.engine.submit(ALLREDUCE, f"pending {context.rank}", values, values, op=1)
-    assert not handle.done()
-    sys.stdout.flush()
+    context.engine.submit(ALLREDUCE, f"pending {context.rank}", values, values, op=1)
 
 
 def test_pending_operations_do_not_keep_a_rank_from_ending() -> None:
