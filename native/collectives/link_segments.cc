@@ -19,7 +19,7 @@ constexpr size_t kSlots = 2;
 
 size_t chunk_for(size_t longest_segment, size_t peers) {
   const size_t largest = std::clamp(kArrivedBytes / peers, kSmallestChunk, kLargestChunk);
-  return std::clamp(whole_lines(longest_segment / 4), kSmallestChunk, whole_lines(largest));
+  return std::clamp(whole_lines(longest_segment / 2), kSmallestChunk, whole_lines(largest));
 }
 
 }  // namespace
