@@ -67,6 +67,15 @@ def test_threads_and_settings() -> None:
     assert (done.stdout, done.stderr) == ("[0] 7\n", "")
 
 
+def test_binding() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    done = farandole(
+        "run", "-np", str(len(cores)), "--binding", "cores", "grep", "Cpus_allowed_list", "/proc/self/status"
+    )
+    bound = sorted(line.split() for line in done.stdout.splitlines())
+    assert bound == sorted([f"[{rank}]", "Cpus_allowed_list:", str(core)] for rank, core in enumerate(cores))
+
+
 @pytest.mark.parametrize(
     ("how", "code", "reason"),
     [

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from farandole.launch.processes import Exit, RankProcess
+from farandole.launch import processes
+from farandole.launch.processes import GUARD, Exit, RankProcess
 from system.launched import Watch, wait_for_files
 
 LONG = timedelta(seconds=20)
@@ -151,6 +152,23 @@ def test_no_descendant_survives_the_rank(end: str, tmp_path: Path) -> None:
         assert watch.survivors() == []
 
 
+def test_descendants_are_found_where_the_kernel_lists_no_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacks = """
+def refuse(path, *more, there=open):
+    if str(path).endswith("children"):
+        raise FileNotFoundError(path)
+    return there(path, *more)
+builtins.open = refuse
+"""
+    monkeypatch.setattr(processes, "GUARD", older_system(tmp_path, lacks))
+    script = f"cd {tmp_path}\n{FAMILY}\nsleep 1000"
+    with started(["sh", "-c", script], Heard()) as process, Watch(wait_for_files(tmp_path, MEMBERS)) as watch:
+        process.terminate(NO_TIME)
+        assert watch.survivors() == []
+
+
 def test_the_rank_dies_with_its_guard(tmp_path: Path) -> None:
     script = f"cd {tmp_path}; sleep 1000 & echo $! > child; echo $$ > rank; echo $PPID > guard; wait"
     with started(["sh", "-c", script], Heard()) as process:
@@ -163,11 +181,21 @@ def test_the_rank_dies_with_its_guard(tmp_path: Path) -> None:
     assert (exit.code, exit.reason) == (-signal.SIGKILL, "was killed together with its guard process")
 
 
-def test_a_copy_of_the_launchers_descriptors_keeps_no_rank_alive(tmp_path: Path) -> None:
+def older_system(folder: Path, lacks: str) -> str:
+    """A guard on a system that lacks something; gives its path."""
+    script = folder / "guard.py"
+    script.write_text(f"import builtins, os, runpy\n{lacks}\nrunpy.run_path({GUARD!r}, run_name='__main__')\n")
+    return str(script)
+
+
+@pytest.mark.parametrize("lacks", ["", "del os.pidfd_open"], ids=["pidfd", "no pidfd"])
+def test_a_copy_of_the_launchers_descriptors_keeps_no_rank_alive(lacks: str, tmp_path: Path) -> None:
     # A fork of the launcher holds its end of every pipe; only the launcher's own death may count.
     program = f"""
 import os, signal, time
+from farandole.launch import processes
 from farandole.launch.processes import RankProcess
+processes.GUARD = {older_system(tmp_path, lacks)!r}
 RankProcess.start(["sh", "-c", "cd {tmp_path}; echo $$ > rank; exec sleep 1000"], os.environ, rank=0, on_line=print)
 while not os.path.exists("{tmp_path}/rank"):
     time.sleep(0.01)
@@ -200,15 +228,15 @@ def test_a_listener_that_fails_ends_the_rank() -> None:
 
 def test_many_from_a_thread_that_ends() -> None:
     # A parent-death signal of the starting thread would kill these.
-    processes: list[RankProcess] = []
+    all_of_them: list[RankProcess] = []
 
     def start() -> None:
         for rank in range(4):
-            processes.append(RankProcess.start(["sleep", "0.3"], os.environ, rank=rank, on_line=Heard()))
+            all_of_them.append(RankProcess.start(["sleep", "0.3"], os.environ, rank=rank, on_line=Heard()))
 
     thread = threading.Thread(target=start)
     thread.start()
     thread.join()
-    exits = [process.wait(LONG) for process in processes]
-    assert all(process.wait_gone(LONG) for process in processes)
+    exits = [process.wait(LONG) for process in all_of_them]
+    assert all(process.wait_gone(LONG) for process in all_of_them)
     assert [(each.rank, each.code) for each in exits if each] == [(rank, 0) for rank in range(4)]

@@ -27,8 +27,8 @@ GRACE = timedelta(seconds=5)  # between SIGTERM and SIGKILL
 TAIL_LINES = 50
 LONGEST_TAIL_LINE = 2000  # characters of a line kept for the failure report
 
-_GUARD = str(Path(__file__).with_name("guard.py"))
-_GUARD_EXIT = 10.0  # seconds
+GUARD = str(Path(__file__).with_name("guard.py"))
+GUARD_EXIT = 10.0  # seconds
 _CHUNK = 256 * 1024
 _PIPE = 1 << 20  # bytes; the largest pipe of an unprivileged process
 
@@ -124,7 +124,7 @@ class RankProcess:
         with theirs:
             try:
                 guard = subprocess.Popen(
-                    [sys.executable, "-I", "-S", _GUARD, *words, *command],
+                    [sys.executable, "-I", "-S", GUARD, *words, *command],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -176,7 +176,7 @@ class RankProcess:
         self._guard.stderr.close()
         self._control.close()
         try:
-            self._guard.wait(_GUARD_EXIT)
+            self._guard.wait(GUARD_EXIT)
         except subprocess.TimeoutExpired:  # it has closed its end, there is nothing left for it to do
             self._guard.kill()
             self._guard.wait()
