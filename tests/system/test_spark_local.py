@@ -262,6 +262,25 @@ def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
     assert last_job(spark)["status"] == "FAILED"
 
 
+def test_a_job_cancelled_in_spark_ends_the_ranks(spark: SparkSession, mark: str) -> None:
+    def main() -> None:
+        send("started", {})
+        threading.Event().wait(60)
+
+    def cancel(rank: int, message: dict[str, object]) -> None:
+        spark.sparkContext.cancelAllJobs()
+
+    with pytest.raises(Exception, match="cancelled") as caught:
+        run_barrier_job(spark, main, num_proc=2, description="cancelled", env={"MARK": mark}, on_message=cancel)
+    assert not isinstance(caught.value, RankFailed)
+    assert wait_until_gone(mark, 5) == []
+
+
+def test_rows_that_spark_knows_to_be_none_are_refused(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="no rows"):
+        run_barrier_job(spark, print, num_proc=2, dataframe=spark.range(10).limit(0), description="none")
+
+
 def test_a_rank_that_cannot_start_says_so(spark: SparkSession) -> None:
     with pytest.raises(RankFailed, match="/nowhere/python"):
         run(print, num_proc=2, executable="/nowhere/python", start_timeout=20)
@@ -280,6 +299,8 @@ def test_wrong_arguments_are_refused(spark: SparkSession) -> None:
         HorovodRunner(2)  # type: ignore[misc]
     with pytest.raises(ConfigError, match="num_proc"):
         run_barrier_job(spark, print, num_proc=0, description="none", start_timeout=timedelta(seconds=1))
+    with pytest.raises(ConfigError, match="FUSION_THRESHOLD"):
+        run(print, num_proc=2, env={"HOROVOD_FUSION_THRESHOLD": "many"})
     with pytest.raises(ConfigError, match="MPI"):
         run(print, use_mpi=True)
     assert processes_with("no such mark") == []

@@ -58,6 +58,10 @@ def test_a_failing_query_is_nobodys_fault() -> None:
     assert blame([], "[DIVIDE_BY_ZERO] Division by zero") is None
 
 
+def test_ranks_that_a_cancelled_job_ended_are_not_to_blame() -> None:
+    assert blame([failed(0, at=1, consequence=True)], "[SPARK_JOB_CANCELLED] Job 3 cancelled") is None
+
+
 def test_a_failure_travels_with_its_exception() -> None:
     cause = PeerLost("grad", 1, "connection reset")
     sent = Failure(

@@ -74,7 +74,9 @@ def run_barrier_job(
             "load large objects inside the function, from a path",
             len(call) >> 20,
         )
-    patience = Config.from_environment().start_timeout if start_timeout is None else start_timeout
+    variables = {**passed_on(os.environ), **(env or {})}
+    settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
+    patience = settings.start_timeout if start_timeout is None else start_timeout
     require_slots(spark, num_proc, patience=patience)
     conf = spark.sparkContext.getConf()
     secret = new_secret()
@@ -86,7 +88,7 @@ def run_barrier_job(
             num_proc=num_proc,
             secret=secret,
             call=call,
-            env={**passed_on(os.environ), **(env or {})},
+            env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
             threads_set=conf.contains("spark.executorEnv.OMP_NUM_THREADS"),
             driver_log=driver_log.address(driver_host),
             stream=verbosity == "all",
@@ -177,5 +179,7 @@ def _values(rows: Sequence[Row], num_proc: int) -> list[T]:
     parts: dict[int, dict[int, bytes]] = {}
     for row in rows:
         parts.setdefault(row["rank"], {})[row["part"]] = bytes(row["chunk"])
+    if not parts:
+        raise ConfigError("dataframe", "has no rows: Spark knew so beforehand and started no task")
     assert sorted(parts) == list(range(num_proc)), sorted(parts)
     return [pickle.loads(b"".join(chunk for _, chunk in sorted(parts[rank].items()))) for rank in range(num_proc)]

@@ -52,9 +52,8 @@ class DriverLog:
         self._secret, self._size = secret, size
         self._show, self._on_message = show, on_message
         self._failures: list[Failure] = []
-        self._connections: dict[int, socket.socket] = {}
+        self._guests: dict[socket.socket, int | None] = {}  # the rank, once it has proved itself
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
-        self._open = 0  # connections, those of strangers included
         self._cancelled: str | None = None
         self._changed = threading.Condition()
         self._writing = threading.Lock()
@@ -77,14 +76,14 @@ class DriverLog:
         """Tell all tasks, connected or still to come, to end their ranks."""
         with self._changed:
             self._cancelled = reason
-            connections = list(self._connections.values())
-        for connection in connections:
+            known = [connection for connection, rank in self._guests.items() if rank is not None]
+        for connection in known:
             self._tell(connection, reason)
 
     def drain(self, patience: timedelta) -> None:
         """Wait until the tasks that have connected have said everything and left, for `patience` at most."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._open, patience.total_seconds())
+            self._changed.wait_for(lambda: not self._guests, patience.total_seconds())
 
     def wait_for_failure(self, patience: timedelta) -> None:
         """Wait until a rank's failure has been heard of, for `patience` at most; Spark's news may be faster."""
@@ -98,8 +97,8 @@ class DriverLog:
         with contextlib.suppress(OSError):  # wakes the accepting thread
             self._listener.shutdown(socket.SHUT_RDWR)
         with self._changed:
-            connections = list(self._connections.values())
-        for connection in connections:
+            guests = list(self._guests)
+        for connection in guests:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
@@ -127,7 +126,7 @@ class DriverLog:
                 target=self._serve, args=(connection,), name="farandole-driver-log-rank", daemon=True
             )
             with self._changed:
-                self._open += 1
+                self._guests[connection] = None
             self._threads.append(thread)
             thread.start()
 
@@ -143,8 +142,7 @@ class DriverLog:
             log.warning("a connection to the driver's log was refused: %s", error)
         finally:
             with self._changed:
-                self._open -= 1
-                self._connections = {rank: each for rank, each in self._connections.items() if each is not connection}
+                del self._guests[connection]
                 self._changed.notify_all()
 
     def _admit(self, connection: socket.socket) -> int:
@@ -157,7 +155,7 @@ class DriverLog:
             raise ValueError(f"rank {rank} of {self._size} ranks cannot be")
         connection.settimeout(None)
         with self._changed:
-            self._connections[rank] = connection
+            self._guests[connection] = rank
             reason = self._cancelled
         if reason is not None:
             self._tell(connection, reason)

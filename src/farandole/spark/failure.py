@@ -11,6 +11,7 @@ from farandole.launch.failures import Failure, culprit
 
 __all__ = ["blame", "from_payload", "to_payload"]
 
+LONGEST_TEXT = 1 << 18  # characters; the end of a traceback is what matters
 LARGEST_EXCEPTION = 1 << 20  # bytes; an exception that drags a data set along travels as its text only
 
 _BARRIER_TASK = re.compile(r"barrier task \w*Task\(\d+, (\d+)\)")
@@ -22,11 +23,11 @@ def to_payload(failure: Failure) -> dict[str, object]:
     """Write a rank's failure as plain values, its exception among them where it can travel."""
     pickled = _dump(failure.cause)
     return {
-        "reason": failure.reason,
+        "reason": failure.reason[:LONGEST_TEXT],
         "code": failure.code,
         "killed": failure.killed,
         "consequence": failure.consequence,
-        "traceback": failure.traceback,
+        "traceback": failure.traceback[-LONGEST_TEXT:],
         "tail": list(failure.tail),
         "exception": base64.b64encode(pickled).decode() if pickled else "",
     }
@@ -55,13 +56,15 @@ def blame(failures: Sequence[Failure], spark_error: str) -> Failure | None:
     """Choose the failure to raise, given what the ranks reported and the text of Spark's exception.
 
     A rank that Spark names and that could not report (its executor is gone) comes before ranks that only lost it.
-    None when no rank is to blame, but the query before the ranks, or a cancellation."""
+    None when Spark names no rank: the query before them has failed, or the job was cancelled."""
     reported = culprit(failures) if failures else None
     if reported is not None and not reported.consequence:
         return reported
     task = _BARRIER_TASK.search(spark_error)
-    rank = int(task.group(1)) if task else -1
-    if rank >= 0 and all(failure.rank != rank for failure in failures):
+    if task is None:
+        return None
+    rank = int(task.group(1))
+    if all(failure.rank != rank for failure in failures):
         return Failure(rank=rank, reason=_reason(spark_error), code=1, traceback=_python_traceback(spark_error))
     return reported
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TypeVar, cast, get_args
@@ -15,7 +16,7 @@ from farandole.launch.run import run as run_locally
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.display import Display
 from farandole.spark.driver_log import Verbosity, show_on_console
-from farandole.spark.slots import all_slots
+from farandole.spark.slots import all_slots, is_local, master_of
 from farandole.topology import JobEnvironment
 
 __all__ = ["HorovodRunner"]
@@ -51,8 +52,7 @@ class HorovodRunner:
         self._announce(main)
         if self.num_processor < 0:
             return cast(T, run_locally(_of_rank_zero, (main, kwargs), num_proc=-self.num_processor)[0])
-        # Without a session of the user's Spark decides by its own configuration, as everywhere else.
-        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        spark = SparkSession.getActiveSession() or _new_session()
         description = f"HorovodRunner: {getattr(main, '__name__', type(main).__name__)}"
         with Display(description) as display:
             values = run_barrier_job(
@@ -85,6 +85,15 @@ class HorovodRunner:
             f"{_where_output_goes(self.num_processor, self.driver_log_verbosity)}"
             "To see when ranks wait for each other, set HOROVOD_TIMELINE on the driver before this.\n"
         )
+
+
+def _new_session() -> SparkSession:
+    """Start a session, or take up the application that has none, as Spark's own configuration says."""
+    spark = SparkSession.builder.getOrCreate()
+    if is_local(master_of(spark)) and "PYSPARK_PYTHON" not in os.environ:
+        # Spark would take the first python3 it finds, which may lack all that this one has.
+        spark.sparkContext.pythonExec = sys.executable
+    return spark
 
 
 def announce(text: str) -> None:

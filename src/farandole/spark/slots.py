@@ -1,6 +1,8 @@
 """How many ranks a Spark application can run at once, known before a stage starts.
 
-Spark itself waits ten minutes in silence (40 checks, 15 s apart) before it refuses a barrier stage that cannot fit.
+Spark itself waits ten minutes in silence before it refuses a barrier stage that cannot fit: 40 checks, 15 s apart
+(spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures and .interval, which count only when the application
+starts).
 """
 
 import logging

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
 import queue
@@ -18,7 +19,9 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 from pyspark import BarrierTaskContext
 
+from farandole.config import Config
 from farandole.errors import ConfigError
+from farandole.handshake import split_address
 from farandole.launch.calls import RankCall
 from farandole.launch.cores import available_cores, threads_per_rank
 from farandole.launch.failures import Failure
@@ -89,7 +92,7 @@ class RankTask:
         self.plan = plan
         self.context = context
         self.rank = context.partitionId()
-        self.hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
+        self.hosts = [split_address(info.address)[0] for info in context.getTaskInfos()]
         if len(self.hosts) != plan.num_proc:
             raise ConfigError(
                 "num_proc", f"is {plan.num_proc}, but the DataFrame has {len(self.hosts)} partitions; repartition it"
@@ -97,6 +100,7 @@ class RankTask:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._cancelled = threading.Event()
         self._call: RankCall | None = None
+        self._env = self._environment()
         self._relay: Relay
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
@@ -132,20 +136,24 @@ class RankTask:
             raise failure.error() from None
         return call.value()
 
-    def _start(self, channel: str) -> RankCall:
-        plan = self.plan
+    def _environment(self) -> dict[str, str]:
+        """What the rank's process starts with: the executor's variables, and the driver's on top of them."""
         env = {name: value for name, value in os.environ.items() if name not in _SPARKS_OWN}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        if plan.threads_set and "OMP_NUM_THREADS" in os.environ:
+        if self.plan.threads_set and "OMP_NUM_THREADS" in os.environ:
             env["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
         else:
             here = self.hosts.count(self.hosts[self.rank])
             env["OMP_NUM_THREADS"] = str(threads_per_rank(available_cores(), here))
-        env.update(plan.env)
+        env.update(self.plan.env)
+        return env
+
+    def _start(self, channel: str) -> RankCall:
+        plan = self.plan
         keep = plan.keep_all or self.rank == 0
         return RankCall.start(
             dump_call(run_rank, (self.rank, channel, plan.call, keep), {}),
-            env,
+            self._env,
             rank=self.rank,
             on_line=self._on_line,
             executable=plan.executable,
@@ -154,8 +162,9 @@ class RankTask:
         )
 
     def _serve(self) -> RendezvousServer:
-        interface = self.plan.env.get("FARANDOLE_INTERFACE") or self.plan.env.get("HOROVOD_GLOO_IFACE")
-        host = interface_address(interface) if interface else self.hosts[0]
+        # The ranks then listen where they find the way to this address.
+        interface = Config.from_environment(self._env).interface
+        host = interface_address(interface) if interface else self._own_address() or self.hosts[0]
         try:
             return RendezvousServer(self.plan.num_proc, self.plan.secret, host=host)
         except OSError as error:
@@ -216,13 +225,18 @@ class RankTask:
         gpus = visible_gpus([met[rank]["gpus"] for rank in place.local_ranks])
         if gpus and "CUDA_VISIBLE_DEVICES" not in self.plan.env:
             env["CUDA_VISIBLE_DEVICES"] = gpus
-        if not self.plan.env.get("FARANDOLE_INTERFACE") and not self.plan.env.get("HOROVOD_GLOO_IFACE"):
-            own = bindable_address(self.hosts[self.rank])
-            if own:
-                env["FARANDOLE_INTERFACE"] = own
         return env
 
+    def _own_address(self) -> str:
+        """The address by which other executors reach this one, "" if Spark's name for it is no address of it."""
+        own = bindable_address(self.hosts[self.rank])
+        if len(set(self.hosts)) > 1 and own and ipaddress.ip_address(own).is_loopback:
+            # Debian's /etc/hosts, for one, gives a machine's own name a loopback address.
+            return address_toward(*split_address(self.plan.driver_log))
+        return own
+
     def _wait_for_end(self) -> None:
+        # Trainings take days; what ends the wait in any case is Spark's end of the task, by SIGKILL.
         while self._events.get()[0] != "ended":
             pass
 
@@ -271,3 +285,11 @@ def bindable_address(host: str) -> str:
                 probe.bind(address)
                 return str(address[0])
     return ""
+
+
+def address_toward(host: str, port: int) -> str:
+    """The address of this machine on the way to `host`; sends nothing."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

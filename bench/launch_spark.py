@@ -1,0 +1,110 @@
+"""How long does a Spark job of N ranks take when the ranks have nothing to do?
+
+    python bench/launch_spark.py [--rounds 5] [--ranks 2] [--work torch]
+
+HorovodRunner against pyspark's own TorchDistributor in one Spark session (local[N], CPU), in turns: from the call of
+`run` to rank 0's value. `--work torch` makes both import torch and meet (init), which is where a training begins.
+Prints min / median / max, writes bench/results/*-launch-spark.json; the target is a ratio of at most 0.7."""
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from pyspark.ml.torch.distributor import TorchDistributor
+from pyspark.sql import SparkSession
+from race import Race, race, record
+
+from farandole.spark import HorovodRunner
+
+LOCALHOST = "127.0.0.1"
+
+
+def nothing() -> int:
+    """What both run."""
+    return 42
+
+
+def ours_until_initialized() -> int:
+    """A rank that imports torch and meets the others."""
+    import torch
+
+    import farandole.torch as hvd
+
+    hvd.init()
+    assert torch.ones(1).sum() == 1
+    return 42
+
+
+def theirs_until_initialized() -> int:
+    """The same with torch's own library."""
+    import torch
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo")
+    assert torch.ones(1).sum() == 1
+    torch.distributed.destroy_process_group()
+    return 42
+
+
+@contextlib.contextmanager
+def session(ranks: int) -> Iterator[SparkSession]:
+    """One session for both; Spark's own log is not the question."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local[{ranks}]").appName("launch_spark")
+    for name, value in {
+        "spark.driver.host": LOCALHOST,
+        "spark.driver.bindAddress": LOCALHOST,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+    }.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Seconds that `run` takes; both sides must have brought rank 0's value."""
+    started = time.monotonic()
+    value = run()
+    taken = time.monotonic() - started
+    assert value == 42, value
+    return taken
+
+
+def launch(ranks: int, rounds: int, work: str) -> Race:
+    """HorovodRunner against TorchDistributor."""
+    ours, theirs = (nothing, nothing) if work == "none" else (ours_until_initialized, theirs_until_initialized)
+    distributor = TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False)
+    return race(
+        {
+            "HorovodRunner": lambda: timed(lambda: HorovodRunner(np=ranks).run(ours)),
+            "TorchDistributor": lambda: timed(lambda: distributor.run(theirs)),
+        },
+        rounds,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--work", choices=("none", "torch"), default="none")
+    options = parser.parse_args()
+    logging.getLogger("farandole.spark").setLevel(logging.INFO)  # its announcement to the log, not to this output
+    with session(options.ranks):
+        result = launch(options.ranks, options.rounds, options.work)
+    name = f"np={options.ranks}, work={options.work}: seconds from run to rank 0's value"
+    print(f"{name}\n{result.report()}")
+    print(record("launch-spark", {name: result}, ["farandole", "pyspark", "torch"]))
+
+
+if __name__ == "__main__":
+    main()
