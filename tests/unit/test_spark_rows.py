@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from farandole.errors import DataError
-from farandole.spark.trainers.rows import HASH, VALIDATES, Rows, RowsWanted, open_rows
+from farandole.spark.trainers.rows import HASH, VALIDATES, Rows, RowsWanted, fed_as, open_rows
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ def wanted(**changes: object) -> RowsWanted:
     settings: dict[str, object] = {
         "columns": ("x", "label"),
         "validation": None,
-        "validation_col": False,
+        "validation_col": None,
         "batch_size": 4,
         "val_batch_size": 8,
         "shuffle": True,
@@ -60,7 +60,7 @@ def shard(path: Path, labels: list[int], *, arrival: int = 0, validates: list[bo
     ids = np.array(labels, np.int64)[order]
     hashes = np.array([hash((label, "row")) for label in labels], np.int64)[order]
     flags = np.array(validates if validates is not None else [False] * len(labels), np.int8)[order]
-    batch = pa.record_batch({"x": ids * 0.5, "label": ids, HASH: hashes, VALIDATES: flags})
+    batch = pa.record_batch({fed_as(0): ids * 0.5, fed_as(1): ids, HASH: hashes, VALIDATES: flags})
     with pa.ipc.new_file(path, batch.schema) as writer:
         writer.write_batch(batch)
     return path
@@ -115,7 +115,7 @@ def test_without_shuffling_every_epoch_has_the_same_order(tmp_path: Path) -> Non
 
 def test_the_validation_column_decides(tmp_path: Path) -> None:
     flags = [label % 3 == 0 for label in range(30)]
-    rows = on_ranks([shard(tmp_path / "0", list(range(30)), validates=flags)], wanted(validation_col=True))[0]
+    rows = on_ranks([shard(tmp_path / "0", list(range(30)), validates=flags)], wanted(validation_col="held out"))[0]
     assert sorted(validated(rows)) == list(range(0, 30, 3))
 
 
@@ -127,12 +127,12 @@ def test_a_rank_may_have_no_row(tmp_path: Path) -> None:
 
 def test_all_ranks_refuse_the_same_fault(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="all 3 rows validate; none is left"):
-        on_ranks([shard(tmp_path / "0", [1, 2, 3], validates=[True] * 3)], wanted(validation_col=True))
+        on_ranks([shard(tmp_path / "0", [1, 2, 3], validates=[True] * 3)], wanted(validation_col="held out"))
     paths = [shard(tmp_path / "1", [1, 2]), tmp_path / "2"]
     batch = pa.record_batch(
         {
-            "x": pa.array([1.0, None, None]),
-            "label": pa.array([1, 2, 3]),
+            fed_as(0): pa.array([1.0, None, None]),
+            fed_as(1): pa.array([1, 2, 3]),
             HASH: pa.array([1, 2, 3]),
             VALIDATES: pa.array([0, 0, 0], pa.int8()),
         }

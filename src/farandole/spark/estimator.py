@@ -93,7 +93,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams):
         rows = RowsWanted(
             columns=feed.columns,
             validation=validation if isinstance(validation, float) else None,
-            validation_col=feed.validation_col is not None,
+            validation_col=feed.validation_col,
             batch_size=self.getBatchSize(),
             val_batch_size=self.getValBatchSize(),
             shuffle=self.getShuffle(),

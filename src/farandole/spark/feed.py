@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from farandole.errors import ConfigError, DataError
-from farandole.spark.trainers.rows import HASH, VALIDATES
+from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, BooleanType)
@@ -43,7 +43,7 @@ class Feed:
         Each row carries a hash of its content, by which ranks put their rows in an order that does not depend on the
         order in which Spark delivers them.
         """
-        columns = [as_numbers(self.schema, name).alias(name) for name in self.columns]
+        columns = [as_numbers(self.schema, name).alias(fed_as(place)) for place, name in enumerate(self.columns)]
         extra = [F.xxhash64(*[as_numbers(self.schema, name) for name in self.columns]).alias(HASH)]
         if self.validation_col is not None:
             extra.append((_quoted(self.validation_col).cast("int") != 0).cast("tinyint").alias(VALIDATES))

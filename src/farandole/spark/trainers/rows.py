@@ -1,7 +1,7 @@
 """A rank's rows as the feed left them: agreed on between ranks, split, and planned."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -12,9 +12,14 @@ from farandole.errors import DataError
 
 T = TypeVar("T")
 
-# Names of the feed's own columns, which no user's column is likely to have.
-HASH = "__farandole_hash"
-VALIDATES = "__farandole_validates"
+# Names of columns in the feed. The user's own names may hold dots, which Spark reads as fields of structs.
+HASH = "hash"
+VALIDATES = "validates"
+
+
+def fed_as(place: int) -> str:
+    """Return the name in the feed of the column at `place` in `RowsWanted.columns`."""
+    return f"column{place}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +28,7 @@ class RowsWanted:
 
     columns: tuple[str, ...]
     validation: float | None  # fraction of rows; None: those that the validation column chose, if there is one
-    validation_col: bool
+    validation_col: str | None
     batch_size: int
     val_batch_size: int
     shuffle: bool
@@ -50,20 +55,22 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
     Raises `DataError`, the same on every rank, for nulls, ragged arrays, and when no row is left to train on.
     """
     shard = ArrowShard(path)
-    extra = [HASH, VALIDATES] if wanted.validation_col else [HASH]
-    seen = gather([shard.facts(name) for name in (*wanted.columns, *extra)])
-    widths, kinds = {}, {}
+    fed = {name: fed_as(place) for place, name in enumerate(wanted.columns)}
+    if wanted.validation_col is not None:
+        fed[wanted.validation_col] = VALIDATES
+    seen = gather([replace(shard.facts(there), name=name) for name, there in fed.items()])
+    columns, kinds = {}, {}
     for facts in zip(*seen, strict=True):
-        width = agree_on_column(facts)
-        widths[facts[0].name] = width
-        kinds[facts[0].name] = facts[0].dtype if width is None else f"{facts[0].dtype}[{width}]"
+        name, dtype, width = facts[0].name, facts[0].dtype, agree_on_column(facts)
+        columns[name] = shard.column(fed[name], width)
+        kinds[name] = dtype if width is None else f"{dtype}[{width}]"
 
     everything = np.arange(shard.rows)
     hashes = shard.column(HASH, None).take(everything).astype(np.int64, copy=False)
     # By content, not by arrival: Spark may deliver the same rows in another order when it evaluates them again.
     order = np.argsort(hashes, kind="stable")
-    if wanted.validation_col:
-        validates = shard.column(VALIDATES, None).take(everything) != 0
+    if wanted.validation_col is not None:
+        validates = columns.pop(wanted.validation_col).take(everything) != 0
     else:
         validates = validation_mask(hashes, fraction=wanted.validation or 0.0, seed=seed)
     parts = order[~validates[order]], order[validates[order]]
@@ -72,12 +79,11 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
     train_rows, val_rows = (tuple(count[part] for count in counts) for part in (0, 1))
     if not sum(train_rows):
         raise DataError(wanted.columns[0], f"all {sum(val_rows)} rows validate; none is left to train on")
-    columns = {name: shard.column(name, widths[name]) for name in wanted.columns}
     train_plan = StepsPlan(rows=train_rows, batch_size=wanted.batch_size)
     val_plan = StepsPlan(rows=val_rows, batch_size=wanted.val_batch_size)
     order_seed = seed if wanted.shuffle else None
     return Rows(
         train=Loader(columns=columns, rows=parts[0], plan=train_plan, rank=rank, seed=order_seed),
         validate=Loader(columns=columns, rows=parts[1], plan=val_plan, rank=rank, seed=None) if sum(val_rows) else None,
-        kinds={name: kinds[name] for name in wanted.columns},
+        kinds=kinds,
     )

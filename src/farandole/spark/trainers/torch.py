@@ -119,7 +119,7 @@ class Training:
         if batch.rows:
             loss, scores = self.judge(batch)
             # The optimizer averages over ranks; the weight makes that the mean over all rows of the step.
-            (loss * batch.weight).backward()  # type: ignore[no-untyped-call]
+            (loss * batch.weight).backward()
             values = [loss.item(), *scores]
             meter.add(batch.rows, values)
         # Without rows there is no gradient here, which counts as zeros.

@@ -1,0 +1,287 @@
+"""`TorchEstimator` and `TorchModel` on an embedded Spark, with real ranks."""
+
+import importlib.util
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("torch")
+if importlib.util.find_spec("farandole._native") is None:
+    pytest.skip("the native core is not built", allow_module_level=True)
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
+from torch import Tensor, nn
+
+from farandole.errors import ConfigError, DataError, RankFailed, SlotsError
+from farandole.spark.store import FilesystemStore, Store
+from farandole.spark.torch import TorchEstimator, TorchModel
+from farandole.spark.trainers.checkpoint import Checkpoint
+from helpers.spark_session import last_job, session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+
+RATE = 2.0**-7
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    # The first optimizer makes torch set a variable of its compiler, for good.
+    torch.optim.SGD(line().parameters())
+    with session("local[2]") as started:
+        yield started
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FilesystemStore:
+    return Store.create(str(tmp_path / "store"))
+
+
+def line() -> nn.Module:
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.fill_(0.25)
+    return model
+
+
+def points(spark: SparkSession, count: int, *, partitions: int = 3) -> DataFrame:
+    rows = [([float(i % 7), float(i % 3)], i / count, i) for i in range(count)]
+    return spark.createDataFrame(rows, "x array<double>, y double, id bigint").repartition(partitions)
+
+
+def estimator(model: nn.Module, **changes: object) -> TorchEstimator:
+    settings: dict[str, object] = {
+        "num_proc": 2,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=RATE),
+        "loss": F.mse_loss,
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "verbose": 0,
+    }
+    return TorchEstimator(**(settings | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("num_proc", "count"), [(1, 11), (2, 11), (2, 3)])
+def test_a_step_is_the_mean_over_all_rows_of_all_ranks(spark: SparkSession, num_proc: int, count: int) -> None:
+    data = points(spark, count)
+    model = line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE / num_proc)  # ranks multiply it by their number
+    fitted = estimator(model, num_proc=num_proc, optimizer=optimizer, batch_size=1000, epochs=3).fit(data)
+    # Gradient descent over all rows at once is what any number of ranks must come to.
+    x, y = (np.array([row[name] for row in data.collect()]) for name in ("x", "y"))
+    weight, bias = np.array([0.5, 0.5]), 0.25
+    for _ in range(3):
+        error = x @ weight + bias - y
+        weight, bias = weight - RATE * 2 * x.T @ error / len(y), bias - RATE * 2 * error.mean()
+    state = fitted.getModel().state_dict()
+    np.testing.assert_allclose(state["weight"].numpy()[0], weight, rtol=1e-5)
+    np.testing.assert_allclose(state["bias"].item(), bias, rtol=1e-5)
+    assert [(record["epoch"], record["steps"]) for record in fitted.getHistory()] == [(1, 1), (2, 1), (3, 1)]
+    assert model.state_dict()["weight"].eq(0.5).all(), "the user's own model must stay as it was"
+
+
+def recorder(folder: Path) -> nn.Module:
+    # Made in a function, so that it is pickled by value: ranks cannot import this file.
+    class Recorder(nn.Module):
+        """Learns nothing; leaves a line for each row that it is given."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(1))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            kind = "train" if self.training else "val"
+            with (folder / f"{kind}-{os.getpid()}").open("a") as out:
+                out.writelines(f"{int(each)}\n" for each in ids)
+            return ids * 0 + self.scale
+
+    return Recorder()
+
+
+def seen(folder: Path, kind: str) -> list[int]:
+    return sorted(int(each) for path in folder.glob(f"{kind}-*") for each in path.read_text().split())
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_every_row_once_per_epoch(spark: SparkSession, tmp_path: Path, batch_size: int) -> None:
+    data = points(spark, 23, partitions=5)
+    model = recorder(tmp_path)
+    settings = {"feature_cols": ["id"], "batch_size": batch_size, "epochs": 3, "validation": 0.3, "random_seed": 4}
+    fitted = estimator(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), **settings).fit(data)
+    train, val = seen(tmp_path, "train"), seen(tmp_path, "val")
+    assert sorted(train + val) == sorted(3 * list(range(23)))
+    assert 0 < len(val) < len(train)
+    assert not set(train) & set(val)
+    assert [record["epoch"] for record in fitted.getHistory()] == [1, 2, 3]
+    assert all(record["val_loss"] > 0 for record in fitted.getHistory())
+
+
+def with_dropout() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(spark: SparkSession, store: FilesystemStore) -> None:
+    data = points(spark, 40)
+
+    def fit(run_id: str, epochs: int) -> TorchModel:
+        model = with_dropout()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        settings = {"store": store, "run_id": run_id, "epochs": epochs, "batch_size": 4, "random_seed": 9}
+        return estimator(model, optimizer=optimizer, validation=0.2, **settings).fit(data)
+
+    straight = fit("straight", 3)
+    for epochs in (1, 2, 3):
+        resumed = fit("resumed", epochs)
+        content = store.read(store.get_checkpoint_path("resumed"))
+        assert content is not None
+        saved = Checkpoint.load(content)
+        assert saved.epoch == epochs
+        assert saved.optimizer is not None
+        assert [group["lr"] for group in saved.optimizer["param_groups"]] == [0.01]  # type: ignore[attr-defined]
+    for one, other in zip(straight.getModel().parameters(), resumed.getModel().parameters(), strict=True):
+        assert torch.equal(one, other)
+    losses = [[record["loss"] for record in model.getHistory()] for model in (straight, resumed)]
+    assert losses[0] == losses[1]
+    assert store.read(store.get_best_path("resumed")) is not None
+
+    before = last_job(spark)["jobId"]
+    again = fit("resumed", 3)
+    assert last_job(spark)["jobId"] == before, "all epochs were finished: there is nothing to run"
+    assert again.getHistory() == resumed.getHistory()
+    with pytest.raises(ConfigError, match="random_seed: is 8, but resumed was started with 9"):
+        estimator(line(), store=store, run_id="resumed", random_seed=8).fit(data)
+
+
+def test_what_a_run_leaves_in_its_store(spark: SparkSession, store: FilesystemStore) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    data = points(spark, 20).selectExpr("x", "y", "id % 4 = 0 as held_out")
+    model = line()
+    settings = {"store": store, "run_id": "curves", "epochs": 2, "batch_size": 4, "validation": "held_out"}
+    fitted = estimator(model, metrics=[F.l1_loss], **settings).fit(data)
+    curves = EventAccumulator(store.get_logs_path("curves")).Reload()
+    assert {"train/batch_loss", "train/loss", "train/l1_loss", "train/rows_per_s", "validation/loss"} <= set(
+        curves.Tags()["scalars"]
+    )
+    assert "train/waiting_for_data_percent" in curves.Tags()["scalars"]
+    steps = sum(int(record["steps"]) for record in fitted.getHistory())
+    assert [point.step for point in curves.Scalars("train/batch_loss")] == list(range(1, steps + 1))
+    written = [path for path in Path(store.get_run_path("curves")).parent.parent.rglob("*") if path.is_file()]
+    assert {path.name.partition(".tfevents")[0] for path in written} == {"checkpoint", "best", "events.out"}
+    assert fitted.getRunId() == "curves"
+
+
+def two_heads() -> nn.Module:
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kind, self.value = nn.Linear(5, 3), nn.Linear(5, 1)
+
+        def forward(self, vector: Tensor, flag: Tensor) -> tuple[Tensor, Tensor]:
+            both = torch.cat([vector, flag], 1)
+            return self.kind(both), self.value(both)
+
+    return TwoHeads()
+
+
+def test_vectors_booleans_two_labels_and_their_columns(spark: SparkSession) -> None:
+    rows = [
+        (Vectors.sparse(4, [1], [i * 0.1]) if i % 2 else Vectors.dense([0.5] * 4), i % 3 == 0, i % 3, i * 0.1, str(i))
+        for i in range(30)
+    ]
+    data = spark.createDataFrame(rows, ["vec.tor", "flag", "kind", "value", "name"])
+    model = two_heads()
+    fitted = estimator(
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=[F.cross_entropy, F.mse_loss],
+        loss_weights=[0.7, 0.3],
+        feature_cols=["vec.tor", "flag"],
+        label_cols=["kind", "value"],
+        input_shapes=[[-1, 4], [-1, 1]],
+        batch_size=5,
+        epochs=2,
+    ).fit(data)
+    before = last_job(spark)["jobId"]
+    predicted = fitted.setOutputCols(["class scores", "value.out"]).transform(data)
+    assert [(field.name, field.dataType.simpleString()) for field in predicted.schema.fields[-2:]] == [
+        ("class scores", "array<float>"),
+        ("value.out", "float"),
+    ]
+    assert predicted.columns[:-2] == data.columns
+    assert last_job(spark)["jobId"] == before, "the schema is known without a job"
+    trained = fitted.getModel().eval()
+    for row in predicted.collect():
+        with torch.no_grad():
+            vector, flag = torch.tensor(row["vec.tor"].toArray()).float(), torch.tensor([float(row["flag"])])
+            scores, value = trained(vector[None], flag[None])
+        np.testing.assert_allclose(row["class scores"], scores[0].numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(row["value.out"], value.item(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"feature_cols": ["nowhere"]}, DataError, "column 'nowhere': is not in the DataFrame"),
+        ({"feature_cols": ["word"]}, DataError, "column 'word': no tensor holds string"),
+        ({"validation": "y"}, DataError, "column 'y': is double; a validation column holds"),
+        ({"input_shapes": [[-1, 2], [-1]]}, ConfigError, "input_shapes: has 2 shapes for 1 feature columns"),
+        ({"loss": None}, ConfigError, "loss: is not set"),
+        ({"num_proc": 3}, SlotsError, "3 ranks need 3 slots"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_runs(
+    spark: SparkSession, changes: dict[str, object], error: type[Exception], text: str
+) -> None:
+    data = spark.createDataFrame([([1.0, 2.0], 0.5, "a")], "x array<double>, y double, word string")
+    data.count()
+    before = last_job(spark)["jobId"]
+    started = time.monotonic()
+    with pytest.raises(error, match=text):
+        estimator(line(), **changes).fit(data)
+    assert time.monotonic() - started < 5
+    assert last_job(spark)["jobId"] == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([([1.0, 2.0], 0.5), ([1.0, None], 0.5), (None, 0.5)], "column 'x': 2 of 3 rows are null"),
+        ([([1.0, 2.0], 0.5), ([1.0], 0.5)], "column 'x': arrays of 1 to 2 numbers"),
+        ([], "there are no rows"),
+    ],
+)
+def test_rows_that_no_tensor_holds(spark: SparkSession, rows: list[tuple[object, float]], text: str) -> None:
+    data = spark.createDataFrame(rows, "x array<double>, y double")
+    with pytest.raises(DataError, match=text):
+        estimator(line()).fit(data)
+
+
+def test_a_failing_rank_says_where(spark: SparkSession) -> None:
+    def loss(output: Tensor, label: Tensor) -> Tensor:
+        raise ArithmeticError("no such loss")
+
+    with pytest.raises(RankFailed, match="no such loss") as failed:
+        estimator(line(), loss=loss).fit(points(spark, 5))
+    assert isinstance(failed.value.__cause__, ArithmeticError)
+    assert last_job(spark)["status"] == "FAILED"
+
+
+def test_progress_in_plain_lines(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = estimator(line(), verbose=1, run_id="shown")
+    fitted = shown.fit(points(spark, 20), {shown.epochs: 2})
+    out = capfd.readouterr().out
+    assert "[0] shown: 20 rows train, 0 validate; 1 steps per epoch on 2 ranks; features x float64[2] as float32" in out
+    assert "epoch 2/2 step 1/1" in out
+    assert "epoch 2: loss" in out
+    assert len(fitted.getHistory()) == 2
