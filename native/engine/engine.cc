@@ -103,17 +103,7 @@ void Engine::connect_control() {
 
 void Engine::submit(const OperationPtr& operation, bool wake) {
   operation->submitted_ns = now_ns();
-  {
-    const std::lock_guard lock(mu_);
-    if (failed_) throw failed_->named(operation->request.name);
-    if (closed_) throw Error::closed("it was shut down");
-    Name& name = names_[operation->request.name];
-    if (name.pending)
-      throw Error::invalid(operation->request.name, "an operation of the same name is still in flight; wait for it or use another name");
-    name.pending = operation;
-    queue_.push_back(operation);
-    pending_.fetch_add(1);
-  }
+  pending_.add(operation);
   if (!wake) return;
   doorbell().bump();
   if (waiters_.load() == 0) work_.bump();
@@ -187,10 +177,7 @@ bool Engine::progress() noexcept {
 }
 
 bool Engine::drive_once() {
-  {
-    const std::lock_guard lock(mu_);
-    if (failed_ || (closed_ && stop_.load())) return false;
-  }
+  if (failed_.load() || stop_.load()) return false;
   bool moved = ask();
   moved = hear() || moved;
   if (wiring_.rank == 0) moved = decide() || moved;
@@ -205,22 +192,11 @@ bool Engine::drive_once() {
 }
 
 bool Engine::ask() {
-  std::vector<OperationPtr> fresh;
-  Asking asking;
+  Asking asking = pending_.drain();
+  if (asking.empty()) return false;
   {
-    const std::lock_guard lock(mu_);
-    if (queue_.empty()) return false;
-    fresh.swap(queue_);
-    for (const OperationPtr& operation : fresh) {
-      const Name& name = names_[operation->request.name];
-      if (name.id != kNoId && name.signature == operation->request) {
-        asking.emplace_back(name.id);
-        ++stats_.asked_by_number;
-      } else {
-        asking.emplace_back(operation->request);
-        ++stats_.asked_in_full;
-      }
-    }
+    const std::lock_guard lock(stats_mu_);
+    for (const auto& item : asking) ++(item.index() == 0 ? stats_.asked_by_number : stats_.asked_in_full);
   }
   if (wiring_.rank == 0) heed(0, std::move(asking));
   else controls_[0].send(asking);
@@ -274,47 +250,18 @@ void Engine::run_plan(Plan plan) {
   }
 }
 
-OperationPtr Engine::take(const Entry& entry) {
-  Name* name = nullptr;
-  if (entry.name.empty()) {
-    if (entry.id < by_id_.size()) name = by_id_[entry.id];
-  } else if (const auto found = names_.find(entry.name); found != names_.end()) {
-    name = &found->second;
-  }
-  if (name == nullptr || !name->pending)
-    throw Error::internal("the plan holds '" + entry.name + "' (number " + std::to_string(entry.id) + "), which this rank did not ask for");
-  OperationPtr operation = std::move(name->pending);
-  name->pending = nullptr;
-  if (entry.id == kNoId) {
-    // Names that get no number are not remembered: they may be new at every step.
-    if (name->id == kNoId) names_.erase(operation->request.name);
-  } else if (name->id != entry.id) {
-    name->id = entry.id;
-    name->signature = operation->request;
-    if (by_id_.size() <= entry.id) by_id_.resize(entry.id + 1, nullptr);
-    by_id_[entry.id] = name;
-  }
-  return operation;
-}
-
 void Engine::run_bundle(const Bundle& bundle) {
   std::vector<OperationPtr> operations;
   operations.reserve(bundle.entries.size());
   const uint64_t begin = now_ns();
   operation_deadline_ns_ = options_.timeout.count() > 0 ? begin + static_cast<uint64_t>(options_.timeout.count()) : 0;
   try {
-    {
-      const std::lock_guard lock(mu_);
-      for (const Entry& entry : bundle.entries) operations.push_back(take(entry));
-    }
+    for (const Entry& entry : bundle.entries) operations.push_back(pending_.take(entry));
     execute(world_, wiring_.rank, wiring_.size, bundle, operations);
   } catch (const std::exception& raised) {
     const auto* known = dynamic_cast<const Error*>(&raised);
     const Error error = known != nullptr ? *known : Error::internal(raised.what());
-    for (const OperationPtr& operation : operations) {
-      operation->error = error.named(operation->request.name);
-      complete(operation);
-    }
+    for (const OperationPtr& operation : operations) fail(operation, error);
     throw;
   }
   uint64_t bytes = 0;
@@ -327,7 +274,7 @@ void Engine::run_bundle(const Bundle& bundle) {
     }
   }
   {
-    const std::lock_guard lock(mu_);
+    const std::lock_guard lock(stats_mu_);
     ++stats_.bundles;
     stats_.bytes += bytes;
     stats_.operations += operations.size();
@@ -336,22 +283,19 @@ void Engine::run_bundle(const Bundle& bundle) {
 }
 
 void Engine::refuse(const Refusal& refusal) {
-  OperationPtr operation;
-  {
-    const std::lock_guard lock(mu_);
-    // A rank that a timeout was waiting for has nothing to fail.
-    const auto found = names_.find(refusal.name);
-    if (found == names_.end() || !found->second.pending) return;
-    operation = take({refusal.name, kNoId, {}});
-  }
-  operation->error = refusal.error;
-  complete(operation);
+  // A rank that a timeout was waiting for has nothing to fail.
+  if (const OperationPtr operation = pending_.take(refusal.name)) fail(operation, refusal.error);
 }
 
 void Engine::complete(const OperationPtr& operation) {
-  pending_.fetch_sub(1);
+  pending_.done();
   operation->keep.reset();
   operation->finish();
+}
+
+void Engine::fail(const OperationPtr& operation, const Error& error) {
+  operation->error = error.named(operation->request.name);
+  complete(operation);
 }
 
 void Engine::check() {
@@ -380,7 +324,7 @@ void Engine::look_for_lost() {
     // What the lost rank said before it went still counts: only what is pending after that has failed.
     while (drive_once()) {
     }
-    if (pending_.load() > 0) throw *lost;
+    if (!pending_.empty()) throw *lost;
   } catch (const Error& error) {
     poison(error);
   }
@@ -393,18 +337,14 @@ void Engine::look_for_overdue() {
   const uint64_t now = now_ns();
   if (timeout == 0 || now - looked_ns_ < kSecond) return;
   looked_ns_ = now;
-  const std::lock_guard lock(mu_);
-  for (const auto& [name, record] : names_)
-    if (record.pending && now - record.pending->submitted_ns > timeout + 5 * kSecond)
-      throw Error::timeout(name, {0}, seconds_of(now - record.pending->submitted_ns));
+  if (now < timeout + 5 * kSecond) return;
+  if (const OperationPtr late = pending_.overdue(now - timeout - 5 * kSecond))
+    throw Error::timeout(late->request.name, {0}, seconds_of(now - late->submitted_ns));
 }
 
 void Engine::poison(Error error) noexcept {
-  {
-    const std::lock_guard lock(mu_);
-    if (failed_) return;
-    failed_ = error;
-  }
+  if (failed_.exchange(true)) return;
+  pending_.refuse(error);
   wiring_.segment->abort(abort_of(error, wiring_.rank));
   const Farewell farewell = error.kind == ErrorKind::PeerLost
                                 ? Farewell{error.rank, false, error.reason}
@@ -415,24 +355,12 @@ void Engine::poison(Error error) noexcept {
 }
 
 void Engine::fail_pending(const Error& error) {
-  std::vector<OperationPtr> pending;
-  {
-    const std::lock_guard lock(mu_);
-    queue_.clear();
-    for (auto& [name, record] : names_)
-      if (record.pending) pending.push_back(std::exchange(record.pending, nullptr));
-  }
-  for (const OperationPtr& operation : pending) {
-    operation->error = error.named(operation->request.name);
-    complete(operation);
-  }
+  for (const OperationPtr& operation : pending_.take_all()) fail(operation, error);
 }
 
 void Engine::shutdown() {
-  {
-    const std::lock_guard lock(mu_);
-    if (std::exchange(closed_, true)) return;
-  }
+  if (closed_.exchange(true)) return;
+  pending_.refuse(Error::closed("it was shut down"));
   // What all ranks have agreed on may still be under way; the others count on our part in it.
   const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kLastWords).count());
   std::unique_lock driving(driver_, std::defer_lock);
@@ -456,7 +384,7 @@ void Engine::shutdown() {
 }
 
 EngineStats Engine::stats() {
-  const std::lock_guard lock(mu_);
+  const std::lock_guard lock(stats_mu_);
   return stats_;
 }
 

@@ -7,9 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "collectives/choose.h"
@@ -17,6 +15,7 @@
 #include "engine/doorman.h"
 #include "engine/negotiator.h"
 #include "engine/operation.h"
+#include "engine/pending.h"
 #include "engine/trace.h"
 #include "transport/segment.h"
 #include "transport/waiter.h"
@@ -82,19 +81,12 @@ class Engine : private Guard {
   [[nodiscard]] int size() const { return wiring_.size; }
 
  private:
-  /// What this rank knows of a name.
-  struct Name {
-    uint32_t id = kNoId;
-    Request signature;       // what the number stands for
-    OperationPtr pending;
-  };
-
   void check() override;  // the guard of all waits inside collectives
 
   [[nodiscard]] World make_world();
   void connect_control();
   void background() noexcept;
-  [[nodiscard]] bool has_work() const { return pending_.load() > 0 || listens_always_; }
+  [[nodiscard]] bool has_work() const { return !pending_.empty() || listens_always_; }
 
   // Only with `driver_` held; each returns whether anything moved.
   bool progress() noexcept;
@@ -110,8 +102,8 @@ class Engine : private Guard {
   void look_for_overdue();
   void poison(Error error) noexcept;
 
-  OperationPtr take(const Entry& entry);
   void complete(const OperationPtr& operation);
+  void fail(const OperationPtr& operation, const Error& error);
   void fail_pending(const Error& error);
   [[nodiscard]] Signal& doorbell() { return wiring_.segment->area(local_rank_).doorbell; }
 
@@ -130,15 +122,12 @@ class Engine : private Guard {
 
   std::mutex driver_;                    // held by whoever makes progress
   std::atomic<int> waiters_{0};          // threads in wait(): they drive, not the background thread
-  std::atomic<int64_t> pending_{0};
   Signal work_;                          // the background thread's own bell, for this process only
+  Pending pending_;
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> failed_{false};
 
-  std::mutex mu_;                        // guards what follows
-  std::unordered_map<std::string, Name> names_;
-  std::vector<Name*> by_id_;
-  std::vector<OperationPtr> queue_;
-  std::optional<Error> failed_;
-  bool closed_ = false;
+  std::mutex stats_mu_;
   EngineStats stats_;
 
   std::atomic<bool> stop_{false};

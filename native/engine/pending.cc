@@ -1,0 +1,93 @@
+#include "engine/pending.h"
+
+#include <utility>
+
+namespace farandole {
+
+void Pending::add(const OperationPtr& operation) {
+  const std::lock_guard lock(mu_);
+  if (refused_) throw refused_->named(operation->request.name);
+  Name& name = names_[operation->request.name];
+  if (name.pending)
+    throw Error::invalid(operation->request.name,
+                         "an operation of the same name is still in flight; wait for it or use another name");
+  name.pending = operation;
+  queue_.push_back(operation);
+  count_.fetch_add(1);
+  fresh_.store(true, std::memory_order_release);
+}
+
+Asking Pending::drain() {
+  Asking asking;
+  if (!fresh_.load(std::memory_order_acquire)) return asking;
+  const std::lock_guard lock(mu_);
+  fresh_.store(false, std::memory_order_relaxed);
+  asking.reserve(queue_.size());
+  for (const OperationPtr& operation : queue_) {
+    const Name& name = names_[operation->request.name];
+    if (name.id != kNoId && name.signature == operation->request) asking.emplace_back(name.id);
+    else asking.emplace_back(operation->request);
+  }
+  queue_.clear();
+  return asking;
+}
+
+OperationPtr Pending::take(const Entry& entry) {
+  const std::lock_guard lock(mu_);
+  Name* name = nullptr;
+  if (entry.name.empty()) {
+    if (entry.id < by_id_.size()) name = by_id_[entry.id];
+  } else if (const auto found = names_.find(entry.name); found != names_.end()) {
+    name = &found->second;
+  }
+  if (name == nullptr || !name->pending)
+    throw Error::internal("the plan holds '" + entry.name + "' (number " + std::to_string(entry.id) +
+                          "), which this rank did not ask for");
+  OperationPtr operation = std::exchange(name->pending, nullptr);
+  if (entry.id == kNoId) {
+    // Names that get no number are not remembered: they may be new at every step.
+    if (name->id == kNoId) names_.erase(operation->request.name);
+  } else if (name->id != entry.id) {
+    name->id = entry.id;
+    name->signature = operation->request;
+    if (by_id_.size() <= entry.id) by_id_.resize(entry.id + 1, nullptr);
+    by_id_[entry.id] = name;
+  }
+  return operation;
+}
+
+OperationPtr Pending::take(const std::string& name) {
+  const std::lock_guard lock(mu_);
+  const auto found = names_.find(name);
+  if (found == names_.end()) return nullptr;
+  OperationPtr operation = std::exchange(found->second.pending, nullptr);
+  if (found->second.id == kNoId) names_.erase(found);
+  return operation;
+}
+
+bool Pending::refuse(const Error& error) {
+  const std::lock_guard lock(mu_);
+  if (refused_) return false;
+  refused_ = error;
+  return true;
+}
+
+std::vector<OperationPtr> Pending::take_all() {
+  const std::lock_guard lock(mu_);
+  std::vector<OperationPtr> all;
+  for (auto& [name, record] : names_)
+    if (record.pending) all.push_back(std::exchange(record.pending, nullptr));
+  queue_.clear();
+  return all;
+}
+
+OperationPtr Pending::overdue(uint64_t before_ns) {
+  const std::lock_guard lock(mu_);
+  OperationPtr first;
+  for (const auto& [name, record] : names_)
+    if (record.pending && record.pending->submitted_ns < before_ns && (!first || record.pending->submitted_ns < first->submitted_ns))
+      first = record.pending;
+  return first;
+}
+
+}  // namespace farandole

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/operation.h"
+#include "engine/plan.h"
+#include "engine/wire.h"
+
+namespace farandole {
+
+/// The operations that this rank has asked for and that are not done, by name, and the numbers of names that repeat.
+class Pending {
+ public:
+  /// Throws Error: Invalid when an operation of this name is in flight, or what refuse() was given.
+  void add(const OperationPtr& operation);
+
+  /// What was added since the last call, as the coordinator wants to hear it: by number where the signature is known.
+  [[nodiscard]] Asking drain();
+
+  /// The operation that an entry of a plan means; it is pending no more, and its number is remembered.
+  /// Throws Error (Internal) when this rank did not ask for it.
+  [[nodiscard]] OperationPtr take(const Entry& entry);
+
+  /// The pending operation of that name, or null.
+  [[nodiscard]] OperationPtr take(const std::string& name);
+
+  /// From now on add() throws `error`, named after the operation. Only the first call counts; returns whether it was this one.
+  bool refuse(const Error& error);
+
+  /// Takes all.
+  [[nodiscard]] std::vector<OperationPtr> take_all();
+
+  /// The pending operation that was submitted first, if that was before `before_ns`.
+  [[nodiscard]] OperationPtr overdue(uint64_t before_ns);
+
+  /// Operations added and not yet counted off by done().
+  [[nodiscard]] bool empty() const { return count_.load() == 0; }
+  void done() { count_.fetch_sub(1); }
+
+ private:
+  struct Name {
+    uint32_t id = kNoId;
+    Request signature;  // what the number stands for
+    OperationPtr pending;
+  };
+
+  std::atomic<int64_t> count_{0};
+  std::atomic<bool> fresh_{false};
+  std::mutex mu_;  // guards what follows
+  std::unordered_map<std::string, Name> names_;
+  std::vector<Name*> by_id_;
+  std::vector<OperationPtr> queue_;
+  std::optional<Error> refused_;
+};
+
+}  // namespace farandole
