@@ -16,13 +16,16 @@ class Adapter(Protocol[T]):
         """The framework's name, as users write it."""
 
     def check(self, tensor: T, name: str) -> None:
-        """Refuse a tensor the engine cannot read in place.
+        """Refuse, quickly, what the engine would take and must not: other frameworks' tensors, memory that lies.
 
-        Raises `TypeError` for what is no tensor and `InvalidRequest` naming dtype, device or layout otherwise.
+        Raises `TypeError` for what is no tensor and `InvalidRequest` otherwise.
         """
 
-    def check_writable(self, tensor: T, name: str) -> None:
-        """As `check`, for a tensor that the engine is about to overwrite; lets the framework know of it."""
+    def overwrite(self, tensor: T, name: str) -> None:
+        """Do what `check` does for a tensor that the engine is about to write to; let the framework know of it."""
+
+    def refusal(self, tensor: T) -> str | None:
+        """Say in the framework's words why the engine cannot take a tensor (dtype, device, layout); None if it can."""
 
     def empty_like(self, tensor: T) -> T:
         """Return an uninitialized contiguous tensor of the same shape and dtype."""

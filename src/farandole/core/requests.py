@@ -29,19 +29,30 @@ class Requests(Generic[T]):
         self, tensor: T, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet, write: bool
     ) -> T:
         """Do an allreduce, into `tensor` itself with `write`, and return the result."""
-        # No handle: small tensors are reduced in less time than it takes to make one.
-        seat, wire = named("allreduce", name, members)
-        output = self._output(tensor, wire, write)
-        seat.engine.run(
-            kinds.ALLREDUCE,
-            wire,
-            tensor,
-            output,
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
-            cacheable=name is not None,
-        )
+        # Small tensors are reduced in less time than a few calls of Python take, so there are as few as possible.
+        if members is not global_process_set:
+            require_global(members)
+        seat = default.seat()
+        wire = seat.wire_name("allreduce", name)
+        if write:
+            self.adapter.overwrite(tensor, wire)
+            output = tensor
+        else:
+            self.adapter.check(tensor, wire)
+            output = self.adapter.empty_like(tensor)
+        try:
+            seat.engine.run(
+                kinds.ALLREDUCE,
+                wire,
+                tensor,
+                output,
+                op=op,
+                prescale=prescale,
+                postscale=postscale,
+                cacheable=name is not None,
+            )
+        except Exception as error:
+            raise self._explained(error, tensor, wire) from None
         return output
 
     def start_reduce(
@@ -50,16 +61,19 @@ class Requests(Generic[T]):
         """Start an allreduce, into `tensor` itself with `write`."""
         seat, wire = named("allreduce", name, members)
         output = self._output(tensor, wire, write)
-        part = seat.engine.submit(
-            kinds.ALLREDUCE,
-            wire,
-            tensor,
-            output,
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
-            cacheable=name is not None,
-        )
+        try:
+            part = seat.engine.submit(
+                kinds.ALLREDUCE,
+                wire,
+                tensor,
+                output,
+                op=op,
+                prescale=prescale,
+                postscale=postscale,
+                cacheable=name is not None,
+            )
+        except Exception as error:
+            raise self._explained(error, tensor, wire) from None
         return Handle((part,), lambda: output)
 
     def start_reduce_group(
@@ -74,6 +88,7 @@ class Requests(Generic[T]):
     ) -> Handle[list[T]]:
         """Start an allreduce of several tensors, none of which begins before all are ready on all ranks."""
         seat, wire = named("grouped_allreduce", name, members)
+        self._check_group(tensors, wire)
         outputs = [self._output(tensor, wire, write) for tensor in tensors]
         count = len(outputs)
         parts = [
@@ -98,14 +113,16 @@ class Requests(Generic[T]):
         seat, wire = named("allgather", name, members)
         self.adapter.check(tensor, wire)
         start = seat.engine.run if now else seat.engine.submit
-        part = start(kinds.ALLGATHER, wire, tensor, None, cacheable=name is not None)
+        try:
+            part = start(kinds.ALLGATHER, wire, tensor, None, cacheable=name is not None)
+        except Exception as error:
+            raise self._explained(error, tensor, wire) from None
         return Handle((part,), lambda: self.adapter.adopt(part.result(), tensor))
 
     def start_gather_group(self, tensors: Sequence[T], name: str | None, members: ProcessSet) -> Handle[list[T]]:
         """Start an allgather of several tensors, none of which begins before all are ready on all ranks."""
         seat, wire = named("grouped_allgather", name, members)
-        for tensor in tensors:
-            self.adapter.check(tensor, wire)
+        self._check_group(tensors, wire)
         count = len(tensors)
         parts = [
             seat.engine.submit(
@@ -128,7 +145,10 @@ class Requests(Generic[T]):
         seat, wire = named("broadcast", name, members)
         output = self._output(tensor, wire, write)
         start = seat.engine.run if now else seat.engine.submit
-        part = start(kinds.BROADCAST, wire, tensor, output, root=root, cacheable=name is not None)
+        try:
+            part = start(kinds.BROADCAST, wire, tensor, output, root=root, cacheable=name is not None)
+        except Exception as error:
+            raise self._explained(error, tensor, wire) from None
         return Handle((part,), lambda: output)
 
     def exchange(
@@ -141,7 +161,10 @@ class Requests(Generic[T]):
         if shares == []:
             raise InvalidRequest(wire, f"splits is empty; give one number for each of the {seat.size} ranks")
         start = seat.engine.run if now else seat.engine.submit
-        part = start(kinds.ALLTOALL, wire, tensor, None, splits=shares, cacheable=name is not None)
+        try:
+            part = start(kinds.ALLTOALL, wire, tensor, None, splits=shares, cacheable=name is not None)
+        except Exception as error:
+            raise self._explained(error, tensor, wire) from None
         return Handle(
             (part,),
             lambda: (self.adapter.adopt(part.result(), tensor), self.adapter.make_splits(part.received_splits())),
@@ -154,16 +177,19 @@ class Requests(Generic[T]):
         seat, wire = named("reducescatter", name, members)
         self.adapter.check(tensor, wire)
         start = seat.engine.run if now else seat.engine.submit
-        part = start(
-            kinds.REDUCESCATTER,
-            wire,
-            tensor,
-            None,
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
-            cacheable=name is not None,
-        )
+        try:
+            part = start(
+                kinds.REDUCESCATTER,
+                wire,
+                tensor,
+                None,
+                op=op,
+                prescale=prescale,
+                postscale=postscale,
+                cacheable=name is not None,
+            )
+        except Exception as error:
+            raise self._explained(error, tensor, wire) from None
         return Handle((part,), lambda: self.adapter.adopt(part.result(), tensor))
 
     def start_scatter_group(
@@ -177,8 +203,7 @@ class Requests(Generic[T]):
     ) -> Handle[list[T]]:
         """Start a reducescatter of several tensors, none of which begins before all are ready on all ranks."""
         seat, wire = named("grouped_reducescatter", name, members)
-        for tensor in tensors:
-            self.adapter.check(tensor, wire)
+        self._check_group(tensors, wire)
         count = len(tensors)
         parts = [
             seat.engine.submit(
@@ -205,10 +230,23 @@ class Requests(Generic[T]):
 
     def _output(self, tensor: T, wire: str, write: bool) -> T:
         if write:
-            self.adapter.check_writable(tensor, wire)
+            self.adapter.overwrite(tensor, wire)
             return tensor
         self.adapter.check(tensor, wire)
         return self.adapter.empty_like(tensor)
+
+    def _explained(self, error: Exception, tensor: T, wire: str) -> Exception:
+        """Return what to raise for `error`: the framework's words for what is wrong with the tensor, if anything is."""
+        refusal = self.adapter.refusal(tensor)
+        return error if refusal is None else InvalidRequest(wire, refusal)
+
+    def _check_group(self, tensors: Sequence[T], wire: str) -> None:
+        """Refuse a group as a whole: one that is submitted in part would keep the other ranks waiting."""
+        for tensor in tensors:
+            self.adapter.check(tensor, wire)
+            refusal = self.adapter.refusal(tensor)
+            if refusal is not None:
+                raise InvalidRequest(wire, refusal)
 
 
 def named(kind: str, name: str | None, members: ProcessSet) -> tuple[default.Seat, str]:

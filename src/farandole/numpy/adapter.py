@@ -13,14 +13,6 @@ __all__ = ["Array", "NumpyAdapter"]
 # Shape and dtype are not known to the type checker; they are checked when an operation is called.
 Array: TypeAlias = npt.NDArray[Any]
 
-_DTYPES = frozenset(
-    np.dtype(name)
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64"),
-    )
-)
-
 
 class NumpyAdapter:
     """The reference adapter; the others do the same for their frameworks."""
@@ -28,20 +20,19 @@ class NumpyAdapter:
     name = "numpy"
 
     def check(self, tensor: Array, name: str) -> None:
-        """Refuse what is no array (`TypeError`), and dtypes and layouts the engine cannot read."""
+        """Refuse what is no array."""
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"'{name}': expected a numpy array, got {type(tensor).__name__}")
-        if tensor.dtype not in _DTYPES:
-            known = ", ".join(sorted(dtype.name for dtype in _DTYPES))
-            raise InvalidRequest(name, f"dtype {tensor.dtype} is not supported; use one of {known}")
-        if not tensor.flags.c_contiguous:
-            raise InvalidRequest(name, "the array is required to be contiguous; use numpy.ascontiguousarray")
 
-    def check_writable(self, tensor: Array, name: str) -> None:
-        """As `check`, and refuse read-only arrays."""
+    def overwrite(self, tensor: Array, name: str) -> None:
+        """Refuse what is no array; the engine finds out whether it is read-only."""
         self.check(tensor, name)
-        if not tensor.flags.writeable:
-            raise InvalidRequest(name, "the array is read-only; use the form that returns a new array")
+
+    def refusal(self, tensor: Array) -> str | None:
+        """Name the dtype, where NumPy itself does not hand it out."""
+        if tensor.dtype.kind not in "biuf" or not tensor.dtype.isnative or tensor.dtype.itemsize > 8:
+            return f"dtype {tensor.dtype} is not supported; use bool, an integer of 8 to 64 bits or a float of 16 to 64"
+        return None
 
     def empty_like(self, tensor: Array) -> Array:
         """Return an uninitialized array."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.utils.dlpack import from_dlpack
 
 from farandole.errors import InvalidRequest
@@ -17,6 +18,9 @@ DTYPES = frozenset(
         torch.int16,
         torch.int32,
         torch.int64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
         torch.float16,
         torch.bfloat16,
         torch.float32,
@@ -31,27 +35,33 @@ class TorchAdapter:
     name = "torch"
 
     def check(self, tensor: torch.Tensor, name: str) -> None:
-        """Refuse what is no tensor (`TypeError`), and dtypes, devices and layouts the engine cannot read."""
-        # A negated view is contiguous but its memory has the wrong signs.
-        if (
-            isinstance(tensor, torch.Tensor)
-            and tensor.dtype in DTYPES
-            and tensor.is_cpu
-            and tensor.layout is torch.strided
-            and tensor.is_contiguous()
-            and not tensor.is_neg()
-        ):
-            return
-        raise _refusal(tensor, name)
+        """Refuse what is no tensor, and negated views: they are contiguous, but their memory has the wrong signs."""
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"'{name}': expected a torch tensor, got {type(tensor).__name__}")
+        if tensor.is_neg():
+            raise InvalidRequest(name, "the tensor is a lazily negated view; pass tensor.resolve_neg()")
 
-    def check_writable(self, tensor: torch.Tensor, name: str) -> None:
+    def overwrite(self, tensor: torch.Tensor, name: str) -> None:
         """As `check`; autograd hears that the tensor changes, so that a stale gradient is an error, not a number."""
         self.check(tensor, name)
-        torch.autograd.graph.increment_version(tensor)
+        increment_version(tensor)
+
+    def refusal(self, tensor: torch.Tensor) -> str | None:
+        """Name layout, device, dtype and strides, in this order."""
+        if tensor.layout is not torch.strided:
+            return f"a sparse tensor ({tensor.layout}) cannot be sent; use sparse_allreduce_async or to_dense()"
+        if not tensor.is_cpu:
+            return f"the tensor is on {tensor.device}; CUDA and other devices are not there yet, move it with .cpu()"
+        if tensor.dtype not in DTYPES:
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES))
+            return f"Tensor type {tensor.type()} is not supported; use one of {known}"
+        if not tensor.is_contiguous():
+            return "Tensor is required to be contiguous. Pass tensor.contiguous()"
+        return None
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return an uninitialized tensor without a gradient."""
-        return torch.empty_like(tensor, requires_grad=False)
+        return torch.empty_like(tensor)
 
     def adopt(self, result: object, like: torch.Tensor) -> torch.Tensor:
         """Return a tensor over the engine's memory."""
@@ -83,25 +93,6 @@ class TorchAdapter:
         """Return the tensor in `dtype`; differentiable."""
         assert isinstance(dtype, torch.dtype)
         return tensor.to(dtype)
-
-
-def _refusal(tensor: object, name: str) -> Exception:
-    if not isinstance(tensor, torch.Tensor):
-        return TypeError(f"'{name}': expected a torch tensor, got {type(tensor).__name__}")
-    if tensor.layout is not torch.strided:
-        return InvalidRequest(
-            name, f"a sparse tensor ({tensor.layout}) cannot be sent as it is; use sparse_allreduce_async or to_dense()"
-        )
-    if not tensor.is_cpu:
-        return InvalidRequest(
-            name, f"the tensor is on {tensor.device}; CUDA and other devices are not there yet, move it with .cpu()"
-        )
-    if tensor.dtype not in DTYPES:
-        known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES))
-        return InvalidRequest(name, f"Tensor type {tensor.type()} is not supported; use one of {known}")
-    if tensor.is_neg():
-        return InvalidRequest(name, "the tensor is a lazily negated view; pass tensor.resolve_neg()")
-    return InvalidRequest(name, "Tensor is required to be contiguous. Pass tensor.contiguous()")
 
 
 def _spelled(tensor: torch.Tensor) -> str:
