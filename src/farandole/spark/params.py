@@ -93,7 +93,7 @@ def _validation(value: object) -> float | str:
 
 def _store(value: object) -> FilesystemStore:
     if not isinstance(value, FilesystemStore):
-        raise ConfigError("store", f"must come from Store.create(...), got {value!r}")
+        raise ConfigError("store", f"must be what Store.create(...) returns, got {value!r}")
     return value
 
 

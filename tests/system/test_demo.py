@@ -1,0 +1,39 @@
+"""The demo as a newcomer runs it."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+for needed in ("pyspark", "torch", "sklearn"):
+    pytest.importorskip(needed)
+if importlib.util.find_spec("farandole._native") is None:
+    pytest.skip("the native core is not built", allow_module_level=True)
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 180  # seconds; what the demo may take on two cores
+
+
+@pytest.mark.timeout(LIMIT + 20)
+def test_the_demo_trains_twice_and_says_where_things_are(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.demo", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    out = done.stdout
+    for name in ("HorovodRunner", "TorchEstimator"):
+        (accuracy,) = re.findall(rf"^{name} +([\d.]+) +[\d.]+$", out, re.MULTILINE)
+        assert float(accuracy) > 0.95
+    for rank in (0, 1):
+        assert re.search(rf"^\[{rank}\] epoch 1/8 step 22/22 loss [\d.]+ [\d,]+ rows/s", out, re.MULTILINE)
+    assert "[1] 718 rows, 22 steps per epoch" in out  # a rank's own output
+    for file in ("runner/checkpoint.pt", "runs/estimator/checkpoint", "timeline.json"):
+        assert str(tmp_path / file) in out
+        assert (tmp_path / file).stat().st_size > 0
+    assert len(list(tmp_path.rglob("*tfevents*"))) == 2
+    noise = [line for line in (out + done.stderr).splitlines() if re.match(r"\s+at [\w.$]+\(|.*(WARN|Exception)", line)]
+    assert noise == []

@@ -1,0 +1,152 @@
+"""What an estimator's parameters accept, before there is any Spark session."""
+
+import inspect
+import logging
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from farandole.errors import ConfigError
+from farandole.spark.params import NOT_SUPPORTED, WITHOUT_MEANING
+from farandole.spark.store import Store
+from farandole.spark.torch import TorchEstimator
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled_torch() -> None:
+    """The first optimizer makes torch set a variable of its compiler, for good."""
+    torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+
+
+def test_defaults() -> None:
+    estimator = TorchEstimator()
+    assert (estimator.getBatchSize(), estimator.getEpochs(), estimator.getShuffle(), estimator.getVerbose()) == (
+        (32, 1, True, 1)
+    )
+    assert estimator.getValBatchSize() == 32
+    assert (estimator.getNumProc(), estimator.getStore(), estimator.getRunId(), estimator.getValidation()) == (
+        None,
+    ) * 4
+    with pytest.raises(ConfigError, match="feature_cols: is not set: columns that the model takes"):
+        estimator.getFeatureCols()
+
+
+def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    values = {
+        "num_proc": 2,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters()),
+        "loss": [torch.nn.functional.mse_loss],
+        "loss_weights": [1.0],
+        "metrics": [torch.nn.functional.l1_loss],
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "input_shapes": [(-1, 2)],
+        "validation": 0.25,
+        "batch_size": 8,
+        "val_batch_size": 16,
+        "epochs": 3,
+        "shuffle": False,
+        "random_seed": 5,
+        "store": Store.create(str(tmp_path)),
+        "run_id": "mine",
+        "verbose": 2,
+    }
+    given = TorchEstimator(**values)  # type: ignore[arg-type]
+    assert set(values) == {param.name for param in given.params}
+    chained = TorchEstimator()
+    for name, value in values.items():
+        camel = "".join(part.capitalize() for part in name.split("_"))
+        assert getattr(given, f"get{camel}")() == value
+        assert getattr(chained, f"set{camel}")(value) is chained
+        assert getattr(chained, f"get{camel}")() == value
+    assert given.copy({given.epochs: 7}).getEpochs() == 7
+    assert given.getEpochs() == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_proc", 0),
+        ("model", "net"),
+        ("optimizer", torch.optim.SGD),
+        ("loss", "mse"),
+        ("loss_weights", [-1.0]),
+        ("metrics", [3]),
+        ("feature_cols", "x"),
+        ("feature_cols", []),
+        ("label_cols", [1]),
+        ("input_shapes", [[8, 8]]),
+        ("validation", 1.0),
+        ("validation", True),
+        ("batch_size", 0),
+        ("batch_size", 2.5),
+        ("epochs", True),
+        ("shuffle", 1),
+        ("random_seed", -1),
+        ("store", "/tmp/store"),
+        ("run_id", 7),
+        ("verbose", 3),
+    ],
+)
+def test_a_value_that_cannot_be_right_is_refused_at_once(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: must be"):
+        TorchEstimator(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_value_given_to_fit_is_checked_as_well() -> None:
+    estimator = TorchEstimator()
+    with pytest.raises(ConfigError, match="epochs: must be a whole number >= 1, got 0"):
+        estimator.copy({estimator.epochs: 0}).getEpochs()
+
+
+def test_what_horovod_had_and_means_nothing_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        TorchEstimator(partitions_per_process=10, use_gpu=True, backend=None)
+    (record,) = caplog.records
+    assert "partitions_per_process (no Parquet is written)" in record.getMessage()
+    assert "use_gpu" in record.getMessage()
+    assert "backend" not in record.getMessage()
+
+
+@pytest.mark.parametrize("name", sorted(NOT_SUPPORTED))
+def test_what_would_change_the_result_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: is not supported: "):
+        TorchEstimator(**{name: object()})  # type: ignore[arg-type]
+
+
+def test_a_slip_is_named_with_its_neighbor() -> None:
+    with pytest.raises(ConfigError, match="batchsize: no such parameter; did you mean batch_size"):
+        TorchEstimator(batchsize=3)
+
+
+def test_no_parameter_is_both_known_and_refused() -> None:
+    known = set(inspect.signature(TorchEstimator).parameters)
+    assert not known & (set(NOT_SUPPORTED) | set(WITHOUT_MEANING))
+    assert not set(NOT_SUPPORTED) & set(WITHOUT_MEANING)
+
+
+def test_settings_that_do_not_go_together() -> None:
+    model, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    estimator = TorchEstimator(
+        model=model,
+        optimizer=torch.optim.SGD(other.parameters()),
+        loss=torch.nn.functional.mse_loss,
+        feature_cols=["x"],
+        label_cols=["y"],
+    )
+    with pytest.raises(ConfigError, match="optimizer: updates parameters that are not the model's"):
+        estimator._check()
+    estimator.setOptimizer(torch.optim.SGD(model.parameters()))
+    estimator._check()
+    with pytest.raises(ConfigError, match="loss_weights: has 2 weights for 1 label"):
+        estimator.copy({estimator.loss_weights: [0.5, 0.5]})._check()
+    with pytest.raises(ConfigError, match="loss: has 2 functions for 1 label"):
+        estimator.copy({estimator.loss: [torch.nn.functional.mse_loss] * 2})._check()
+    with pytest.raises(ConfigError, match="model: has no parameters"):
+        estimator.copy({estimator.model: torch.nn.ReLU()})._check()
