@@ -1,0 +1,93 @@
+"""The process' own context: init, shutdown, and what launchers tell it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import farandole.numpy as hvd
+from farandole.core import default
+from farandole.core.context import Context
+from farandole.errors import ConfigError, EngineClosed
+from farandole.rendezvous import SoloRendezvous
+from helpers.ranks import run_ranks
+
+
+@pytest.fixture
+def ended() -> Iterator[None]:
+    yield
+    hvd.shutdown()
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_process_without_a_launcher_is_the_only_rank() -> None:
+    hvd.init()
+    first = default.context()
+    hvd.init()
+    assert default.context() is first
+    assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()) == (0, 1, 0, 1)
+    assert (hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()) == (0, 1, True)
+    assert hvd.allreduce(np.arange(3.0)).tolist() == [0.0, 1.0, 2.0]
+    assert hvd.allgather_object("only") == ["only"]
+
+
+@pytest.mark.usefixtures("ended")
+def test_it_can_be_started_again() -> None:
+    for _ in range(3):
+        hvd.init()
+        assert hvd.allreduce(np.ones(2), name="x").tolist() == [1.0, 1.0]
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+
+
+@pytest.mark.usefixtures("ended")
+def test_comm_may_only_be_all_ranks() -> None:
+    for comm in ([1], [0, 1], object()):
+        with pytest.raises(ConfigError, match="comm"):
+            hvd.init(comm=comm)
+        assert not hvd.is_initialized()
+    with pytest.raises(ConfigError, match="process_sets"):
+        hvd.init(process_sets=[hvd.ProcessSet([0])])
+    hvd.init(comm=[0])
+    with pytest.raises(ConfigError, match="comm"):
+        hvd.init(comm=[0, 1])
+
+
+def test_a_thread_of_its_own_does_not_touch_the_process() -> None:
+    def body(context: Context) -> None:
+        hvd.init()
+        assert default.context() is context
+        assert hvd.size() == 2
+        hvd.barrier()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        with pytest.raises(EngineClosed):
+            context.engine.run(5, "barrier", None, None)
+
+    run_ranks(2, body)
+    assert not hvd.is_initialized()
+
+
+def test_unnamed_operations_are_counted_per_context_and_kind() -> None:
+    with Context(SoloRendezvous()) as context:
+        for turn in range(2):
+            with default.use(context):
+                seat = default.seat()
+                assert seat.wire_name("allreduce", None) == f"allreduce.noname.{2 * turn}"
+                assert seat.wire_name("allreduce", None) == f"allreduce.noname.{2 * turn + 1}"
+                assert seat.wire_name("broadcast", None) == f"broadcast.noname.{turn}"
+                assert seat.wire_name("broadcast", "w") == "broadcast.w"
+    with Context(SoloRendezvous()) as other, default.use(other):
+        assert default.seat().wire_name("allreduce", None) == "allreduce.noname.0"
+
+
+def test_a_process_that_does_not_shut_down_ends_well() -> None:
+    program = "import farandole.numpy as hvd, numpy; hvd.init(); print(hvd.allreduce(numpy.ones(2)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, env=os.environ.copy()
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1. 1.]\n", "")
