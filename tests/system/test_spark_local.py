@@ -262,6 +262,37 @@ def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
     assert last_job(spark)["status"] == "FAILED"
 
 
+def test_a_killed_rank_is_started_again_with_all_others(spark: SparkSession, tmp_path: Path, mark: str) -> None:
+    def main() -> str:
+        rank = os.environ["FARANDOLE_RANK"]
+        try:
+            (tmp_path / rank).touch(exist_ok=False)
+        except FileExistsError:
+            return f"rank {rank}, second time"
+        if rank == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait(60)
+        return "not reached"
+
+    values = run_barrier_job(spark, main, num_proc=2, description="restarted", env={"MARK": mark}, restart=True)
+    assert values == ["rank 0, second time", "rank 1, second time"]
+    assert wait_until_gone(mark, 5) == []
+    assert last_job(spark)["status"] == "SUCCEEDED"
+
+
+def test_a_rank_that_raises_is_not_started_again(spark: SparkSession, tmp_path: Path, mark: str) -> None:
+    def main() -> None:
+        (tmp_path / os.environ["FARANDOLE_RANK"]).touch(exist_ok=False)
+        if os.environ["FARANDOLE_RANK"] == "1":
+            raise KeyError("the same every time")
+        threading.Event().wait(60)
+
+    with pytest.raises(RankFailed, match="the same every time") as caught:
+        run_barrier_job(spark, main, num_proc=2, description="hopeless", env={"MARK": mark}, restart=True)
+    assert caught.value.rank == 1
+    assert wait_until_gone(mark, 5) == []
+
+
 def test_a_job_cancelled_in_spark_ends_the_ranks(spark: SparkSession, mark: str) -> None:
     def main() -> None:
         send("started", {})

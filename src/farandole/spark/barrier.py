@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal, TypeVar
 
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -56,41 +57,36 @@ def run_barrier_job(
     show: Show = show_on_console,
     executable: str = "",
     start_timeout: timedelta | None = None,
+    restart: bool = False,
 ) -> list[T]:
     """Run `main(*args, **kwargs)` on `num_proc` ranks at once and return their values in rank order.
 
     Blocks until all ranks have ended. With `dataframe` each rank finds its rows, a partition of num_proc, in the
-    file `shard()`. `results="first"` brings rank 0's value alone, so that the others need not be picklable.
+    file `shard()`. `results="first"` brings rank 0's value alone, so that the others need not be picklable. With
+    `restart` Spark runs all ranks again when a process of one was killed, spark.stage.maxConsecutiveAttempts times in
+    all; what `main` raises ends the job nevertheless.
     Raises `PicklingError`, `SlotsError` and `ConfigError` before anything runs, and the `RankFailed` of the rank that
     failed first, from its own exception; then nothing of the job is left running."""
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise ConfigError("spark", "is a Spark Connect session, which cannot start ranks; use a classic session")
-    call = dump_call(main, args, kwargs or {})
-    if len(call) > LARGE_CALL:
-        log.warning(
-            "the pickled function and its arguments are %d MB, which every rank has to be sent; "
-            "load large objects inside the function, from a path",
-            len(call) >> 20,
-        )
+    call = _dump(main, args, kwargs or {})
     variables = {**passed_on(os.environ), **(env or {})}
     settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
     patience = settings.start_timeout if start_timeout is None else start_timeout
     require_slots(spark, num_proc, patience=patience)
-    conf = spark.sparkContext.getConf()
-    secret = new_secret()
-    driver_host = conf.get("spark.driver.host")
-    assert driver_host is not None  # Spark sets it
-    with _listen(conf.get("spark.driver.bindAddress", driver_host), secret, num_proc, show, on_message) as driver_log:
+    context, secret = spark.sparkContext, new_secret()
+    driver_log = _listen(context, secret, num_proc, show, on_message)
+    with driver_log:
         plan = TaskPlan(
             job=secrets.token_hex(4),
             num_proc=num_proc,
             secret=secret,
             call=call,
             env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
-            threads_set=conf.contains("spark.executorEnv.OMP_NUM_THREADS"),
-            driver_log=driver_log.address(driver_host),
+            threads_set=context.getConf().contains("spark.executorEnv.OMP_NUM_THREADS"),
+            driver_log=driver_log.address(_driver_host(context)),
             stream=verbosity == "all",
             # Where the driver runs the tasks, their log is its own terminal: once is enough.
             echo=not (verbosity == "all" and is_local(master_of(spark))),
@@ -101,7 +97,11 @@ def run_barrier_job(
         )
         source = spark.range(0, num_proc, 1, num_proc) if dataframe is None else _parted(dataframe, num_proc)
         stage = source.mapInArrow(functools.partial(run_task, plan), RESULT_SCHEMA, barrier=True)
-        rows = _collect(spark, stage, driver_log, f"farandole-{plan.job}", description)
+        with _job_group(context, f"farandole-{plan.job}", description) as cancel:
+            if restart:
+                stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
+                driver_log.on_failure = lambda failure: None if failure.killed or failure.consequence else cancel()
+            rows = _collect(stage, driver_log, cancel)
         driver_log.drain(LEAVE)
     return _values(rows, num_proc)
 
@@ -115,7 +115,26 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _listen(host: str, secret: bytes, num_proc: int, show: Show, on_message: OnMessage | None) -> DriverLog:
+def _dump(main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+    call = dump_call(main, args, kwargs)
+    if len(call) > LARGE_CALL:
+        log.warning(
+            "the pickled function and its arguments are %d MB, which every rank has to be sent; "
+            "load large objects inside the function, from a path",
+            len(call) >> 20,
+        )
+    return call
+
+
+def _driver_host(context: SparkContext) -> str:
+    host = context.getConf().get("spark.driver.host")
+    assert host is not None  # Spark sets it
+    return host
+
+
+def _listen(context: SparkContext, secret: bytes, num_proc: int, show: Show, on_message: OnMessage | None) -> DriverLog:
+    """Listen where Spark's own driver listens: executors reach that, and nobody else has more to do with it."""
+    host = context.getConf().get("spark.driver.bindAddress", _driver_host(context))
     try:
         return DriverLog(secret, num_proc, host=host, show=show, on_message=on_message)
     except OSError as error:
@@ -140,36 +159,34 @@ def _parted(dataframe: DataFrame, num_proc: int) -> DataFrame:
     return dataframe.repartition(num_proc)
 
 
-def _collect(spark: SparkSession, stage: DataFrame, driver_log: DriverLog, group: str, description: str) -> list[Row]:
-    with _job_group(spark, group, description):
-        try:
-            return stage.collect()
-        except BaseException as error:
-            # Ctrl-C among others. Ranks end within a second, where Spark's kill takes two or three.
-            driver_log.cancel(f"the job has ended: {type(error).__name__}")
-            spark.sparkContext.cancelJobGroup(group)
-            if not isinstance(error, Exception):
-                driver_log.drain(LEAVE)
-                raise
-            driver_log.wait_for_failure(SETTLE)
+def _collect(stage: DataFrame, driver_log: DriverLog, cancel: Callable[[], None]) -> list[Row]:
+    try:
+        return stage.collect()
+    except BaseException as error:
+        # Ctrl-C among others. Ranks end within a second, where Spark's kill takes two or three.
+        driver_log.cancel(f"the job has ended: {type(error).__name__}")
+        cancel()
+        if not isinstance(error, Exception):
             driver_log.drain(LEAVE)
-            failure = blame(driver_log.failures, str(error))
-            if failure is None:
-                raise
-            # Not from Spark's exception: that is two hundred lines of Java around the same text. It stays reachable
-            # as __context__.
-            raise failure.error() from failure.cause
+            raise
+        driver_log.wait_for_failure(SETTLE)
+        driver_log.drain(LEAVE)
+        failure = blame(driver_log.failures, str(error))
+        if failure is None:
+            raise
+        # Not from Spark's exception: that is two hundred lines of Java around the same text. It stays reachable
+        # as __context__.
+        raise failure.error() from failure.cause
 
 
 @contextmanager
-def _job_group(spark: SparkSession, group: str, description: str) -> Iterator[None]:
-    """Name the jobs of this thread, so that they can be cancelled together, and restore the thread's own names."""
-    context = spark.sparkContext
+def _job_group(context: SparkContext, group: str, description: str) -> Iterator[Callable[[], None]]:
+    """Name the jobs of this thread, give a function that cancels them, and restore the thread's own names."""
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
     before = [(name, context.getLocalProperty(name)) for name in names]
     context.setJobGroup(group, description, interruptOnCancel=True)
     try:
-        yield
+        yield lambda: context.cancelJobGroup(group)
     finally:
         for name, value in before:
             context.setLocalProperty(name, value)  # type: ignore[arg-type]

@@ -51,6 +51,7 @@ class DriverLog:
     ) -> None:
         self._secret, self._size = secret, size
         self._show, self._on_message = show, on_message
+        self.on_failure: Callable[[Failure], None] | None = None
         self._failures: list[Failure] = []
         self._guests: dict[socket.socket, int | None] = {}  # the rank, once it has proved itself
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
@@ -194,6 +195,8 @@ class DriverLog:
         with self._changed:
             self._failures.append(failure)
             self._changed.notify_all()
+        if self.on_failure is not None:
+            self.on_failure(failure)
 
     def _pass_on(self, rank: int, message: Mapping[str, object]) -> None:
         if self._on_message is None:
