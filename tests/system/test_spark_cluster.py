@@ -46,8 +46,31 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spark(work: Path, disk: Path) -> Iterator[SparkSession]:
-    with session("local-cluster[2,1,1024]", **{"spark.local.dir": str(disk)}) as started:
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A script by which the first of Spark's workers finds GPU 5, the second one GPU 6."""
+    directory = tmp_path_factory.mktemp("gpus")
+    script = directory / "discover"
+    script.write_text(
+        "#!/bin/sh\n"
+        f"mkdir {directory}/5 2>/dev/null && number=5 || number=6\n"
+        """echo "{\\"name\\": \\"gpu\\", \\"addresses\\": [\\"$number\\"]}"\n"""
+    )
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture(scope="module")
+def spark(work: Path, disk: Path, gpus: Path) -> Iterator[SparkSession]:
+    with session(
+        "local-cluster[2,1,1024]",
+        **{
+            "spark.local.dir": str(disk),
+            "spark.worker.resource.gpu.amount": "1",
+            "spark.worker.resource.gpu.discoveryScript": str(gpus),
+            "spark.executor.resource.gpu.amount": "1",
+            "spark.task.resource.gpu.amount": "1",
+        },
+    ) as started:
         yield started
 
 
@@ -72,9 +95,22 @@ def test_ranks_run_at_once_as_soon_as_the_session_is_there(spark: SparkSession, 
         assert sum(f"[{rank}] heard in the executor's log" in log for log in logs) == 1
 
 
+def test_local_ranks_find_their_gpus_by_their_number(spark: SparkSession) -> None:
+    def main() -> tuple[str, list[str]]:
+        from pyspark import TaskContext  # the rank is not the task: it knows its GPUs from its environment
+
+        assert TaskContext.get() is None
+        return os.environ["FARANDOLE_LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+
+    values = run(main, num_proc=2)
+    assert [local_rank for local_rank, _ in values] == ["0", "1"]
+    assert values[0][1] == values[1][1]
+    assert sorted(values[0][1]) == ["5", "6"]
+
+
 def test_too_many_ranks_are_refused_at_once(spark: SparkSession) -> None:
     started = time.monotonic()
-    with pytest.raises(SlotsError, match="has 2"):
+    with pytest.raises(SlotsError, match=r"1 GPU per rank\) has 2"):
         HorovodRunner(np=3).run(print)
     assert time.monotonic() - started < 2
 
