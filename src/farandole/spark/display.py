@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -86,7 +87,9 @@ class Display:
 
     def _move(self, rank: int, place: Place) -> None:
         self._places[rank] = place
-        if not self._console.is_terminal:
+        console = self._console
+        # A notebook counts as a terminal, but needs widgets for a table that changes.
+        if not console.is_terminal or console.is_dumb_terminal or console.is_jupyter:
             self._print(rank, place)
             return
         if self._live is None:
@@ -103,7 +106,7 @@ class Display:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
-        table = Table(title=self._title, title_justify="left")
+        table = Table(title=self._title, title_justify="left", box=box.SIMPLE_HEAD)
         for header in ("rank", *HEADERS):
             table.add_column(header, justify="right")
         for rank, place in sorted(self._places.items()):
