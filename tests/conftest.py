@@ -1,10 +1,30 @@
 """What holds for every test."""
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
+import hypothesis
 import pytest
 
 from helpers.leaks import Snapshot
+
+CHECK_JAVA = Path(__file__).parent.parent / "tools" / "check_java.sh"
+
+# How long an example takes says more about the machine than about the code; pytest's timeout ends what hangs.
+hypothesis.settings.register_profile("steady", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("steady")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spark needs Java; without one its tests are skipped, with the sentence that says what to install."""
+    spark = [item for item in items if item.get_closest_marker("spark") is not None]
+    if not spark:
+        return
+    java = subprocess.run([CHECK_JAVA], capture_output=True, text=True, timeout=30, check=False)
+    if java.returncode != 0:
+        for item in spark:
+            item.add_marker(pytest.mark.skip(reason=java.stderr.strip()))
 
 
 @pytest.fixture(autouse=True)

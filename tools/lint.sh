@@ -17,7 +17,7 @@ check "ruff" ruff check --quiet
 check "ruff format" ruff format --check --quiet
 check "clang-format" clang-format --dry-run --Werror "${cxx[@]}"
 check "mypy" mypy
-check "layers" lint-imports
+check "layers" lint-imports --no-logo
 check "spelling" codespell
 check "shell scripts" shellcheck tools/*.sh .ci/run
 check "house rules" python tools/house_rules.py
