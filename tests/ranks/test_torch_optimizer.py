@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -10,7 +12,7 @@ import torch
 
 import farandole.torch as hvd
 from farandole.core.context import Context
-from farandole.errors import ConfigError, InvalidRequest
+from farandole.errors import ConfigError, InvalidRequest, MismatchError, PeerLost
 from helpers.bindings import SIZES
 from helpers.ranks import run_ranks
 
@@ -238,6 +240,37 @@ def test_gradient_scaler_recipe() -> None:
     want = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
     for got in run_ranks(2, body):
         torch.testing.assert_close(got, want)
+
+
+def test_a_gradient_that_fails_spoils_no_other_and_no_later_step() -> None:
+    def body(context: Context) -> None:
+        widths = (3, 4 + context.rank, 5)
+        weights = [torch.ones(width, requires_grad=True) for width in widths]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), op=hvd.Sum)
+        for _ in range(2):
+            sum(weight.sum() for weight in weights).backward()
+            with pytest.raises(MismatchError, match=r"noname\.0\.1.*4.*5"):
+                optimizer.step()
+            assert [float(weight.grad[0]) for weight in weights] == [2.0, 1.0, 2.0]
+            optimizer.zero_grad()
+
+    run_ranks(2, body)
+
+
+def test_the_others_hear_which_rank_has_died() -> None:
+    def body(context: Context) -> None:
+        net = build()
+        optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](net.parameters()))
+        with pytest.raises(PeerLost) as caught:
+            for step in range(1000):
+                optimizer.zero_grad()
+                loss_of(net, step, context.rank, 3).backward()
+                if context.rank == 1 and step == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.step()
+        assert caught.value.rank == 1
+
+    run_ranks(3, body, how="processes", dies={1})
 
 
 def test_misuse_is_an_assertion() -> None:

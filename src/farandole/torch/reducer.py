@@ -92,19 +92,16 @@ class Reducer:
 
         Blocks until every rank has taken part. Raises the first failure, when no gradient is written to any more.
         """
-        failed: Exception | None = None
+        failed: list[Exception] = []
         try:
             for group in self._passes.rest(p for p in parameters if p.requires_grad or p.grad is not None):
-                self._start(group)
+                _collect(partial(self._start, group), failed)
             for complete in self._pending:
-                try:
-                    complete()
-                except Exception as error:
-                    failed = failed or error
+                _collect(complete, failed)
         finally:
             self.reset()
-        if failed is not None:
-            raise failed
+        if failed:
+            raise failed[0]
         self.watch()
 
     def reset(self) -> None:
@@ -167,6 +164,13 @@ def _accumulated(reducer: "weakref.ref[Reducer]", parameter: Parameter) -> None:
     alive = reducer()
     if alive is not None:
         alive.accumulated(parameter)
+
+
+def _collect(act: Callable[[], None], failed: list[Exception]) -> None:
+    try:
+        act()
+    except Exception as error:
+        failed.append(error)
 
 
 def _remove_hooks(hooks: dict[Parameter, RemovableHandle]) -> None:
