@@ -1,0 +1,326 @@
+// The negotiator is pure: simulated here with any number of ranks, without threads, sockets or clocks.
+#include "engine/negotiator.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+
+using namespace farandole;
+
+namespace {
+
+Request request_of(const std::string& name, Kind kind = Kind::Allreduce, std::vector<int64_t> shape = {4}) {
+  Request request;
+  request.name = name;
+  request.kind = kind;
+  request.dtype = DType::Float32;
+  request.shape = std::move(shape);
+  request.cacheable = true;
+  return request;
+}
+
+std::vector<Bundle> bundles_of(const Plan& plan) {
+  std::vector<Bundle> bundles;
+  for (const auto& item : plan)
+    if (const auto* bundle = std::get_if<Bundle>(&item)) bundles.push_back(*bundle);
+  return bundles;
+}
+
+std::vector<Refusal> refusals_of(const Plan& plan) {
+  std::vector<Refusal> refusals;
+  for (const auto& item : plan)
+    if (const auto* refusal = std::get_if<Refusal>(&item)) refusals.push_back(*refusal);
+  return refusals;
+}
+
+void test_order_of_arrival_changes_nothing() {
+  for (int size = 1; size <= 3; ++size) {
+    std::vector<std::pair<int, std::string>> arrivals;
+    for (int rank = 0; rank < size; ++rank)
+      for (const char* name : {"a", "b"}) arrivals.emplace_back(rank, name);
+    std::sort(arrivals.begin(), arrivals.end());
+    do {
+      Negotiator negotiator({.size = size});
+      std::map<std::string, int> asked;
+      std::set<std::string> released;
+      for (const auto& [rank, name] : arrivals) {
+        negotiator.ask(rank, request_of(name), 0);
+        const Plan plan = negotiator.decide(0);
+        // Exactly when the last rank has asked.
+        if (++asked[name] < size) CHECK(plan.empty());
+        for (const Bundle& bundle : bundles_of(plan))
+          for (const Entry& entry : bundle.entries) CHECK(entry.name == name && released.insert(name).second);
+      }
+      CHECK_EQ(released.size(), 2U);
+      CHECK_EQ(negotiator.waiting(), 0U);
+    } while (std::next_permutation(arrivals.begin(), arrivals.end()));
+  }
+}
+
+void test_each_disagreement_is_named() {
+  struct Case {
+    const char* what;
+    const char* text;
+    std::function<void(Request&)> change;
+  };
+  const std::vector<Case> cases{
+      {"operation", "broadcast", [](Request& r) { r.kind = Kind::Broadcast; }},
+      {"dtype", "float16[4]", [](Request& r) { r.dtype = DType::Float16; }},
+      {"shape", "float32[4, 2]", [](Request& r) { r.shape = {4, 2}; }},
+      {"reduce op", "min", [](Request& r) { r.op = ReduceOp::Min; }},
+      {"scale factors", "prescale 0.5, postscale 1", [](Request& r) { r.prescale = 0.5; }},
+      {"group", "g of 2", [](Request& r) { r.group = "g", r.group_size = 2; }},
+  };
+  for (const Case& one : cases) {
+    for (int odd = 0; odd < 3; ++odd) {
+      Negotiator negotiator({.size = 3});
+      for (int rank = 0; rank < 3; ++rank) {
+        Request request = request_of("w");
+        if (rank == odd) one.change(request);
+        negotiator.ask(rank, request, 0);
+      }
+      const Plan plan = negotiator.decide(0);
+      const std::vector<Refusal> refusals = refusals_of(plan);
+      CHECK_EQ(plan.size(), 1U);
+      CHECK_EQ(refusals.size(), 1U);
+      const Error& error = refusals[0].error;
+      CHECK(error.kind == ErrorKind::Mismatch && error.name == "w");
+      CHECK_EQ(error.what_differs, one.what);
+      CHECK_EQ(error.asked.at(odd), one.text);
+      CHECK_EQ(error.asked.size(), 3U);
+      // The job goes on, with the same name.
+      for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("w"), 0);
+      CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 1U);
+    }
+  }
+  Negotiator negotiator({.size = 2});
+  Request root = request_of("w", Kind::Broadcast);
+  negotiator.ask(0, root, 0);
+  root.root = 1;
+  negotiator.ask(1, root, 0);
+  CHECK_EQ(refusals_of(negotiator.decide(0)).at(0).error.what_differs, "root rank");
+}
+
+void test_ragged_sizes_reach_the_plan() {
+  Negotiator negotiator({.size = 2});
+  negotiator.ask(1, request_of("gather", Kind::Allgather, {5, 2}), 0);
+  negotiator.ask(0, request_of("gather", Kind::Allgather, {0, 2}), 0);
+  const Bundle gather = bundles_of(negotiator.decide(0)).at(0);
+  CHECK(gather.entries.at(0).sizes == (std::vector<int64_t>{0, 5}));
+  CHECK_EQ(gather.entries.at(0).id, kNoId);  // the next one may have other sizes
+
+  Request mine = request_of("swap", Kind::Alltoall, {3});
+  mine.splits = {1, 2};
+  Request even = request_of("swap", Kind::Alltoall, {4});
+  negotiator.ask(0, mine, 0);
+  negotiator.ask(1, even, 0);
+  CHECK(bundles_of(negotiator.decide(0)).at(0).entries.at(0).sizes == (std::vector<int64_t>{1, 2, 2, 2}));
+
+  negotiator.ask(0, request_of("gather", Kind::Allgather, {5, 2}), 0);
+  negotiator.ask(1, request_of("gather", Kind::Allgather, {5, 3}), 0);
+  CHECK_EQ(refusals_of(negotiator.decide(0)).at(0).error.what_differs, "shape");
+}
+
+void test_numbers() {
+  Negotiator negotiator({.size = 2});
+  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("w"), 0);
+  const Entry first = bundles_of(negotiator.decide(0)).at(0).entries.at(0);
+  CHECK(first.name == "w" && first.id != kNoId);
+  negotiator.ask(0, first.id, 1);
+  CHECK_EQ(negotiator.waiting(), 1U);
+  CHECK(negotiator.decide(1).empty());
+  negotiator.ask(1, first.id, 1);
+  CHECK(bundles_of(negotiator.decide(1)).at(0).entries.at(0) == (Entry{"", first.id, {}}));
+
+  // One rank by number, the other in full: alike, in both orders.
+  for (int spells = 0; spells < 2; ++spells) {
+    for (int rank = 0; rank < 2; ++rank) {
+      if (rank == spells) negotiator.ask(rank, request_of("w"), 2);
+      else negotiator.ask(rank, first.id, 2);
+    }
+    CHECK_EQ(bundles_of(negotiator.decide(2)).at(0).entries.at(0).id, first.id);
+    CHECK_EQ(negotiator.waiting(), 0U);
+  }
+
+  // A number stands for a signature: against another one it is a disagreement.
+  negotiator.ask(0, first.id, 3);
+  negotiator.ask(1, request_of("w", Kind::Allreduce, {9}), 3);
+  CHECK_EQ(refusals_of(negotiator.decide(3)).at(0).error.what_differs, "shape");
+
+  // Another signature on all ranks gets a number of its own.
+  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("w", Kind::Allreduce, {9}), 4);
+  CHECK(bundles_of(negotiator.decide(4)).at(0).entries.at(0).id != first.id);
+}
+
+void test_full_cache_still_works() {
+  Negotiator negotiator({.size = 1, .cache_capacity = 1});
+  negotiator.ask(0, request_of("a"), 0);
+  negotiator.ask(0, request_of("b"), 0);
+  const Plan plan = negotiator.decide(0);
+  CHECK_EQ(bundles_of(plan).at(0).entries.size(), 2U);
+  CHECK_EQ(bundles_of(plan).at(0).entries.at(1).id, kNoId);
+  negotiator.ask(0, request_of("b"), 0);
+  CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 1U);
+}
+
+void test_groups_run_whole() {
+  Negotiator negotiator({.size = 2, .fusion_threshold = 0});
+  const auto member = [](const std::string& name) {
+    Request request = request_of(name);
+    request.group = "g";
+    request.group_size = 2;
+    return request;
+  };
+  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, member("a"), 0);
+  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("alone"), 0);
+  CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 1U);  // "alone" does not wait for the group
+  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, member("b"), 0);
+  CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 2U);
+
+  // A refused member lets the rest of its group go.
+  Request other = member("a");
+  other.dtype = DType::Float64;
+  negotiator.ask(0, member("a"), 0);
+  negotiator.ask(1, other, 0);
+  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, member("b"), 0);
+  const Plan plan = negotiator.decide(0);
+  CHECK(refusals_of(plan).size() == 1 && bundles_of(plan).size() == 1);
+}
+
+void test_timeouts_name_the_missing() {
+  Negotiator negotiator({.size = 4, .timeout = 10});
+  negotiator.ask(1, request_of("w"), 100);
+  negotiator.ask(3, request_of("w"), 105);
+  CHECK(negotiator.decide(109).empty());
+  const std::vector<Refusal> refusals = refusals_of(negotiator.decide(110.5));
+  CHECK_EQ(refusals.size(), 1U);
+  CHECK(refusals.at(0).error.kind == ErrorKind::Timeout);
+  CHECK(refusals.at(0).error.ranks == (std::vector<int>{0, 2}));
+  CHECK_EQ(refusals.at(0).error.waited, 10.5);
+  CHECK_EQ(negotiator.waiting(), 0U);
+
+  // The same for one asked by number, and the number is good afterwards.
+  for (int rank = 0; rank < 4; ++rank) negotiator.ask(rank, request_of("w"), 200);
+  const uint32_t id = bundles_of(negotiator.decide(200)).at(0).entries.at(0).id;
+  negotiator.ask(2, id, 300);
+  CHECK(refusals_of(negotiator.decide(311)).at(0).error.ranks == (std::vector<int>{0, 1, 3}));
+  for (int rank = 0; rank < 4; ++rank) negotiator.ask(rank, id, 400);
+  CHECK_EQ(bundles_of(negotiator.decide(400)).at(0).entries.at(0).id, id);
+
+  Negotiator patient({.size = 2, .timeout = 0});
+  patient.ask(0, request_of("w"), 0);
+  CHECK(patient.decide(1e9).empty());
+}
+
+void test_what_no_rank_may_ask() {
+  Negotiator negotiator({.size = 2});
+  negotiator.ask(0, request_of("w"), 0);
+  CHECK(CHECK_THROWS(Error, negotiator.ask(0, request_of("w"), 0)).kind == ErrorKind::Internal);
+  CHECK(CHECK_THROWS(Error, negotiator.ask(1, 0U, 0)).kind == ErrorKind::Internal);
+  CHECK(CHECK_THROWS(Error, negotiator.ask(1, kNoId, 0)).kind == ErrorKind::Internal);
+  negotiator.ask(1, request_of("w"), 0);
+  const uint32_t id = bundles_of(negotiator.decide(0)).at(0).entries.at(0).id;
+  negotiator.ask(0, id, 0);
+  CHECK(CHECK_THROWS(Error, negotiator.ask(0, id, 0)).kind == ErrorKind::Internal);
+
+  const auto refused = [](Request request) {
+    Negotiator fresh({.size = 2});
+    return CHECK_THROWS(Error, fresh.ask(1, request, 0)).kind == ErrorKind::Invalid;
+  };
+  CHECK(refused(request_of("w", Kind::Allgather, {})));
+  Request root = request_of("w", Kind::Broadcast);
+  root.root = 2;
+  CHECK(refused(root));
+  Request splits = request_of("w", Kind::Alltoall, {4});
+  splits.splits = {1};
+  CHECK(refused(splits));
+  splits.splits = {3, 2};
+  CHECK(refused(splits));
+  splits.splits = {-1, 1};
+  CHECK(refused(splits));
+}
+
+// Ranks that submit the same operations in orders of their own, step after step, some by number and some in full.
+class Simulation {
+ public:
+  Simulation(int size, unsigned seed) : size_(size), random_(seed), negotiator_({.size = size, .cache_capacity = 6}) {}
+
+  void run(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      std::vector<Request> wanted;
+      for (int i = 0; i < 8; ++i) {
+        // One of the shapes changes now and then, and one name is new at every step.
+        Request request = request_of("t" + std::to_string(i), Kind::Allreduce, {i == 3 ? step / 5 % 2 + 1 : i});
+        if (i == 6) request.name += "." + std::to_string(step);
+        if (i >= 4 && i < 6) request.group = "g", request.group_size = 2;
+        wanted.push_back(request);
+      }
+      this->step(wanted);
+    }
+  }
+
+ private:
+  void step(const std::vector<Request>& wanted) {
+    std::vector<std::pair<int, Request>> arrivals;
+    for (int rank = 0; rank < size_; ++rank)
+      for (const Request& request : wanted) arrivals.emplace_back(rank, request);
+    std::shuffle(arrivals.begin(), arrivals.end(), random_);
+    std::map<std::string, int> asked;
+    std::set<std::string> done;
+    for (const auto& [rank, request] : arrivals) {
+      const auto known = numbers_.find(request.name);
+      if (known != numbers_.end() && signatures_.at(known->second) == request) negotiator_.ask(rank, known->second, 0);
+      else negotiator_.ask(rank, request, 0);
+      ++asked[request.name];
+      if (random_() % 3 != 0) continue;
+      absorb(negotiator_.decide(0), wanted, asked, done);
+    }
+    absorb(negotiator_.decide(0), wanted, asked, done);
+    CHECK_EQ(done.size(), wanted.size());
+    CHECK_EQ(negotiator_.waiting(), 0U);
+  }
+
+  void absorb(const Plan& plan, const std::vector<Request>& wanted, const std::map<std::string, int>& asked,
+              std::set<std::string>& done) {
+    CHECK(refusals_of(plan).empty());
+    for (const Bundle& bundle : bundles_of(plan)) {
+      for (const Entry& entry : bundle.entries) {
+        const std::string name = entry.name.empty() ? signatures_.at(entry.id).name : entry.name;
+        CHECK_EQ(asked.at(name), size_);
+        check::that(done.insert(name).second, "runs once", name);
+        if (entry.name.empty() || entry.id == kNoId) continue;
+        numbers_[name] = entry.id;
+        signatures_[entry.id] = *std::find_if(wanted.begin(), wanted.end(), [&](const Request& r) { return r.name == name; });
+      }
+    }
+  }
+
+  int size_;
+  std::mt19937 random_;
+  Negotiator negotiator_;
+  std::map<std::string, uint32_t> numbers_;
+  std::map<uint32_t, Request> signatures_;
+};
+
+}  // namespace
+
+int main() {
+  test_order_of_arrival_changes_nothing();
+  test_each_disagreement_is_named();
+  test_ragged_sizes_reach_the_plan();
+  test_numbers();
+  test_full_cache_still_works();
+  test_groups_run_whole();
+  test_timeouts_name_the_missing();
+  test_what_no_rank_may_ask();
+  for (const int size : {1, 2, 3, 4, 7, 33})
+    for (unsigned seed = 0; seed < 5; ++seed) Simulation(size, seed).run(20);
+  return check::report();
+}

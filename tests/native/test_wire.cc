@@ -1,0 +1,236 @@
+// Control messages: what is written is read back, and no damaged or hostile byte does more than throw Error.
+#include "engine/wire.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "check.h"
+
+using namespace farandole;
+
+namespace {
+
+size_t allocated_bytes = 0;
+
+}  // namespace
+
+// Counts what a decoder asks for; a claimed length must not become an allocation. (Inlined, GCC takes the pair for a mismatch.)
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  allocated_bytes += bytes;
+  void* memory = std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
+using Random = std::mt19937_64;
+
+std::string random_text(Random& random) {
+  std::string text(random() % 20, ' ');
+  for (char& letter : text) letter = static_cast<char>(random());
+  return text;
+}
+
+int64_t random_size(Random& random) {
+  const int64_t sizes[] = {0, 1, 127, 128, 1 << 20, std::numeric_limits<int64_t>::max()};
+  return sizes[random() % 6];
+}
+
+Request random_request(Random& random) {
+  Request request;
+  request.name = random_text(random);
+  request.kind = static_cast<Kind>(random() % kKinds);
+  request.dtype = static_cast<DType>(random() % kDTypes);
+  request.op = static_cast<ReduceOp>(random() % 6);
+  request.cacheable = random() % 2 == 0;
+  request.prescale = static_cast<double>(random()) * 1e-300;
+  request.postscale = -1.0 / static_cast<double>(random() | 1);
+  request.root = static_cast<int32_t>(random());
+  for (size_t i = random() % 4 + 1; i > 0; --i) request.shape.push_back(random_size(random));
+  for (size_t i = random() % 4; i > 0; --i) request.splits.push_back(random_size(random));
+  request.group = random_text(random);
+  request.group_size = static_cast<uint32_t>(random());
+  return request;
+}
+
+Asking random_asking(Random& random) {
+  Asking asking;
+  for (size_t i = random() % 5; i > 0; --i) {
+    if (random() % 2 == 0) asking.emplace_back(static_cast<uint32_t>(random()));
+    else asking.emplace_back(random_request(random));
+  }
+  return asking;
+}
+
+Plan random_plan(Random& random) {
+  Plan plan;
+  for (size_t i = random() % 5; i > 0; --i) {
+    const std::string name = random_text(random);
+    if (random() % 3 == 0) {
+      plan.emplace_back(Refusal{name, Error::timeout(name, {3, 1 << 20}, 12.5)});
+    } else if (random() % 3 == 0) {
+      plan.emplace_back(Refusal{name, Error::mismatch(name, "dtype", {{0, random_text(random)}, {7, "float16"}})});
+    } else {
+      Bundle bundle{static_cast<Kind>(random() % kKinds), {}};
+      for (size_t entries = random() % 4 + 1; entries > 0; --entries)
+        bundle.entries.push_back({random_text(random), static_cast<uint32_t>(random()), {random_size(random)}});
+      plan.emplace_back(std::move(bundle));
+    }
+  }
+  return plan;
+}
+
+template <class Payload>
+Bytes encoded(const Payload& payload) {
+  Bytes out;
+  encode(payload, out);
+  return out;
+}
+
+Bytes encoded(const Message& message) {
+  return std::visit([](const auto& payload) { return encoded(payload); }, message);
+}
+
+std::span<const std::byte> body_of(const Bytes& frame) { return std::span(frame).subspan(kFrameHeader); }
+
+void check_same(const Plan& got, const Plan& expected) {
+  CHECK_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < std::min(got.size(), expected.size()); ++i) {
+    CHECK_EQ(got[i].index(), expected[i].index());
+    if (const auto* bundle = std::get_if<Bundle>(&got[i])) {
+      CHECK(*bundle == std::get<Bundle>(expected[i]));
+      continue;
+    }
+    const Refusal& refusal = std::get<Refusal>(got[i]);
+    const Refusal& wanted = std::get<Refusal>(expected[i]);
+    CHECK_EQ(refusal.name, wanted.name);
+    CHECK(refusal.error.kind == wanted.error.kind);
+    CHECK(refusal.error.asked == wanted.error.asked);
+    CHECK(refusal.error.ranks == wanted.error.ranks);
+    CHECK_EQ(refusal.error.waited, wanted.error.waited);
+    CHECK_EQ(std::string(refusal.error.what()), std::string(wanted.error.what()));
+  }
+}
+
+void test_what_is_written_is_read() {
+  Random random(1);
+  for (int i = 0; i < 2000; ++i) {
+    const Asking asking = random_asking(random);
+    const Bytes asked = encoded(asking);
+    CHECK_EQ(frame_length(std::span(asked).first(kFrameHeader)), asked.size() - kFrameHeader);
+    CHECK(std::get<Asking>(decode(body_of(asked))) == asking);
+
+    const Plan plan = random_plan(random);
+    check_same(std::get<Plan>(decode(body_of(encoded(plan)))), plan);
+
+    const Farewell farewell{static_cast<int32_t>(random()), i % 2 == 0, random_text(random)};
+    const auto heard = std::get<Farewell>(decode(body_of(encoded(farewell))));
+    CHECK(heard.rank == farewell.rank && heard.clean == farewell.clean && heard.reason == farewell.reason);
+  }
+}
+
+void test_frames_follow_each_other() {
+  Bytes stream;
+  encode(Asking{7U}, stream);
+  const size_t first = stream.size();
+  encode(Farewell{1, true, "it has shut down"}, stream);
+  CHECK_EQ(frame_length(std::span(stream).first(kFrameHeader)), first - kFrameHeader);
+  CHECK_EQ(frame_length(std::span(stream).subspan(first, kFrameHeader)), stream.size() - first - kFrameHeader);
+}
+
+// Decodes what may be anything: Error (Internal), or a message that encode() could have written.
+void survive(std::span<const std::byte> body) {
+  allocated_bytes = 0;
+  try {
+    const Message message = decode(body);
+    const size_t spent = allocated_bytes;
+    // 64 bytes for each byte that claims to be an entry, and room for the error's text.
+    check::that(spent <= 200 * body.size() + 4096, "allocates little", std::to_string(spent));
+    const Bytes again = encoded(message);
+    CHECK(encoded(decode(body_of(again))) == again);
+  } catch (const Error& error) {
+    CHECK(error.kind == ErrorKind::Internal);
+    check::that(allocated_bytes <= 200 * body.size() + 4096, "allocates little", std::to_string(allocated_bytes));
+  }
+}
+
+void test_every_truncation_throws() {
+  Random random(2);
+  for (int i = 0; i < 300; ++i) {
+    for (const Bytes& frame : {encoded(random_asking(random)), encoded(random_plan(random)),
+                               encoded(Farewell{1, true, "it has shut down"})}) {
+      const auto body = body_of(frame);
+      for (size_t length = 0; length < body.size(); ++length) {
+        // A copy of its own, so that AddressSanitizer sees a read beyond the end.
+        const Bytes cut(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(length));
+        CHECK(CHECK_THROWS(Error, decode(cut)).kind == ErrorKind::Internal);
+      }
+      Bytes longer(body.begin(), body.end());
+      longer.push_back(std::byte{0});
+      CHECK_THROWS(Error, decode(longer));
+    }
+  }
+}
+
+void test_mutations_and_noise() {
+  Random random(3);
+  for (int i = 0; i < 20000; ++i) {
+    const Bytes frame = i % 2 == 0 ? encoded(random_asking(random)) : encoded(random_plan(random));
+    Bytes body(frame.begin() + kFrameHeader, frame.end());
+    for (size_t changes = random() % 3 + 1; changes > 0; --changes) {
+      const auto at = body.begin() + static_cast<std::ptrdiff_t>(random() % body.size());
+      switch (random() % 4) {
+        case 0: *at = static_cast<std::byte>(random()); break;
+        case 1: *at ^= static_cast<std::byte>(1U << (random() % 8)); break;
+        case 2: body.insert(at, static_cast<std::byte>(random())); break;
+        default:
+          if (body.size() > 1) body.erase(at);
+      }
+    }
+    survive(body);
+
+    Bytes noise(random() % 64 + 1);
+    for (std::byte& value : noise) value = static_cast<std::byte>(random());
+    noise[0] = static_cast<std::byte>(random() % 5);  // mostly a known tag, to get further in
+    survive(noise);
+  }
+}
+
+void test_lengths_that_lie() {
+  const auto bytes = [](std::initializer_list<int> values) {
+    Bytes body;
+    for (const int value : values) body.push_back(static_cast<std::byte>(value));
+    return body;
+  };
+  // A million of millions requests, bundles, letters: refused before any memory is asked for.
+  for (const int tag : {1, 2, 3})
+    for (const int next : {0, 1, 2, 0x7F, 0x80, 0xFF})
+      survive(bytes({tag, next, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F}));
+  CHECK_THROWS(Error, decode({}));
+  CHECK_THROWS(Error, decode(bytes({0})));
+  CHECK_THROWS(Error, decode(bytes({4})));
+  CHECK_THROWS(Error, decode(bytes({1, 1, 2})));              // neither a number nor a request
+  CHECK_THROWS(Error, frame_length(bytes({0, 0, 0, 0})));     // no message is empty
+  CHECK_THROWS(Error, frame_length(bytes({255, 255, 255, 255})));
+  CHECK_EQ(frame_length(bytes({1, 0, 0, 0})), 1U);
+}
+
+}  // namespace
+
+int main() {
+  test_what_is_written_is_read();
+  test_frames_follow_each_other();
+  test_every_truncation_throws();
+  test_mutations_and_noise();
+  test_lengths_that_lie();
+  return check::report();
+}
