@@ -5,6 +5,7 @@
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
 ARGS ?=
+ONLY ?=
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,8 +32,8 @@ fmt: setup  ## format Python and C++
 	@$(BIN)/ruff format
 	@$(BIN)/clang-format -i $(CXX_SOURCES)
 
-bench: setup  ## measure; writes bench/results
-	@tools/bench.sh
+bench: setup  ## measure; make bench ONLY='launch native_reduce' runs some
+	@tools/bench.sh $(ONLY)
 
 check: lint test  ## all that has to pass before a merge
 
