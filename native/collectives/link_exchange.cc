@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -13,7 +14,7 @@ namespace {
 constexpr size_t kTurn = 256 << 10;
 
 // How long a hung-up bystander may be just a peer that has finished and left before us.
-constexpr uint64_t kGraceNs = 200'000'000;
+constexpr uint64_t kGraceNs = 500'000'000;
 
 }  // namespace
 
@@ -31,10 +32,14 @@ bool Incoming::pull() {
   return got != 0;
 }
 
-LinkWaiter::LinkWaiter(Mesh& mesh) : mesh_(mesh), waiter_(mesh.waiter()) {
+LinkWaiter::LinkWaiter(Mesh& mesh) : waiter_(mesh.waiter()) {
   fds_.reserve(static_cast<size_t>(mesh.size()));
-  for (int peer = 0; peer < mesh.size(); ++peer)
-    if (peer != mesh.rank()) fds_.push_back({mesh.link(peer).fd(), POLLRDHUP, 0});
+  peers_.reserve(static_cast<size_t>(mesh.size()));
+  for (int peer = 0; peer < mesh.size(); ++peer) {
+    if (peer == mesh.rank() || mesh.link(peer).fd() < 0) continue;
+    fds_.push_back({mesh.link(peer).fd(), POLLRDHUP, 0});
+    peers_.push_back(peer);
+  }
 }
 
 void LinkWaiter::moved() {
@@ -43,14 +48,24 @@ void LinkWaiter::moved() {
 }
 
 void LinkWaiter::want(int peer, bool reading, bool writing) {
-  pollfd& entry = fds_[static_cast<size_t>(peer < mesh_.rank() ? peer : peer - 1)];
+  if (!reading && !writing) return;
+  const auto at = std::lower_bound(peers_.begin(), peers_.end(), peer);
+  if (at == peers_.end() || *at != peer) {
+    wants_memory_ = true;
+    return;
+  }
+  pollfd& entry = fds_[static_cast<size_t>(at - peers_.begin())];
   entry.events = static_cast<short>(entry.events | (reading ? POLLIN : 0) | (writing ? POLLOUT : 0));
 }
 
 void LinkWaiter::pause() {
-  for (pollfd& entry : fds_) entry.revents = 0;
-  waiter_.pause(fds_);
-  look_for_lost();
+  if (std::exchange(wants_memory_, false)) {
+    waiter_.pause();
+  } else {
+    for (pollfd& entry : fds_) entry.revents = 0;
+    waiter_.pause(fds_);
+    look_for_lost();
+  }
   for (pollfd& entry : fds_) entry.events = POLLRDHUP;
 }
 
@@ -61,8 +76,7 @@ void LinkWaiter::look_for_lost() {
     const uint64_t now = now_ns();
     if (hung_up_since_ns_ == 0) hung_up_since_ns_ = now;
     if (now - hung_up_since_ns_ < kGraceNs) return;
-    const int peer = static_cast<int>(i) < mesh_.rank() ? static_cast<int>(i) : static_cast<int>(i) + 1;
-    throw Error::peer_lost("", peer, "closed the connection");
+    throw Error::peer_lost("", peers_[i], "closed the connection");
   }
 }
 

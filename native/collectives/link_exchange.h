@@ -52,9 +52,10 @@ class LinkWaiter {
  private:
   void look_for_lost();
 
-  Mesh& mesh_;
   Waiter waiter_;
-  std::vector<pollfd> fds_;  // without the own rank
+  std::vector<pollfd> fds_;    // of the links that have one
+  std::vector<int> peers_;     // whom each of them leads to
+  bool wants_memory_ = false;  // something that poll() cannot wait for
   uint64_t hung_up_since_ns_ = 0;
 };
 

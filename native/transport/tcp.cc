@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <string>
 #include <system_error>
@@ -58,7 +59,13 @@ TcpLink::TcpLink(int peer, int fd) : Link(peer), fd_(fd) {
   }
 }
 
-TcpLink::~TcpLink() { ::close(fd_); }
+TcpLink::~TcpLink() {
+  // Closing a socket with unread bytes sends a reset, and with that our own last words may be lost on their way.
+  std::array<std::byte, 16 << 10> unread;
+  for (int reads = 0; reads < 64 && ::recv(fd_, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++reads) {
+  }
+  ::close(fd_);
+}
 
 size_t TcpLink::try_send(std::span<const std::byte> bytes) {
   for (;;) {

@@ -29,6 +29,15 @@ namespace check {
 
 enum class Wire { Unix, Tcp };
 
+/// How many ranks a body is run on. A race shows with few as well, and under ThreadSanitizer every rank costs dearly.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kSlow = true;
+inline const std::vector<int> kSizes{1, 2, 3, 5};
+#else
+inline constexpr bool kSlow = false;
+inline const std::vector<int> kSizes{1, 2, 3, 4, 5, 6, 7, 8};
+#endif
+
 inline const char* name_of(Wire wire) { return wire == Wire::Unix ? "unix" : "tcp"; }
 
 inline int must(int result, const char* what) {

@@ -17,6 +17,11 @@ using namespace std::chrono_literals;
 using check::Ranks;
 using check::Wire;
 
+constexpr unsigned kLarge = check::kSlow ? 1 << 20 : 4 << 20;
+
+// A bystander waits half a second before it gives up; the rest is for a machine that is busy with something else.
+constexpr auto kSoon = check::kSlow ? 5s : 1s;
+
 struct Operation {
   const char* name;
   std::function<void(Mesh&)> run;
@@ -76,7 +81,7 @@ void check_all_hear(const char* name, int size, int victim, Wire wire, bool star
     if (starts) begin_and_stop(mesh);
     ranks.drop(victim);
   });
-  check::that(std::chrono::steady_clock::now() - begin < 1s, "heard within a second", context);
+  check::that(std::chrono::steady_clock::now() - begin < kSoon, "heard soon", context);
   for (int rank = 0; rank < size; ++rank) {
     const auto& error = errors[static_cast<size_t>(rank)];
     if (rank == victim) continue;
@@ -89,7 +94,7 @@ void check_all_hear(const char* name, int size, int victim, Wire wire, bool star
 
 void a_peer_that_dies_is_named_on_all_ranks() {
   for (const Wire wire : {Wire::Unix, Wire::Tcp}) {
-    for (const size_t bytes : {4000U, 4U << 20}) {
+    for (const size_t bytes : {4000U, kLarge}) {
       for (const auto& operation : operations(bytes)) {
         const bool silent = std::string(operation.name) == "barrier";
         for (const int size : {2, 3, 5})
@@ -101,7 +106,7 @@ void a_peer_that_dies_is_named_on_all_ranks() {
 }
 
 void a_dead_rank_in_the_chain_is_named_by_those_below_it() {
-  for (const size_t bytes : {4000U, 16U << 20}) {
+  for (const size_t bytes : {4000U, kLarge}) {
     Ranks ranks(4, Wire::Tcp, 10s);
     const auto begin = std::chrono::steady_clock::now();
     // The victim is a leaf in no tree, so all below it starve; those above may be through before they notice.
@@ -111,7 +116,7 @@ void a_dead_rank_in_the_chain_is_named_by_those_below_it() {
       const Piece piece{data.data(), data.data(), bytes};
       link_broadcast(mesh, {&piece, 1}, 0);
     });
-    CHECK(std::chrono::steady_clock::now() - begin < 1s);
+    CHECK(std::chrono::steady_clock::now() - begin < kSoon);
     for (size_t rank = 1; rank < 4; ++rank) {
       CHECK(errors[rank].has_value());
       if (!errors[rank]) continue;
@@ -130,7 +135,7 @@ void a_silent_peer_ends_at_the_deadline() {
         if (mesh.rank() != 1) operation.run(mesh);
       });
       const auto took = std::chrono::steady_clock::now() - begin;
-      check::that(took >= 250ms && took < 2s, "ended at the deadline", operation.name);
+      check::that(took >= 250ms && took < 250ms + kSoon, "ended at the deadline", operation.name);
       for (int rank = 0; rank < size; ++rank) {
         const auto& error = errors[static_cast<size_t>(rank)];
         if (rank != 1) check::that(error && error->kind == ErrorKind::Timeout, "timed out", operation.name);

@@ -16,6 +16,8 @@ using check::Ranks;
 using check::Wire;
 using Bytes = std::vector<std::byte>;
 
+constexpr size_t kLarge = check::kSlow ? 2 << 20 : 16 << 20;
+
 /// Bytes that tell where they come from and where they go.
 Bytes message(int from, int to, size_t bytes) {
   Bytes data(bytes);
@@ -43,8 +45,9 @@ void check_allgather(Ranks& ranks, const std::vector<size_t>& bytes, bool in_pla
 
 void allgather() {
   for (const Wire wire : {Wire::Unix, Wire::Tcp}) {
-    for (size_t size = 1; size <= 8; ++size) {
-      Ranks ranks(static_cast<int>(size), wire);
+    for (const int ranks_in_all : check::kSizes) {
+      const auto size = static_cast<size_t>(ranks_in_all);
+      Ranks ranks(ranks_in_all, wire);
       std::vector<size_t> ragged(size);
       for (size_t rank = 0; rank < size; ++rank) ragged[rank] = rank % 3 == 1 ? 0 : rank * 70'001 + 5;
       for (const bool in_place : {false, true}) {
@@ -54,13 +57,13 @@ void allgather() {
     }
   }
   Ranks ranks(2, Wire::Tcp);
-  check_allgather(ranks, {16 << 20, 16 << 20}, false);
-  check_allgather(ranks, {0, 16 << 20}, false);
+  check_allgather(ranks, {kLarge, kLarge}, false);
+  check_allgather(ranks, {0, kLarge}, false);
 }
 
 void alltoall() {
   for (const Wire wire : {Wire::Unix, Wire::Tcp}) {
-    for (int size = 1; size <= 8; ++size) {
+    for (const int size : check::kSizes) {
       Ranks ranks(size, wire);
       for (const size_t unit : {0U, 1U, 1000U, 90'001U}) {
         // What `from` sends to `to`; nothing for some.
@@ -107,27 +110,27 @@ void check_broadcast(Ranks& ranks, const std::vector<size_t>& sizes, int root, b
 
 void broadcast() {
   for (const Wire wire : {Wire::Unix, Wire::Tcp}) {
-    for (int size = 1; size <= 9; ++size) {
+    for (const int size : check::kSizes) {
       Ranks ranks(size, wire);
-      for (int root = 0; root < size; ++root) {
+      for (int root = 0; root < size; root += check::kSlow ? 2 : 1) {
         for (const bool in_place : {false, true}) {
           for (const size_t bytes : {0U, 1U, 5000U, 300'001U}) check_broadcast(ranks, {bytes}, root, in_place);
           check_broadcast(ranks, {0, 3, 100'000, 0, 1, 1, 65'536, 70'001, 0}, root, in_place);
         }
       }
-      check_broadcast(ranks, {(static_cast<size_t>(size) << 20) + 17}, size - 1, true);
-      check_broadcast(ranks, std::vector<size_t>(static_cast<size_t>(size) * 200, 5001), 0, false);
+      check_broadcast(ranks, {(static_cast<size_t>(size) << 19) + 17}, size - 1, true);
+      check_broadcast(ranks, std::vector<size_t>(static_cast<size_t>(size) * 110, 5001), 0, false);
     }
   }
   Ranks ranks(3, Wire::Tcp);
-  check_broadcast(ranks, {16 << 20, 1}, 1, false);
+  check_broadcast(ranks, {kLarge, 1}, 1, false);
 }
 
 void no_rank_leaves_the_barrier_before_all_came() {
-  for (int size = 1; size <= 9; ++size) {
+  for (const int size : check::kSizes) {
     Ranks ranks(size);
     std::atomic<int> came{0};
-    constexpr int kRounds = 50;
+    constexpr int kRounds = 30;
     ranks.must_run([&](Mesh& mesh) {
       for (int round = 0; round < kRounds; ++round) {
         ++came;

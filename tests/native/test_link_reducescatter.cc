@@ -40,9 +40,9 @@ std::vector<size_t> split(size_t total, int size) {
 
 void even_splits() {
   for (const Wire wire : {Wire::Unix, Wire::Tcp}) {
-    for (int size = 1; size <= 8; ++size) {
+    for (const int size : check::kSizes) {
       Ranks ranks(size, wire);
-      for (const size_t total : {0U, 1U, 3U, 8U, 1000U, 40'001U, 700'007U})
+      for (const size_t total : {0U, 1U, 3U, 8U, 1000U, 40'001U, check::kSlow ? 100'001U : 700'007U})
         for (const bool in_place : {false, true}) check_case(ranks, DType::Float32, {}, split(total, size), in_place);
     }
   }
@@ -62,15 +62,15 @@ void all_types_and_operations() {
       const auto dtype = static_cast<DType>(type);
       for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product})
         if (dtype != DType::Bool || op != ReduceOp::Average)
-          check_case(ranks, dtype, Reduction{op, 1, 1, size}, split(30'011, size), false);
+          check_case(ranks, dtype, Reduction{op, 1, 1, size}, split(20'011, size), false);
     }
-    check_case(ranks, DType::Float16, Reduction{ReduceOp::Sum, 2, 0.5, 1}, split(30'011, size), false);
+    check_case(ranks, DType::Float16, Reduction{ReduceOp::Sum, 2, 0.5, 1}, split(20'011, size), false);
   }
 }
 
 void large() {
   Ranks ranks(2, Wire::Tcp);
-  check_case(ranks, DType::Float32, {}, split(4 << 20, 2), false);
+  check_case(ranks, DType::Float32, {}, split(check::kSlow ? 1 << 19 : 1 << 22, 2), false);
 }
 
 }  // namespace

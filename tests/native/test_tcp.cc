@@ -106,6 +106,23 @@ void a_reset_is_an_error() {
   CHECK_EQ(error.reason, "connection reset");
 }
 
+void last_words_arrive_although_the_peer_had_not_listened(Wire wire) {
+  const auto fds = pair_of(wire);
+  TcpLink b(1, fds[1]);
+  const auto words = pattern(2000);
+  CHECK_EQ(b.try_send(words), words.size());
+  {
+    TcpLink a(0, fds[0]);
+    wait_readable(a);
+    CHECK_EQ(a.try_send(words), words.size());
+  }
+  std::vector<std::byte> got(words.size() + 1);
+  wait_readable(b);
+  CHECK_EQ(b.try_recv(got), words.size());
+  wait_readable(b);
+  CHECK_EQ(check::thrown<Error>([&] { (void)b.try_recv(got); }).reason, "closed the connection");
+}
+
 void the_descriptor_is_owned() {
   const auto fds = check::unix_pair();
   {
@@ -131,6 +148,7 @@ int main() {
     bytes_arrive_in_order_and_a_full_link_takes_none(wire);
     the_end_comes_after_all_that_was_sent(wire);
     sending_to_the_gone_is_an_error(wire);
+    last_words_arrive_although_the_peer_had_not_listened(wire);
   }
   a_reset_is_an_error();
   the_descriptor_is_owned();
