@@ -25,11 +25,13 @@ def test_plain_lines_when_the_output_is_no_terminal() -> None:
             display.hear(1, message(step))
         display.hear(0, {"kind": "epoch", "epoch": 2, "steps": 10, "seconds": 1.0, "loss": 0.5, "rows_per_s": 9e3})
         display.hear(0, {"kind": "something else"})
+        display.hear(0, message(10, waited=None))
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         "[1] epoch 2/3 step 1/10 loss 0.2500 1,234 rows/s, 12% waiting for data",
         "[1] epoch 2/3 step 10/10 loss 0.2500 1,234 rows/s, 12% waiting for data",
         "epoch 2: loss 0.5000, 9,000 rows/s over all ranks",
+        "[0] epoch 2/3 step 10/10 loss 0.2500 1,234 rows/s",
     ]
 
 

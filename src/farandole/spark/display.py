@@ -25,7 +25,7 @@ class Place:
     steps: int
     loss: float
     rows_per_s: float
-    waited: float  # share of the time
+    waited: float | None  # share of the time, when the rank tells it
 
     @classmethod
     def read(cls, message: Mapping[str, object]) -> "Place":
@@ -33,11 +33,14 @@ class Place:
         numbers: dict[str, float] = {}
         for name in cls.__slots__:
             value = message.get(name)
+            if name == "waited" and value is None:
+                continue
             if not isinstance(value, (int, float)):
                 raise ValueError(f"a progress message without a number for {name}: {message!r}")
             numbers[name] = value
         counts = {name: int(numbers.pop(name)) for name in ("epoch", "epochs", "step", "steps")}
-        return cls(**counts, **numbers)  # type: ignore[arg-type]
+        waited = numbers.pop("waited", None)
+        return cls(**counts, **numbers, waited=waited)  # type: ignore[arg-type]
 
     def cells(self) -> list[str]:
         """Spell each field for a reader."""
@@ -46,7 +49,7 @@ class Place:
             f"{self.step}/{self.steps}",
             f"{self.loss:.4f}",
             f"{self.rows_per_s:,.0f}",
-            f"{self.waited:.0%}",
+            "" if self.waited is None else f"{self.waited:.0%}",
         ]
 
 
@@ -102,7 +105,8 @@ class Display:
         if place.step == place.steps or now - self._printed.get(rank, 0.0) >= PLAIN_EVERY:
             self._printed[rank] = now
             epoch, step, loss, speed, waited = place.cells()
-            line = f"[{rank}] epoch {epoch} step {step} loss {loss} {speed} rows/s, {waited} waiting for data"
+            line = f"[{rank}] epoch {epoch} step {step} loss {loss} {speed} rows/s"
+            line += f", {waited} waiting for data" if waited else ""
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:

@@ -20,22 +20,25 @@ class Progress:
         self._epochs, self._steps = epochs, steps
         self._epoch, self._step = epoch + 1, 0
         self._rows = 0
-        self._waited = 0.0
+        self._waited: float | None = None
         self._since = time.perf_counter()  # rows and waiting are counted from here
         self._loss = float("nan")
 
-    def step(self, *, rows: int, loss: float | None = None, waited: float = 0.0) -> None:
-        """Count one finished step of `rows` rows, `waited` seconds of which went into waiting for data."""
+    def step(self, *, rows: int, loss: float | None = None, waited: float | None = None) -> None:
+        """Count one finished step of `rows` rows, of which `waited` seconds (None: unknown) went into getting them."""
         if self._step == self._steps:
             self._epoch, self._step = self._epoch + 1, 0
         self._step += 1
         self._rows += rows
-        self._waited += waited
+        if waited is not None:
+            self._waited = (self._waited or 0.0) + waited
         self._loss = self._loss if loss is None else loss
         now = time.perf_counter()
         passed = now - self._since
         if passed >= REPORT_EVERY or self._step == self._steps:
-            message = {"epoch": self._epoch, "epochs": self._epochs, "step": self._step, "steps": self._steps}
-            rates = {"rows_per_s": self._rows / passed, "waited": self._waited / passed}
-            send("progress", message | {"loss": self._loss} | rates)
-            self._rows, self._waited, self._since = 0, 0.0, now
+            message: dict[str, object] = {"epoch": self._epoch, "epochs": self._epochs}
+            message |= {"step": self._step, "steps": self._steps, "loss": self._loss, "rows_per_s": self._rows / passed}
+            if self._waited is not None:
+                message["waited"] = self._waited / passed
+            send("progress", message)
+            self._rows, self._waited, self._since = 0, None, now
