@@ -1,0 +1,186 @@
+// What a rank remembers of its operations; and ranks with a negotiator, simulated without an engine.
+#include "engine/pending.h"
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "engine/negotiator.h"
+
+using namespace farandole;
+
+namespace {
+
+OperationPtr operation_of(const std::string& name, int64_t elements = 4, uint64_t submitted_ns = 0) {
+  auto operation = std::make_shared<Operation>();
+  operation->request.name = name;
+  operation->request.kind = Kind::Allreduce;
+  operation->request.dtype = DType::Float32;
+  operation->request.shape = {elements};
+  operation->request.cacheable = true;
+  operation->submitted_ns = submitted_ns;
+  return operation;
+}
+
+void test_a_number_stands_for_a_signature() {
+  Pending pending;
+  const OperationPtr first = operation_of("w");
+  pending.add(first);
+  CHECK(pending.drain() == (Asking{first->request}));
+  CHECK(pending.drain().empty());
+  CHECK(pending.take(Entry{"w", 5, {}}) == first);
+
+  const OperationPtr again = operation_of("w");
+  pending.add(again);
+  CHECK(pending.drain() == (Asking{5U}));
+  CHECK(pending.take(Entry{"", 5, {}}) == again);
+
+  const OperationPtr other = operation_of("w", 9);
+  pending.add(other);
+  CHECK(pending.drain() == (Asking{other->request}));
+  CHECK(pending.take(Entry{"w", kNoId, {}}) == other);  // no number for the new signature: the old one keeps its own
+
+  pending.add(operation_of("w"));
+  CHECK(pending.drain() == (Asking{5U}));
+}
+
+void test_what_cannot_be_taken() {
+  Pending pending;
+  for (const Entry& entry : {Entry{"w", kNoId, {}}, Entry{"", 0, {}}, Entry{"", kNoId, {}}})
+    CHECK(CHECK_THROWS(Error, pending.take(entry)).kind == ErrorKind::Internal);
+  CHECK(pending.take(std::string("w")) == nullptr);
+  pending.add(operation_of("w"));
+  CHECK(CHECK_THROWS(Error, pending.add(operation_of("w"))).kind == ErrorKind::Invalid);
+  CHECK(pending.take(std::string("w")) != nullptr);
+  CHECK(pending.take(std::string("w")) == nullptr);
+  pending.add(operation_of("w"));
+}
+
+void test_after_a_failure() {
+  Pending pending;
+  pending.add(operation_of("a"));
+  pending.add(operation_of("b"));
+  CHECK(!pending.empty());
+  CHECK(pending.refuse(Error::peer_lost("", 3, "its process was killed or crashed")));
+  CHECK(!pending.refuse(Error::closed("it was shut down")));
+  const Error refused = CHECK_THROWS(Error, pending.add(operation_of("c")));
+  CHECK(refused.kind == ErrorKind::PeerLost && refused.rank == 3 && refused.name == "c");
+  CHECK_EQ(pending.take_all().size(), 2U);
+  CHECK(pending.drain().empty());
+  pending.done();
+  pending.done();
+  CHECK(pending.empty());
+}
+
+void test_overdue_is_the_oldest() {
+  Pending pending;
+  pending.add(operation_of("young", 4, 300));
+  pending.add(operation_of("old", 4, 100));
+  pending.add(operation_of("older than most", 4, 200));
+  CHECK(pending.overdue(100) == nullptr);
+  CHECK_EQ(pending.overdue(1000)->request.name, "old");
+}
+
+// One rank: asks in an order of its own, and runs what the plans say.
+struct Rank {
+  Pending pending;
+  std::vector<OperationPtr> wanted;
+  std::vector<std::string> ran;
+};
+
+class Simulation {
+ public:
+  Simulation(int size, unsigned seed, size_t cache)
+      : random_(seed), negotiator_({.size = size, .fusion_threshold = 64, .cache_capacity = cache}) {
+    for (int rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>());
+  }
+
+  void run(int steps) {
+    for (int number = 0; number < steps; ++number) {
+      want(number);
+      // One rank at a time submits one operation, or passes on what it has; plans may come in between.
+      while (std::ranges::any_of(ranks_, [](const auto& rank) { return !rank->wanted.empty(); })) act();
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) tell(rank);
+      decide();
+      for (const auto& rank : ranks_) {
+        CHECK(rank->pending.empty());
+        CHECK_EQ(rank->ran.size(), 6U);
+        check::that(rank->ran == ranks_[0]->ran, "all ranks ran the same in the same order");
+      }
+      for (const auto& rank : ranks_) rank->ran.clear();
+      CHECK_EQ(negotiator_.waiting(), 0U);
+    }
+  }
+
+ private:
+  void want(int number) {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      for (int i = 0; i < 6; ++i) {
+        // 0 to 2 repeat; 3 alternates between shapes; 4 is new at every step; 5 is asked for differently now and then.
+        const bool odd_one_out = i == 5 && number % 4 == 3 && rank == 0;
+        const int64_t elements = odd_one_out ? 7 : i == 3 ? number / 2 % 2 + 1 : i + 1;
+        const std::string name = "t" + std::to_string(i) + (i == 4 ? "." + std::to_string(number) : "");
+        ranks_[rank]->wanted.push_back(operation_of(name, elements));
+      }
+      std::ranges::shuffle(ranks_[rank]->wanted, random_);
+    }
+  }
+
+  void act() {
+    const size_t index = random_() % ranks_.size();
+    Rank& rank = *ranks_[index];
+    if (random_() % 3 == 0) tell(index);
+    if (random_() % 4 == 0) decide();
+    if (rank.wanted.empty()) return;
+    rank.pending.add(rank.wanted.back());
+    rank.wanted.pop_back();
+  }
+
+  void tell(size_t rank) {
+    for (auto& item : ranks_[rank]->pending.drain()) {
+      if (const auto* id = std::get_if<uint32_t>(&item)) negotiator_.ask(static_cast<int>(rank), *id, 0);
+      else negotiator_.ask(static_cast<int>(rank), std::get<Request>(item), 0);
+    }
+  }
+
+  void decide() {
+    const Plan plan = negotiator_.decide(0);
+    for (const auto& rank : ranks_) {
+      for (const auto& item : plan) {
+        if (const auto* refusal = std::get_if<Refusal>(&item)) {
+          CHECK(refusal->name == "t5" && refusal->error.what_differs == "shape");
+          finish(*rank, rank->pending.take(refusal->name));
+          continue;
+        }
+        for (const Entry& entry : std::get<Bundle>(item).entries) finish(*rank, rank->pending.take(entry));
+      }
+    }
+  }
+
+  void finish(Rank& rank, const OperationPtr& operation) {
+    CHECK(operation != nullptr);
+    rank.ran.push_back(operation->request.name);
+    rank.pending.done();
+  }
+
+  std::mt19937 random_;
+  Negotiator negotiator_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace
+
+int main() {
+  test_a_number_stands_for_a_signature();
+  test_what_cannot_be_taken();
+  test_after_a_failure();
+  test_overdue_is_the_oldest();
+  for (const int size : {1, 2, 3, 5})
+    for (unsigned seed = 0; seed < 5; ++seed)
+      for (const size_t cache : {size_t{0}, size_t{4}, size_t{1000}}) Simulation(size, seed, cache).run(24);
+  return check::report();
+}
