@@ -262,6 +262,14 @@ def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
     assert last_job(spark)["status"] == "FAILED"
 
 
+def test_a_task_that_fails_beside_its_rank_says_why(spark: SparkSession, mark: str) -> None:
+    with pytest.raises(RankFailed, match="no-such-interface") as caught:
+        run(print, num_proc=2, env={"MARK": mark, "FARANDOLE_INTERFACE": "no-such-interface"})
+    assert isinstance(caught.value.__cause__, ConfigError)
+    assert caught.value.rank == 0
+    assert wait_until_gone(mark, 5) == []
+
+
 def test_a_killed_rank_is_started_again_with_all_others(spark: SparkSession, tmp_path: Path, mark: str) -> None:
     def main() -> str:
         rank = os.environ["FARANDOLE_RANK"]
@@ -327,7 +335,7 @@ def test_wrong_arguments_are_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="driver_log_verbosity"):
         HorovodRunner(np=2, driver_log_verbosity="loud")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        HorovodRunner(2)  # type: ignore[misc]
+        HorovodRunner(2)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="num_proc"):
         run_barrier_job(spark, print, num_proc=0, description="none", start_timeout=timedelta(seconds=1))
     with pytest.raises(ConfigError, match="FUSION_THRESHOLD"):

@@ -67,10 +67,7 @@ def run_barrier_job(
     all; what `main` raises ends the job nevertheless.
     Raises `PicklingError`, `SlotsError` and `ConfigError` before anything runs, and the `RankFailed` of the rank that
     failed first, from its own exception; then nothing of the job is left running."""
-    if num_proc < 1:
-        raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise ConfigError("spark", "is a Spark Connect session, which cannot start ranks; use a classic session")
+    _check(spark, num_proc)
     call = _dump(main, args, kwargs or {})
     variables = {**passed_on(os.environ), **(env or {})}
     settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
@@ -113,6 +110,13 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name.startswith(("FARANDOLE_", "HOROVOD_")) and name not in _OF_ONE_PROCESS
     }
+
+
+def _check(spark: SparkSession, num_proc: int) -> None:
+    if num_proc < 1:
+        raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigError("spark", "is a Spark Connect session, which cannot start ranks; use a classic session")
 
 
 def _dump(main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:

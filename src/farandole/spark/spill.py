@@ -27,13 +27,11 @@ class Spill:
         self.file.close()
 
 
-def spill(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str, *, between: Callable[[], None]
-) -> Spill:
+def spill(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str, *, stop: Callable[[], bool]) -> Spill:
     """Write `batches` to one Arrow IPC file in `directory`, uncompressed, so that it can be mapped.
 
     The file never has a name: however task and rank end, by `kill -9` too, the kernel frees it, and nobody else can
-    open it. `schema` serves when there is no batch. `between` is called after each batch and may raise.
+    open it. `schema` serves when there is no batch. Ends early when `stop` says so after a batch.
     Raises `OSError` naming the directory, when it is full for example."""
     started = time.monotonic()
     try:
@@ -41,7 +39,7 @@ def spill(
     except OSError as error:
         raise _named(error, directory) from error
     try:
-        rows = _write(file, batches, schema, directory, between)
+        rows = _write(file, batches, schema, directory, stop)
     except BaseException:
         file.close()
         raise
@@ -54,7 +52,7 @@ def _write(
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
     directory: str,
-    between: Callable[[], None],
+    stop: Callable[[], bool],
 ) -> int:
     rows = 0
     writer: pa.ipc.RecordBatchFileWriter | None = None
@@ -68,7 +66,8 @@ def _write(
             except OSError as error:
                 raise _named(error, directory) from error
             rows += batch.num_rows
-            between()
+            if stop():
+                break
         try:
             if writer is None:
                 writer = pa.ipc.new_file(sink, schema)

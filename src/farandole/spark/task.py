@@ -10,8 +10,9 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, TypeAlias
@@ -48,7 +49,7 @@ HOLD_BACK = 5.0  # seconds in which Spark kills the task of a rank that failed o
 # Not for the ranks: Spark's number of threads (a task's cores, usually 1), and the key to its Python workers.
 _SPARKS_OWN = ("OMP_NUM_THREADS", "PYTHON_WORKER_FACTORY_SECRET")
 
-Event: TypeAlias = tuple[Literal["met"], list[str]] | tuple[Literal["broken"], BaseException] | tuple[Literal["ended"]]
+Event: TypeAlias = tuple[Literal["met"], list[str]] | tuple[Literal["broken"], Exception] | tuple[Literal["ended"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,35 +107,47 @@ class RankTask:
     def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
         """Run the rank from start to end; its pickled value."""
         self._relay = Relay(self.plan.driver_log, self.rank, self.plan.secret, self._cancel)
+        failure: Failure | None = None
         try:
-            with ExitStack() as stack:
-                channel = TaskEnd(lambda kind, payload: self._relay.send(kind, payload, must=kind == "log"))
-                stack.callback(channel.close)
-                # First of all: its imports go on while the rows are written and the tasks meet.
-                call = self._call = self._start(channel.name)
-                stack.callback(self._end, call)
-                if self._cancelled.is_set():  # before there was anything to end
-                    call.terminate(GRACE)
-                server = stack.enter_context(self._serve()) if self.rank == 0 else None
-                rows = self._spill(batches)
-                if rows is not None:
-                    stack.callback(rows.close)
-                met = self._meet(server.address if server is not None else "")
-                if met is not None:
-                    fd = rows.file.fileno() if rows is not None else None
-                    channel.begin(Orders(env=self._orders(met), shard_fd=fd))
-                    self._wait_for_end()
+            call, failure = self._live(batches)
+        except Exception as error:
+            failure = self._own_failure(error)
+            raise
         finally:
-            failure = self._failure()
             if failure is not None:
                 self._relay.send("failed", to_payload(failure), must=True)
             self._relay.close(FLUSH)
-        if failure is not None:
-            if failure.consequence:
-                # Spark kills this process meanwhile: its task shows as killed, and the guilty rank's as failed.
-                time.sleep(HOLD_BACK)
-            raise failure.error() from None
-        return call.value()
+        if failure is None:
+            return call.value()
+        if failure.consequence:
+            # Spark kills this process meanwhile: its task shows as killed, and the guilty rank's as failed.
+            time.sleep(HOLD_BACK)
+        raise failure.error() from None
+
+    def _live(self, batches: Iterable[pa.RecordBatch]) -> tuple[RankCall, Failure | None]:
+        """Start the rank, let it begin when all tasks have met, wait for its end; leaves nothing of it behind."""
+        with ExitStack() as stack:
+            channel = TaskEnd(lambda kind, payload: self._relay.send(kind, payload, must=kind == "log"))
+            stack.callback(channel.close)
+            # First of all: its imports go on while the rows are written and the tasks meet.
+            call = self._call = self._start(channel.name)
+            stack.callback(self._end, call)
+            if self._cancelled.is_set():  # before there was anything to end
+                call.terminate(GRACE)
+            server = stack.enter_context(self._serve()) if self.rank == 0 else None
+            rows = stack.enter_context(self._spill(batches))
+            self._meet(server.address if server is not None else "")
+            event = self._events.get()
+            if event[0] == "broken":
+                # So it does when another task has failed, which then is the one that Spark names.
+                return call, dataclasses.replace(self._own_failure(event[1]), consequence=True)
+            if event[0] == "met":
+                met = [json.loads(each) for each in event[1]]
+                fd = rows.file.fileno() if rows is not None else None
+                channel.begin(Orders(env=self._orders(met), shard_fd=fd))
+                self._wait_for_end()
+            # Before the rank is ended here, which is no failure of its own.
+            return call, self._failure(call)
 
     def _environment(self) -> dict[str, str]:
         """What the rank's process starts with: the executor's variables, and the driver's on top of them."""
@@ -174,23 +187,26 @@ class RankTask:
                 "name an interface that the other executors reach",
             ) from error
 
-    def _spill(self, batches: Iterable[pa.RecordBatch]) -> Spill | None:
+    @contextmanager
+    def _spill(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Spill | None]:
         if self.plan.schema is None:
             for _ in batches:
                 pass  # the one row that made this task
-            return None
+            yield None
+            return
         turn = self.hosts[: self.rank].count(self.hosts[self.rank])
         schema = pa.ipc.read_schema(pa.py_buffer(self.plan.schema))
-        return spill(batches, schema, local_directory(os.environ, turn), between=self._check)
+        rows = spill(batches, schema, local_directory(os.environ, turn), stop=self._has_failed)
+        try:
+            yield rows
+        finally:
+            rows.close()
 
-    def _check(self) -> None:
-        """Raise the rank's failure, if it has already failed, rather than go on writing rows for it."""
-        call = self._call
-        if call is not None and call.failure is not None:
-            raise call.failure.error()
+    def _has_failed(self) -> bool:
+        return self._call is not None and self._call.failure is not None
 
-    def _meet(self, rendezvous: str) -> list[dict[str, object]] | None:
-        """Exchange what each task knows; None when the rank has ended before all tasks had come."""
+    def _meet(self, rendezvous: str) -> None:
+        """Exchange what each task knows; the answer is an event, as is the end of the rank, which may come before."""
         gpu = self.context.resources().get("gpu")
         mine = {"host": host_identity(), "gpus": gpu.addresses if gpu else [], "rendezvous": rendezvous}
 
@@ -199,14 +215,10 @@ class RankTask:
         def gather() -> None:
             try:
                 self._events.put(("met", self.context.allGather(json.dumps(mine))))
-            except BaseException as error:
+            except Exception as error:
                 self._events.put(("broken", error))
 
         threading.Thread(target=gather, name="farandole-all-gather", daemon=True).start()
-        event = self._events.get()
-        if event[0] == "broken":
-            raise event[1]
-        return [json.loads(each) for each in event[1]] if event[0] == "met" else None
 
     def _orders(self, met: list[dict[str, object]]) -> dict[str, str]:
         """The variables that tell the rank its place among all ranks."""
@@ -260,12 +272,17 @@ class RankTask:
             call.terminate(GRACE)
         call.wait_gone(GONE)
 
-    def _failure(self) -> Failure | None:
+    def _failure(self, call: RankCall) -> Failure | None:
         """How the rank failed; ended because the job was over means that another one did."""
-        failure = self._call.failure if self._call is not None else None
+        failure = call.failure
         if failure is not None and self._cancelled.is_set():
             return dataclasses.replace(failure, consequence=True, killed=False)
         return failure
+
+    def _own_failure(self, error: Exception) -> Failure:
+        """The failure of the task itself, which its rank could not help."""
+        lines = traceback.format_exception(error)
+        return Failure(rank=self.rank, reason=lines[-1].strip(), code=1, traceback="".join(lines), cause=error)
 
 
 def visible_gpus(by_local_rank: list[object]) -> str:
