@@ -1,5 +1,6 @@
 """What became of a rank in a test, and the text in which all ranks' failures are told."""
 
+import math
 import signal
 import traceback
 from collections.abc import Iterable
@@ -30,11 +31,18 @@ class Outcome:
     error: BaseException | None = None
     trace: str = ""  # empty: the rank has returned
     output: str = ""
+    at: float = math.inf  # when the body failed, on the clock that all processes of a machine share
 
     @classmethod
-    def of_error(cls, rank: int, error: BaseException) -> Self:
-        """Keep `error` with its traceback."""
-        return cls(rank=rank, error=error, trace="".join(traceback.format_exception(error)))
+    def of_error(cls, rank: int, error: BaseException, at: float) -> Self:
+        """Keep `error` with its traceback as text: the frames would keep alive what the rank held."""
+        trace = "".join(traceback.format_exception(error))
+        chained: BaseException | None = error
+        while chained is not None:
+            traceback.clear_frames(chained.__traceback__)
+            chained.__traceback__ = None
+            chained = chained.__cause__ or chained.__context__
+        return cls(rank=rank, error=error, trace=trace, at=at)
 
     @property
     def failed(self) -> bool:
@@ -46,7 +54,7 @@ class RanksFailed(AssertionError):
     """Some ranks failed; holds one titled trace for each, the first failure first, and `errors` by rank."""
 
     def __init__(self, size: int, failures: Iterable[Outcome]) -> None:
-        failures = list(failures)
+        failures = sorted(failures, key=lambda each: each.at)
         self.errors = {each.rank: each.error for each in failures if each.error is not None}
         self.ranks = [each.rank for each in failures]
         parts = [f"{len(failures)} of {size} ranks failed"]

@@ -52,12 +52,13 @@ class _Child:
         """Read what the process has sent; its silence is an outcome too."""
         try:
             deadline = Deadline(timedelta(seconds=30))
-            value, error, trace = cloudpickle.loads(recv_frame(self.channel, LARGEST_RESULT, deadline=deadline))
+            value, error, trace, at = cloudpickle.loads(recv_frame(self.channel, LARGEST_RESULT, deadline=deadline))
         except (EOFError, ConnectionError):
             death = Death(self.process.wait(30))
-            return Outcome(rank=self.rank, value=death, trace=f"its process {death}", output=self.tail())
+            # First in time: the kernel tells us later than it tells the ranks that fail for want of this one.
+            return Outcome(rank=self.rank, value=death, trace=f"its process {death}", output=self.tail(), at=0.0)
         output = self.tail() if error is not None else ""
-        return Outcome(rank=self.rank, value=value, error=error, trace=trace, output=output)
+        return Outcome(rank=self.rank, value=value, error=error, trace=trace, output=output, at=at)
 
     def stacks(self, timeout: float) -> Outcome:
         """Have the process write where each of its threads stands."""

@@ -2,10 +2,12 @@
 
 import ctypes
 import faulthandler
+import math
 import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from datetime import timedelta
 
@@ -21,21 +23,27 @@ LARGEST_TASK = 1 << 30
 
 
 def live(task: bytes) -> bytes:
-    """Run the body as this process' rank; return its pickled outcome: value, error, trace."""
+    """Run the body as this process' rank; return its pickled outcome: value, error, trace, when it failed."""
+    failed_at = math.inf
     try:
         path, config, pickled = cloudpickle.loads(task)
         sys.path[:] = path
         body, args = cloudpickle.loads(pickled)
         rendezvous = from_environment()
         with Context(rendezvous, config) as context, use(context):
-            return bytes(cloudpickle.dumps((body(context, *args), None, "")))
+            try:
+                return bytes(cloudpickle.dumps((body(context, *args), None, "", math.inf)))
+            except BaseException:
+                # Now, not below: leaving the context makes the other ranks fail too.
+                failed_at = time.monotonic()
+                raise
     except BaseException as error:
-        trace = traceback.format_exc()
+        trace, at = traceback.format_exc(), min(failed_at, time.monotonic())
         try:
-            return bytes(cloudpickle.dumps((None, error, trace)))
+            return bytes(cloudpickle.dumps((None, error, trace, at)))
         except Exception as why:
             trace += f"(the error itself cannot be pickled: {why})\n"
-            return bytes(cloudpickle.dumps((None, RuntimeError(repr(error)), trace)))
+            return bytes(cloudpickle.dumps((None, RuntimeError(repr(error)), trace, at)))
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import sys
 import threading
 import time
@@ -43,9 +44,9 @@ def run_ranks(
     else:
         assert not dies, "a thread cannot die alone: use how='processes'"
         outcomes = _Threads(size, body, args, config).run(timeout)
-    failures = [each for each in outcomes if each.failed]
+    failures = sorted((each for each in outcomes if each.failed), key=lambda each: each.at)
     if failures:
-        raise RanksFailed(size, failures) from next((each.error for each in failures if each.error), None)
+        raise RanksFailed(size, failures) from failures[0].error
     return [each.value for each in sorted(outcomes, key=lambda each: each.rank)]  # type: ignore[misc]
 
 
@@ -80,6 +81,7 @@ class _Threads:
             return [each for each in self.outcomes if each.rank not in hung] + stacks
 
     def _live(self, rank: int) -> None:
+        failed_at = math.inf
         try:
             with (
                 contextlib.closing(self.rendezvous[rank]) as rendezvous,
@@ -87,9 +89,14 @@ class _Threads:
                 use(context),
             ):
                 self.contexts[rank] = context
-                outcome = Outcome(rank=rank, value=self.body(context, *self.args))
+                try:
+                    outcome = Outcome(rank=rank, value=self.body(context, *self.args))
+                except BaseException:
+                    # Now, not below: leaving the context makes the other ranks fail too.
+                    failed_at = time.monotonic()
+                    raise
         except BaseException as error:
-            outcome = Outcome.of_error(rank, error)
+            outcome = Outcome.of_error(rank, error, min(failed_at, time.monotonic()))
         with self.changed:
             self.outcomes.append(outcome)
             self.changed.notify_all()
@@ -122,6 +129,9 @@ class _Threads:
         deadline = time.monotonic() + GRACE
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        # pytest keeps this frame of a failed test, and with it everything that is reachable from here.
+        self.contexts.clear()
+        self.rendezvous.clear()
 
 
 def _stack(rank: int, thread: threading.Thread, timeout: float) -> Outcome:
