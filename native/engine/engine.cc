@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 constexpr milliseconds kNap{5};           // how long a sleeper that watches for lost peers sleeps at most
-constexpr milliseconds kIdleNap{500};     // the same for a thread without work: it ticks for the negotiator's timeouts
+constexpr milliseconds kIdleNap{200};     // the same for a thread without work: it ticks for the negotiator
 constexpr milliseconds kLastWords{1000};  // for what is under way when the engine shuts down
 constexpr uint64_t kLookEvery = 64;
 
@@ -46,7 +46,9 @@ Engine::Engine(Wiring wiring, EngineOptions options)
       options_(options),
       trace_(options.trace),
       negotiator_({wiring_.size, options.fusion_threshold, options.cache_capacity, seconds_of(static_cast<uint64_t>(options.timeout.count()))}),
-      world_(make_world()) {
+      world_(make_world()),
+      left_(static_cast<size_t>(wiring_.size)),
+      told_(static_cast<size_t>(wiring_.size)) {
   connect_control();
   thread_ = std::thread(&Engine::background, this);
   while (!alive_.load(std::memory_order_acquire)) std::this_thread::yield();
@@ -225,13 +227,8 @@ void Engine::heed(int peer, Message message) {
     plans_.push_back(std::move(*plan));
   } else {
     const auto& farewell = std::get<Farewell>(message);
-    Error error = Error::peer_lost("", farewell.rank, farewell.reason);
-    if (!farewell.clean) throw error;
-    // It may have left after its part of what we are still doing.
-    left_ = std::move(error);
-    if (wiring_.rank == 0)
-      for (ControlStream& control : controls_)
-        if (control.peer() != peer && control.fd() >= 0) control.send(farewell);
+    if (!farewell.clean) throw Error::peer_lost("", farewell.rank, farewell.reason);
+    if (farewell.rank >= 0 && farewell.rank < wiring_.size) left_[static_cast<size_t>(farewell.rank)] = true;
   }
 }
 
@@ -312,14 +309,16 @@ void Engine::look_for_lost() {
     if (const auto abort = wiring_.segment->aborted())
       throw Error::peer_lost("", abort->rank, reason_of(abort->reason));
     look_for_overdue();
-    std::optional<Error> lost = left_;
-    for (size_t i = 0; i < wiring_.local_ranks.size() && !lost; ++i) {
+    std::optional<Error> lost;
+    for (size_t i = 0; i < wiring_.local_ranks.size(); ++i) {
+      const int rank = wiring_.local_ranks[i];
       const Life::State state = wiring_.segment->area(static_cast<int>(i)).life.state();
-      if (static_cast<int>(i) != local_rank_ && (state == Life::State::Dead || state == Life::State::Left))
-        lost = Error::peer_lost("", wiring_.local_ranks[i], farandole::reason_of(state));
+      if (state == Life::State::Left) left_[static_cast<size_t>(rank)] = true;
+      if (state == Life::State::Dead) lost = Error::peer_lost("", rank, farandole::reason_of(state));
     }
     for (const ControlStream& control : controls_)
-      if (!lost && control.lost()) lost = control.lost();
+      if (control.lost() && !left_[static_cast<size_t>(control.peer())]) lost = control.lost();
+    look_for_left();
     if (!lost) return;
     // What the lost rank said before it went still counts: only what is pending after that has failed.
     while (drive_once()) {
@@ -327,6 +326,25 @@ void Engine::look_for_lost() {
     if (!pending_.empty()) throw *lost;
   } catch (const Error& error) {
     poison(error);
+  }
+}
+
+/// A rank that has shut down did its part of all that it had asked for. What it has not asked for can never run: the
+/// coordinator refuses that, and the others stop by themselves when the coordinator is gone.
+void Engine::look_for_left() {
+  const std::string reason = reason_of(Abort::Reason::Left);
+  const auto own = static_cast<size_t>(wiring_.rank);
+  for (size_t rank = 0; rank < left_.size(); ++rank) {
+    if (!left_[rank] || rank == own || told_[rank]) continue;
+    if (wiring_.rank != 0 && rank != 0) continue;
+    while (drive_once()) {
+    }
+    if (wiring_.rank == 0) {
+      told_[rank] = true;
+      negotiator_.leave(static_cast<int>(rank), reason);
+    } else if (!pending_.empty()) {
+      throw Error::peer_lost("", 0, reason);
+    }
   }
 }
 

@@ -99,6 +99,7 @@ class Engine : private Guard {
   void run_bundle(const Bundle& bundle);
   void refuse(const Refusal& refusal);
   void look_for_lost();
+  void look_for_left();
   void look_for_overdue();
   void poison(Error error) noexcept;
 
@@ -116,7 +117,8 @@ class Engine : private Guard {
   std::vector<ControlStream> controls_;  // rank 0: to everybody; else: to rank 0
   bool listens_always_ = false;          // remote ranks cannot wake the thread unless it listens
   std::deque<Plan> plans_;
-  std::optional<Error> left_;            // a remote rank that said goodbye; fails what is pending after its last words
+  std::vector<bool> left_;               // by rank: it has shut down, having done all its part
+  std::vector<bool> told_;               // by rank: the negotiator knows
   uint64_t looked_ns_ = 0;               // when overdue operations were last looked for
   uint64_t operation_deadline_ns_ = 0;   // of what is being executed
 

@@ -73,7 +73,10 @@ void Negotiator::ask(int rank, Request request, double now) {
   if (mine) throw Error::internal("rank " + std::to_string(rank) + " asked twice for '" + request.name + "'");
   const std::string name = request.name;
   mine = std::move(request);
-  if (++asked.count < options_.size) return;
+  if (++asked.count < options_.size) {
+    refuse_if_hopeless(name);
+    return;
+  }
   Asked complete = std::move(asked);
   table_.erase(name);
   settle(std::move(complete));
@@ -83,7 +86,8 @@ void Negotiator::ask(int rank, uint32_t id, double now) {
   if (id >= known_.size())
     throw Error::internal("rank " + std::to_string(rank) + " asked for unknown number " + std::to_string(id));
   Known& known = known_[id];
-  if (known.spelled_out) return ask(rank, known.request, now);
+  // Once a rank has left nothing can become ready by number; the table knows who lacks what.
+  if (known.spelled_out || !left_.empty()) return ask(rank, Request(known.request), now);
   if (known.count == 0) {
     known.by_rank.assign(static_cast<size_t>(options_.size), false);
     known.since = now;
@@ -96,6 +100,32 @@ void Negotiator::ask(int rank, uint32_t id, double now) {
   known.count = 0;
   --partial_;
   release({known.request, {{}, id, {}}});  // all ranks know the number
+}
+
+void Negotiator::leave(int rank, const std::string& reason) {
+  left_.emplace(rank, reason);
+  for (Known& known : known_)
+    if (known.count > 0) spell_out(known.request.name, known.since);
+  std::vector<std::string> names;
+  for (const auto& [name, asked] : table_) names.push_back(name);
+  for (const std::string& name : names) refuse_if_hopeless(name);
+}
+
+void Negotiator::refuse_if_hopeless(const std::string& name) {
+  const auto at = table_.find(name);
+  for (const auto& [rank, reason] : left_) {
+    if (at->second.by_rank[static_cast<size_t>(rank)]) continue;
+    const Asked asked = std::move(at->second);
+    table_.erase(at);
+    refuse_asked(asked, Error::peer_lost(name, rank, reason));
+    return;
+  }
+}
+
+void Negotiator::refuse_asked(const Asked& asked, Error error) {
+  const auto first = std::find_if(asked.by_rank.begin(), asked.by_rank.end(), [](const auto& each) { return each.has_value(); });
+  if (const auto found = numbers_.find((*first)->name); found != numbers_.end()) known_[found->second].spelled_out = false;
+  refuse(**first, std::move(error));
 }
 
 Negotiator::Asked& Negotiator::spell_out(const std::string& name, double now) {
@@ -171,15 +201,14 @@ void Negotiator::expire(double now) {
     late.push_back(std::move(at->second));
     at = table_.erase(at);
   }
-  for (Asked& asked : late) {
-    const Request* request = nullptr;
+  for (const Asked& asked : late) {
     std::vector<int> missing;
+    std::string name;
     for (size_t rank = 0; rank < asked.by_rank.size(); ++rank) {
-      if (asked.by_rank[rank]) request = &*asked.by_rank[rank];
+      if (asked.by_rank[rank]) name = asked.by_rank[rank]->name;
       else missing.push_back(static_cast<int>(rank));
     }
-    if (const auto found = numbers_.find(request->name); found != numbers_.end()) known_[found->second].spelled_out = false;
-    refuse(*request, Error::timeout(request->name, std::move(missing), now - asked.since));
+    refuse_asked(asked, Error::timeout(name, std::move(missing), now - asked.since));
   }
 }
 

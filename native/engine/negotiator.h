@@ -35,6 +35,9 @@ class Negotiator {
   /// The same by number, for a signature that was given one. Throws Error (Internal) for an unknown number.
   void ask(int rank, uint32_t id, double now);
 
+  /// `rank` has left for good, after its last request: what still lacks its request is refused, now and later.
+  void leave(int rank, const std::string& reason);
+
   /// What has become ready or failed since the last call.
   [[nodiscard]] Plan decide(double now);
 
@@ -61,6 +64,9 @@ class Negotiator {
     uint32_t settled = 0;
   };
 
+  /// Refuses what waits for a rank that has left.
+  void refuse_if_hopeless(const std::string& name);
+  void refuse_asked(const Asked& asked, Error error);
   Asked& spell_out(const std::string& name, double now);
   void settle(Asked asked);
   void release(Fusible ready);
@@ -77,6 +83,7 @@ class Negotiator {
   std::unordered_map<std::string, Group> groups_;
   std::vector<Fusible> ready_;
   std::vector<Refusal> refused_;
+  std::map<int, std::string> left_;                    // rank -> why
   size_t partial_ = 0;  // numbers that some ranks have asked for and others not
   double looked_ = 0;   // when expiry was last checked
 };

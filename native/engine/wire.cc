@@ -155,6 +155,7 @@ void write(Writer& w, const Error& error) {
   w.text(error.name);
   w.text(error.reason);
   w.text(error.what_differs);
+  w.integer(error.rank);
   w.real(error.waited);
   w.number(error.ranks.size());
   for (const int rank : error.ranks) w.integer(rank);
@@ -170,6 +171,7 @@ Error read_error(Reader& r) {
   std::string name = r.text();
   std::string reason = r.text();
   std::string what = r.text();
+  const int32_t lost = r.small_integer();
   const double waited = r.real();
   std::vector<int> ranks(r.count());
   for (int& rank : ranks) rank = r.small_integer();
@@ -178,8 +180,9 @@ Error read_error(Reader& r) {
     const int rank = r.small_integer();
     asked[rank] = r.text();
   }
-  // The only two that a negotiation ends with.
+  // All that a negotiation ends with.
   if (kind == ErrorKind::Mismatch) return Error::mismatch(std::move(name), std::move(what), std::move(asked));
+  if (kind == ErrorKind::PeerLost) return Error::peer_lost(std::move(name), lost, std::move(reason));
   if (kind == ErrorKind::Timeout) return Error::timeout(std::move(name), std::move(ranks), waited);
   Reader::fail();
 }
