@@ -55,7 +55,7 @@ Error Error::invalid(std::string name, std::string problem) {
 }
 
 Error Error::mismatch(std::string name, std::string what, std::map<int, std::string> asked) {
-  const std::string text = "the " + what + " of " + quoted(name) + " differs between ranks (" + joined(asked) +
+  const std::string text = quoted(name) + " differs between ranks in its " + what + " (" + joined(asked) +
                            "); every rank must ask for the same";
   Error error(ErrorKind::Mismatch, std::move(name), text);
   error.what_differs = std::move(what);

@@ -28,7 +28,7 @@ void test_every_kind_keeps_its_fields_and_says_them() {
   CHECK(mismatch.kind == ErrorKind::Mismatch);
   CHECK_EQ(mismatch.what_differs, "dtype");
   CHECK_EQ(mismatch.asked.at(3), "float16");
-  check_contains(mismatch, {"dtype of 'fc.weight'", "(rank 0: float32; rank 3: float16)"});
+  check_contains(mismatch, {"'fc.weight' differs between ranks in its dtype", "(rank 0: float32; rank 3: float16)"});
 
   const Error one = Error::timeout("grad", {2}, 0.25);
   CHECK(one.kind == ErrorKind::Timeout);
