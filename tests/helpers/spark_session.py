@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 __all__ = ["last_job", "processes_with", "session", "tasks_of", "wait_until_gone"]
@@ -40,6 +41,18 @@ def session(master: str, **settings: str) -> Iterator[SparkSession]:
             yield spark
         finally:
             spark.stop()
+            end_java()
+
+
+def end_java() -> None:
+    """End Spark's Java process: the next session would inherit the settings that it was started with."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    process = gateway.proc
+    process.stdin.close()
+    process.wait(30)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 def rest(spark: SparkSession, path: str) -> list[dict[str, object]]:

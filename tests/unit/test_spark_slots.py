@@ -40,6 +40,13 @@ def test_dynamic_allocation_counts_only_on_a_cluster() -> None:
     assert not Cluster.read("local[2]", conf).dynamic
 
 
+def test_a_resource_that_tasks_need_is_noticed() -> None:
+    assert (
+        Cluster.read("local[2]", {"spark.task.resource.gpu.amount": "1"}).resource == "spark.task.resource.gpu.amount"
+    )
+    assert Cluster.read("local[2]", {}).resource == ""
+
+
 @pytest.mark.parametrize(
     ("master", "local"), [("local", True), ("local[*]", True), ("local-cluster[2,1,1024]", False), ("yarn", False)]
 )

@@ -36,6 +36,7 @@ class Cluster:
     cores: int | None = None  # of each executor, when it is fixed
     task_cpus: int = 1
     dynamic: bool = False
+    resource: str = ""  # a setting by which every task needs a GPU or the like
 
     @classmethod
     def read(cls, master: str, conf: Mapping[str, str]) -> "Cluster":
@@ -52,6 +53,7 @@ class Cluster:
             instances=instances,
             cores=cores,
             task_cpus=_number(conf, "spark.task.cpus") or 1,
+            resource=next((name for name in conf if name.startswith("spark.task.resource.")), ""),
             # Spark ignores the setting, too, where the driver is the only executor.
             dynamic=conf.get("spark.dynamicAllocation.enabled", "").lower() == "true" and not is_local(master),
         )
@@ -99,7 +101,8 @@ def require_slots(spark: SparkSession, wanted: int, *, patience: timedelta) -> N
 
     Blocks while executors that were promised are still registering, up to `patience`; refuses within two seconds
     what the configuration, or a number of executors that no longer grows, rules out. Raises `ConfigError` when
-    executors come and go (dynamic allocation), which Spark does not combine with barrier stages."""
+    executors come and go (dynamic allocation), which Spark does not combine with barrier stages, and when tasks need
+    what a local session does not give."""
     cluster = _cluster(spark)
     promised = None if is_local(cluster.master) else cluster.promised
     started = changed = time.monotonic()
@@ -156,6 +159,12 @@ def _cluster(spark: SparkSession) -> Cluster:
             "spark.dynamicAllocation.enabled",
             "is true, but all ranks must run at once and Spark refuses a barrier stage then; "
             "start the Spark application with spark.dynamicAllocation.enabled=false and a fixed number of executors",
+        )
+    if cluster.resource and is_local(cluster.master):
+        raise ConfigError(
+            cluster.resource,
+            f"is set, but {cluster.master} gives no such resource to tasks and Spark would wait for it for ever; "
+            "leave it out, ranks of a local session see all GPUs",
         )
     return cluster
 
