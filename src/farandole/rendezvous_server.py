@@ -4,6 +4,7 @@ import contextlib
 import ipaddress
 import itertools
 import logging
+import resource
 import selectors
 import socket
 import struct
@@ -71,6 +72,11 @@ class RendezvousServer:
             raise ConfigError("size", f"must be >= 1, got {size}")
         if len(secret) < LEAST_SECRET:
             raise ConfigError("secret", f"must be at least {LEAST_SECRET} bytes long, got {len(secret)}")
+        # Every rank that waits holds a connection; this process has other files open too.
+        most, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], size + 64
+        if 0 <= most < needed:
+            problem = f"{size} ranks need {needed} open files in this process, which may have {most}; raise ulimit -n"
+            raise ConfigError("size", problem)
         self._meeting = Meeting(size)
         self._secret = secret
         self._tickets = itertools.count()

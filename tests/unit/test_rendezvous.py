@@ -2,6 +2,7 @@
 
 import logging
 import random
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -244,6 +245,8 @@ class TestTcp:
             RendezvousServer(0, SECRET)
         with pytest.raises(ConfigError, match="secret: must be at least 16 bytes"):
             RendezvousServer(1, b"short")
+        with pytest.raises(ConfigError, match=r"size: \d+ ranks need \d+ open files .*; raise ulimit -n"):
+            RendezvousServer(resource.getrlimit(resource.RLIMIT_NOFILE)[0], SECRET)
 
     def test_the_secret_is_shown_nowhere(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.DEBUG), RendezvousServer(1, SECRET) as server:
