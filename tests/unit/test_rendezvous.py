@@ -245,8 +245,11 @@ class TestTcp:
             RendezvousServer(0, SECRET)
         with pytest.raises(ConfigError, match="secret: must be at least 16 bytes"):
             RendezvousServer(1, b"short")
-        with pytest.raises(ConfigError, match=r"size: \d+ ranks need \d+ open files .*; raise ulimit -n"):
-            RendezvousServer(resource.getrlimit(resource.RLIMIT_NOFILE)[0], SECRET)
+
+    def test_more_ranks_than_open_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
+        with pytest.raises(ConfigError, match=r"size: 1000 ranks need 1064 open files .* have 1024; raise ulimit -n"):
+            RendezvousServer(1000, SECRET)
 
     def test_the_secret_is_shown_nowhere(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.DEBUG), RendezvousServer(1, SECRET) as server:
