@@ -141,20 +141,17 @@ const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
 }
 
 Captured capture_buffer(nb::handle tensor, const std::string& name) {
-  Py_buffer view{};
-  if (PyObject_GetBuffer(tensor.ptr(), &view, PyBUF_STRIDES | PyBUF_FORMAT) != 0) throw nb::python_error();
-  // The reference that the operation keeps holds the memory; arrays with other owners refuse to be resized.
-  struct Release {
-    Py_buffer* view;
-    ~Release() { PyBuffer_Release(view); }
-  } release{&view};
+  // The view itself is what the operation owns: while it lives, nobody can resize the memory away.
+  const nb::object held = nb::steal(PyMemoryView_FromObject(tensor.ptr()));
+  if (!held.is_valid()) throw nb::python_error();
+  const Py_buffer& view = *PyMemoryView_GET_BUFFER(held.ptr());
   Captured captured;
   captured.dtype = dtype_of(view, name);
   if (PyBuffer_IsContiguous(&view, 'C') == 0) refuse_strides(name);
   captured.data = static_cast<std::byte*>(view.buf);
   captured.shape.assign(view.shape, view.shape + view.ndim);
   captured.writable = view.readonly == 0;
-  captured.owner = own(tensor);
+  captured.owner = own(held);
   return captured;
 }
 

@@ -17,6 +17,7 @@ using std::chrono::nanoseconds;
 constexpr milliseconds kNap{5};           // how long a sleeper that watches for lost peers sleeps at most
 constexpr milliseconds kIdleNap{200};     // the same for a thread without work: it ticks for the negotiator
 constexpr milliseconds kLastWords{1000};  // for what is under way when the engine shuts down
+constexpr milliseconds kHearsay{100};     // for news that explain a broken connection
 constexpr uint64_t kLookEvery = 64;
 
 double seconds_of(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
@@ -33,6 +34,7 @@ const char* reason_of(Abort::Reason reason) {
 
 /// What to tell the other ranks of this host about `error`.
 Abort abort_of(const Error& error, int own_rank) {
+  if (error.kind == ErrorKind::Closed) return {own_rank, Abort::Reason::Left};
   if (error.kind != ErrorKind::PeerLost) return {own_rank, Abort::Reason::Failed};
   for (const auto reason : {Abort::Reason::Died, Abort::Reason::Left, Abort::Reason::Failed})
     if (error.reason == reason_of(reason)) return {error.rank, reason};
@@ -51,7 +53,12 @@ Engine::Engine(Wiring wiring, EngineOptions options)
       told_(static_cast<size_t>(wiring_.size)) {
   connect_control();
   thread_ = std::thread(&Engine::background, this);
-  while (!alive_.load(std::memory_order_acquire)) std::this_thread::yield();
+  try {
+    born_.get_future().get();
+  } catch (...) {
+    thread_.join();
+    throw;
+  }
 }
 
 Engine::~Engine() { shutdown(); }
@@ -59,7 +66,8 @@ Engine::~Engine() { shutdown(); }
 World Engine::make_world() {
   const auto& local = wiring_.local_ranks;
   local_rank_ = static_cast<int>(std::find(local.begin(), local.end(), wiring_.rank) - local.begin());
-  if (local_rank_ == static_cast<int>(local.size()) || wiring_.segment->ranks() != static_cast<int>(local.size()))
+  if (local_rank_ == static_cast<int>(local.size()) || wiring_.segment->ranks() != static_cast<int>(local.size()) ||
+      wiring_.segment->has_pair_rings() == wiring_.remotes.empty())
     throw Error::internal("the segment does not fit the ranks of this host");
   Guard& guard = *this;
   Patience patience{options_.spin};
@@ -147,8 +155,13 @@ bool Engine::wait(Operation& operation, nanoseconds limit) {
 
 void Engine::background() noexcept {
   Life& life = wiring_.segment->area(local_rank_).life;
-  life.begin();
-  alive_.store(true, std::memory_order_release);
+  try {
+    life.begin();
+    born_.set_value();
+  } catch (...) {
+    born_.set_exception(std::current_exception());
+    return;
+  }
   while (!stop_.load()) {
     const uint32_t work_seen = work_.load();
     if (waiters_.load() > 0 || !has_work()) {
@@ -257,9 +270,9 @@ void Engine::run_bundle(const Bundle& bundle) {
     execute(world_, wiring_.rank, wiring_.size, bundle, operations);
   } catch (const std::exception& raised) {
     const auto* known = dynamic_cast<const Error*>(&raised);
-    const Error error = known != nullptr ? *known : Error::internal(raised.what());
+    const Error error = root_cause(known != nullptr ? *known : Error::internal(raised.what()));
     for (const OperationPtr& operation : operations) fail(operation, error);
-    throw;
+    throw error;
   }
   uint64_t bytes = 0;
   for (const OperationPtr& operation : operations) bytes += operation->request.bytes();
@@ -279,7 +292,26 @@ void Engine::run_bundle(const Bundle& bundle) {
   for (const OperationPtr& operation : operations) complete(operation);
 }
 
+Error Engine::root_cause(const Error& error) {
+  if (!listens_always_ || error.kind != ErrorKind::PeerLost) return error;
+  // A connection that breaks may only show that its other end has already given up because of a third rank.
+  const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kHearsay).count());
+  try {
+    while (now_ns() < until) {
+      if (const auto abort = wiring_.segment->aborted()) return Error::peer_lost("", abort->rank, reason_of(abort->reason));
+      hear();
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  } catch (const Error& told) {
+    return told;
+  }
+  return error;
+}
+
 void Engine::refuse(const Refusal& refusal) {
+  // Our own request was on its way when the coordinator gave up waiting for it: it counts as a new one there.
+  const auto& late = refusal.error.ranks;
+  if (refusal.error.kind == ErrorKind::Timeout && std::find(late.begin(), late.end(), wiring_.rank) != late.end()) return;
   // A rank that a timeout was waiting for has nothing to fail.
   if (const OperationPtr operation = pending_.take(refusal.name)) fail(operation, refusal.error);
 }
@@ -301,7 +333,18 @@ void Engine::check() {
   if (stop_.load()) throw Error::closed("it was shut down while this operation ran");
   if (operation_deadline_ns_ != 0 && now_ns() > operation_deadline_ns_)
     throw Error::timeout("", {}, seconds_of(static_cast<uint64_t>(options_.timeout.count())));
-  if (listens_always_) hear();  // a farewell that names the guilty rank
+  // The others may wait for the rest of a plan that did not fit into their rings.
+  for (ControlStream& control : controls_) control.flush();
+  if (!listens_always_) return;
+  hear();  // a farewell names the guilty rank
+  if (const auto lost = lost_remote()) throw *lost;
+}
+
+std::optional<Error> Engine::lost_remote() const {
+  // Peers in memory are known by their life words.
+  for (const ControlStream& control : controls_)
+    if (control.fd() >= 0 && control.lost() && !left_[static_cast<size_t>(control.peer())]) return control.lost();
+  return std::nullopt;
 }
 
 void Engine::look_for_lost() {
@@ -316,8 +359,7 @@ void Engine::look_for_lost() {
       if (state == Life::State::Left) left_[static_cast<size_t>(rank)] = true;
       if (state == Life::State::Dead) lost = Error::peer_lost("", rank, farandole::reason_of(state));
     }
-    for (const ControlStream& control : controls_)
-      if (control.lost() && !left_[static_cast<size_t>(control.peer())]) lost = control.lost();
+    if (!lost) lost = lost_remote();
     look_for_left();
     if (!lost) return;
     // What the lost rank said before it went still counts: only what is pending after that has failed.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -98,8 +99,10 @@ class Engine : private Guard {
   void run_plan(Plan plan);
   void run_bundle(const Bundle& bundle);
   void refuse(const Refusal& refusal);
+  [[nodiscard]] Error root_cause(const Error& error);
   void look_for_lost();
   void look_for_left();
+  [[nodiscard]] std::optional<Error> lost_remote() const;
   void look_for_overdue();
   void poison(Error error) noexcept;
 
@@ -133,7 +136,7 @@ class Engine : private Guard {
   EngineStats stats_;
 
   std::atomic<bool> stop_{false};
-  std::atomic<bool> alive_{false};
+  std::promise<void> born_;
   std::unique_ptr<Doorman> doorman_;
   std::thread thread_;                   // last: joined before the members above die
 };

@@ -3,6 +3,11 @@
 #include <utility>
 
 namespace farandole {
+namespace {
+
+constexpr uint32_t kMostNumbers = 1 << 24;
+
+}  // namespace
 
 void Pending::add(const OperationPtr& operation) {
   const std::lock_guard lock(mu_);
@@ -48,6 +53,8 @@ OperationPtr Pending::take(const Entry& entry) {
     // Names that get no number are not remembered: they may be new at every step.
     if (name->id == kNoId) names_.erase(operation->request.name);
   } else if (name->id != entry.id) {
+    // The coordinator counts its numbers up from zero.
+    if (entry.id > by_id_.size() + kMostNumbers) throw Error::internal("the plan holds an absurd number, " + std::to_string(entry.id));
     name->id = entry.id;
     name->signature = operation->request;
     if (by_id_.size() <= entry.id) by_id_.resize(entry.id + 1, nullptr);

@@ -32,7 +32,8 @@ class Waiter {
   /// The same, waking when `reading` has bytes or `writing` has room (either may be null).
   void pause(const Link* reading, const Link* writing);
 
-  /// The same for many links: `fds` as for poll(); entries with a negative fd are ignored.
+  /// The same for many links: `fds` as for poll(). A negative fd stands for a link through memory, which cannot wake a
+  /// sleeper: the naps are short then.
   void pause(std::span<pollfd> fds);
 
   /// Waits until `signal` has reached `target`.

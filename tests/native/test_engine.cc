@@ -75,6 +75,21 @@ void any_order_and_mixed_kinds(Engine& engine) {
   }
 }
 
+// Requests and plans of many names do not fit into the control rings at once.
+void more_names_than_a_ring_holds(Engine& engine) {
+  constexpr int kTensors = 3000;
+  const std::string prefix(200, 'n');
+  std::vector<std::vector<float>> values(kTensors, std::vector<float>(3, 1.0f));
+  std::vector<OperationPtr> asked;
+  for (int i = 0; i < kTensors; ++i) {
+    const int mine = engine.rank() % 2 == 0 ? i : kTensors - 1 - i;
+    asked.push_back(sum(prefix + std::to_string(mine), values[static_cast<size_t>(mine)]));
+    engine.submit(asked.back(), true);
+  }
+  for (const OperationPtr& one : asked) finish(engine, one);
+  for (const auto& each : values) check::equal(each[2], static_cast<float>(engine.size()));
+}
+
 void two_threads_at_once(Engine& engine) {
   const auto work = [&](const std::string& prefix) {
     for (int i = 0; i < 200; ++i) {
@@ -181,6 +196,7 @@ int main() {
   for (const auto& hosts : kWorlds) {
     expect_all_well(run(hosts, sizes_from_one_to_many), hosts);
     expect_all_well(run(hosts, any_order_and_mixed_kinds), hosts);
+    expect_all_well(run(hosts, more_names_than_a_ring_holds), hosts);
     expect_all_well(run(hosts, two_threads_at_once), hosts);
     expect_all_well(run(hosts, disagreement_fails_alone), hosts);
     expect_all_well(run(hosts, absentee_is_named, 0.3), hosts);
