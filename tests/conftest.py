@@ -11,16 +11,22 @@ from helpers.leaks import Snapshot
 
 CHECK_JAVA = Path(__file__).parent.parent / "tools" / "check_java.sh"
 
+# A session takes ten seconds on a quiet machine, and each job a few more.
+SPARK_SECONDS = 240
+
 # How long an example takes says more about the machine than about the code; pytest's timeout ends what hangs.
 hypothesis.settings.register_profile("steady", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("steady")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark needs Java; without one its tests are skipped, with the sentence that says what to install."""
+    """Give Spark the time it needs; without a Java skip its tests, with the sentence that says what to install."""
     spark = [item for item in items if item.get_closest_marker("spark") is not None]
     if not spark:
         return
+    for item in spark:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
     java = subprocess.run([CHECK_JAVA], capture_output=True, text=True, timeout=30, check=False)
     if java.returncode != 0:
         for item in spark:
