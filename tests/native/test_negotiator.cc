@@ -219,6 +219,36 @@ void test_timeouts_name_the_missing() {
   CHECK(patient.decide(1e9).empty());
 }
 
+void test_a_rank_that_left() {
+  Negotiator negotiator({.size = 3});
+  for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("w"), 0);
+  const uint32_t id = bundles_of(negotiator.decide(0)).at(0).entries.at(0).id;
+  const auto lost = [](const Plan& plan, const std::string& name) {
+    const std::vector<Refusal> refusals = refusals_of(plan);
+    return plan.size() == 1 && refusals.size() == 1 && refusals[0].name == name &&
+           refusals[0].error.kind == ErrorKind::PeerLost && refusals[0].error.rank == 1 &&
+           refusals[0].error.reason == "it has shut down";
+  };
+  // What it had asked for can still run; what lacks it cannot, by number or in full.
+  negotiator.ask(1, request_of("last"), 0);
+  negotiator.ask(0, request_of("last"), 0);
+  negotiator.ask(0, id, 0);
+  CHECK(negotiator.decide(0).empty());
+  negotiator.leave(1, "it has shut down");
+  CHECK(lost(negotiator.decide(0), "w"));
+  negotiator.ask(2, request_of("last"), 0);
+  CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 1U);
+
+  // And from now on: every rank that asks hears it.
+  for (const int rank : {0, 2}) {
+    negotiator.ask(rank, id, 1);
+    CHECK(lost(negotiator.decide(1), "w"));
+    negotiator.ask(rank, request_of("new"), 1);
+    CHECK(lost(negotiator.decide(1), "new"));
+  }
+  CHECK_EQ(negotiator.waiting(), 0U);
+}
+
 void test_what_no_rank_may_ask() {
   Negotiator negotiator({.size = 2});
   negotiator.ask(0, request_of("w"), 0);
@@ -319,6 +349,7 @@ int main() {
   test_full_cache_still_works();
   test_groups_run_whole();
   test_timeouts_name_the_missing();
+  test_a_rank_that_left();
   test_what_no_rank_may_ask();
   for (const int size : {1, 2, 3, 4, 7, 33})
     for (unsigned seed = 0; seed < 5; ++seed) Simulation(size, seed).run(20);

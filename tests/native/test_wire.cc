@@ -77,6 +77,8 @@ Plan random_plan(Random& random) {
     const std::string name = random_text(random);
     if (random() % 3 == 0) {
       plan.emplace_back(Refusal{name, Error::timeout(name, {3, 1 << 20}, 12.5)});
+    } else if (random() % 5 == 0) {
+      plan.emplace_back(Refusal{name, Error::peer_lost(name, static_cast<int>(random() % 9), random_text(random))});
     } else if (random() % 3 == 0) {
       plan.emplace_back(Refusal{name, Error::mismatch(name, "dtype", {{0, random_text(random)}, {7, "float16"}})});
     } else {
@@ -116,6 +118,7 @@ void check_same(const Plan& got, const Plan& expected) {
     CHECK(refusal.error.kind == wanted.error.kind);
     CHECK(refusal.error.asked == wanted.error.asked);
     CHECK(refusal.error.ranks == wanted.error.ranks);
+    CHECK_EQ(refusal.error.rank, wanted.error.rank);
     CHECK_EQ(refusal.error.waited, wanted.error.waited);
     CHECK_EQ(std::string(refusal.error.what()), std::string(wanted.error.what()));
   }
