@@ -22,21 +22,22 @@ struct Reduction {
   int divisor = 1;  // Average: number of ranks; ignored by the other operations
 };
 
-// Throws Error::invalid (with an empty name) for what reduce() does not do: Adasum, averaged or scaled bools, a divisor below 1.
+// Throws Error::invalid (with an empty name) for what reduce() does not do: Adasum, averaged or scaled bools, a divisor
+// below 1.
 void check_reduction(DType dtype, const Reduction& reduction);
 
 // Sets dst[i] = postscale * f(prescale * sources[0][i], prescale * sources[1][i], ...) / divisor, in one pass.
 //
-// `dst` may be one of the sources, but may not overlap one otherwise; no pointer needs to be aligned. Values are combined
-// in the order of the sources, so equal inputs give equal bits on every rank and at every SIMD level (the payload of a NaN
-// excepted).
+// `dst` may be one of the sources, but may not overlap one otherwise; no pointer needs to be aligned. Values are
+// combined in the order of the sources, so equal inputs give equal bits on every rank and at every SIMD level (the
+// payload of a NaN excepted).
 //   float32, float64: computed in their own type, factors too.
 //   float16, bfloat16: computed in float32 over all sources and rounded once, to nearest even.
 //   integers: Sum and Product wrap; Average adds exactly and truncates toward zero. Factors are applied in double: each
 //     prescaled value and the postscaled result are truncated toward zero and clamped to the range (NaN becomes 0).
 //   bool: every byte but 0 is true; Sum and Max are or, Product and Min are and; results are 0 or 1.
-// Min and Max give NaN where any source is NaN, like numpy.minimum and numpy.maximum. A divisor that is a power of two is
-// folded into postscale, which changes no bit short of overflow and underflow.
+// Min and Max give NaN where any source is NaN, like numpy.minimum and numpy.maximum. A divisor that is a power of two
+// is folded into postscale, which changes no bit short of overflow and underflow.
 void reduce(DType dtype, const Reduction& reduction, void* dst, std::span<const void* const> sources, size_t count);
 
 // Multiplies in place, with the rules for a postscale above.

@@ -19,8 +19,8 @@ struct Fp16 {
   }
 };
 
-// A pair of elements is one 32-bit lane: the odd element is its upper half and already an fp32 once the lower is cleared, the
-// even one is shifted up. Nothing has to cross lanes.
+// A pair of elements is one 32-bit lane: the odd element is its upper half and already an fp32 once the lower is
+// cleared, the even one is shifted up. Nothing has to cross lanes.
 struct Bf16 {
   using Stored = uint16_t;
   using Math = float;
@@ -37,8 +37,8 @@ struct Bf16 {
   }
 
  private:
-  // Nearest even in the upper half. A NaN here has zeros below, being made from bf16 values and the factors that reduce()
-  // lets in, and so the addition cannot carry it into an infinity or a zero.
+  // Nearest even in the upper half. A NaN here has zeros below, being made from bf16 values and the factors that
+  // reduce() lets in, and so the addition cannot carry it into an infinity or a zero.
   static __m256i rounded(__m256 value) {
     const __m256i bits = _mm256_castps_si256(value);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -1,8 +1,8 @@
 // The reduction loop, written once for every element type and register width.
 //
-// Each file that includes this is compiled for its own instruction set. Hence the unnamed namespace and no call into the
-// standard library: of an inline function with external linkage the linker keeps one copy, which could be the one with
-// AVX-512 in it.
+// Each file that includes this is compiled for its own instruction set. Hence the unnamed namespace and no call into
+// the standard library: of an inline function with external linkage the linker keeps one copy, which could be the one
+// with AVX-512 in it.
 #pragma once
 
 #include "base/reduce_kernel.h"

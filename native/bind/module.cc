@@ -175,9 +175,18 @@ Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name,
       operation_of({kind, std::move(name), std::move(input), std::move(output), op, prescale, postscale, root,
                     std::move(splits), std::move(group), group_size, cacheable},
                    engine->size());
-  engine->submit(operation, !kWaits);
+  if constexpr (!kWaits) {
+    engine->submit(operation, true);
+    return {engine, std::move(operation)};
+  }
+  bool done = false;
+  {
+    const nb::gil_scoped_release release;
+    done = engine->run_in_lane(operation);
+  }
+  if (!done) engine->submit(operation, false);
   Handle handle(engine, std::move(operation));
-  if constexpr (kWaits) handle.wait();
+  handle.wait();
   return handle;
 }
 

@@ -73,6 +73,7 @@ World Engine::make_world() {
   Patience patience{options_.spin};
   // More ranks than cores: whoever spins keeps the one it waits for from running.
   if (local.size() > std::thread::hardware_concurrency()) patience.spin = std::min<nanoseconds>(options_.spin, std::chrono::microseconds(2));
+  else if (wiring_.remotes.empty()) lane_.emplace(*wiring_.segment, wiring_.rank, options_.spin);
   if (wiring_.remotes.empty()) return World(std::make_unique<SharedMesh>(wiring_.segment, wiring_.rank, guard, patience));
 
   std::vector<std::unique_ptr<Link>> links(static_cast<size_t>(wiring_.size));
@@ -117,6 +118,27 @@ void Engine::submit(const OperationPtr& operation, bool wake) {
   if (!wake) return;
   doorbell().bump();
   if (waiters_.load() == 0) work_.bump();
+}
+
+bool Engine::run_in_lane(const OperationPtr& operation) {
+  const Request& request = operation->request;
+  // Only what no rank can finish without all others: a rank that ran ahead could reuse a round that we still look at.
+  const bool meets = request.kind == Kind::Barrier ||
+                     ((request.kind == Kind::Allreduce || request.kind == Kind::Broadcast) && request.bytes() > 0);
+  if (!lane_ || !meets) return false;
+  const uint32_t number = pending_.number_of(request);
+  if (number == kNoId) return false;
+  const std::unique_lock driving(driver_, std::try_to_lock);
+  // What is pending comes first, on every rank; so whoever is in the lane has run the same plans.
+  if (!driving || !pending_.empty() || !plans_.empty()) return false;
+  operation->submitted_ns = now_ns();
+  if (!lane_->agree(number, executed_, [this] { return pending_.fresh(); })) return false;
+  try {
+    run_operations({request.kind, {}}, {&operation, 1});
+  } catch (const Error& error) {
+    poison(error);
+  }
+  return true;
 }
 
 bool Engine::wait(Operation& operation, nanoseconds limit) {
@@ -213,6 +235,7 @@ bool Engine::ask() {
     const std::lock_guard lock(stats_mu_);
     for (const auto& item : asking) ++(item.index() == 0 ? stats_.asked_by_number : stats_.asked_in_full);
   }
+  if (lane_) lane_->pass();
   if (wiring_.rank == 0) heed(0, std::move(asking));
   else controls_[0].send(asking);
   return true;
@@ -263,33 +286,54 @@ void Engine::run_plan(Plan plan) {
 void Engine::run_bundle(const Bundle& bundle) {
   std::vector<OperationPtr> operations;
   operations.reserve(bundle.entries.size());
-  const uint64_t begin = now_ns();
-  operation_deadline_ns_ = options_.timeout.count() > 0 ? begin + static_cast<uint64_t>(options_.timeout.count()) : 0;
   try {
     for (const Entry& entry : bundle.entries) operations.push_back(pending_.take(entry));
-    execute(world_, wiring_.rank, wiring_.size, bundle, operations);
-  } catch (const std::exception& raised) {
-    const auto* known = dynamic_cast<const Error*>(&raised);
-    const Error error = root_cause(known != nullptr ? *known : Error::internal(raised.what()));
+  } catch (const Error& error) {
     for (const OperationPtr& operation : operations) fail(operation, error);
-    throw error;
+    throw;
   }
-  uint64_t bytes = 0;
-  for (const OperationPtr& operation : operations) bytes += operation->request.bytes();
-  if (trace_.on()) {
-    const uint64_t end = now_ns();
-    for (const OperationPtr& operation : operations) {
-      trace_.add({operation->request.name, "negotiate", operation->submitted_ns, begin, 0});
-      trace_.add({operation->request.name, name_of(bundle.kind), begin, end, operation->request.bytes()});
+  run_operations(bundle, operations);
+}
+
+void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> operations) {
+  executed_ += static_cast<uint32_t>(operations.size());
+  const uint64_t begin = now_ns();
+  operation_deadline_ns_ = options_.timeout.count() > 0 ? begin + static_cast<uint64_t>(options_.timeout.count()) : 0;
+  std::optional<Error> error;
+  try {
+    execute(world_, wiring_.rank, wiring_.size, bundle, operations);
+  } catch (const Error& raised) {
+    error = root_cause(raised);
+  } catch (const std::exception& raised) {
+    error = Error::internal(raised.what());
+  }
+  if (!error) record(bundle, operations, begin);
+  for (const OperationPtr& operation : operations) {
+    if (error) {
+      fail(operation, *error);
+    } else {
+      operation->keep.reset();
+      operation->finish();
     }
   }
+  if (error) throw *error;
+}
+
+void Engine::record(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t begin_ns) {
+  uint64_t bytes = 0;
+  for (const OperationPtr& operation : operations) bytes += operation->request.bytes();
   {
     const std::lock_guard lock(stats_mu_);
     ++stats_.bundles;
     stats_.bytes += bytes;
     stats_.operations += operations.size();
   }
-  for (const OperationPtr& operation : operations) complete(operation);
+  if (!trace_.on()) return;
+  const uint64_t end = now_ns();
+  for (const OperationPtr& operation : operations) {
+    trace_.add({operation->request.name, "negotiate", operation->submitted_ns, begin_ns, 0});
+    trace_.add({operation->request.name, name_of(bundle.kind), begin_ns, end, operation->request.bytes()});
+  }
 }
 
 Error Engine::root_cause(const Error& error) {
@@ -316,15 +360,10 @@ void Engine::refuse(const Refusal& refusal) {
   if (const OperationPtr operation = pending_.take(refusal.name)) fail(operation, refusal.error);
 }
 
-void Engine::complete(const OperationPtr& operation) {
-  pending_.done();
-  operation->keep.reset();
-  operation->finish();
-}
-
 void Engine::fail(const OperationPtr& operation, const Error& error) {
   operation->error = error.named(operation->request.name);
-  complete(operation);
+  operation->keep.reset();
+  operation->finish();
 }
 
 void Engine::check() {

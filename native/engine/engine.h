@@ -8,12 +8,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "collectives/choose.h"
 #include "engine/control.h"
 #include "engine/doorman.h"
+#include "engine/lane.h"
 #include "engine/negotiator.h"
 #include "engine/operation.h"
 #include "engine/pending.h"
@@ -70,6 +72,10 @@ class Engine : private Guard {
   /// Throws Error: Invalid (a name that is in flight), Closed, or the failure that ended the job.
   void submit(const OperationPtr& operation, bool wake);
 
+  /// Runs an operation to its end if all ranks are about to run it now; returns whether it is done. Else nothing has happened,
+  /// and the operation is to be submitted. Spins for a moment at most.
+  bool run_in_lane(const OperationPtr& operation);
+
   /// Drives until `operation` is done or `limit` has passed; returns whether it is done. Look at `operation->error` then.
   bool wait(Operation& operation, std::chrono::nanoseconds limit);
 
@@ -98,6 +104,8 @@ class Engine : private Guard {
   bool decide();
   void run_plan(Plan plan);
   void run_bundle(const Bundle& bundle);
+  void run_operations(const Bundle& bundle, std::span<const OperationPtr> operations);
+  void record(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t begin_ns);
   void refuse(const Refusal& refusal);
   [[nodiscard]] Error root_cause(const Error& error);
   void look_for_lost();
@@ -106,8 +114,7 @@ class Engine : private Guard {
   void look_for_overdue();
   void poison(Error error) noexcept;
 
-  void complete(const OperationPtr& operation);
-  void fail(const OperationPtr& operation, const Error& error);
+  static void fail(const OperationPtr& operation, const Error& error);
   void fail_pending(const Error& error);
   [[nodiscard]] Signal& doorbell() { return wiring_.segment->area(local_rank_).doorbell; }
 
@@ -116,13 +123,15 @@ class Engine : private Guard {
   int local_rank_ = 0;
   Trace trace_;
   Negotiator negotiator_;  // used by rank 0 only
-  World world_;
+  std::optional<Lane> lane_;             // in a world of one host with a core for every rank
+  World world_;                          // after what make_world() fills in
   std::vector<ControlStream> controls_;  // rank 0: to everybody; else: to rank 0
   bool listens_always_ = false;          // remote ranks cannot wake the thread unless it listens
   std::deque<Plan> plans_;
   std::vector<bool> left_;               // by rank: it has shut down, having done all its part
   std::vector<bool> told_;               // by rank: the negotiator knows
   uint64_t looked_ns_ = 0;               // when overdue operations were last looked for
+  uint32_t executed_ = 0;                // operations so far: the same on every rank between two of them
   uint64_t operation_deadline_ns_ = 0;   // of what is being executed
 
   std::mutex driver_;                    // held by whoever makes progress

@@ -22,9 +22,17 @@ void Pending::add(const OperationPtr& operation) {
   fresh_.store(true, std::memory_order_release);
 }
 
+uint32_t Pending::number_of(const Request& request) {
+  const std::lock_guard lock(mu_);
+  if (refused_) return kNoId;
+  const auto found = names_.find(request.name);
+  if (found == names_.end() || found->second.pending || found->second.id == kNoId) return kNoId;
+  return found->second.signature == request ? found->second.id : kNoId;
+}
+
 Asking Pending::drain() {
   Asking asking;
-  if (!fresh_.load(std::memory_order_acquire)) return asking;
+  if (!fresh()) return asking;
   const std::lock_guard lock(mu_);
   fresh_.store(false, std::memory_order_relaxed);
   asking.reserve(queue_.size());
@@ -49,6 +57,7 @@ OperationPtr Pending::take(const Entry& entry) {
     throw Error::internal("the plan holds '" + entry.name + "' (number " + std::to_string(entry.id) +
                           "), which this rank did not ask for");
   OperationPtr operation = std::exchange(name->pending, nullptr);
+  count_.fetch_sub(1);
   if (entry.id == kNoId) {
     // Names that get no number are not remembered: they may be new at every step.
     if (name->id == kNoId) names_.erase(operation->request.name);
@@ -68,6 +77,7 @@ OperationPtr Pending::take(const std::string& name) {
   const auto found = names_.find(name);
   if (found == names_.end()) return nullptr;
   OperationPtr operation = std::exchange(found->second.pending, nullptr);
+  if (operation) count_.fetch_sub(1);
   if (found->second.id == kNoId) names_.erase(found);
   return operation;
 }
@@ -85,6 +95,7 @@ std::vector<OperationPtr> Pending::take_all() {
   for (auto& [name, record] : names_)
     if (record.pending) all.push_back(std::exchange(record.pending, nullptr));
   queue_.clear();
+  count_.fetch_sub(static_cast<int64_t>(all.size()));
   return all;
 }
 

@@ -20,6 +20,12 @@ class Pending {
   /// Throws Error: Invalid when an operation of this name is in flight, or what refuse() was given.
   void add(const OperationPtr& operation);
 
+  /// The number that stands for this very request and is free to be used; kNoId when there is none.
+  [[nodiscard]] uint32_t number_of(const Request& request);
+
+  /// True when something was added since the last drain().
+  [[nodiscard]] bool fresh() const { return fresh_.load(std::memory_order_acquire); }
+
   /// What was added since the last call, as the coordinator wants to hear it: by number where the signature is known.
   [[nodiscard]] Asking drain();
 
@@ -39,9 +45,8 @@ class Pending {
   /// The pending operation that was submitted first, if that was before `before_ns`.
   [[nodiscard]] OperationPtr overdue(uint64_t before_ns);
 
-  /// Operations added and not yet counted off by done().
+  /// True when nothing was added that was not taken.
   [[nodiscard]] bool empty() const { return count_.load() == 0; }
-  void done() { count_.fetch_sub(1); }
 
  private:
   struct Name {

@@ -32,10 +32,21 @@ struct alignas(128) Signal {
   /// True once `value` has reached `target`; counters wrap, hence the signed difference.
   [[nodiscard]] bool reached(uint32_t target) const { return static_cast<int32_t>(load() - target) >= 0; }
 
+  /// For a writer of something else that sleepers on this signal look at: like bump(), but free when nobody sleeps.
+  void nudge() {
+    if (sleepers.load(std::memory_order_seq_cst) != 0) bump();
+  }
+
   /// Sleeps until the value differs from `seen`, or `timeout`.
   void sleep(uint32_t seen, std::chrono::nanoseconds timeout) {
+    sleep_unless(seen, timeout, [] { return false; });
+  }
+
+  /// The same, unless `held` says that there is no more reason to; asked once the writer can see that somebody sleeps.
+  template <class Held>
+  void sleep_unless(uint32_t seen, std::chrono::nanoseconds timeout, Held held) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    futex_wait(value, seen, timeout);
+    if (!held()) futex_wait(value, seen, timeout);
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
 

@@ -34,6 +34,7 @@ struct Segment::Header {
   uint32_t pair_rings;
   uint64_t slot_bytes;
   alignas(128) std::atomic<uint64_t> aborted;  // 0, or reason << 32 | rank
+  LaneRounds lane;
 
   // Offsets of the parts, in the order in which they lie.
   uint64_t areas, small, control, pairs, slots, total;
@@ -135,6 +136,8 @@ std::byte* Segment::slot(int rank, int index) {
 std::byte* Segment::small_slot(int rank, int parity) {
   return base_ + header().small + static_cast<size_t>(rank * 2 + parity) * kSmallBytes;
 }
+
+LaneRounds& Segment::lane() { return header().lane; }
 
 Ring& Segment::control_ring(int from, int to) {
   // One end is always rank 0: index 2r is r -> 0, index 2r + 1 is 0 -> r.

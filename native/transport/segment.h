@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "transport/futex.h"
+#include "transport/lane.h"
 #include "transport/life.h"
 #include "transport/ring.h"
 
@@ -63,6 +64,7 @@ class Segment {
   [[nodiscard]] std::byte* slot(int rank, int index);
   /// The small slot of `rank` with the given parity: kSmallBytes bytes.
   [[nodiscard]] std::byte* small_slot(int rank, int parity);
+  [[nodiscard]] LaneRounds& lane();
   [[nodiscard]] Ring& control_ring(int from, int to);
   [[nodiscard]] Ring& pair_ring(int from, int to);
 

@@ -13,6 +13,8 @@ namespace {
 constexpr std::chrono::milliseconds kNap{5};
 constexpr uint64_t kLookEvery = 64;
 
+}  // namespace
+
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -20,8 +22,6 @@ void relax() {
   asm volatile("yield");
 #endif
 }
-
-}  // namespace
 
 bool Waiter::spin_on() {
   ++pauses_;

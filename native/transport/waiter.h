@@ -12,6 +12,9 @@
 
 namespace farandole {
 
+/// Tells the processor that this is a spin loop.
+void relax();
+
 /// How a thread waits: how long it spins before it sleeps. A spinning thread next to computing ones costs them their
 /// core, so the spin is short when there are more ranks than cores.
 struct Patience {

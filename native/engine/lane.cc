@@ -1,0 +1,64 @@
+#include "engine/lane.h"
+
+#include "base/clock.h"
+#include "transport/waiter.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::chrono::microseconds kNap{500};
+constexpr std::chrono::milliseconds kLongest{2};
+constexpr uint64_t kLookEvery = 64;
+
+uint64_t ns(std::chrono::nanoseconds span) { return static_cast<uint64_t>(span.count()); }
+
+}  // namespace
+
+bool Lane::agree(uint32_t number, uint32_t instance, const std::function<bool()>& called_away) {
+  if (number >= LaneRounds::kMostNumbers || size_ > LaneRounds::kMostRanks) return false;
+  LaneRounds& rounds = segment_.lane();
+  for (;; ++round_) {
+    const LaneRounds::Arrival arrival = rounds.arrive(round_, number, instance);
+    if (arrival == LaneRounds::Arrival::Waiting) break;
+    if (arrival == LaneRounds::Arrival::Missed) continue;
+    tell_others();
+    ++round_;
+    return false;
+  }
+  if (open()) wait(called_away);
+  else tell_others();
+  // Giving up and the last arrival exclude each other: only one of them changes the word first.
+  const LaneRounds::State state = rounds.spoil(round_, size_);
+  ++round_;
+  return state == LaneRounds::State::Agreed;
+}
+
+void Lane::wait(const std::function<bool()>& called_away) {
+  Signal& doorbell = segment_.area(rank_).doorbell;
+  uint64_t begin = 0;
+  for (uint64_t spins = 1; open(); ++spins) {
+    relax();
+    if (spins % kLookEvery != 0) continue;
+    const uint64_t now = now_ns();
+    if (begin == 0) begin = now;
+    if (called_away() || now - begin > ns(kLongest)) return;
+    if (now - begin <= ns(spin_)) continue;
+    const uint32_t seen = doorbell.load();
+    doorbell.sleep_unless(seen, kNap, [this] { return !open(); });
+    spins = kLookEvery - 1;
+  }
+}
+
+void Lane::tell_others() {
+  for (int rank = 0; rank < static_cast<int>(size_); ++rank)
+    if (rank != rank_) segment_.area(rank).doorbell.nudge();
+}
+
+void Lane::pass() {
+  if (!segment_.lane().occupied(round_)) return;
+  segment_.lane().spoil(round_, size_);
+  ++round_;
+  tell_others();
+}
+
+}  // namespace farandole
