@@ -1,0 +1,369 @@
+"""How long does an allreduce take, against gloo, Open MPI, MPICH, and what the memory or the wire allows?
+
+    python bench/allreduce.py [--full] [--rounds 5] [--np 2 [3 4 8]] [--only memory tcp shaped]
+
+memory: ranks of one host, all sizes, types and collectives. tcp: every rank a host of its own, over loopback. shaped:
+two network namespaces and a veth pair that lets through 1 and 10 Gbit/s; needs root. Every rank rewrites its whole buffer
+and meets a barrier before every timed operation. Prints one table, writes bench/results/*-allreduce.json."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import peers
+import torch
+import torch.distributed as dist
+from peers import KIB, LAUNCHERS, MIB, OURS, Contender, Line, Seat, Times
+from race import Race, record, spread
+
+import farandole.torch as hvd
+from farandole.config import Config
+from farandole.core.context import Context
+
+ADD, LIMIT = "a += b", "memory limit"
+# An allreduce in place reads and writes its buffer, at least; a += b moves half as much again.
+LIMIT_SHARE = 2 / 3
+FLOAT32 = "float32"
+BESIDE = f"{OURS} {FLOAT32}"
+
+# What design and issue ask of two ranks, by bytes: the peer's time by ours, and our time in microseconds.
+MEMORY_MUST: Mapping[int, Mapping[str, float]] = {
+    4: {"gloo": 60, "Open MPI": 1, "MPICH": 3},
+    KIB: {"Open MPI": 1},
+    64 * KIB: {"gloo": 40, "Open MPI": 3, "MPICH": 4},
+    MIB: {"gloo": 12, "Open MPI": 2.5, "MPICH": 3},
+    16 * MIB: {"gloo": 10, "Open MPI": 2, "MPICH": 2, LIMIT: 0.55},
+    64 * MIB: {"gloo": 6, "Open MPI": 3, "MPICH": 3, LIMIT: 0.55},
+    256 * MIB: {"gloo": 5, "Open MPI": 2.5, "MPICH": 2.5, LIMIT: 0.45},
+}
+MEMORY_LIMIT_US: Mapping[int, float] = {4: 1.5, KIB: 2.0}
+HALF_MUST: Mapping[str, float] = {"gloo": 8, BESIDE: 1 / 1.2}
+TCP_MUST: Mapping[int, Mapping[str, float]] = {
+    4: {"gloo": 12, "Open MPI tcp": 1},
+    64 * KIB: {"gloo": 8},
+    MIB: {"gloo": 2.5, "Open MPI tcp": 1},
+    64 * MIB: {"gloo": 2, "Open MPI tcp": 1.5},
+}
+# Gbit/s -> bytes -> share of the rate, and gloo's time by ours.
+SHAPED_MUST: Mapping[int, Mapping[int, Mapping[str, float]]] = {
+    1: {MIB: {"rate": 0.94}, 16 * MIB: {"rate": 0.94}, 64 * MIB: {"rate": 0.94}},
+    10: {16 * MIB: {"rate": 0.85, "gloo": 1.05}, 64 * MIB: {"rate": 0.85, "gloo": 1.05}},
+}
+DEVICE, BURST = "veth0", "256kb"
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    memory: Sequence[int]
+    half: Sequence[int]
+    tcp: Sequence[int]
+    shaped: Mapping[int, Sequence[int]]
+    most: int  # operations of one contender in one round
+    volume: int  # bytes after which it is enough
+
+    def repeats(self, size: int) -> int:
+        return max(3, min(self.most, self.volume // size))
+
+
+QUICK = Effort(
+    (4, KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB),
+    (64 * KIB, 16 * MIB),
+    (4, 64 * KIB, MIB, 64 * MIB),
+    {1: (MIB, 16 * MIB), 10: (16 * MIB, 64 * MIB)},
+    most=20,
+    volume=32 * MIB,
+)
+FULL = Effort(
+    (4, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB),
+    (4, 64 * KIB, MIB, 16 * MIB, 64 * MIB),
+    (4, KIB, 64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+    {1: (64 * KIB, MIB, 16 * MIB, 64 * MIB), 10: (64 * KIB, MIB, 16 * MIB, 64 * MIB)},
+    most=300,
+    volume=512 * MIB,
+)
+
+
+class Field:
+    """The contenders of one job, for any collective, size and type."""
+
+    def __init__(self, seat: Seat, context: Context) -> None:
+        self.seat, self.context = seat, context
+        self.mpi = seat.mpi() if seat.has_mpi else None
+
+    def allreduce(self, size: int, dtype: torch.dtype, *, limit: bool) -> dict[str, Contender]:
+        """All that can sum `size` bytes of `dtype` in place, and `a += b` where that says something."""
+        seat, tensor = self.seat, torch.empty(size // dtype.itemsize, dtype=dtype)
+        name = f"sum.{size}.{dtype}"
+
+        def refresh() -> None:
+            tensor.fill_(seat.rank + 1)
+
+        def right() -> bool:
+            return bool((tensor == seat.size * (seat.size + 1) // 2).all())
+
+        found = {
+            OURS: Contender(lambda: hvd.allreduce_(tensor, name=name, op=hvd.Sum), refresh, right, self.context),
+            "gloo": Contender(lambda: dist.all_reduce(tensor), refresh, right),
+        }
+        if self.mpi is not None and dtype == torch.float32:
+            in_place, array, world = self.mpi.IN_PLACE, tensor.numpy(), self.mpi.COMM_WORLD
+            found[seat.launcher] = Contender(lambda: world.Allreduce(in_place, array), refresh, right)
+        if limit:
+            found[ADD] = self._add(tensor, refresh)
+        if dtype != torch.float32:
+            beside = torch.empty(size // 4)
+            found[BESIDE] = Contender(
+                lambda: hvd.allreduce_(beside, name=f"{name}.beside", op=hvd.Sum),
+                lambda: beside.fill_(1.0),
+                context=self.context,
+            )
+        return found
+
+    def _add(self, tensor: torch.Tensor, refresh: Callable[[], None]) -> Contender:
+        other = torch.ones_like(tensor)
+        return Contender(lambda: tensor.add_(other), refresh)
+
+    def others(self, size: int) -> dict[str, dict[str, Contender]]:
+        """The other collectives; `size` is the bytes that a rank, or the root, puts in."""
+        seat, n = self.seat, self.seat.size
+        tensor = torch.empty(size // 4 // n * n)
+        whole, part = torch.empty(n * tensor.numel()), torch.empty(tensor.numel() // n)
+        swapped = torch.empty_like(tensor)
+
+        def refresh() -> None:
+            tensor.fill_(seat.rank + 1)
+
+        ours: dict[str, Callable[[], object]] = {
+            "allgather": lambda: hvd.allgather(tensor, name="gather"),
+            "alltoall": lambda: hvd.alltoall(tensor, name="swap"),
+            "broadcast": lambda: hvd.broadcast_(tensor, 0, name="spread"),
+            "reducescatter": lambda: hvd.reducescatter(tensor, name="scatter", op=hvd.Sum),
+            "barrier": hvd.barrier,
+        }
+        gloo: dict[str, Callable[[], object]] = {
+            "allgather": lambda: dist.all_gather_single(whole, tensor),
+            "alltoall": lambda: dist.all_to_all_single(swapped, tensor),
+            "broadcast": lambda: dist.broadcast(tensor, 0),
+            "reducescatter": lambda: dist.reduce_scatter_tensor(part, tensor),
+            "barrier": dist.barrier,
+        }
+        mpi: dict[str, Callable[[], object]] = {}
+        if self.mpi is not None:
+            world = self.mpi.COMM_WORLD
+            sent, gathered, scattered, exchanged = tensor.numpy(), whole.numpy(), part.numpy(), swapped.numpy()
+            mpi = {
+                "allgather": lambda: world.Allgather(sent, gathered),
+                "alltoall": lambda: world.Alltoall(sent, exchanged),
+                "broadcast": lambda: world.Bcast(sent, 0),
+                "reducescatter": lambda: world.Reduce_scatter_block(sent, scattered),
+                "barrier": world.Barrier,
+            }
+        fields = {}
+        for kind in ours:
+            fields[kind] = {OURS: Contender(ours[kind], refresh, context=self.context)}
+            fields[kind]["gloo"] = Contender(gloo[kind], refresh)
+            if mpi:
+                fields[kind][seat.launcher] = Contender(mpi[kind], refresh)
+        return fields
+
+
+def measure(seat: Seat) -> dict[str, Times]:
+    """The part of a rank: everything that its job was asked to measure."""
+    wanted = seat.options
+    effort, rounds, over = FULL if wanted["full"] else QUICK, int(str(wanted["rounds"])), str(wanted["over"])
+    gbit = int(str(wanted.get("gbit", 0)))
+    config = Config.from_environment(interface=seat.interface) if seat.interface else Config.from_environment()
+    results: dict[str, Times] = {}
+    with seat.context(over, config, hosts=over != "memory") as context, seat.gloo():
+        field = Field(seat, context)
+
+        def turns(title: str, contenders: Mapping[str, Contender], size: int) -> None:
+            results[title] = peers.take_turns(seat, contenders, rounds, effort.repeats(size))
+
+        sizes = {"memory": effort.memory, "tcp": effort.tcp, "shaped": effort.shaped.get(gbit, ())}[over]
+        for size in (each for each in sizes if fits(each, seat.size)):
+            limit = over == "memory" and size >= 64 * KIB
+            turns(title_of(size, FLOAT32), field.allreduce(size, torch.float32, limit=limit), size)
+        if over == "memory":
+            for dtype in (torch.float16, torch.bfloat16):
+                for size in effort.half:
+                    name = str(dtype).removeprefix("torch.")
+                    turns(title_of(size, name), field.allreduce(size, dtype, limit=False), size)
+            for kind, contenders in field.others(16 * MIB).items():
+                turns(kind if kind == "barrier" else f"{kind} 16 MiB", contenders, 16 * MIB)
+    return results
+
+
+def fits(size: int, ranks: int) -> bool:
+    """Whether the ranks' buffers, theirs and the peers', take less than half of the memory."""
+    return 6 * size * ranks < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def title_of(size: int, dtype: str) -> str:
+    return f"allreduce {peers.size_text(size)} {dtype}"
+
+
+def own_limit(race: Race) -> None:
+    """Turn the time of a += b into the least time of an allreduce."""
+    if ADD in race.seconds:
+        race.seconds[LIMIT] = [LIMIT_SHARE * value for value in race.seconds.pop(ADD)]
+        race.ratios[f"{LIMIT} : {OURS}"] = [LIMIT_SHARE * value for value in race.ratios.pop(f"{ADD} : {OURS}")]
+
+
+def memory(size: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:
+    """Ranks of one host, once under each MPI; without any, ours and gloo alone."""
+    return under(["Open MPI", "MPICH"], size, {**options, "over": "memory"}, memory_lines)
+
+
+def tcp(size: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:
+    """Ranks that talk over loopback."""
+
+    def lines(title: str, bytes_: int, race: Race, strict: bool) -> list[Line]:
+        return peers.compare(f"tcp: {title}", race, TCP_MUST.get(bytes_, {}) if strict else {})
+
+    return under(["Open MPI tcp"], size, {**options, "over": "tcp"}, lines)
+
+
+Judge = Callable[[str, int, Race, bool], list[Line]]
+
+
+def under(
+    names: Sequence[str], size: int, options: Mapping[str, object], judge: Judge
+) -> tuple[dict[str, Race], list[Line]]:
+    launchers = []
+    for name in names:
+        problem = LAUNCHERS[name].problem()
+        if problem:
+            sys.stdout.write(f"{problem}\n")
+        else:
+            launchers.append(LAUNCHERS[name])
+    races: dict[str, Race] = {}
+    lines: list[Line] = []
+    for launcher in launchers or [LAUNCHERS["plain"]]:
+        sys.stderr.write(f"{options['over']}, {size} ranks, {launcher.name} ...\n")
+        for title, race in peers.races_of(peers.run_ranks(__file__, size, launcher, options)).items():
+            own_limit(race)
+            races[f"{options['over']}, {size} ranks, {launcher.name}: {title}"] = race
+            lines += judge(f"{title}, np={size}", bytes_of(title), race, size == 2)
+    return races, sorted(lines, key=lambda line: [each.what for each in lines].index(line.what))
+
+
+def memory_lines(title: str, size: int, race: Race, strict: bool) -> list[Line]:
+    must, limit = MEMORY_MUST.get(size, {}), MEMORY_LIMIT_US.get(size)
+    if not title.startswith("allreduce"):
+        must, limit = {}, None
+    elif FLOAT32 not in title:
+        must, limit = (HALF_MUST if size == 16 * MIB else {}), None
+    return peers.compare(title, race, must if strict else {}, limit=limit if strict else None)
+
+
+def bytes_of(title: str) -> int:
+    """The size in a title of `measure`; 0 for a barrier."""
+    words = title.split()
+    units = {"B": 1, "KiB": KIB, "MiB": MIB}
+    return int(words[1]) * units[words[2]] if len(words) > 2 else 0
+
+
+def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:
+    """Two ranks in two network namespaces, `gbit` Gbit/s in each direction."""
+    launcher = replace(LAUNCHERS["plain"], environment={"GLOO_SOCKET_IFNAME": DEVICE})
+    with namespaces(gbit) as (names, addresses):
+        ranks = peers.run_ranks(
+            __file__,
+            2,
+            launcher,
+            {**options, "over": "shaped", "gbit": gbit},
+            prefixes=[("ip", "netns", "exec", name) for name in names],
+            interfaces=addresses,
+        )
+    races: dict[str, Race] = {}
+    lines: list[Line] = []
+    for title, race in peers.races_of(ranks).items():
+        size, what = bytes_of(title), f"{gbit} Gbit/s: {title}"
+        must = SHAPED_MUST[gbit].get(size, {})
+        races[f"shaped, {what}"] = race
+        lines += peers.compare(what, race, must)
+        # Two ranks send each other exactly the size of the buffer.
+        least = size * 8 / (gbit * 1e9)
+        shares = spread([least / value for value in race.seconds[OURS]])
+        ours = spread([1e6 * value for value in race.seconds[OURS]])
+        lines.append(Line(what, "rate", ours, spread([1e6 * least]), shares, must.get("rate")))
+    return races, lines
+
+
+@contextmanager
+def namespaces(gbit: int) -> Iterator[tuple[list[str], list[str]]]:
+    """Two network namespaces joined by a shaped veth pair; they go with the block."""
+    names = [f"farandole-{os.getpid()}-{side}" for side in "ab"]
+    addresses = ["10.213.77.1", "10.213.77.2"]
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        _ip("link", "add", DEVICE, "netns", names[0], "type", "veth", "peer", "name", DEVICE, "netns", names[1])
+        for name, address in zip(names, addresses, strict=True):
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "address", "add", f"{address}/24", "dev", DEVICE)
+            _ip("-n", name, "link", "set", DEVICE, "up")
+            shape = ("rate", f"{gbit}gbit", "burst", BURST, "limit", "8mb")
+            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", DEVICE, "root", "tbf", *shape], check=True)
+        yield names, addresses
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+def shaping_problem() -> str:
+    """Why no shaped network can be made here, in a sentence; empty when it can."""
+    try:
+        with namespaces(1):
+            return ""
+    except FileNotFoundError as error:
+        return f"The shaped network is left out: there is no {error.filename}."
+    except subprocess.CalledProcessError as error:
+        return f"The shaped network is left out: '{' '.join(error.cmd)}' failed: {str(error.stderr).strip()}."
+
+
+def main() -> None:
+    parser = peers.arguments(__doc__)
+    parser.add_argument("--np", type=int, nargs="+", default=[2], metavar="N", help="numbers of ranks")
+    parser.add_argument("--only", nargs="+", choices=("memory", "tcp", "shaped"), default=["memory", "tcp", "shaped"])
+    given = parser.parse_args()
+    options = {"full": given.full, "rounds": given.rounds}
+    races: dict[str, Race] = {}
+    lines: list[Line] = []
+
+    def add(found: tuple[dict[str, Race], list[Line]]) -> None:
+        races.update(found[0])
+        lines.extend(found[1])
+
+    for size in given.np:
+        if "memory" in given.only:
+            add(memory(size, options))
+        if "tcp" in given.only:
+            add(tcp(size, options))
+    if "shaped" in given.only:
+        problem = shaping_problem()
+        if problem:
+            sys.stdout.write(f"{problem}\n")
+        else:
+            for gbit in SHAPED_MUST:
+                add(shaped(gbit, options))
+    sys.stdout.write(f"{peers.table('allreduce and its kin, fresh buffers', lines)}\n")
+    sys.stdout.write(f"{record('allreduce', races, ('farandole', 'torch', 'mpi4py', 'mpich'))}\n")
+
+
+if __name__ == "__main__":
+    seat = peers.seat_of(sys.argv)
+    if seat is None:
+        main()
+    else:
+        seat.leave(measure(seat))
