@@ -1,4 +1,4 @@
-// All 65,536 values of both 16-bit floats, and the fp32 values around every rounding boundary, against a slow model in double.
+// All 65,536 values of both 16-bit floats, and the fp32 values around every rounding boundary, against a slow model.
 #include "base/half.h"
 
 #include <bit>
@@ -49,14 +49,17 @@ uint16_t model_narrow(const Format& format, float value) {
   const double below = model(format, static_cast<uint16_t>(low));
   // Infinity takes the place of the value one step above the largest.
   const double step = std::ldexp(1, format.special() - 1 - format.bias() - format.mantissa_bits);
-  const double above = std::isinf(model(format, static_cast<uint16_t>(high))) ? below + step : model(format, static_cast<uint16_t>(high));
+  const double next = model(format, static_cast<uint16_t>(high));
+  const double above = std::isinf(next) ? below + step : next;
   const double middle = (below + above) / 2;
   const bool up = magnitude > middle || (magnitude == middle && (low & 1) != 0);
-  return static_cast<uint16_t>(sign | (std::isinf(value) ? format.special() << format.mantissa_bits : up ? high : low));
+  const int infinite = format.special() << format.mantissa_bits;
+  return static_cast<uint16_t>(sign | (std::isinf(value) ? infinite : up ? high : low));
 }
 
 void check_narrow(const Format& format, float value) {
-  check::equal(format.narrow(value), model_narrow(format, value), format.name + std::string(" of ") + std::to_string(value));
+  const std::string context = format.name + std::string(" of ") + std::to_string(value);
+  check::equal(format.narrow(value), model_narrow(format, value), context);
 }
 
 void test_every_value(const Format& format) {

@@ -327,7 +327,8 @@ class Simulation {
         check::that(done.insert(name).second, "runs once", name);
         if (entry.name.empty() || entry.id == kNoId) continue;
         numbers_[name] = entry.id;
-        signatures_[entry.id] = *std::find_if(wanted.begin(), wanted.end(), [&](const Request& r) { return r.name == name; });
+        const auto named = [&](const Request& request) { return request.name == name; };
+        signatures_[entry.id] = *std::find_if(wanted.begin(), wanted.end(), named);
       }
     }
   }

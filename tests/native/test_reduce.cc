@@ -1,4 +1,4 @@
-// Every dtype, operation and scaling at every SIMD level against a reference that works element by element in wider types.
+// Every dtype, operation and scaling at every SIMD level, against reduce_reference.h.
 #include "base/reduce.h"
 
 #include <bit>
@@ -9,159 +9,20 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
 #include "base/half.h"
 #include "check.h"
+#include "reduce_reference.h"
 
 using namespace farandole;
 
 namespace {
 
-struct Fp16 {
-  uint16_t bits;
-};
-struct Bf16 {
-  uint16_t bits;
-};
-struct Truth {
-  uint8_t byte;
-};
-
-template <class T>
-concept Half = std::is_same_v<T, Fp16> || std::is_same_v<T, Bf16>;
-
-// Floats: each step in double, rounded to `Step`. For float that equals float arithmetic, since 53 >= 2 * 24 + 2.
-template <class Step>
-double step(double value) {
-  return static_cast<Step>(value);
-}
-
-double combined(ReduceOp op, double a, double b) {
-  switch (op) {
-    case ReduceOp::Min: return std::isnan(a) ? a : (a < b ? a : b);
-    case ReduceOp::Max: return std::isnan(a) ? a : (a > b ? a : b);
-    case ReduceOp::Product: return a * b;
-    default: return a + b;
-  }
-}
-
-template <class Step>
-double float_reference(const Reduction& reduction, const std::vector<double>& values) {
-  const double pre = step<Step>(reduction.prescale);
-  double result = step<Step>(values[0] * pre);
-  for (size_t s = 1; s < values.size(); ++s) {
-    result = step<Step>(combined(reduction.op, result, step<Step>(values[s] * pre)));
-  }
-  const int divisor = reduction.op == ReduceOp::Average ? reduction.divisor : 1;
-  if ((divisor & (divisor - 1)) == 0) {
-    return step<Step>(result * step<Step>(reduction.postscale / divisor));
-  }
-  return step<Step>(step<Step>(result * step<Step>(reduction.postscale)) / divisor);
-}
-
-double widened(Fp16 value) { return fp16_to_fp32(value.bits); }
-double widened(Bf16 value) { return bf16_to_fp32(value.bits); }
-double widened(float value) { return value; }
-double widened(double value) { return value; }
-
-template <class T>
-T narrowed(double value) {
-  if constexpr (std::is_same_v<T, Fp16>) {
-    return {fp32_to_fp16(static_cast<float>(value))};
-  } else if constexpr (std::is_same_v<T, Bf16>) {
-    return {fp32_to_bf16(static_cast<float>(value))};
-  } else {
-    return static_cast<T>(value);
-  }
-}
-
-template <class T>
-T clamped(double value) {
-  if (std::isnan(value)) {
-    return 0;
-  }
-  const long double lowest = std::numeric_limits<T>::min();
-  const long double highest = std::numeric_limits<T>::max();
-  const long double whole = std::trunc(static_cast<long double>(value));
-  return static_cast<T>(whole < lowest ? lowest : whole > highest ? highest : whole);
-}
-
-template <class T>
-T integer_reference(const Reduction& reduction, const std::vector<T>& values) {
-  const auto scaled = [&](T value, double factor) {
-    return factor == 1 ? value : clamped<T>(static_cast<double>(value) * factor);
-  };
-  const bool averages = reduction.op == ReduceOp::Average;
-  __int128 result = scaled(values[0], reduction.prescale);
-  for (size_t s = 1; s < values.size(); ++s) {
-    const __int128 value = scaled(values[s], reduction.prescale);
-    switch (reduction.op) {
-      case ReduceOp::Min: result = result < value ? result : value; break;
-      case ReduceOp::Max: result = result > value ? result : value; break;
-      case ReduceOp::Product: result = static_cast<T>(static_cast<T>(result) * static_cast<unsigned __int128>(value)); break;
-      default: result += value;
-    }
-    if (!averages) {
-      result = static_cast<T>(result);
-    }
-  }
-  if (averages && reduction.postscale != 1) {
-    return clamped<T>(static_cast<double>(result) * reduction.postscale / reduction.divisor);
-  }
-  return averages ? static_cast<T>(result / reduction.divisor) : scaled(static_cast<T>(result), reduction.postscale);
-}
-
-template <class T>
-T reference(const Reduction& reduction, const std::vector<T>& values) {
-  if constexpr (std::is_same_v<T, Truth>) {
-    const bool all = reduction.op == ReduceOp::Min || reduction.op == ReduceOp::Product;
-    bool result = values[0].byte != 0;
-    for (const Truth value : values) {
-      result = all ? result && value.byte != 0 : result || value.byte != 0;
-    }
-    return {static_cast<uint8_t>(result)};
-  } else if constexpr (std::is_integral_v<T>) {
-    return integer_reference(reduction, values);
-  } else {
-    std::vector<double> wide;
-    for (const T value : values) {
-      wide.push_back(widened(value));
-    }
-    using Step = std::conditional_t<std::is_same_v<T, double>, double, float>;
-    return narrowed<T>(float_reference<Step>(reduction, wide));
-  }
-}
-
-template <class T>
-bool same(T got, T expected) {
-  if constexpr (Half<T> || std::is_floating_point_v<T>) {
-    if (std::isnan(widened(expected))) {
-      return std::isnan(widened(got));
-    }
-  }
-  return std::memcmp(&got, &expected, sizeof got) == 0;
-}
-
-template <class T>
-T random_value(std::mt19937_64& random) {
-  const uint64_t bits = random();
-  T value;
-  std::memcpy(&value, &bits, sizeof value);
-  if constexpr (Half<T> || std::is_floating_point_v<T>) {
-    // Random bits are mostly huge or tiny; every second value is of the size of a gradient.
-    if ((bits >> 63) != 0) {
-      return narrowed<T>(static_cast<double>(static_cast<int64_t>(bits << 1)) * 0x1p-62);
-    }
-  } else if constexpr (std::is_same_v<T, Truth>) {
-    value.byte &= (bits >> 63) != 0 ? 0x80 : 0;
-  } else if ((bits >> 60) == 0) {
-    return (bits & 1) != 0 ? std::numeric_limits<T>::min() : std::numeric_limits<T>::max();
-  }
-  return value;
-}
+using reference::Bf16;
+using reference::Fp16;
+using reference::Truth;
 
 constexpr uint8_t kCanary = 0xA5;
 
@@ -187,12 +48,12 @@ void check_shape(DType dtype, const Reduction& reduction, const Shape& shape, st
   for (std::vector<uint8_t>& input : inputs) {
     input.assign(shape.offset + bytes + 64, kCanary);
     for (size_t i = 0; i < shape.count; ++i) {
-      columns[i].push_back(random_value<T>(random));
+      columns[i].push_back(reference::random_value<T>(random));
       std::memcpy(input.data() + shape.offset + i * sizeof(T), &columns[i].back(), sizeof(T));
     }
   }
   for (size_t i = 0; i < shape.count; ++i) {
-    expected[i] = reference(reduction, columns[i]);
+    expected[i] = reference::reduced(reduction, columns[i]);
   }
   for (const char* level : simd_levels()) {
     force_simd_level(level);
@@ -206,16 +67,16 @@ void check_shape(DType dtype, const Reduction& reduction, const Shape& shape, st
     reduce(dtype, reduction, target.data() + shape.offset, sources, shape.count);
 
     const auto context = [&](size_t at) {
-      return std::string(name_of(dtype)) + " " + name_of(reduction.op) + " " + level + ", element " + std::to_string(at) +
-             " of " + std::to_string(shape.count) + ", sources " + std::to_string(shape.sources) + ", in place " +
-             std::to_string(shape.in_place) + ", offset " + std::to_string(shape.offset) + ", factors " +
+      return std::string(name_of(dtype)) + " " + name_of(reduction.op) + " " + level + ", element " +
+             std::to_string(at) + " of " + std::to_string(shape.count) + ", sources " +
+             std::to_string(shape.sources) + ", in place " + std::to_string(shape.in_place) + ", offset " + std::to_string(shape.offset) + ", factors " +
              std::to_string(reduction.prescale) + " " + std::to_string(reduction.postscale) + " / " +
              std::to_string(reduction.divisor);
     };
     for (size_t i = 0; i < shape.count; ++i) {
       T got;
       std::memcpy(&got, target.data() + shape.offset + i * sizeof(T), sizeof got);
-      if (!same(got, expected[i])) {
+      if (!reference::same(got, expected[i])) {
         check::fail("differs from the reference: " + context(i), std::source_location::current());
       }
     }

@@ -1,4 +1,4 @@
-// The byte ring in shared memory, and a link over two of them: order, wrap-around, a full and an empty ring, two threads.
+// The byte ring in shared memory: order, wrap-around, a full and an empty ring, two threads.
 #include "transport/ring.h"
 
 #include <cstring>

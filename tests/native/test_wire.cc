@@ -20,7 +20,8 @@ size_t allocated_bytes = 0;
 
 }  // namespace
 
-// Counts what a decoder asks for; a claimed length must not become an allocation. (Inlined, GCC takes the pair for a mismatch.)
+// Counts what a decoder asks for; a claimed length must not become an allocation.
+// Not inline: GCC would take the pair for a mismatch.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   allocated_bytes += bytes;
   void* memory = std::malloc(bytes);
