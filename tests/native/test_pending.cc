@@ -29,17 +29,22 @@ OperationPtr operation_of(const std::string& name, int64_t elements = 4, uint64_
 void test_a_number_stands_for_a_signature() {
   Pending pending;
   const OperationPtr first = operation_of("w");
+  CHECK_EQ(pending.number_of(first->request), kNoId);
   pending.add(first);
+  CHECK(pending.fresh());
   CHECK(pending.drain() == (Asking{first->request}));
   CHECK(pending.drain().empty());
   CHECK(pending.take(Entry{"w", 5, {}}) == first);
 
   const OperationPtr again = operation_of("w");
+  CHECK_EQ(pending.number_of(again->request), 5U);
   pending.add(again);
+  CHECK_EQ(pending.number_of(again->request), kNoId);  // its name is in flight
   CHECK(pending.drain() == (Asking{5U}));
   CHECK(pending.take(Entry{"", 5, {}}) == again);
 
   const OperationPtr other = operation_of("w", 9);
+  CHECK_EQ(pending.number_of(other->request), kNoId);
   pending.add(other);
   CHECK(pending.drain() == (Asking{other->request}));
   CHECK(pending.take(Entry{"w", kNoId, {}}) == other);  // no number for the new signature: the old one keeps its own
@@ -71,8 +76,6 @@ void test_after_a_failure() {
   CHECK(refused.kind == ErrorKind::PeerLost && refused.rank == 3 && refused.name == "c");
   CHECK_EQ(pending.take_all().size(), 2U);
   CHECK(pending.drain().empty());
-  pending.done();
-  pending.done();
   CHECK(pending.empty());
 }
 
@@ -164,7 +167,6 @@ class Simulation {
   void finish(Rank& rank, const OperationPtr& operation) {
     CHECK(operation != nullptr);
     rank.ran.push_back(operation->request.name);
-    rank.pending.done();
   }
 
   std::mt19937 random_;

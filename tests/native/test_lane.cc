@@ -1,0 +1,115 @@
+// Agreement in the lane is all or nothing: either every rank runs the operation from there, or none does.
+#include "engine/lane.h"
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "transport/segment.h"
+
+using namespace farandole;
+
+namespace {
+
+constexpr int kSteps = 300;
+
+// What the ranks share for one operation, in place of a coordinator and of the collective itself.
+struct Step {
+  std::atomic<int> asked{0};
+  std::atomic<int> agreed{0};
+};
+
+// Every wait has an end: here it is the limit that ctest sets.
+void await(const std::atomic<int>& count, int target) {
+  while (count.load() < target) std::this_thread::yield();
+}
+
+class Ranks {
+ public:
+  Ranks(int size, unsigned sync_percent, std::chrono::microseconds spin)
+      : size_(size),
+        sync_percent_(sync_percent),
+        spin_(spin),
+        segment_(Segment::create(size, 8192, false)),
+        steps_(kSteps) {}
+
+  void run() {
+    {
+      std::vector<std::jthread> threads;
+      for (int rank = 0; rank < size_; ++rank) threads.emplace_back([this, rank] { walk(rank); });
+    }
+    for (size_t k = 0; k < steps_.size(); ++k) {
+      const int agreed = steps_[k].agreed.load();
+      const std::string context = std::to_string(agreed) + " of " + std::to_string(size_) + " ranks in step " +
+                                  std::to_string(k);
+      check::that(agreed == 0 || agreed == size_, "all ranks or none agreed", context);
+      check::equal(steps_[k].asked.load(), agreed == 0 ? size_ : 0, context);
+      check::that(size_ > 1 || sync_percent_ < 100 || busy_ > 0 || agreed == 1, "one rank agrees with itself", context);
+    }
+  }
+
+ private:
+  void walk(int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    Lane lane(*segment_, rank, spin_);
+    for (size_t k = 0; k < steps_.size(); ++k) {
+      Step& step = steps_[k];
+      const bool sync = random() % 100 < sync_percent_;
+      // Sometimes something else comes up while a rank waits, or a rank comes late.
+      const bool busy = random() % 20 == 0;
+      if (busy) ++busy_;
+      if (random() % 30 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+      if (sync && lane.agree(static_cast<uint32_t>(k % 3), static_cast<uint32_t>(k), [&] { return busy; })) {
+        step.agreed.fetch_add(1);
+        await(step.agreed, size_);  // the operation meets all ranks
+        continue;
+      }
+      lane.pass();
+      step.asked.fetch_add(1);
+      await(step.asked, size_);
+    }
+  }
+
+  int size_;
+  unsigned sync_percent_;
+  std::chrono::microseconds spin_;
+  std::shared_ptr<Segment> segment_;
+  std::vector<Step> steps_;
+  std::atomic<int> busy_{0};
+};
+
+void test_all_or_none() {
+  for (const int size : {1, 2, 3, 4})
+    for (const unsigned sync_percent : {100U, 90U, 50U})
+      for (const int spin_us : {0, 100}) Ranks(size, sync_percent, std::chrono::microseconds(spin_us)).run();
+}
+
+// Another operation, or one that the lane has no room for, sends both ranks to the coordinator.
+void test_other_numbers() {
+  const std::shared_ptr<Segment> segment = Segment::create(2, 8192, false);
+  const auto never = [] { return false; };
+  Lane first(*segment, 0, std::chrono::microseconds(0));
+  Lane second(*segment, 1, std::chrono::microseconds(0));
+  CHECK(!first.agree(LaneRounds::kMostNumbers, 0, never));
+  CHECK(!first.agree(7, 0, never));   // nobody comes
+  CHECK(!second.agree(8, 0, never));  // the other has given up: at once
+  std::atomic<int> agreed{0};
+  {
+    std::jthread other([&] { agreed += first.agree(1, 5, never) ? 1 : 0; });
+    agreed += second.agree(2, 5, never) ? 1 : 0;
+  }
+  CHECK_EQ(agreed.load(), 0);
+}
+
+}  // namespace
+
+int main() {
+  test_all_or_none();
+  test_other_numbers();
+  return check::report();
+}
