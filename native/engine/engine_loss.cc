@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+
+// How an engine notices that ranks are lost, and how it tells.
+namespace farandole {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+constexpr milliseconds kHearsay{100};  // for news that explain a broken connection
+
+const char* reason_of(Abort::Reason reason) {
+  switch (reason) {
+    case Abort::Reason::Died: return "its process was killed or crashed";
+    case Abort::Reason::Left: return "it has shut down";
+    case Abort::Reason::Unreachable: return "its connection broke";
+    case Abort::Reason::Failed: return "it failed";
+  }
+  return "it failed";
+}
+
+/// What to tell the other ranks of this host about `error`.
+Abort abort_of(const Error& error, int own_rank) {
+  if (error.kind == ErrorKind::Closed) return {own_rank, Abort::Reason::Left};
+  if (error.kind != ErrorKind::PeerLost) return {own_rank, Abort::Reason::Failed};
+  for (const auto reason : {Abort::Reason::Died, Abort::Reason::Left, Abort::Reason::Failed})
+    if (error.reason == reason_of(reason)) return {error.rank, reason};
+  return {error.rank, Abort::Reason::Unreachable};
+}
+
+}  // namespace
+
+Error Engine::root_cause(const Error& error) {
+  if (!listens_always_ || error.kind != ErrorKind::PeerLost) return error;
+  // A connection that breaks may only show that its other end has already given up because of a third rank.
+  const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kHearsay).count());
+  try {
+    while (now_ns() < until) {
+      if (const auto abort = wiring_.segment->aborted()) return Error::peer_lost("", abort->rank, reason_of(abort->reason));
+      hear();
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  } catch (const Error& told) {
+    return told;
+  }
+  return error;
+}
+
+void Engine::check() {
+  if (const auto abort = wiring_.segment->aborted())
+    throw Error::peer_lost("", abort->rank, reason_of(abort->reason));
+  if (stop_.load()) throw Error::closed("it was shut down while this operation ran");
+  if (operation_deadline_ns_ != 0 && now_ns() > operation_deadline_ns_)
+    throw Error::timeout("", {}, seconds_of(static_cast<uint64_t>(options_.timeout.count())));
+  // The others may wait for the rest of a plan that did not fit into their rings.
+  for (ControlStream& control : controls_) control.flush();
+  if (!listens_always_) return;
+  hear();  // a farewell names the guilty rank
+  if (const auto lost = lost_remote()) throw *lost;
+}
+
+std::optional<Error> Engine::lost_remote() const {
+  // Peers in memory are known by their life words.
+  for (const ControlStream& control : controls_)
+    if (control.fd() >= 0 && control.lost() && !left_[static_cast<size_t>(control.peer())]) return control.lost();
+  return std::nullopt;
+}
+
+void Engine::look_for_lost() {
+  try {
+    if (const auto abort = wiring_.segment->aborted())
+      throw Error::peer_lost("", abort->rank, reason_of(abort->reason));
+    look_for_overdue();
+    std::optional<Error> lost;
+    for (size_t i = 0; i < wiring_.local_ranks.size(); ++i) {
+      const int rank = wiring_.local_ranks[i];
+      const Life::State state = wiring_.segment->area(static_cast<int>(i)).life.state();
+      if (state == Life::State::Left) left_[static_cast<size_t>(rank)] = true;
+      if (state == Life::State::Dead) lost = Error::peer_lost("", rank, farandole::reason_of(state));
+    }
+    if (!lost) lost = lost_remote();
+    look_for_left();
+    if (!lost) return;
+    // What the lost rank said before it went still counts: only what is pending after that has failed.
+    while (drive_once()) {
+    }
+    if (!pending_.empty()) throw *lost;
+  } catch (const Error& error) {
+    poison(error);
+  }
+}
+
+/// A rank that has shut down did its part of all that it had asked for. What it has not asked for can never run: the
+/// coordinator refuses that, and the others stop by themselves when the coordinator is gone.
+void Engine::look_for_left() {
+  const std::string reason = reason_of(Abort::Reason::Left);
+  const auto own = static_cast<size_t>(wiring_.rank);
+  for (size_t rank = 0; rank < left_.size(); ++rank) {
+    if (!left_[rank] || rank == own || told_[rank]) continue;
+    if (wiring_.rank != 0 && rank != 0) continue;
+    while (drive_once()) {
+    }
+    if (wiring_.rank == 0) {
+      told_[rank] = true;
+      negotiator_.leave(static_cast<int>(rank), reason);
+    } else if (!pending_.empty()) {
+      throw Error::peer_lost("", 0, reason);
+    }
+  }
+}
+
+void Engine::look_for_overdue() {
+  // The negotiator fails what not all ranks ask for; this is for a coordinator that lives but no longer answers.
+  constexpr uint64_t kSecond = 1'000'000'000;
+  const auto timeout = static_cast<uint64_t>(options_.timeout.count());
+  const uint64_t now = now_ns();
+  if (timeout == 0 || now - looked_ns_ < kSecond) return;
+  looked_ns_ = now;
+  if (now < timeout + 5 * kSecond) return;
+  if (const OperationPtr late = pending_.overdue(now - timeout - 5 * kSecond))
+    throw Error::timeout(late->request.name, {0}, seconds_of(now - late->submitted_ns));
+}
+
+void Engine::poison(Error error) noexcept {
+  if (failed_.exchange(true)) return;
+  pending_.refuse(error);
+  wiring_.segment->abort(abort_of(error, wiring_.rank));
+  const Farewell farewell = error.kind == ErrorKind::PeerLost
+                                ? Farewell{error.rank, false, error.reason}
+                                : Farewell{wiring_.rank, false, std::string("it failed: ") + error.what()};
+  for (ControlStream& control : controls_)
+    if (control.fd() >= 0) control.send(farewell);
+  fail_pending(error);
+}
+
+void Engine::fail_pending(const Error& error) {
+  for (const OperationPtr& operation : pending_.take_all()) fail(operation, error);
+}
+
+}  // namespace farandole
