@@ -1,0 +1,153 @@
+"""A context can begin and end at any time, and as often as one likes; nothing of it is left."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from farandole._native import Handle
+from farandole.config import Config
+from farandole.core import default
+from farandole.core.context import Context
+from farandole.core.kinds import ALLREDUCE, BARRIER
+from farandole.errors import EngineClosed, PeerLost
+from farandole.rendezvous import from_environment
+from helpers.ranks import run_ranks
+
+LIVES = 100
+SUM = 1
+AT_ONCE = 2.0  # seconds
+
+
+def held() -> dict[str, int]:
+    """How much this process holds of what a context could leak."""
+    gc.collect()
+    return {
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "segments": Path("/proc/self/maps").read_text().count("memfd:farandole"),
+    }
+
+
+def held_in_the_end(before: dict[str, int]) -> dict[str, int]:
+    """What is held when there is no more of it than `before`, or after a moment."""
+    deadline = time.monotonic() + 3
+    while any(count > before[what] for what, count in held().items()) and time.monotonic() < deadline:
+        time.sleep(0.02)  # the kernel ends a thread a moment after it was joined
+    return held()
+
+
+def test_a_hundred_lives_alone_leave_nothing() -> None:
+    values = np.ones(1000, np.float32)
+
+    def live(name: str) -> None:
+        default.init()
+        default.init()
+        default.context().engine.run(ALLREDUCE, name, values, values, op=SUM)
+        default.shutdown()
+        default.shutdown()
+
+    live("first")
+    before = held()
+    for life in range(LIVES):
+        live(f"x{life % 3}")
+    assert held_in_the_end(before) == before
+
+
+def lives_again_and_again(outer: Context, lives: int) -> tuple[dict[str, int], dict[str, int]]:
+    """What this process holds after its first life among the others, and after its last."""
+    outer.shutdown()
+    values = np.ones(1000, np.float32)
+
+    def live() -> None:
+        with Context(from_environment(), Config(), host=f"host {outer.rank % 2}") as context:
+            context.engine.run(ALLREDUCE, "x", values, values, op=SUM)
+
+    live()
+    before = held()
+    for _ in range(lives - 1):
+        live()
+    return before, held_in_the_end(before)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_many_lives_among_others_leave_nothing(size: int) -> None:
+    for before, after in run_ranks(size, lives_again_and_again, LIVES // 5, how="processes"):
+        assert after == before
+
+
+def is_refused(handle: Handle) -> None:
+    with pytest.raises(EngineClosed, match="shut down"):
+        handle.wait()
+
+
+def leaves_with_work_pending(context: Context, leaver: int) -> str:
+    values = np.ones(1000, np.float32)
+    context.engine.run(BARRIER, "all are here", None, None)
+    # The others never ask for these, nor do they ask for what the others want.
+    mine = [context.engine.submit(ALLREDUCE, f"{context.rank}.{i}", values.copy(), values.copy()) for i in range(20)]
+    if context.rank == leaver:
+        waiting = threading.Thread(target=is_refused, args=(mine[-1],), name="waits")
+        waiting.start()
+        began = time.monotonic()
+        context.shutdown()
+        assert time.monotonic() - began < AT_ONCE
+        waiting.join(10)
+        assert not waiting.is_alive()
+        for handle in mine:
+            is_refused(handle)
+        return "left"
+    for handle in mine:
+        with pytest.raises(PeerLost) as lost:
+            handle.wait()
+        assert (lost.value.rank, lost.value.reason) == (leaver, "it has shut down")
+    return "lost"
+
+
+@pytest.mark.parametrize("how", ["threads", "processes"])
+@pytest.mark.parametrize("leaver", [0, 1], ids=["coordinator", "other"])
+def test_shutdown_ends_what_is_pending_here_and_there(how: str, leaver: int) -> None:
+    results = run_ranks(3, leaves_with_work_pending, leaver, how=how)
+    assert results == ["left" if rank == leaver else "lost" for rank in range(3)]
+
+
+def run_script(text: str, seconds: float = 20) -> subprocess.CompletedProcess[str]:
+    """Run a program that ends by itself."""
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=seconds, check=False)
+
+
+BEGIN = """
+import numpy as np
+from farandole.core import default
+default.init()
+values = np.ones(1 << 20, np.float32)
+engine = default.context().engine
+handle = engine.submit(0, "x", values, values, op=1)
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "handle.wait()",
+        "import sys; sys.exit(0)",
+        "import gc; keep = [handle, engine]; keep.append(keep)",  # destroyed when the interpreter is nearly gone
+        "import threading; threading.Thread(target=handle.wait).start()",
+        "import threading; threading.Thread(target=lambda: [engine.run(0, 'y', values, values) for _ in range(10**9)],"
+        " daemon=True).start()",
+    ],
+    ids=["at once", "waited for", "sys.exit", "a cycle of references", "a thread that waits", "a daemon that works"],
+)
+def test_an_interpreter_ends_without_shutdown(end: str) -> None:
+    done = run_script(BEGIN + end)
+    # What a daemon thread that loses its engine has to say does not matter.
+    assert done.returncode == 0, done.stderr
+    assert "leaked" not in done.stderr, done.stderr
+    if "daemon" not in end:
+        assert done.stderr == ""
