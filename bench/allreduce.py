@@ -3,8 +3,8 @@
     python bench/allreduce.py [--full] [--rounds 5] [--np 2 [3 4 8]] [--only memory tcp shaped]
 
 memory: ranks of one host, all sizes, types and collectives. tcp: every rank a host of its own, over loopback. shaped:
-two network namespaces and a veth pair that lets through 1 and 10 Gbit/s; needs root. Every rank rewrites its whole buffer
-and meets a barrier before every timed operation. Prints one table, writes bench/results/*-allreduce.json."""
+two network namespaces and a veth pair that lets through 1 and 10 Gbit/s; needs root. Every rank rewrites its whole
+buffer and meets a barrier before every timed operation. Prints one table, writes bench/results/*-allreduce.json."""
 
 import os
 import subprocess
@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import peers
 import torch
 import torch.distributed as dist
-from peers import KIB, LAUNCHERS, MIB, OURS, Contender, Line, Seat, Times
+from comparison import KIB, MIB, OURS, Line, compare, limit, size_text, table
+from peers import LAUNCHERS, Contender, Seat, Times
 from race import Race, record, spread
 
 import farandole.torch as hvd
@@ -95,7 +96,7 @@ class Field:
         self.seat, self.context = seat, context
         self.mpi = seat.mpi() if seat.has_mpi else None
 
-    def allreduce(self, size: int, dtype: torch.dtype, *, limit: bool) -> dict[str, Contender]:
+    def allreduce(self, size: int, dtype: torch.dtype, *, adds: bool) -> dict[str, Contender]:
         """All that can sum `size` bytes of `dtype` in place, and `a += b` where that says something."""
         seat, tensor = self.seat, torch.empty(size // dtype.itemsize, dtype=dtype)
         name = f"sum.{size}.{dtype}"
@@ -113,7 +114,7 @@ class Field:
         if self.mpi is not None and dtype == torch.float32:
             in_place, array, world = self.mpi.IN_PLACE, tensor.numpy(), self.mpi.COMM_WORLD
             found[seat.launcher] = Contender(lambda: world.Allreduce(in_place, array), refresh, right)
-        if limit:
+        if adds:
             found[ADD] = self._add(tensor, refresh)
         if dtype != torch.float32:
             beside = torch.empty(size // 4)
@@ -187,13 +188,13 @@ def measure(seat: Seat) -> dict[str, Times]:
 
         sizes = {"memory": effort.memory, "tcp": effort.tcp, "shaped": effort.shaped.get(gbit, ())}[over]
         for size in (each for each in sizes if fits(each, seat.size)):
-            limit = over == "memory" and size >= 64 * KIB
-            turns(title_of(size, FLOAT32), field.allreduce(size, torch.float32, limit=limit), size)
+            adds = over == "memory" and size >= 64 * KIB
+            turns(title_of(size, FLOAT32), field.allreduce(size, torch.float32, adds=adds), size)
         if over == "memory":
             for dtype in (torch.float16, torch.bfloat16):
                 for size in effort.half:
                     name = str(dtype).removeprefix("torch.")
-                    turns(title_of(size, name), field.allreduce(size, dtype, limit=False), size)
+                    turns(title_of(size, name), field.allreduce(size, dtype, adds=False), size)
             for kind, contenders in field.others(16 * MIB).items():
                 turns(kind if kind == "barrier" else f"{kind} 16 MiB", contenders, 16 * MIB)
     return results
@@ -205,7 +206,7 @@ def fits(size: int, ranks: int) -> bool:
 
 
 def title_of(size: int, dtype: str) -> str:
-    return f"allreduce {peers.size_text(size)} {dtype}"
+    return f"allreduce {size_text(size)} {dtype}"
 
 
 def own_limit(race: Race) -> None:
@@ -224,7 +225,7 @@ def tcp(size: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list
     """Ranks that talk over loopback."""
 
     def lines(title: str, bytes_: int, race: Race, strict: bool) -> list[Line]:
-        return peers.compare(f"tcp: {title}", race, TCP_MUST.get(bytes_, {}) if strict else {})
+        return compare(f"tcp: {title}", race, TCP_MUST.get(bytes_, {}) if strict else {})
 
     return under(["Open MPI tcp"], size, {**options, "over": "tcp"}, lines)
 
@@ -235,31 +236,28 @@ Judge = Callable[[str, int, Race, bool], list[Line]]
 def under(
     names: Sequence[str], size: int, options: Mapping[str, object], judge: Judge
 ) -> tuple[dict[str, Race], list[Line]]:
-    launchers = []
-    for name in names:
-        problem = LAUNCHERS[name].problem()
-        if problem:
-            sys.stdout.write(f"{problem}\n")
-        else:
-            launchers.append(LAUNCHERS[name])
+    launchers = peers.usable(names)
     races: dict[str, Race] = {}
     lines: list[Line] = []
-    for launcher in launchers or [LAUNCHERS["plain"]]:
+    for launcher in launchers:
         sys.stderr.write(f"{options['over']}, {size} ranks, {launcher.name} ...\n")
         for title, race in peers.races_of(peers.run_ranks(__file__, size, launcher, options)).items():
             own_limit(race)
             races[f"{options['over']}, {size} ranks, {launcher.name}: {title}"] = race
-            lines += judge(f"{title}, np={size}", bytes_of(title), race, size == 2)
-    return races, sorted(lines, key=lambda line: [each.what for each in lines].index(line.what))
+            for line in judge(f"{title}, np={size}", bytes_of(title), race, size == 2):
+                shared = len(launchers) > 1 and line.against != launcher.name
+                lines.append(replace(line, against=f"{line.against} ({launcher.name} run)") if shared else line)
+    places = {what: place for place, what in enumerate(dict.fromkeys(line.what for line in lines))}
+    return races, sorted(lines, key=lambda line: places[line.what])
 
 
 def memory_lines(title: str, size: int, race: Race, strict: bool) -> list[Line]:
-    must, limit = MEMORY_MUST.get(size, {}), MEMORY_LIMIT_US.get(size)
-    if not title.startswith("allreduce"):
-        must, limit = {}, None
-    elif FLOAT32 not in title:
-        must, limit = (HALF_MUST if size == 16 * MIB else {}), None
-    return peers.compare(title, race, must if strict else {}, limit=limit if strict else None)
+    if not strict or not title.startswith("allreduce"):
+        return compare(title, race, {})
+    if FLOAT32 not in title:
+        return compare(title, race, HALF_MUST if size == 16 * MIB else {})
+    lines = compare(title, race, MEMORY_MUST.get(size, {}))
+    return [*lines, limit(title, race, MEMORY_LIMIT_US[size])] if size in MEMORY_LIMIT_US else lines
 
 
 def bytes_of(title: str) -> int:
@@ -287,7 +285,7 @@ def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], l
         size, what = bytes_of(title), f"{gbit} Gbit/s: {title}"
         must = SHAPED_MUST[gbit].get(size, {})
         races[f"shaped, {what}"] = race
-        lines += peers.compare(what, race, must)
+        lines += compare(what, race, must)
         # Two ranks send each other exactly the size of the buffer.
         least = size * 8 / (gbit * 1e9)
         shares = spread([least / value for value in race.seconds[OURS]])
@@ -357,7 +355,7 @@ def main() -> None:
         else:
             for gbit in SHAPED_MUST:
                 add(shaped(gbit, options))
-    sys.stdout.write(f"{peers.table('allreduce and its kin, fresh buffers', lines)}\n")
+    sys.stdout.write(f"{table('allreduce and its kin, fresh buffers', lines)}\n")
     sys.stdout.write(f"{record('allreduce', races, ('farandole', 'torch', 'mpi4py', 'mpich'))}\n")
 
 

@@ -26,35 +26,28 @@ from types import ModuleType
 
 import torch
 import torch.distributed as dist
-from race import Race, Spread, spread
+from comparison import OURS
+from race import Race
 
 from farandole.config import Config
 from farandole.core import default
 from farandole.core.context import Context
 
 __all__ = [
-    "KIB",
     "LAUNCHERS",
-    "MIB",
-    "OURS",
     "Contender",
     "Launcher",
-    "Line",
     "Seat",
     "Times",
     "arguments",
-    "compare",
     "races_of",
     "run_ranks",
     "seat_of",
-    "size_text",
-    "table",
     "take_turns",
+    "usable",
     "within",
 ]
 
-OURS = "farandole"
-KIB, MIB = 1 << 10, 1 << 20
 JOB_FLAG = "--as-rank-of"
 BARRIER_SECONDS = 120.0
 LINE = 128  # bytes between two ranks' counters: no two of them in one pair of cache lines
@@ -96,7 +89,12 @@ LAUNCHERS = {
             (*_OPENMPI, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"),
             {"MPI4PY_MPIABI": "openmpi"},
         ),
-        Launcher("MPICH", "PMI_RANK", str(Path(sys.prefix, "bin", "mpiexec.hydra")), (), {"MPI4PY_MPIABI": "mpich"}),
+        Launcher(
+            "MPICH",
+            "PMI_RANK",
+            str(Path(sys.prefix, "bin", "mpiexec.hydra")),
+            environment={"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(Path(sys.prefix, "lib"))},
+        ),
     )
 }
 
@@ -271,6 +269,18 @@ def _operate(seat: Seat, contender: Contender, repeats: int) -> list[tuple[int, 
     return taken
 
 
+def usable(names: Sequence[str]) -> list[Launcher]:
+    """Return those launchers that can be used, saying why others cannot; ranks start one by one if none can."""
+    found = []
+    for name in names:
+        problem = LAUNCHERS[name].problem()
+        if problem:
+            sys.stderr.write(f"{problem}\n")
+        else:
+            found.append(LAUNCHERS[name])
+    return found or [LAUNCHERS["plain"]]
+
+
 def run_ranks(
     script: str,
     size: int,
@@ -374,72 +384,3 @@ def _race(ranks: Sequence[Times]) -> Race:
 def _round_seconds(ranks: Sequence[Sequence[tuple[int, int]]]) -> float:
     operations = zip(*ranks, strict=True)
     return statistics.median(max(end for _, end in each) - max(begin for begin, _ in each) for each in operations) / 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One comparison: the median of `ratio`, other one's time by ours, must reach `must` if that is set."""
-
-    what: str
-    against: str
-    ours: Spread
-    theirs: Spread | None
-    ratio: Spread
-    must: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        if self.must is None:
-            return ""
-        return "met" if self.ratio.median >= self.must else "MISSED"
-
-
-def compare(what: str, race: Race, musts: Mapping[str, float], *, limit: float | None = None) -> list[Line]:
-    """Make the lines of one race, and one for an absolute limit in microseconds."""
-    ours = spread([1e6 * value for value in race.seconds[OURS]])
-    lines = []
-    for name, seconds in race.seconds.items():
-        if name != OURS:
-            theirs = spread([1e6 * value for value in seconds])
-            lines.append(Line(what, name, ours, theirs, spread(race.ratios[f"{name} : {OURS}"]), musts.get(name)))
-    if limit is not None:
-        within_limit = [limit / (1e6 * value) for value in race.seconds[OURS]]
-        lines.append(Line(what, f"limit {limit:g} us", ours, None, spread(within_limit), 1.0))
-    return lines
-
-
-def table(title: str, lines: Sequence[Line]) -> str:
-    """Write the lines as a table; times are medians of rounds in microseconds."""
-    head = ("what", "against", "ours us", "theirs us", "theirs : ours (min / median / max)", "must", "")
-    rows = [
-        (
-            line.what,
-            line.against,
-            _short(line.ours.median),
-            "" if line.theirs is None else _short(line.theirs.median),
-            " / ".join(_short(value) for value in (line.ratio.min, line.ratio.median, line.ratio.max)),
-            "" if line.must is None else f">= {line.must:g}",
-            line.verdict,
-        )
-        for line in lines
-    ]
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    # Names to the left, numbers to the right.
-    edges = "<<>>>>>"
-    text = [
-        "  ".join(f"{cell:{edge}{width}}" for cell, edge, width in zip(row, edges, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
-    return "\n".join([title, *text])
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def size_text(size: int) -> str:
-    """Spell a number of bytes: 4 B, 64 KiB, 16 MiB."""
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if size >= unit:
-            return f"{size // unit} {name}"
-    return f"{size} B"

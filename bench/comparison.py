@@ -1,0 +1,84 @@
+"""One line per comparison: our time, theirs, the ratio of each round, and what is asked of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from race import Race, Spread, spread
+
+__all__ = ["KIB", "MIB", "OURS", "Line", "compare", "limit", "size_text", "table"]
+
+OURS = "farandole"
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One comparison: the median of `ratio`, other one's time by ours, must reach `must` if that is set."""
+
+    what: str
+    against: str
+    ours: Spread
+    theirs: Spread | None
+    ratio: Spread
+    must: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.must is None:
+            return ""
+        return "met" if self.ratio.median >= self.must else "MISSED"
+
+
+def compare(what: str, race: Race, musts: Mapping[str, float]) -> list[Line]:
+    """Make the lines of one race; `musts` are what is asked of the ratios, by contender."""
+    ours = spread([1e6 * value for value in race.seconds[OURS]])
+    lines = []
+    for name, seconds in race.seconds.items():
+        if name != OURS:
+            theirs = spread([1e6 * value for value in seconds])
+            lines.append(Line(what, name, ours, theirs, spread(race.ratios[f"{name} : {OURS}"]), musts.get(name)))
+    return lines
+
+
+def limit(what: str, race: Race, microseconds: float) -> Line:
+    """Make the line of an absolute limit on our time."""
+    ours = [1e6 * value for value in race.seconds[OURS]]
+    shares = spread([microseconds / value for value in ours])
+    return Line(what, f"limit {microseconds:g} us", spread(ours), None, shares, 1.0)
+
+
+def table(title: str, lines: Sequence[Line]) -> str:
+    """Write the lines as a table; times are medians of rounds in microseconds."""
+    head = ("what", "against", "ours us", "theirs us", "theirs : ours (min / median / max)", "must", "")
+    rows = [
+        (
+            line.what,
+            line.against,
+            _short(line.ours.median),
+            "" if line.theirs is None else _short(line.theirs.median),
+            " / ".join(_short(value) for value in (line.ratio.min, line.ratio.median, line.ratio.max)),
+            "" if line.must is None else f">= {line.must:g}",
+            line.verdict,
+        )
+        for line in lines
+    ]
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    # Names to the left, numbers to the right.
+    edges = "<<>>>>>"
+    text = [
+        "  ".join(f"{cell:{edge}{width}}" for cell, edge, width in zip(row, edges, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+    return "\n".join([title, *text])
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def size_text(size: int) -> str:
+    """Spell a number of bytes: 4 B, 64 KiB, 16 MiB."""
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
