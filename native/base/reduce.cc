@@ -112,8 +112,7 @@ void check_reduction(DType dtype, const Reduction& reduction) {
     case ReduceOp::Min:
     case ReduceOp::Max:
     case ReduceOp::Product: break;
-    default:
-      throw Error::invalid("", std::string(name_of(reduction.op)) + " is not an element-wise reduction");
+    default: throw Error::invalid("", std::string(name_of(reduction.op)) + " is not an element-wise reduction");
   }
   if (dtype == DType::Bool && (reduction.prescale != 1 || reduction.postscale != 1)) {
     throw Error::invalid("", "bool tensors cannot be scaled; leave prescale and postscale at 1");

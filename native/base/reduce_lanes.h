@@ -155,8 +155,8 @@ struct Loop {
   static void pair(const Stored* a, const Stored* b, Stored* dst, const Factors& factors) {
     Lanes sums[kRegisters];
     for (size_t r = 0; r < kRegisters; ++r) {
-      sums[r] = combined<Combiner>(first(Codec::load(a + r * kWidth), factors),
-                                   first(Codec::load(b + r * kWidth), factors));
+      sums[r] =
+          combined<Combiner>(first(Codec::load(a + r * kWidth), factors), first(Codec::load(b + r * kWidth), factors));
     }
     for (size_t r = 0; r < kRegisters; ++r) {
       Codec::store(dst + r * kWidth, last(sums[r], factors));

@@ -48,7 +48,9 @@ std::shared_ptr<void> own(nb::handle object) {
 std::string spell_type(nb::handle object) { return nb::cast<std::string>(nb::type_name(object.type())); }
 
 DType dtype_of(dlpack::DataType type, const std::string& name) {
-  const auto is = [&](dlpack::Code code, int bits) { return type.lanes == 1 && type.code == code && type.bits == bits; };
+  const auto is = [&](dlpack::Code code, int bits) {
+    return type.lanes == 1 && type.code == code && type.bits == bits;
+  };
   if (is(dlpack::kFloat, 32)) return DType::Float32;
   if (is(dlpack::kFloat, 16)) return DType::Float16;
   if (is(dlpack::kBfloat, 16)) return DType::BFloat16;
@@ -62,21 +64,27 @@ DType dtype_of(dlpack::DataType type, const std::string& name) {
   if (is(dlpack::kUInt, 32)) return DType::UInt32;
   if (is(dlpack::kUInt, 64)) return DType::UInt64;
   if (is(dlpack::kBool, 8)) return DType::Bool;
-  throw Error::invalid(name, "its element type (DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) +
-                                 " bits) is not supported; use bool, an integer of 8 to 64 bits, float16, bfloat16, float32 or float64");
+  throw Error::invalid(
+      name, "its element type (DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) +
+                " bits) is not supported; use bool, an integer of 8 to 64 bits, float16, bfloat16, float32 or float64");
 }
 
 DType dtype_of(const Py_buffer& view, const std::string& name) {
   const std::string format = view.format == nullptr ? "B" : view.format;
   const char code = format.empty() ? '\0' : format.back();
-  const bool native = format.size() == 1 || (format.size() == 2 && (format[0] == '<' || format[0] == '=' || format[0] == '@'));
+  const bool native =
+      format.size() == 1 || (format.size() == 2 && (format[0] == '<' || format[0] == '=' || format[0] == '@'));
   if (native) {
     switch (code) {
       case '?': return DType::Bool;
       case 'e': return DType::Float16;
       case 'f': return DType::Float32;
       case 'd': return DType::Float64;
-      case 'b': case 'h': case 'i': case 'l': case 'q':
+      case 'b':
+      case 'h':
+      case 'i':
+      case 'l':
+      case 'q':
         switch (view.itemsize) {
           case 1: return DType::Int8;
           case 2: return DType::Int16;
@@ -84,7 +92,11 @@ DType dtype_of(const Py_buffer& view, const std::string& name) {
           case 8: return DType::Int64;
         }
         break;
-      case 'B': case 'H': case 'I': case 'L': case 'Q':
+      case 'B':
+      case 'H':
+      case 'I':
+      case 'L':
+      case 'Q':
         switch (view.itemsize) {
           case 1: return DType::UInt8;
           case 2: return DType::UInt16;
@@ -95,12 +107,15 @@ DType dtype_of(const Py_buffer& view, const std::string& name) {
       default: break;
     }
   }
-  throw Error::invalid(name, "its element type (buffer format '" + format +
-                                 "') is not supported; use bool, an integer of 8 to 64 bits, float16, float32 or float64");
+  throw Error::invalid(name,
+                       "its element type (buffer format '" + format +
+                           "') is not supported; use bool, an integer of 8 to 64 bits, float16, float32 or float64");
 }
 
 [[noreturn]] void refuse_strides(const std::string& name) {
-  throw Error::invalid(name, "Tensor is required to be contiguous. Pass a C-contiguous copy (tensor.contiguous(), numpy.ascontiguousarray)");
+  throw Error::invalid(
+      name,
+      "Tensor is required to be contiguous. Pass a C-contiguous copy (tensor.contiguous(), numpy.ascontiguousarray)");
 }
 
 Captured from_dlpack(const dlpack::Tensor& tensor, const std::string& name) {
@@ -176,7 +191,8 @@ Captured capture(nb::handle tensor, const std::string& name) {
   }
   if (PyObject_CheckBuffer(tensor.ptr()) != 0) return capture_buffer(tensor, name);
   if (nb::hasattr(tensor, "__dlpack__")) return capture_dlpack(tensor, name);
-  throw Error::invalid(name, "a " + spell_type(tensor) + " is no tensor; pass one with DLPack or the buffer protocol (torch, numpy, ...)");
+  throw Error::invalid(name, "a " + spell_type(tensor) +
+                                 " is no tensor; pass one with DLPack or the buffer protocol (torch, numpy, ...)");
 }
 
 void sweep_references() { graveyard().sweep(); }

@@ -21,8 +21,9 @@ struct Captured {
   std::shared_ptr<void> owner;
 };
 
-/// Looks into `tensor`: DLPack's C exchange interface where its type has one (torch: 80 ns), else the buffer protocol (numpy),
-/// else `__dlpack__`. `name` is for the error: Error (Invalid) when it is no dense, C-contiguous tensor in CPU memory of a known type.
+/// Looks into `tensor`: DLPack's C exchange interface where its type has one (torch: 80 ns), else the buffer protocol
+/// (numpy), else `__dlpack__`. `name` is for the error: Error (Invalid) when it is no dense, C-contiguous tensor in CPU
+/// memory of a known type.
 [[nodiscard]] Captured capture(nanobind::handle tensor, const std::string& name);
 
 /// Drops the references that other threads have given up; call with the GIL held.

@@ -47,7 +47,8 @@ struct ExchangeApi {
   void* allocate;
   void* managed_from_object;
   void* managed_to_object;
-  /// Fills `out` with borrowed pointers, valid while the object lives unchanged. Returns 0, or -1 with a Python error set.
+  /// Fills `out` with borrowed pointers, valid while the object lives unchanged. Returns 0, or -1 with a Python error
+  /// set.
   int (*tensor_from_object)(void* object, Tensor* out);
   void* current_stream;
 };

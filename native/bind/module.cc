@@ -31,7 +31,8 @@ nb::object python_error(const Error& error) {
   switch (error.kind) {
     case ErrorKind::Invalid: return errors.attr("InvalidRequest")(error.name, error.reason);
     case ErrorKind::Mismatch: return errors.attr("MismatchError")(error.name, error.asked, error.what_differs);
-    case ErrorKind::Timeout: return errors.attr("CollectiveTimeout")(error.name, nb::tuple(nb::cast(error.ranks)), error.waited);
+    case ErrorKind::Timeout:
+      return errors.attr("CollectiveTimeout")(error.name, nb::tuple(nb::cast(error.ranks)), error.waited);
     case ErrorKind::PeerLost: return errors.attr("PeerLost")(error.name, error.rank, error.reason);
     case ErrorKind::Closed: return errors.attr("EngineClosed")(error.reason);
     case ErrorKind::Internal: break;
@@ -93,7 +94,7 @@ class Handle {
     auto* owner = new OperationPtr(operation_);
     const nb::capsule capsule(owner, [](void* held) noexcept { delete static_cast<OperationPtr*>(held); });
     return nb::ndarray<nb::array_api>(operation_->result->data(), shape.size(), shape.data(), capsule, nullptr,
-                         nb::dlpack::dtype{type.code, type.bits, type.lanes});
+                                      nb::dlpack::dtype{type.code, type.bits, type.lanes});
   }
 
   std::vector<int64_t> received_splits() {
@@ -109,13 +110,16 @@ class Handle {
 /// Gives `operation` the memory that its result goes to. Collectives whose result has a size of its own may do without.
 void set_output(Operation& operation, const nb::object& output, const Captured& input) {
   Request& request = operation.request;
-  const bool sized_by_plan = request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
+  const bool sized_by_plan =
+      request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
   if (output.is_none()) {
-    if (!sized_by_plan && request.kind != Kind::Barrier) throw Error::invalid(request.name, "an output tensor is needed");
+    if (!sized_by_plan && request.kind != Kind::Barrier)
+      throw Error::invalid(request.name, "an output tensor is needed");
     operation.keep = input.owner;
     return;
   }
-  if (sized_by_plan) throw Error::invalid(request.name, "the engine allocates the output of " + std::string(name_of(request.kind)));
+  if (sized_by_plan)
+    throw Error::invalid(request.name, "the engine allocates the output of " + std::string(name_of(request.kind)));
   const Captured captured = capture(output, request.name);
   if (captured.dtype != input.dtype || captured.shape != input.shape)
     throw Error::invalid(request.name, "the output differs from the input in type or shape");
@@ -145,7 +149,8 @@ OperationPtr operation_of(Arguments&& arguments, int size) {
   Request& request = operation->request;
   request.name = std::move(arguments.name);
   if (arguments.kind < 0 || arguments.kind >= kKinds) throw Error::invalid(request.name, "unknown kind of operation");
-  if (arguments.op < 0 || arguments.op > 5) throw Error::invalid(request.name, "unknown reduce op " + std::to_string(arguments.op));
+  if (arguments.op < 0 || arguments.op > 5)
+    throw Error::invalid(request.name, "unknown reduce op " + std::to_string(arguments.op));
   request.kind = static_cast<Kind>(arguments.kind);
   request.op = static_cast<ReduceOp>(arguments.op);
   request.prescale = arguments.prescale;
@@ -167,14 +172,13 @@ OperationPtr operation_of(Arguments&& arguments, int size) {
 }
 
 template <bool kWaits>
-Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name, nb::object input, nb::object output, int op,
-              double prescale, double postscale, int root, std::optional<std::vector<int64_t>> splits, std::string group,
-              uint32_t group_size, bool cacheable) {
+Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name, nb::object input, nb::object output,
+              int op, double prescale, double postscale, int root, std::optional<std::vector<int64_t>> splits,
+              std::string group, uint32_t group_size, bool cacheable) {
   sweep_references();
-  OperationPtr operation =
-      operation_of({kind, std::move(name), std::move(input), std::move(output), op, prescale, postscale, root,
-                    std::move(splits), std::move(group), group_size, cacheable},
-                   engine->size());
+  OperationPtr operation = operation_of({kind, std::move(name), std::move(input), std::move(output), op, prescale,
+                                         postscale, root, std::move(splits), std::move(group), group_size, cacheable},
+                                        engine->size());
   if constexpr (!kWaits) {
     engine->submit(operation, true);
     return {engine, std::move(operation)};
@@ -193,14 +197,15 @@ Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name,
 using RemoteTuple = std::tuple<int, int, int>;
 
 std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
-                                    const std::vector<RemoteTuple>& remotes, size_t fusion_threshold, size_t cache_capacity,
-                                    double spin, double timeout, bool trace) {
+                                    const std::vector<RemoteTuple>& remotes, size_t fusion_threshold,
+                                    size_t cache_capacity, double spin, double timeout, bool trace) {
   Wiring wiring{rank, size, std::move(local_ranks), std::move(segment), {}};
   for (const auto& [peer, control, data] : remotes) wiring.remotes.push_back({peer, control, data});
   const auto span = [](double seconds) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
-  return std::make_shared<Engine>(std::move(wiring), EngineOptions{fusion_threshold, cache_capacity, span(spin), span(timeout), trace});
+  return std::make_shared<Engine>(std::move(wiring),
+                                  EngineOptions{fusion_threshold, cache_capacity, span(spin), span(timeout), trace});
 }
 
 nb::dict stats_of(Engine& engine) {
@@ -247,11 +252,11 @@ NB_MODULE(_native, m) {
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a)
       .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
-           "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "", "group_size"_a = 0,
-           "cacheable"_a = true)
+           "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
+           "group_size"_a = 0, "cacheable"_a = true)
       .def("run", &submit<true>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
-           "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "", "group_size"_a = 0,
-           "cacheable"_a = true)
+           "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
+           "group_size"_a = 0, "cacheable"_a = true)
       .def("shutdown", &Engine::shutdown, nb::call_guard<nb::gil_scoped_release>())
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, int]"))
       .def("trace", &trace_of, nb::sig("def trace(self) -> list[tuple[str, str, int, int, int]]"));

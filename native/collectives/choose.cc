@@ -26,8 +26,8 @@ void World::broadcast(std::span<const Piece> pieces, int root) {
   else link_broadcast(*links_, pieces, root);
 }
 
-void World::alltoall(std::span<const std::byte* const> in, std::span<const size_t> send, std::span<std::byte* const> out,
-                     std::span<const size_t> receive, size_t longest) {
+void World::alltoall(std::span<const std::byte* const> in, std::span<const size_t> send,
+                     std::span<std::byte* const> out, std::span<const size_t> receive, size_t longest) {
   if (shared_) shm_alltoall(*shared_, in, send, out, receive, longest);
   else link_alltoall(*links_, in, send, out, receive);
 }

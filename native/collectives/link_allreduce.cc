@@ -18,7 +18,9 @@ constexpr size_t kFewRanks = 8;
 /// Brings the `bytes` of all ranks into `rows`; row i is of rank (own + i) mod N, and row 0 is there already.
 void gather_rows(Mesh& mesh, const std::byte* own, std::byte* rows, size_t bytes) {
   const auto n = static_cast<size_t>(mesh.size());
-  const auto peer = [&](size_t distance) { return &mesh.link(static_cast<int>((static_cast<size_t>(mesh.rank()) + distance) % n)); };
+  const auto peer = [&](size_t distance) {
+    return &mesh.link(static_cast<int>((static_cast<size_t>(mesh.rank()) + distance) % n));
+  };
   if (n <= kFewRanks) {
     std::vector<Outgoing> sends;
     std::vector<Incoming> receives;
@@ -76,12 +78,10 @@ void by_segments(Mesh& mesh, const Bucket& bucket, DType dtype, const Reduction&
 void link_allreduce(Mesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
   const Bucket bucket(pieces);
   if (bucket.bytes() == 0) return;
-  if (mesh.size() == 1)
-    alone(bucket, dtype, reduction);
+  if (mesh.size() == 1) alone(bucket, dtype, reduction);
   else if (bucket.bytes() * static_cast<size_t>(mesh.size() - 1) <= kSmallBytes)
     all_at_once(mesh, bucket, dtype, reduction);
-  else
-    by_segments(mesh, bucket, dtype, reduction);
+  else by_segments(mesh, bucket, dtype, reduction);
 }
 
 }  // namespace farandole

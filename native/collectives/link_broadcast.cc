@@ -79,7 +79,9 @@ class Relay {
     std::byte* staging;
   };
 
-  [[nodiscard]] size_t bytes_of(size_t chunk) const { return std::min(chunk_bytes_, bucket_.bytes() - chunk * chunk_bytes_); }
+  [[nodiscard]] size_t bytes_of(size_t chunk) const {
+    return std::min(chunk_bytes_, bucket_.bytes() - chunk * chunk_bytes_);
+  }
 
   [[nodiscard]] bool pull() {
     if (arrived_ == chunks_) return false;

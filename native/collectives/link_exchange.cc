@@ -111,10 +111,8 @@ void exchange(Mesh& mesh, std::span<Outgoing> sends, std::span<Incoming> receive
 const std::byte* input_run(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging) {
   const std::byte* run = nullptr;
   bucket.for_each(offset, bytes, [&](const Piece& part, size_t done) {
-    if (part.bytes == bytes)
-      run = part.in;
-    else
-      std::memcpy(staging + done, part.in, part.bytes);
+    if (part.bytes == bytes) run = part.in;
+    else std::memcpy(staging + done, part.in, part.bytes);
   });
   return run != nullptr ? run : staging;
 }
@@ -122,10 +120,8 @@ const std::byte* input_run(const Bucket& bucket, size_t offset, size_t bytes, st
 const std::byte* output_run(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging) {
   const std::byte* run = nullptr;
   bucket.for_each(offset, bytes, [&](const Piece& part, size_t done) {
-    if (part.bytes == bytes)
-      run = part.out;
-    else
-      std::memcpy(staging + done, part.out, part.bytes);
+    if (part.bytes == bytes) run = part.out;
+    else std::memcpy(staging + done, part.out, part.bytes);
   });
   return run != nullptr ? run : staging;
 }
@@ -140,7 +136,8 @@ std::byte* output_place(const Bucket& bucket, size_t offset, size_t bytes, std::
 
 void write_output(const Bucket& bucket, size_t offset, size_t bytes, const std::byte* run, const std::byte* staging) {
   if (run != staging) return;
-  bucket.for_each(offset, bytes, [&](const Piece& part, size_t done) { std::memcpy(part.out, run + done, part.bytes); });
+  bucket.for_each(offset, bytes,
+                  [&](const Piece& part, size_t done) { std::memcpy(part.out, run + done, part.bytes); });
 }
 
 void copy_through(const Bucket& bucket) {

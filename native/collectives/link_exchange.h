@@ -34,8 +34,8 @@ struct Incoming {
 
 /// Waits over all links of a mesh for those that an algorithm cannot go on without.
 ///
-/// A link that hangs up although nothing is awaited from it counts as a lost peer once nothing has moved for a moment: in
-/// a tree or a ring that is how a rank hears of a death two hops away.
+/// A link that hangs up although nothing is awaited from it counts as a lost peer once nothing has moved for a moment:
+/// in a tree or a ring that is how a rank hears of a death two hops away.
 class LinkWaiter {
  public:
   explicit LinkWaiter(Mesh& mesh);

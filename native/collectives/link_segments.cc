@@ -24,8 +24,8 @@ size_t chunk_for(size_t longest_segment, size_t peers) {
 
 }  // namespace
 
-// Streams cannot wait for each other in a circle: chunk k of any stream waits only for chunks below k (a slot that chunk
-// k - kSlots has left) or, for a finished chunk k, for raw chunks k, which are before it in every stream.
+// Streams cannot wait for each other in a circle: chunk k of any stream waits only for chunks below k (a slot that
+// chunk k - kSlots has left) or, for a finished chunk k, for raw chunks k, which are before it in every stream.
 SegmentReduce::Stream::Next SegmentReduce::Stream::next() const {
   if (raw < raw_chunks && (raw <= finished + kLead || finished == finished_chunks)) return Next::Raw;
   return finished < finished_chunks ? Next::Finished : Next::None;

@@ -13,16 +13,17 @@ namespace farandole {
 
 /// A bucket cut in one segment per rank; each rank reduces its own segment from what all ranks send it straight.
 ///
-/// Every rank sends (N-1)/N of the bucket to reduce and as much again to gather, like a ring, but in two steps instead of
-/// 2 (N-1), and the rank that combines has all the inputs at once: in rank order, 16 bit types in fp32 and rounded once.
-/// So the result has the same bits as over shared memory and for any fusion of the same tensors. The price is N-1
+/// Every rank sends (N-1)/N of the bucket to reduce and as much again to gather, like a ring, but in two steps instead
+/// of 2 (N-1), and the rank that combines has all the inputs at once: in rank order, 16 bit types in fp32 and rounded
+/// once. So the result has the same bits as over shared memory and for any fusion of the same tensors. The price is N-1
 /// streams at a time per rank. Chunks are reduced as soon as all ranks' have arrived, while others are on their way.
 class SegmentReduce {
  public:
   /// `bounds[r]`, `bounds[r + 1]` are the ends of rank r's segment in bytes. With `mine` the own segment goes there
-  /// (null is fine for an empty one) and nothing is gathered; else every rank gets the whole result in the outputs of the bucket.
-  SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype, const Reduction& reduction,
-                std::optional<std::byte*> mine);
+  /// (null is fine for an empty one) and nothing is gathered; else every rank gets the whole result in the outputs of
+  /// the bucket.
+  SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
+                const Reduction& reduction, std::optional<std::byte*> mine);
 
   /// Blocks until this rank has sent and received all its part.
   void run();

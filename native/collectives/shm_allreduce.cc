@@ -14,7 +14,8 @@ constexpr size_t kLine = 64;
 void all_at_once(SharedMesh& mesh, const Bucket& bucket, DType dtype, const Reduction& reduction) {
   const uint32_t number = mesh.begin_small();
   std::byte* mine = mesh.small_slot(mesh.rank(), number);
-  bucket.for_each(0, bucket.bytes(), [&](const Piece& part, size_t done) { std::memcpy(mine + done, part.in, part.bytes); });
+  bucket.for_each(0, bucket.bytes(),
+                  [&](const Piece& part, size_t done) { std::memcpy(mine + done, part.in, part.bytes); });
   mesh.publish_small(number);
 
   std::array<const void*, 16> few{};
@@ -29,15 +30,21 @@ void all_at_once(SharedMesh& mesh, const Bucket& bucket, DType dtype, const Redu
   });
 }
 
-/// One allreduce through the stripes. A stripe is a run of the bucket cut in N segments of equal size; rank r reduces segment r.
+/// One allreduce through the stripes. A stripe is a run of the bucket cut in N segments of equal size; rank r reduces
+/// segment r.
 ///
-/// Each rank runs copy_in(k+1), reduce(k), copy_out(k-1). The slots need no acknowledgement: a rank overwrites slot k mod R in
-/// copy_in(k+R), after its copy_out(k+R-3) has seen all ranks' results of that stripe, so all have read its stripe k when
-/// R >= 3; and it overwrites a result in reduce(k+R) after all ranks arrived at k+R, hence left copy_out(k+R-3).
+/// Each rank runs copy_in(k+1), reduce(k), copy_out(k-1). The slots need no acknowledgement: a rank overwrites slot k
+/// mod R in copy_in(k+R), after its copy_out(k+R-3) has seen all ranks' results of that stripe, so all have read its
+/// stripe k when R >= 3; and it overwrites a result in reduce(k+R) after all ranks arrived at k+R, hence left
+/// copy_out(k+R-3).
 class Pipeline {
  public:
   Pipeline(SharedMesh& mesh, const Bucket& bucket, DType dtype, const Reduction& reduction)
-      : mesh_(mesh), bucket_(bucket), dtype_(dtype), reduction_(reduction), n_(static_cast<size_t>(mesh.size())),
+      : mesh_(mesh),
+        bucket_(bucket),
+        dtype_(dtype),
+        reduction_(reduction),
+        n_(static_cast<size_t>(mesh.size())),
         sources_(n_) {
     const size_t share = (bucket.bytes() + n_ - 1) / n_;
     segment_ = std::min(mesh.slot_bytes(), (share + kLine - 1) / kLine * kLine);
@@ -129,14 +136,12 @@ void shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType dtype,
   const Bucket bucket(pieces);
   if (bucket.bytes() == 0) return;
   // Everybody reads everybody's bytes, so the gain of the single step fades as ranks grow.
-  if (bucket.bytes() * static_cast<size_t>(mesh.size()) <= kSmallBytes)
-    all_at_once(mesh, bucket, dtype, reduction);
-  else
-    Pipeline(mesh, bucket, dtype, reduction).run();
+  if (bucket.bytes() * static_cast<size_t>(mesh.size()) <= kSmallBytes) all_at_once(mesh, bucket, dtype, reduction);
+  else Pipeline(mesh, bucket, dtype, reduction).run();
 }
 
-void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
-                       const Reduction& reduction) {
+void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts,
+                       DType dtype, const Reduction& reduction) {
   const size_t width = size_of(dtype);
   const int me = mesh.rank();
   const int n = mesh.size();

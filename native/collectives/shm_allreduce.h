@@ -17,7 +17,7 @@ namespace farandole {
 void shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
 
 /// Reduces `in` over all ranks and leaves in `out` this rank's part: `counts[r]` elements for rank r, in rank order.
-void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
-                       const Reduction& reduction);
+void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts,
+                       DType dtype, const Reduction& reduction);
 
 }  // namespace farandole

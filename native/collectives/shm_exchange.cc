@@ -28,7 +28,8 @@ size_t part(size_t bytes, size_t at, size_t step) { return at < bytes ? std::min
 
 }  // namespace
 
-void shm_allgather(SharedMesh& mesh, const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes) {
+void shm_allgather(SharedMesh& mesh, const std::byte* mine, std::span<std::byte* const> out,
+                   std::span<const size_t> bytes) {
   const auto me = static_cast<size_t>(mesh.rank());
   const size_t step = mesh.slot_bytes() * static_cast<size_t>(mesh.size());
   const size_t longest = *std::max_element(bytes.begin(), bytes.end());
@@ -59,10 +60,8 @@ void shm_broadcast(SharedMesh& mesh, std::span<const Piece> pieces, int root) {
       [&](uint32_t stripe, size_t at) {
         const std::byte* slot = mesh.slot(root, stripe);
         bucket.for_each(at, part(bucket.bytes(), at, step), [&](const Piece& piece, size_t done) {
-          if (!sends)
-            std::memcpy(piece.out, slot + done, piece.bytes);
-          else if (piece.out != piece.in)
-            std::memcpy(piece.out, piece.in, piece.bytes);
+          if (!sends) std::memcpy(piece.out, slot + done, piece.bytes);
+          else if (piece.out != piece.in) std::memcpy(piece.out, piece.in, piece.bytes);
         });
       });
 }

@@ -24,7 +24,8 @@ Engine::Engine(Wiring wiring, EngineOptions options)
     : wiring_(std::move(wiring)),
       options_(options),
       trace_(options.trace),
-      negotiator_({wiring_.size, options.fusion_threshold, options.cache_capacity, seconds_of(static_cast<uint64_t>(options.timeout.count()))}),
+      negotiator_({wiring_.size, options.fusion_threshold, options.cache_capacity,
+                   seconds_of(static_cast<uint64_t>(options.timeout.count()))}),
       world_(make_world()),
       left_(static_cast<size_t>(wiring_.size)),
       told_(static_cast<size_t>(wiring_.size)) {
@@ -49,17 +50,19 @@ World Engine::make_world() {
   Guard& guard = *this;
   Patience patience{options_.spin};
   // More ranks than cores: whoever spins keeps the one it waits for from running.
-  if (local.size() > std::thread::hardware_concurrency()) patience.spin = std::min<nanoseconds>(options_.spin, std::chrono::microseconds(2));
+  if (local.size() > std::thread::hardware_concurrency())
+    patience.spin = std::min<nanoseconds>(options_.spin, std::chrono::microseconds(2));
   else if (wiring_.remotes.empty()) lane_.emplace(*wiring_.segment, wiring_.rank, options_.spin);
-  if (wiring_.remotes.empty()) return World(std::make_unique<SharedMesh>(wiring_.segment, wiring_.rank, guard, patience));
+  if (wiring_.remotes.empty())
+    return World(std::make_unique<SharedMesh>(wiring_.segment, wiring_.rank, guard, patience));
 
   std::vector<std::unique_ptr<Link>> links(static_cast<size_t>(wiring_.size));
   for (size_t i = 0; i < local.size(); ++i) {
     const auto peer = static_cast<int>(i);
     if (peer != local_rank_)
-      links[static_cast<size_t>(local[i])] =
-          std::make_unique<ShmLink>(local[i], wiring_.segment->area(peer), wiring_.segment->pair_ring(local_rank_, peer),
-                                    wiring_.segment->pair_ring(peer, local_rank_), false);
+      links[static_cast<size_t>(local[i])] = std::make_unique<ShmLink>(
+          local[i], wiring_.segment->area(peer), wiring_.segment->pair_ring(local_rank_, peer),
+          wiring_.segment->pair_ring(peer, local_rank_), false);
   }
   for (const Wiring::Remote& remote : wiring_.remotes)
     links[static_cast<size_t>(remote.peer)] = std::make_unique<TcpLink>(remote.peer, remote.data_fd);

@@ -35,9 +35,9 @@ struct Wiring {
   };
   int rank = 0;
   int size = 1;
-  std::vector<int> local_ranks{0};   // the ranks of this host, in the order of their areas in the segment
+  std::vector<int> local_ranks{0};  // the ranks of this host, in the order of their areas in the segment
   std::shared_ptr<Segment> segment;
-  std::vector<Remote> remotes;       // every rank that is not local
+  std::vector<Remote> remotes;  // every rank that is not local
 };
 
 struct EngineOptions {
@@ -49,18 +49,18 @@ struct EngineOptions {
 };
 
 struct EngineStats {
-  uint64_t operations = 0;      // completed
-  uint64_t bundles = 0;         // executed
-  uint64_t bytes = 0;           // of the inputs
+  uint64_t operations = 0;  // completed
+  uint64_t bundles = 0;     // executed
+  uint64_t bytes = 0;       // of the inputs
   uint64_t asked_by_number = 0;
   uint64_t asked_in_full = 0;
 };
 
 /// One rank's share in the collectives: takes operations, agrees with the others on an order, runs them.
 ///
-/// Progress is made by whoever waits (wait(), run()); only operations that nobody waits for are driven by the engine's own
-/// thread, which sleeps on this rank's doorbell in the segment. Whoever drives holds `driver_`. Once a rank is lost, every
-/// waiter, present and future, gets the same error.
+/// Progress is made by whoever waits (wait(), run()); only operations that nobody waits for are driven by the engine's
+/// own thread, which sleeps on this rank's doorbell in the segment. Whoever drives holds `driver_`. Once a rank is
+/// lost, every waiter, present and future, gets the same error.
 class Engine : private Guard {
  public:
   Engine(Wiring wiring, EngineOptions options);  // starts the thread
@@ -72,11 +72,12 @@ class Engine : private Guard {
   /// Throws Error: Invalid (a name that is in flight), Closed, or the failure that ended the job.
   void submit(const OperationPtr& operation, bool wake);
 
-  /// Runs an operation to its end if all ranks are about to run it now; returns whether it is done. Else nothing has happened,
-  /// and the operation is to be submitted. Spins for a moment at most.
+  /// Runs an operation to its end if all ranks are about to run it now; returns whether it is done. Else nothing has
+  /// happened, and the operation is to be submitted. Spins for a moment at most.
   bool run_in_lane(const OperationPtr& operation);
 
-  /// Drives until `operation` is done or `limit` has passed; returns whether it is done. Look at `operation->error` then.
+  /// Drives until `operation` is done or `limit` has passed; returns whether it is done. Look at `operation->error`
+  /// then.
   bool wait(Operation& operation, std::chrono::nanoseconds limit);
 
   /// Says goodbye to the others, fails what is pending, and stops. Idempotent.
@@ -122,21 +123,21 @@ class Engine : private Guard {
   EngineOptions options_;
   int local_rank_ = 0;
   Trace trace_;
-  Negotiator negotiator_;  // used by rank 0 only
+  Negotiator negotiator_;                // used by rank 0 only
   std::optional<Lane> lane_;             // in a world of one host with a core for every rank
   World world_;                          // after what make_world() fills in
   std::vector<ControlStream> controls_;  // rank 0: to everybody; else: to rank 0
   bool listens_always_ = false;          // remote ranks cannot wake the thread unless it listens
   std::deque<Plan> plans_;
-  std::vector<bool> left_;               // by rank: it has shut down, having done all its part
-  std::vector<bool> told_;               // by rank: the negotiator knows
-  uint64_t looked_ns_ = 0;               // when overdue operations were last looked for
-  uint32_t executed_ = 0;                // operations so far: the same on every rank between two of them
-  uint64_t operation_deadline_ns_ = 0;   // of what is being executed
+  std::vector<bool> left_;              // by rank: it has shut down, having done all its part
+  std::vector<bool> told_;              // by rank: the negotiator knows
+  uint64_t looked_ns_ = 0;              // when overdue operations were last looked for
+  uint32_t executed_ = 0;               // operations so far: the same on every rank between two of them
+  uint64_t operation_deadline_ns_ = 0;  // of what is being executed
 
-  std::mutex driver_;                    // held by whoever makes progress
-  std::atomic<int> waiters_{0};          // threads in wait(): they drive, not the background thread
-  Signal work_;                          // the background thread's own bell, for this process only
+  std::mutex driver_;            // held by whoever makes progress
+  std::atomic<int> waiters_{0};  // threads in wait(): they drive, not the background thread
+  Signal work_;                  // the background thread's own bell, for this process only
   Pending pending_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> failed_{false};
@@ -147,7 +148,7 @@ class Engine : private Guard {
   std::atomic<bool> stop_{false};
   std::promise<void> born_;
   std::unique_ptr<Doorman> doorman_;
-  std::thread thread_;                   // last: joined before the members above die
+  std::thread thread_;  // last: joined before the members above die
 };
 
 }  // namespace farandole

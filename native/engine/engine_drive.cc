@@ -145,7 +145,8 @@ void Engine::record(const Bundle& bundle, std::span<const OperationPtr> operatio
 void Engine::refuse(const Refusal& refusal) {
   // Our own request was on its way when the coordinator gave up waiting for it: it counts as a new one there.
   const auto& late = refusal.error.ranks;
-  if (refusal.error.kind == ErrorKind::Timeout && std::find(late.begin(), late.end(), wiring_.rank) != late.end()) return;
+  if (refusal.error.kind == ErrorKind::Timeout && std::find(late.begin(), late.end(), wiring_.rank) != late.end())
+    return;
   // A rank that a timeout was waiting for has nothing to fail.
   if (const OperationPtr operation = pending_.take(refusal.name)) fail(operation, refusal.error);
 }

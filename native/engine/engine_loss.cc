@@ -41,7 +41,8 @@ Error Engine::root_cause(const Error& error) {
   const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kHearsay).count());
   try {
     while (now_ns() < until) {
-      if (const auto abort = wiring_.segment->aborted()) return Error::peer_lost("", abort->rank, reason_of(abort->reason));
+      if (const auto abort = wiring_.segment->aborted())
+        return Error::peer_lost("", abort->rank, reason_of(abort->reason));
       hear();
       std::this_thread::sleep_for(milliseconds(1));
     }
@@ -52,8 +53,7 @@ Error Engine::root_cause(const Error& error) {
 }
 
 void Engine::check() {
-  if (const auto abort = wiring_.segment->aborted())
-    throw Error::peer_lost("", abort->rank, reason_of(abort->reason));
+  if (const auto abort = wiring_.segment->aborted()) throw Error::peer_lost("", abort->rank, reason_of(abort->reason));
   if (stop_.load()) throw Error::closed("it was shut down while this operation ran");
   if (operation_deadline_ns_ != 0 && now_ns() > operation_deadline_ns_)
     throw Error::timeout("", {}, seconds_of(static_cast<uint64_t>(options_.timeout.count())));

@@ -30,8 +30,12 @@ Reduction reduction_of(const Request& request, int size) {
 class Execution {
  public:
   Execution(World& world, int rank, int size, const Entry& entry, Operation& operation)
-      : world_(world), rank_(static_cast<size_t>(rank)), size_(static_cast<size_t>(size)), entry_(entry),
-        operation_(operation), row_(operation.request.row_elements() * size_of(operation.request.dtype)) {}
+      : world_(world),
+        rank_(static_cast<size_t>(rank)),
+        size_(static_cast<size_t>(size)),
+        entry_(entry),
+        operation_(operation),
+        row_(operation.request.row_elements() * size_of(operation.request.dtype)) {}
 
   void allgather() {
     expect(entry_.sizes.size() == size_ && entry_.sizes[rank_] == operation_.request.shape[0]);
@@ -102,17 +106,10 @@ int64_t scattered_rows(int64_t rows, int owner, int size) { return rows / size +
 void execute(World& world, int rank, int size, const Bundle& bundle, std::span<const OperationPtr> operations) {
   const Request& first = operations[0]->request;
   switch (bundle.kind) {
-    case Kind::Allreduce:
-      world.allreduce(pieces_of(operations), first.dtype, reduction_of(first, size));
-      return;
-    case Kind::Broadcast:
-      world.broadcast(pieces_of(operations), first.root);
-      return;
-    case Kind::Barrier:
-      world.barrier();
-      return;
-    default:
-      break;
+    case Kind::Allreduce: world.allreduce(pieces_of(operations), first.dtype, reduction_of(first, size)); return;
+    case Kind::Broadcast: world.broadcast(pieces_of(operations), first.root); return;
+    case Kind::Barrier: world.barrier(); return;
+    default: break;
   }
   for (size_t i = 0; i < operations.size(); ++i) {
     Execution execution(world, rank, size, bundle.entries[i], *operations[i]);

@@ -15,9 +15,9 @@ class Lane {
   Lane(Segment& segment, int rank, std::chrono::nanoseconds spin)
       : segment_(segment), rank_(rank), size_(static_cast<uint32_t>(segment.ranks())), spin_(spin) {}
 
-  /// Waits for all ranks to arrive for operation `number`, before which all have run `instance` others: spins, then naps for
-  /// two milliseconds at most. True when they have: all of them run it next, and nothing else. False when this rank has to
-  /// ask the coordinator, because others do, time is up, or `called_away` said so.
+  /// Waits for all ranks to arrive for operation `number`, before which all have run `instance` others: spins, then
+  /// naps for two milliseconds at most. True when they have: all of them run it next, and nothing else. False when this
+  /// rank has to ask the coordinator, because others do, time is up, or `called_away` said so.
   [[nodiscard]] bool agree(uint32_t number, uint32_t instance, const std::function<bool()>& called_away);
 
   /// This rank is about to ask the coordinator: whoever waits for it in the lane need not wait any longer.

@@ -35,12 +35,17 @@ constexpr Aspect kAspects[] = {
     {"shape", same_shape, [](const Request& r) { return r.type_text(); }},
     {"reduce op", [](const Request& a, const Request& b) { return a.op == b.op; },
      [](const Request& r) -> std::string { return name_of(r.op); }},
-    {"scale factors", [](const Request& a, const Request& b) { return a.prescale == b.prescale && a.postscale == b.postscale; },
-     [](const Request& r) { return "prescale " + number_text(r.prescale) + ", postscale " + number_text(r.postscale); }},
+    {"scale factors",
+     [](const Request& a, const Request& b) { return a.prescale == b.prescale && a.postscale == b.postscale; },
+     [](const Request& r) {
+       return "prescale " + number_text(r.prescale) + ", postscale " + number_text(r.postscale);
+     }},
     {"root rank", [](const Request& a, const Request& b) { return a.root == b.root; },
      [](const Request& r) { return "root " + std::to_string(r.root); }},
     {"group", [](const Request& a, const Request& b) { return a.group == b.group && a.group_size == b.group_size; },
-     [](const Request& r) { return r.group.empty() ? std::string("no group") : r.group + " of " + std::to_string(r.group_size); }},
+     [](const Request& r) {
+       return r.group.empty() ? std::string("no group") : r.group + " of " + std::to_string(r.group_size);
+     }},
 };
 
 std::vector<int64_t> sizes_of(const std::vector<std::optional<Request>>& asked) {
@@ -123,8 +128,10 @@ void Negotiator::refuse_if_hopeless(const std::string& name) {
 }
 
 void Negotiator::refuse_asked(const Asked& asked, Error error) {
-  const auto first = std::find_if(asked.by_rank.begin(), asked.by_rank.end(), [](const auto& each) { return each.has_value(); });
-  if (const auto found = numbers_.find((*first)->name); found != numbers_.end()) known_[found->second].spelled_out = false;
+  const auto first =
+      std::find_if(asked.by_rank.begin(), asked.by_rank.end(), [](const auto& each) { return each.has_value(); });
+  if (const auto found = numbers_.find((*first)->name); found != numbers_.end())
+    known_[found->second].spelled_out = false;
   refuse(**first, std::move(error));
 }
 
@@ -150,11 +157,10 @@ Negotiator::Asked& Negotiator::spell_out(const std::string& name, double now) {
 
 void Negotiator::settle(Asked asked) {
   const Request& request = *asked.by_rank[0];
-  if (const auto found = numbers_.find(request.name); found != numbers_.end()) known_[found->second].spelled_out = false;
-  if (auto error = disagreement(asked.by_rank))
-    refuse(request, std::move(*error));
-  else
-    release({request, {request.name, number(request), sizes_of(asked.by_rank)}});
+  if (const auto found = numbers_.find(request.name); found != numbers_.end())
+    known_[found->second].spelled_out = false;
+  if (auto error = disagreement(asked.by_rank)) refuse(request, std::move(*error));
+  else release({request, {request.name, number(request), sizes_of(asked.by_rank)}});
 }
 
 void Negotiator::release(Fusible ready) {

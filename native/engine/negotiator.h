@@ -24,7 +24,7 @@ class Negotiator {
     int size = 1;
     size_t fusion_threshold = size_t{128} << 20;  // bytes per bucket; 0 switches fusion off
     size_t cache_capacity = 16384;                // names with a number
-    double timeout = 0;                           // seconds until an operation that not all ranks ask for fails; 0 = never
+    double timeout = 0;  // seconds until an operation that not all ranks ask for fails; 0 = never
   };
 
   explicit Negotiator(Options options) : options_(options) {}
@@ -83,9 +83,9 @@ class Negotiator {
   std::unordered_map<std::string, Group> groups_;
   std::vector<Fusible> ready_;
   std::vector<Refusal> refused_;
-  std::map<int, std::string> left_;                    // rank -> why
-  size_t partial_ = 0;  // numbers that some ranks have asked for and others not
-  double looked_ = 0;   // when expiry was last checked
+  std::map<int, std::string> left_;  // rank -> why
+  size_t partial_ = 0;               // numbers that some ranks have asked for and others not
+  double looked_ = 0;                // when expiry was last checked
 };
 
 /// How the requests of all ranks for one name differ, if they do.

@@ -34,8 +34,8 @@ class Operation {
  public:
   Request request;
   const std::byte* input = nullptr;
-  std::byte* output = nullptr;      // null: the engine allocates `result`
-  std::shared_ptr<void> keep;       // what must outlive the operation: references to the tensors
+  std::byte* output = nullptr;  // null: the engine allocates `result`
+  std::shared_ptr<void> keep;   // what must outlive the operation: references to the tensors
 
   // Valid once done.
   std::optional<Error> error;

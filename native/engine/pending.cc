@@ -63,7 +63,8 @@ OperationPtr Pending::take(const Entry& entry) {
     if (name->id == kNoId) names_.erase(operation->request.name);
   } else if (name->id != entry.id) {
     // The coordinator counts its numbers up from zero.
-    if (entry.id > by_id_.size() + kMostNumbers) throw Error::internal("the plan holds an absurd number, " + std::to_string(entry.id));
+    if (entry.id > by_id_.size() + kMostNumbers)
+      throw Error::internal("the plan holds an absurd number, " + std::to_string(entry.id));
     name->id = entry.id;
     name->signature = operation->request;
     if (by_id_.size() <= entry.id) by_id_.resize(entry.id + 1, nullptr);
@@ -103,7 +104,8 @@ OperationPtr Pending::overdue(uint64_t before_ns) {
   const std::lock_guard lock(mu_);
   OperationPtr first;
   for (const auto& [name, record] : names_)
-    if (record.pending && record.pending->submitted_ns < before_ns && (!first || record.pending->submitted_ns < first->submitted_ns))
+    if (record.pending && record.pending->submitted_ns < before_ns &&
+        (!first || record.pending->submitted_ns < first->submitted_ns))
       first = record.pending;
   return first;
 }

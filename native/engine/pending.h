@@ -36,7 +36,8 @@ class Pending {
   /// The pending operation of that name, or null.
   [[nodiscard]] OperationPtr take(const std::string& name);
 
-  /// From now on add() throws `error`, named after the operation. Only the first call counts; returns whether it was this one.
+  /// From now on add() throws `error`, named after the operation. Only the first call counts; returns whether it was
+  /// this one.
   bool refuse(const Error& error);
 
   /// Takes all.

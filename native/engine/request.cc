@@ -41,8 +41,8 @@ void validate_splits(Request& request, int size) {
   const int64_t rows = request.shape[0];
   if (request.splits.empty()) {
     if (rows % size != 0)
-      throw Error::invalid(request.name, "its first dimension is " + std::to_string(rows) + ", which " + std::to_string(size) +
-                                             " ranks do not divide; give splits");
+      throw Error::invalid(request.name, "its first dimension is " + std::to_string(rows) + ", which " +
+                                             std::to_string(size) + " ranks do not divide; give splits");
     request.splits.assign(static_cast<size_t>(size), rows / size);
     return;
   }
@@ -55,8 +55,8 @@ void validate_splits(Request& request, int size) {
     sum += split;
   }
   if (sum > rows)
-    throw Error::invalid(request.name, "the sum of splits is " + std::to_string(sum) + ", more than the first dimension, " +
-                                           std::to_string(rows));
+    throw Error::invalid(request.name, "the sum of splits is " + std::to_string(sum) +
+                                           ", more than the first dimension, " + std::to_string(rows));
 }
 
 }  // namespace
@@ -65,20 +65,24 @@ void validate(Request& request, int size) {
   const bool reduces = request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter;
   if (reduces) {
     try {
-      check_reduction(request.dtype, {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1});
+      check_reduction(request.dtype,
+                      {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1});
     } catch (const Error& error) {
       throw error.named(request.name);
     }
   }
   if (request.kind == Kind::Reducescatter && request.op != ReduceOp::Average && request.op != ReduceOp::Sum)
-    throw Error::invalid(request.name, "reducescatter supports Average and Sum only, got " + std::string(name_of(request.op)));
-  const bool by_rows = request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
+    throw Error::invalid(request.name,
+                         "reducescatter supports Average and Sum only, got " + std::string(name_of(request.op)));
+  const bool by_rows =
+      request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
   if (by_rows && request.shape.empty())
-    throw Error::invalid(request.name, std::string(name_of(request.kind)) + " needs at least one dimension; reshape the scalar to (1,)");
+    throw Error::invalid(
+        request.name, std::string(name_of(request.kind)) + " needs at least one dimension; reshape the scalar to (1,)");
   if (request.kind == Kind::Alltoall) validate_splits(request, size);
   if (request.kind == Kind::Broadcast && (request.root < 0 || request.root >= size))
-    throw Error::invalid(request.name, "broadcast received invalid root rank " + std::to_string(request.root) + "; ranks are 0 to " +
-                                           std::to_string(size - 1));
+    throw Error::invalid(request.name, "broadcast received invalid root rank " + std::to_string(request.root) +
+                                           "; ranks are 0 to " + std::to_string(size - 1));
 }
 
 }  // namespace farandole

@@ -47,8 +47,8 @@ struct Request {
 /// True for kinds whose plan depends on nothing but the request, so that a number can stand for it.
 bool repeats_exactly(Kind kind);
 
-/// Throws Error (Invalid) for what no rank could run in a world of `size`, whatever the others ask for. Fills in the even
-/// splits of an alltoall that names none.
+/// Throws Error (Invalid) for what no rank could run in a world of `size`, whatever the others ask for. Fills in the
+/// even splits of an alltoall that names none.
 void validate(Request& request, int size);
 
 }  // namespace farandole

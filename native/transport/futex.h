@@ -6,7 +6,8 @@
 
 namespace farandole {
 
-/// Sleeps while `word` equals `expected`, at most `timeout`. May wake early. Works across processes that share the page.
+/// Sleeps while `word` equals `expected`, at most `timeout`. May wake early. Works across processes that share the
+/// page.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nanoseconds timeout);
 
 /// Wakes every sleeper on `word`.

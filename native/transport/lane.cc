@@ -3,7 +3,9 @@
 namespace farandole {
 
 LaneRounds::Fields LaneRounds::unpack(uint64_t bits) {
-  const auto field = [bits](int shift, int width) { return static_cast<uint32_t>(bits >> shift & ((uint64_t{1} << width) - 1)); };
+  const auto field = [bits](int shift, int width) {
+    return static_cast<uint32_t>(bits >> shift & ((uint64_t{1} << width) - 1));
+  };
   return {field(44, 20), field(43, 1), field(23, 20), field(11, 12), field(0, 11)};
 }
 
@@ -55,7 +57,8 @@ LaneRounds::State LaneRounds::spoil(uint32_t round, uint32_t size) {
     if (order == 0 && fields.arrivals == size) return State::Agreed;
     if (order < 0) fields = {tag(round), 0, 0, 0, 0};
     fields.spoiled = 1;
-    if (word.compare_exchange_weak(seen, pack(fields), std::memory_order_acq_rel, std::memory_order_acquire)) return State::Spoiled;
+    if (word.compare_exchange_weak(seen, pack(fields), std::memory_order_acq_rel, std::memory_order_acquire))
+      return State::Spoiled;
   }
 }
 

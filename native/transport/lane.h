@@ -6,8 +6,9 @@
 
 namespace farandole {
 
-/// What the ranks of one host agree in without the coordinator: that all of them, with nothing else under way, are about to
-/// run the same operation. One word in shared memory per round, so that agreeing and giving up exclude each other.
+/// What the ranks of one host agree in without the coordinator: that all of them, with nothing else under way, are
+/// about to run the same operation. One word in shared memory per round, so that agreeing and giving up exclude each
+/// other.
 ///
 /// A round ends when all ranks have arrived with the same number (agreed), or when one of them arrives with another,
 /// gives up, or asks the coordinator for anything (spoiled); then all of them ask the coordinator. A rank that was
@@ -23,8 +24,8 @@ class LaneRounds {
     Missed,   // the round was spoiled in an earlier operation: try the next
     Refused,  // the round is spoiled for this very operation: the others ask the coordinator for it
   };
-  /// Adds this rank to `round` for operation `number`. `instance` counts the operations that all ranks have run before it:
-  /// a name comes again and again, and a round that was given up then says nothing of now.
+  /// Adds this rank to `round` for operation `number`. `instance` counts the operations that all ranks have run before
+  /// it: a name comes again and again, and a round that was given up then says nothing of now.
   Arrival arrive(uint32_t round, uint32_t number, uint32_t instance);
 
   enum class State { Open, Agreed, Spoiled };
@@ -40,7 +41,8 @@ class LaneRounds {
   struct alignas(128) Word {
     std::atomic<uint64_t> bits{0};
   };
-  // From the top: round + 1 (20 bits), spoiled (1), number (20), instance (12), arrivals (11). Zero: before the first round.
+  // From the top: round + 1 (20 bits), spoiled (1), number (20), instance (12), arrivals (11). Zero: before the first
+  // round.
   struct Fields {
     uint32_t round, spoiled, number, instance, arrivals;
   };

@@ -108,7 +108,8 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
   expected.slot_bytes = segment->header().slot_bytes;
   expected.lay_out();
   if (segment->header().magic != kMagic || expected.total != bytes)
-    throw Error::internal("the shared segment was made by another version of farandole; install one version on all ranks");
+    throw Error::internal(
+        "the shared segment was made by another version of farandole; install one version on all ranks");
   return segment;
 }
 
@@ -124,9 +125,7 @@ int Segment::ranks() const { return static_cast<int>(header().ranks); }
 size_t Segment::slot_bytes() const { return header().slot_bytes; }
 bool Segment::has_pair_rings() const { return header().pair_rings != 0; }
 
-RankArea& Segment::area(int rank) {
-  return reinterpret_cast<RankArea*>(base_ + header().areas)[rank];
-}
+RankArea& Segment::area(int rank) { return reinterpret_cast<RankArea*>(base_ + header().areas)[rank]; }
 
 std::byte* Segment::slot(int rank, int index) {
   const size_t stripe = static_cast<size_t>(ranks()) * slot_bytes();

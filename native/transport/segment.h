@@ -23,11 +23,11 @@ inline constexpr size_t kSmallBytes = 4096;
 /// What each rank owns in the segment. Written by its owner, read by its peers, one cache-line pair per concern.
 struct RankArea {
   Life life;
-  Signal doorbell;     // somebody has something for this rank's driver
-  Signal arrived;      // stripes whose input lies in the slots
-  Signal reduced;      // stripes whose result lies in the slots, or whose input was read
-  Signal finished;     // operations that this rank has left
-  Signal small;        // small operations whose payload lies in the small slots
+  Signal doorbell;  // somebody has something for this rank's driver
+  Signal arrived;   // stripes whose input lies in the slots
+  Signal reduced;   // stripes whose result lies in the slots, or whose input was read
+  Signal finished;  // operations that this rank has left
+  Signal small;     // small operations whose payload lies in the small slots
 };
 
 /// Why a job ended before its time, as told by the first rank that knew.
@@ -39,8 +39,8 @@ struct Abort {
 
 /// The memory that the ranks of one host share: signals, life words, slots for the collectives, and byte rings.
 ///
-/// It is a memfd, so nothing is left behind however the ranks die. The first rank creates it and hands the descriptor to the
-/// others over an authenticated Unix socket; ranks that are threads of one process share the object itself.
+/// It is a memfd, so nothing is left behind however the ranks die. The first rank creates it and hands the descriptor
+/// to the others over an authenticated Unix socket; ranks that are threads of one process share the object itself.
 class Segment {
  public:
   /// `slot_bytes` is the wished chunk per rank and stripe; it shrinks when many ranks would need too much memory.

@@ -10,7 +10,8 @@ namespace farandole {
 
 /// A rank's view of the segment in which its whole world lives: counters of what it has done, waits for what others do.
 ///
-/// Every rank runs the same operations in the same order, so the counters of all ranks tell the same story and need no reset.
+/// Every rank runs the same operations in the same order, so the counters of all ranks tell the same story and need no
+/// reset.
 class SharedMesh {
  public:
   SharedMesh(std::shared_ptr<Segment> segment, int rank, Guard& guard, Patience patience)

@@ -9,12 +9,13 @@ namespace farandole {
 
 /// A link over a connected stream socket (TCP, or AF_UNIX between the processes of one host).
 ///
-/// A peer that closes or resets the connection is lost. A host that vanishes without a word is noticed after about half a
-/// minute of silence while we wait for it (keepalive); a peer that lives but is late is not: that is the guard's matter.
+/// A peer that closes or resets the connection is lost. A host that vanishes without a word is noticed after about half
+/// a minute of silence while we wait for it (keepalive); a peer that lives but is late is not: that is the guard's
+/// matter.
 class TcpLink final : public Link {
  public:
-  /// Takes ownership of `fd`, connected and authenticated, and makes it non-blocking. Throws `Error` when it is no socket;
-  /// `fd` is closed then too.
+  /// Takes ownership of `fd`, connected and authenticated, and makes it non-blocking. Throws `Error` when it is no
+  /// socket; `fd` is closed then too.
   TcpLink(int peer, int fd);
   ~TcpLink() override;
 

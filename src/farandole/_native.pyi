@@ -1,46 +1,75 @@
 from collections.abc import Sequence
 from typing import Any
 
-
 class Segment:
     @staticmethod
     def create(ranks: int, slot_bytes: int, pair_rings: bool) -> Segment: ...
-
     @staticmethod
     def attach(fd: int) -> Segment: ...
-
     @property
     def fd(self) -> int: ...
-
     @property
     def ranks(self) -> int: ...
-
     @property
     def slot_bytes(self) -> int: ...
 
 class Handle:
     def done(self) -> bool: ...
-
     def wait(self) -> None: ...
-
     def result(self) -> Any | None: ...
-
     def received_splits(self) -> list[int]: ...
-
     @property
     def name(self) -> str: ...
 
 class Engine:
-    def __init__(self, *, rank: int, size: int, local_ranks: Sequence[int], segment: Segment, remotes: Sequence[tuple[int, int, int]], fusion_threshold: int, cache_capacity: int, spin: float, timeout: float, trace: bool) -> None: ...
-
-    def submit(self, kind: int, name: str, input: object | None, output: object | None, *, op: int = 1, prescale: float = 1.0, postscale: float = 1.0, root: int = 0, splits: Sequence[int] | None = None, group: str = '', group_size: int = 0, cacheable: bool = True) -> Handle: ...
-
-    def run(self, kind: int, name: str, input: object | None, output: object | None, *, op: int = 1, prescale: float = 1.0, postscale: float = 1.0, root: int = 0, splits: Sequence[int] | None = None, group: str = '', group_size: int = 0, cacheable: bool = True) -> Handle: ...
-
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        local_ranks: Sequence[int],
+        segment: Segment,
+        remotes: Sequence[tuple[int, int, int]],
+        fusion_threshold: int,
+        cache_capacity: int,
+        spin: float,
+        timeout: float,
+        trace: bool,
+    ) -> None: ...
+    def submit(
+        self,
+        kind: int,
+        name: str,
+        input: object | None,
+        output: object | None,
+        *,
+        op: int = 1,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        group: str = "",
+        group_size: int = 0,
+        cacheable: bool = True,
+    ) -> Handle: ...
+    def run(
+        self,
+        kind: int,
+        name: str,
+        input: object | None,
+        output: object | None,
+        *,
+        op: int = 1,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = 0,
+        splits: Sequence[int] | None = None,
+        group: str = "",
+        group_size: int = 0,
+        cacheable: bool = True,
+    ) -> Handle: ...
     def shutdown(self) -> None: ...
-
     def stats(self) -> dict[str, int]: ...
-
     def trace(self) -> list[tuple[str, str, int, int, int]]: ...
 
 def simd_level() -> str: ...

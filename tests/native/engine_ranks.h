@@ -98,7 +98,7 @@ inline void finish(Engine& engine, const OperationPtr& operation) {
 }
 
 inline void run_now(Engine& engine, const OperationPtr& operation) {
-  engine.submit(operation, false);
+  if (!engine.run_in_lane(operation)) engine.submit(operation, false);
   finish(engine, operation);
 }
 

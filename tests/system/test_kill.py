@@ -31,6 +31,7 @@ from helpers.ranks import run_ranks
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "10"))
 SEED = int(os.environ.get("KILL_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
 
+GIB = 1 << 30
 NOTICED = 2.0  # seconds: a machine with more processes than cores takes its time; the summary says what it took
 LONGEST_LIFE = 0.3  # seconds that the victim lives once all ranks are in their loop
 SUM = 1
@@ -87,16 +88,18 @@ def loop(context: Context, seed: int, announce: bytes) -> tuple[int, float]:
     raise AssertionError("nobody was lost")
 
 
-def live(outer: Context, hosts: int, seed: int, announce: bytes) -> tuple[int, float]:
+def live(outer: Context, hosts: int, ballast: dict[int, int], seed: int, announce: bytes) -> tuple[int, float]:
     """Be one rank, on one of `hosts` pretended hosts, and leave as little as there was before."""
     host = f"host {outer.rank % hosts}"
     outer.shutdown()
     before = Snapshot.take()
+    # The kernel takes its time to free it, and ends no connection before it has.
+    memory = np.ones(ballast.get(outer.rank, 0), np.uint8)
     with Context(from_environment(), Config(), host=host) as context:
         found = loop(context, seed, announce)
         # What was never there cannot stay behind, however a rank dies.
         assert "/dev/shm" not in Path("/proc/self/maps").read_text()
-    del context
+    del context, memory
     gc.collect()
     leaks = before.leaks(shared_session=False)
     assert not leaks, leaks
@@ -166,17 +169,20 @@ def test_every_survivor_names_the_victim(round: int, times: dict[str, list[float
     size = dice.choice([2, 3, 4])
     hosts = dice.choice([1, 1, 2])
     victim = dice.randrange(size)
+    ballast = dice.choice([{}, {}, {victim: GIB}])
     killer = Killer(size, victim, LONGEST_LIFE * dice.random())
     before = in_shared_memory()
 
     with killer.lurking() as announce:
-        results = run_ranks(size, live, hosts, SEED + round, announce, how="processes", dies=[victim], timeout=40)
+        args = (hosts, ballast, SEED + round, announce)
+        results = run_ranks(size, live, *args, how="processes", dies=[victim], timeout=40)
 
-    case = f"KILL_SEED={SEED} round {round}: rank {victim} of {size} on {hosts} hosts"
+    layout = f"{hosts} host{'s' * (hosts > 1)}, victim of {'1 GiB' if ballast else 'little memory'}"
+    case = f"KILL_SEED={SEED} round {round}: rank {victim} of {size}, {layout}"
     assert results[victim] == Death(-signal.SIGKILL), case
     survivors = [each for rank, each in enumerate(results) if rank != victim]
     assert [who for who, _ in survivors] == [victim] * (size - 1), case
     took = max(knew for _, knew in survivors) - killer.killed_at
-    times.setdefault(f"{hosts} host{'s' * (hosts > 1)}", []).append(took)
+    times.setdefault(layout, []).append(took)
     assert took < NOTICED, case
     assert in_shared_memory() <= before, case

@@ -1,8 +1,9 @@
 """From a rendezvous to wired peers: who is where, one shared segment per host, sockets between hosts.
 
-Every rank opens its listeners, tells all others where they are, and then connects: to the first rank of its host for the
-descriptor of the shared segment, and to every lower rank of other hosts for a data socket, and a control socket when that
-is rank 0. Listeners exist only while this lasts. No byte of a peer is used before the peer has proved the job's secret.
+Every rank opens its listeners, tells all others where they are, and then connects: to the first rank of its host for
+the descriptor of the shared segment, and to every lower rank of other hosts for a data socket, and a control
+socket when that is rank 0. Listeners exist only while this lasts. No byte of a peer is used before the peer has proved the
+job's secret.
 """
 
 import json
@@ -125,10 +126,10 @@ def _share_segment(
             return _receive_segment(sock, leader, deadline)
     segment = make()
 
-    def hand_over(sock: socket.socket, peer: int) -> None:
+    def hand_over(sock: socket.socket, _peer: int, _purpose: str) -> None:
         socket.send_fds(sock, [b"s"], [segment.fd])
 
-    _accept(listener, rendezvous, {(peer, "segment") for peer in others}, lambda sock, peer, _: hand_over(sock, peer), deadline)
+    _accept(listener, rendezvous, {(peer, "segment") for peer in others}, hand_over, deadline)
     return segment
 
 

@@ -16,9 +16,9 @@ __all__ = ["Context"]
 class Context:
     """A rank that has met the others. Several can live in one process, as threads.
 
-    Making one blocks until every rank has come to `rendezvous`, up to `config.start_timeout`, and starts one native thread.
-    Raises `RendezvousError` naming who is missing. `host` overrides the identity of this host; ranks with different
-    identities talk over sockets."""
+    Making one blocks until every rank has come to `rendezvous`, up to `config.start_timeout`, and starts one native
+    thread. Raises `RendezvousError` naming who is missing. `host` overrides the identity of this host; ranks with
+    different identities talk over sockets."""
 
     def __init__(self, rendezvous: Rendezvous, config: Config | None = None, *, host: str | None = None) -> None:
         self.config = Config.from_environment() if config is None else config

@@ -40,7 +40,9 @@ class Timeline:
         self._drain()
         dropped = self._engine.stats()["trace_dropped"]
         if dropped:
-            self._write({"name": f"{dropped} events dropped", "ph": "i", "s": "g", "ts": 0, "pid": self._rank, "tid": 0})
+            self._write(
+                {"name": f"{dropped} events dropped", "ph": "i", "s": "g", "ts": 0, "pid": self._rank, "tid": 0}
+            )
         self._file.write("\n]\n")
         self._file.close()
 
