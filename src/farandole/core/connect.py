@@ -1,8 +1,8 @@
 """From a rendezvous to wired peers: who is where, one shared segment per host, sockets between hosts.
 
 Every rank opens its listeners, tells all others where they are, and then connects: to the first rank of its host for
-the descriptor of the shared segment, and to every lower rank of other hosts for a data socket, and a control
-socket when that is rank 0. Listeners exist only while this lasts. No byte of a peer is used before the peer has proved the
+the descriptor of the shared segment, and to every lower rank of other hosts for a data socket, and a control socket
+when that is rank 0. Listeners exist only while this lasts. No byte of a peer is used before the peer has proved the
 job's secret.
 """
 
