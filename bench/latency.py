@@ -1,0 +1,220 @@
+"""How long does an asynchronous allreduce of 4 B take while both cores compute, and what does it cost the computation?
+
+    python bench/latency.py [--full] [--rounds 5]
+
+Every rank computes for about 300 us, +- 25 %, submits, and goes on computing, so threads of the engine have to be woken
+and to do the work beside the computation; before it submits again it waits for the operation before. An operation lasts
+from the last rank's submit to the last rank's completion, as the engine's trace or the peer's callback tells it. "1 ms
+cycle" is a thread that looks once per millisecond for what was submitted, as Horovod's does, over farandole's own blocking
+allreduce. The computation's speed, the slowest rank's, is compared with that of rounds without any operation. Prints one
+table, writes bench/results/*-latency.json."""
+
+import json
+import queue
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import peers
+import torch
+import torch.distributed as dist
+from comparison import OURS, Line, compare, limit, table
+from peers import LAUNCHERS, Seat, Times
+from race import Race, record
+
+import farandole.torch as hvd
+from farandole.config import Config
+from farandole.core import default
+from farandole.core.context import Context
+from farandole.core.timeline import timeline_path
+
+ASYNC, WORK = "async 4 B while computing", "work done beside it"
+IDLE, CYCLE, GLOO = "computation alone", "1 ms cycle", "gloo"
+MUST: Mapping[str, Mapping[str, float]] = {ASYNC: {CYCLE: 20}, WORK: {IDLE: 0.95}}
+LIMIT_US = 40.0
+PIECE_US, JITTER = 300.0, 0.25
+NAME = "late"
+CATCH_UP = timedelta(seconds=30)
+
+
+class Work:
+    """A computation in steps of a few microseconds that holds its core but not the interpreter's lock for long."""
+
+    def __init__(self, seed: int) -> None:
+        self._matrix = torch.eye(64)
+        self._random = random.Random(seed)
+        self.steps = 0
+
+    def piece(self) -> None:
+        """Compute for one piece's time."""
+        end = time.perf_counter_ns() + int(PIECE_US * 1e3 * (1 + JITTER * self._random.uniform(-1, 1)))
+        while time.perf_counter_ns() < end:
+            self._matrix.mm(self._matrix)
+            self.steps += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to submit, and what tells afterwards when each operation was complete; it waits until all are."""
+
+    submit: Callable[[], None]
+    completed: Callable[[], list[int]]
+
+
+def ours(context: Context) -> Way:
+    tensor = torch.ones(1)
+    handles: list[hvd.Handle[torch.Tensor]] = []
+
+    def submit() -> None:
+        if handles:
+            hvd.synchronize(handles[-1])
+        handles.append(hvd.allreduce_async_(tensor, name=NAME, op=hvd.Sum))
+
+    def completed() -> list[int]:
+        hvd.synchronize(handles[-1])
+        handles.clear()
+        return []  # the trace knows
+
+    return Way(submit, completed)
+
+
+def by_gloo() -> Way:
+    tensor, stamps = torch.ones(1), queue.SimpleQueue[int]()
+    works: list[dist.Work] = []
+
+    def submit() -> None:
+        if works:
+            works[-1].wait()
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        work.get_future().add_done_callback(lambda _: stamps.put(time.perf_counter_ns()))
+        works.append(work)
+
+    def completed() -> list[int]:
+        found = [stamps.get(timeout=CATCH_UP.total_seconds()) for _ in works]
+        works.clear()
+        return found
+
+    return Way(submit, completed)
+
+
+@contextmanager
+def by_cycle(context: Context) -> Iterator[Way]:
+    """A thread that wakes once per millisecond."""
+    tensor, stamps, asked = torch.ones(1), queue.SimpleQueue[int](), queue.SimpleQueue[bool]()
+    counts, free, turning, stop = [0], threading.Semaphore(1), threading.Event(), threading.Event()
+
+    def run() -> None:
+        with default.use(context):
+            # Between its turns it sleeps, so that it does not burden the others.
+            while turning.wait() and not stop.wait(0.001):
+                while not asked.empty():
+                    asked.get()
+                    hvd.allreduce_(tensor, name=CYCLE, op=hvd.Sum)
+                    stamps.put(time.perf_counter_ns())
+                    free.release()
+
+    def submit() -> None:
+        turning.set()
+        if not free.acquire(timeout=CATCH_UP.total_seconds()):
+            raise TimeoutError(f"the operation before took longer than {CATCH_UP}")
+        counts[0] += 1
+        asked.put(True)
+
+    def completed() -> list[int]:
+        found = [stamps.get(timeout=CATCH_UP.total_seconds()) for _ in range(counts[0])]
+        turning.clear()
+        counts[0] = 0
+        return found
+
+    thread = threading.Thread(target=run, name="cycle")
+    thread.start()
+    try:
+        yield Way(submit, completed)
+    finally:
+        stop.set()
+        turning.set()
+        thread.join()
+
+
+def turn(seat: Seat, work: Work, way: Way | None, count: int) -> tuple[list[int], list[int], float]:
+    """Submit `count` times; gives the times of submits and completions, and the steps of work per second."""
+    seat.barrier()
+    submitted, begin, steps = [], time.perf_counter(), work.steps
+    for _ in range(count):
+        work.piece()
+        if way is not None:
+            submitted.append(time.perf_counter_ns())
+            way.submit()
+    work.piece()
+    speed = (work.steps - steps) / (time.perf_counter() - begin)
+    return submitted, way.completed() if way is not None else [], speed
+
+
+def measure(seat: Seat) -> dict[str, Times]:
+    """The part of a rank."""
+    rounds, count = int(str(seat.options["rounds"])), int(str(seat.options["count"]))
+    names = (OURS, IDLE, GLOO, CYCLE)
+    results: dict[str, Times] = {
+        ASYNC: {name: [] for name in names if name != IDLE},
+        WORK: {name: [] for name in names},
+    }
+    submitted: list[list[int]] = []
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder, ExitStack() as stack:
+        stack.enter_context(seat.gloo())
+        trace = str(Path(folder, "trace.json"))
+        with ExitStack() as running:
+            context = running.enter_context(seat.context("traced", Config.from_environment(timeline=trace)))
+            running.enter_context(default.use(context))
+            ways: dict[str, Way | None] = {OURS: ours(context), IDLE: None, GLOO: by_gloo()}
+            ways[CYCLE] = running.enter_context(by_cycle(context))
+            work = Work(seat.rank)
+            for number in range(rounds + 1):
+                for name in names[number % len(names) :] + names[: number % len(names)]:
+                    begins, ends, speed = turn(seat, work, ways[name], count)
+                    if name == OURS:
+                        submitted.append(begins)
+                    elif ends and number > 0:
+                        results[ASYNC][name].append(list(zip(begins, ends, strict=True)))
+                    if number > 0:
+                        # As the time of a thousand steps, so that it is compared like all other times.
+                        results[WORK][name].append([(0, int(1e12 / speed))])
+        completions = iter(read_trace(timeline_path(trace, seat.rank)))
+        for number, begins in enumerate(submitted):
+            pairs = [(begin, next(completions)) for begin in begins]
+            if number > 0:
+                results[ASYNC][OURS].append(pairs)
+    return results
+
+
+def read_trace(path: Path) -> list[int]:
+    """When each operation of ours was complete, in order, on the clock of `time.perf_counter_ns`."""
+    events = json.loads(path.read_text(encoding="utf-8"))
+    ours = [each for each in events if each["name"] == "allreduce" and each["args"]["tensor"] == f"allreduce.{NAME}"]
+    return sorted(int((each["ts"] + each["dur"]) * 1e3) for each in ours)
+
+
+def main() -> None:
+    given = peers.arguments(__doc__).parse_args()
+    options = {"rounds": given.rounds, "count": 1000 if given.full else 200}
+    races: dict[str, Race] = peers.races_of(peers.run_ranks(__file__, 2, LAUNCHERS["plain"], options))
+    lines: list[Line] = compare(ASYNC, races[ASYNC], MUST[ASYNC])
+    lines.append(limit(ASYNC, races[ASYNC], LIMIT_US))
+    lines += compare(WORK, races[WORK], MUST[WORK])
+    sys.stdout.write(f"{table('asynchronous operations, 2 ranks', lines)}\n")
+    sys.stdout.write(f"{record('latency', races, ('farandole', 'torch'))}\n")
+
+
+if __name__ == "__main__":
+    seat = peers.seat_of(sys.argv)
+    if seat is None:
+        main()
+    else:
+        seat.leave(measure(seat))
