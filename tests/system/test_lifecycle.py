@@ -146,5 +146,6 @@ handle = engine.submit(0, "x", values, values, op=1)
 )
 def test_an_interpreter_ends_without_shutdown(end: str) -> None:
     done = run_script(BEGIN + end)
+    assert done.returncode == 0, done.stderr
     if "daemon" not in end:  # such a thread is stopped where it is, and complains or keeps what it holds
         assert done.stderr == ""

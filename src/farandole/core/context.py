@@ -1,5 +1,6 @@
 """One rank: its place among the others, its configuration, its engine."""
 
+import os
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +24,7 @@ class Context:
     def __init__(self, rendezvous: Rendezvous, config: Config | None = None, *, host: str | None = None) -> None:
         self.config = Config.from_environment() if config is None else config
         self._rendezvous = rendezvous
+        self._process = os.getpid()
         wiring = connect(rendezvous, self.config, host=host)
         self.topology: Topology = wiring.topology
         self.engine = Engine(
@@ -66,7 +68,11 @@ class Context:
         return self.topology.cross_size
 
     def shutdown(self) -> None:
-        """Leave the job; operations in flight fail, here and on the other ranks. Idempotent."""
+        """Leave the job; operations in flight fail, here and on the other ranks. Idempotent.
+
+        Does nothing in a forked child: the engine, its peers and the timeline are the parent's."""
+        if os.getpid() != self._process:
+            return
         self.engine.shutdown()
         if self._timeline is not None:
             self._timeline.close()
