@@ -4,10 +4,10 @@
 
 Every rank computes for about 300 us, +- 25 %, submits, and goes on computing, so threads of the engine have to be woken
 and to do the work beside the computation; before it submits again it waits for the operation before. An operation lasts
-from the last rank's submit to the last rank's completion, as the engine's trace or the peer's callback tells it. "1 ms
-cycle" is a thread that looks once per millisecond for what was submitted, as Horovod's does, over farandole's own blocking
-allreduce. The computation's speed, the slowest rank's, is compared with that of rounds without any operation. Prints one
-table, writes bench/results/*-latency.json."""
+from the last rank's submit to the last rank's completion, as the engine's trace or the peer's callback tells it. The
+"1 ms cycle" is a thread that looks once per millisecond for what was submitted, as Horovod's does, over farandole's own
+blocking allreduce. The computation's speed, the slowest rank's, is compared with that of rounds without any operation.
+Prints one table, writes bench/results/*-latency.json."""
 
 import json
 import queue

@@ -1,0 +1,140 @@
+"""What does agreement cost a step of 200 tensors, with numbers for what has come before and without?
+
+    python bench/negotiation.py [--full] [--rounds 5]
+
+Two ranks ask for 200 tensors of 4 B one by one, in opposite orders, and wait; what remains beside the 800 B that move
+is agreement. "spelled out" is the same with a cache of no names. Over shared memory and over loopback. Then the pure
+negotiator with 8 to 4096 simulated ranks (bench/native_negotiation.cc): messages and bytes of one rank per step must
+not grow with the number of ranks once the step repeats. Prints tables, writes bench/results/*-negotiation.json."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import peers
+import torch
+from comparison import OURS, Line, compare, table
+from peers import LAUNCHERS, Contender, Seat, Times
+from race import Race, record
+
+import farandole.torch as hvd
+from farandole.config import Config
+from farandole.core.context import Context
+
+TENSORS = 200
+SPELLED_OUT = "spelled out each step"
+SIMULATION = Path(__file__).parents[1] / "build" / "bench" / "bench" / "native_negotiation"
+SMALLEST, LARGEST = 8, 4096
+
+
+def step_of(seat: Seat, cache: int) -> tuple[Callable[[], None], list[torch.Tensor]]:
+    """One step's asking and waiting."""
+    values = [torch.empty(1) for _ in range(TENSORS)]
+    named = [(value, f"{cache}.{place}") for place, value in enumerate(values)]
+    if seat.rank % 2:
+        named.reverse()
+
+    def step() -> None:
+        handles = [hvd.allreduce_async_(value, name=name, op=hvd.Sum) for value, name in named]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    return step, values
+
+
+def measure(seat: Seat) -> dict[str, Times]:
+    """The part of a rank."""
+    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
+    results: dict[str, Times] = {}
+    for hosts in (False, True):
+        with ExitStack() as stack:
+            contenders: dict[str, Contender] = {}
+            for name, cache in ((OURS, Config().cache_capacity), (SPELLED_OUT, 0)):
+                place = f"{'tcp' if hosts else 'memory'}-{cache}"
+                config = Config.from_environment(cache_capacity=cache)
+                context = stack.enter_context(seat.context(place, config, hosts=hosts))
+                contenders[name] = contender(seat, *step_of(seat, cache), context)
+            title = f"{'tcp: ' if hosts else ''}step of {TENSORS} x 4 B"
+            results[title] = peers.take_turns(seat, contenders, rounds, repeats)
+    return results
+
+
+def contender(seat: Seat, step: Callable[[], None], values: list[torch.Tensor], context: Context) -> Contender:
+    def refresh() -> None:
+        for value in values:
+            value.fill_(seat.rank + 1)
+
+    def right() -> bool:
+        return all(value.item() == seat.size * (seat.size + 1) // 2 for value in values)
+
+    return Contender(step, refresh, right, context)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """One row of the simulation: what one rank sends and hears in a step, and the coordinator's time for all ranks."""
+
+    ranks: int
+    step: str
+    messages: int
+    bytes_up: int
+    bytes_down: int
+    coordinator_ms: float
+
+
+def simulate() -> tuple[str, list[Simulated]]:
+    """Run the simulation; gives its table as well."""
+    sizes = ",".join(str(ranks) for ranks in (SMALLEST, 64, 512, LARGEST))
+    done = subprocess.run(
+        [str(SIMULATION), str(TENSORS), sizes], check=True, capture_output=True, text=True, timeout=300
+    )
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    return done.stdout, [
+        Simulated(int(ranks), step, int(messages), int(up), int(down), float(took))
+        for ranks, step, messages, up, down, took, _ in rows
+    ]
+
+
+def verdict(simulated: list[Simulated]) -> str:
+    """Whether what one rank sends and hears in a repeated step grows with the number of ranks."""
+    later: Mapping[int, Simulated] = {row.ranks: row for row in simulated if row.step == "later"}
+    few, many = later[SMALLEST], later[LARGEST]
+    grows = (few.messages, few.bytes_up, few.bytes_down) != (many.messages, many.bytes_up, many.bytes_down)
+    return f"messages and bytes of a rank in a repeated step, {few.ranks} and {many.ranks} ranks alike: " + (
+        "MISSED" if grows else "met"
+    )
+
+
+def races_of_simulation(simulated: list[Simulated]) -> dict[str, Race]:
+    """The simulation's times as races, so that they are recorded alike."""
+    return {
+        f"simulated, {row.ranks} ranks, {row.step} step, {row.messages} messages, {row.bytes_up} B up, "
+        f"{row.bytes_down} B down": Race({"coordinator": [row.coordinator_ms / 1e3]}, {})
+        for row in simulated
+    }
+
+
+def main() -> None:
+    given = peers.arguments(__doc__).parse_args()
+    options = {"rounds": given.rounds, "repeats": 200 if given.full else 30}
+    races = peers.races_of(peers.run_ranks(__file__, 2, LAUNCHERS["plain"], options))
+    lines: list[Line] = [line for title, race in races.items() for line in compare(title, race, {})]
+    sys.stdout.write(f"{table('agreement, 2 ranks', lines)}\n")
+    if SIMULATION.exists():
+        text, simulated = simulate()
+        sys.stdout.write(f"simulated ranks\n{text}{verdict(simulated)}\n")
+        races |= races_of_simulation(simulated)
+    else:
+        sys.stdout.write("The simulation is left out: it has not been built, tools/bench.sh does that.\n")
+    sys.stdout.write(f"{record('negotiation', races, ('farandole', 'torch'))}\n")
+
+
+if __name__ == "__main__":
+    seat = peers.seat_of(sys.argv)
+    if seat is None:
+        main()
+    else:
+        seat.leave(measure(seat))
