@@ -3,7 +3,8 @@
 //
 // usage: native_negotiation [tensors=200] [ranks=8,64,512,4096]
 // "first" is the step in which every rank spells its requests out, "later" one in which it asks by number. Bytes and
-// messages are one rank's, to and from the coordinator; the time is the coordinator's, for all ranks.
+// messages are one rank's, to and from the coordinator; the time is the coordinator's, for all ranks. That a rank asks
+// in one message and hears in one is assumed here: an engine whose caller submits slowly sends more.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

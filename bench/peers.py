@@ -160,7 +160,7 @@ class Seat:
         self.rank, self.size = int(os.environ[job["rank_variable"]]), int(job["size"])
         self.options: dict[str, object] = job["options"]
         self.launcher: str = job["launcher"]
-        self.interface: str | None = job["interfaces"][self.rank]
+        self.interface: str | None = job["interfaces"][self.rank] if job["interfaces"] else None
         self._folder, self._secret = folder, bytes.fromhex(job["secret"])
         self.barrier = Barrier(folder / "barrier", self.rank, self.size)
         torch.set_num_threads(1)
@@ -302,7 +302,7 @@ def run_ranks(
             "size": size,
             "launcher": launcher.name,
             "rank_variable": launcher.rank_variable,
-            "interfaces": list(interfaces) or [None] * size,
+            "interfaces": list(interfaces),
             "secret": secrets.token_hex(32),
             "options": dict(options),
         }
@@ -383,4 +383,5 @@ def _race(ranks: Sequence[Times]) -> Race:
 
 def _round_seconds(ranks: Sequence[Sequence[tuple[int, int]]]) -> float:
     operations = zip(*ranks, strict=True)
-    return statistics.median(max(end for _, end in each) - max(begin for begin, _ in each) for each in operations) / 1e9
+    lasted = [max(end for _, end in each) - max(begin for begin, _ in each) for each in operations]
+    return statistics.median(lasted) / 1e9
