@@ -383,5 +383,5 @@ def _race(ranks: Sequence[Times]) -> Race:
 
 def _round_seconds(ranks: Sequence[Sequence[tuple[int, int]]]) -> float:
     operations = zip(*ranks, strict=True)
-    lasted = [max(end for _, end in each) - max(begin for begin, _ in each) for each in operations]
-    return statistics.median(lasted) / 1e9
+    lasted: list[int] = [max(end for _, end in each) - max(begin for begin, _ in each) for each in operations]
+    return float(statistics.median(lasted)) / 1e9
