@@ -31,7 +31,7 @@ void ControlStream::pull() {
   if (in_end_ - in_at_ >= kFrameHeader)
     wanted = std::max(wanted, kFrameHeader + frame_length(std::span(in_).subspan(in_at_, kFrameHeader)));
   if (in_.size() - in_at_ < wanted) {
-    std::memmove(in_.data(), in_.data() + in_at_, in_end_ - in_at_);
+    if (in_end_ > in_at_) std::memmove(in_.data(), in_.data() + in_at_, in_end_ - in_at_);
     in_end_ -= in_at_;
     in_at_ = 0;
     if (in_.size() < wanted) in_.resize(wanted);

@@ -48,11 +48,11 @@ World Engine::make_world() {
       wiring_.segment->has_pair_rings() == wiring_.remotes.empty())
     throw Error::internal("the segment does not fit the ranks of this host");
   Guard& guard = *this;
-  Patience patience{options_.spin};
   // More ranks than cores: whoever spins keeps the one it waits for from running.
   if (local.size() > std::thread::hardware_concurrency())
-    patience.spin = std::min<nanoseconds>(options_.spin, std::chrono::microseconds(2));
+    options_.spin = std::min<nanoseconds>(options_.spin, std::chrono::microseconds(2));
   else if (wiring_.remotes.empty()) lane_.emplace(*wiring_.segment, wiring_.rank, options_.spin);
+  const Patience patience{options_.spin};
   if (wiring_.remotes.empty())
     return World(std::make_unique<SharedMesh>(wiring_.segment, wiring_.rank, guard, patience));
 
@@ -138,6 +138,7 @@ bool Engine::wait(Operation& operation, nanoseconds limit) {
       pauses = 0;
     } else if (!operation.done()) {
       ++pauses;
+      relax();
       if (pauses % kLookEvery == 0) {
         const uint64_t now = now_ns();
         if (pauses == kLookEvery) idle_since = now;
@@ -183,6 +184,7 @@ void Engine::background() noexcept {
 }
 
 void Engine::shutdown() {
+  const std::lock_guard closing(closing_);  // a second caller returns when the first is done
   if (closed_.exchange(true)) return;
   pending_.refuse(Error::closed("it was shut down"));
   // What all ranks have agreed on may still be under way; the others count on our part in it.

@@ -139,6 +139,7 @@ class Engine : private Guard {
   std::atomic<int> waiters_{0};  // threads in wait(): they drive, not the background thread
   Signal work_;                  // the background thread's own bell, for this process only
   Pending pending_;
+  std::mutex closing_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> failed_{false};
 

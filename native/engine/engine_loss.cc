@@ -92,6 +92,8 @@ void Engine::look_for_lost() {
     if (!pending_.empty()) throw *lost;
   } catch (const Error& error) {
     poison(error);
+  } catch (const std::exception& error) {
+    poison(Error::internal(error.what()));
   }
 }
 

@@ -104,6 +104,8 @@ class Execution {
 int64_t scattered_rows(int64_t rows, int owner, int size) { return rows / size + (owner < rows % size ? 1 : 0); }
 
 void execute(World& world, int rank, int size, const Bundle& bundle, std::span<const OperationPtr> operations) {
+  for (const OperationPtr& each : operations)
+    if (each->request.kind != bundle.kind) throw Error::internal("a plan does not fit the operation that it names");
   const Request& first = operations[0]->request;
   switch (bundle.kind) {
     case Kind::Allreduce: world.allreduce(pieces_of(operations), first.dtype, reduction_of(first, size)); return;

@@ -55,6 +55,8 @@ void Lane::tell_others() {
 }
 
 void Lane::pass() {
+  // Whoever waits is in the first round that is not over.
+  while (segment_.lane().state(round_, size_) == LaneRounds::State::Spoiled) ++round_;
   if (!segment_.lane().occupied(round_)) return;
   segment_.lane().spoil(round_, size_);
   ++round_;

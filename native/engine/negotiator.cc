@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <sstream>
 #include <utility>
 
 namespace farandole {
@@ -14,10 +15,9 @@ bool same_shape(const Request& a, const Request& b) {
 }
 
 std::string number_text(double value) {
-  std::string text = std::to_string(value);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text;
+  std::ostringstream text;
+  text << value;
+  return text.str();
 }
 
 /// One way to differ: what it is called, when two requests are alike in it, and how a rank's side of it reads.
@@ -73,6 +73,7 @@ std::optional<Error> disagreement(const std::vector<std::optional<Request>>& ask
 void Negotiator::ask(int rank, Request request, double now) {
   // Checked where it was submitted; checked again because the plan is built on it.
   validate(request, options_.size);
+  now_ = now;
   Asked& asked = spell_out(request.name, now);
   std::optional<Request>& mine = asked.by_rank[static_cast<size_t>(rank)];
   if (mine) throw Error::internal("rank " + std::to_string(rank) + " asked twice for '" + request.name + "'");
@@ -91,6 +92,7 @@ void Negotiator::ask(int rank, uint32_t id, double now) {
   if (id >= known_.size())
     throw Error::internal("rank " + std::to_string(rank) + " asked for unknown number " + std::to_string(id));
   Known& known = known_[id];
+  now_ = now;
   // Once a rank has left nothing can become ready by number; the table knows who lacks what.
   if (known.spelled_out || !left_.empty()) return ask(rank, Request(known.request), now);
   if (known.count == 0) {
@@ -179,6 +181,7 @@ void Negotiator::refuse(const Request& request, Error error) {
 
 void Negotiator::settle_member(const Request& request, std::optional<Fusible> ready) {
   Group& group = groups_[request.group];
+  if (group.settled == 0) group.since = now_;
   if (ready) group.ready.push_back(std::move(*ready));
   if (++group.settled < request.group_size) return;
   std::move(group.ready.begin(), group.ready.end(), std::back_inserter(ready_));
@@ -198,6 +201,7 @@ uint32_t Negotiator::number(const Request& request) {
 void Negotiator::expire(double now) {
   for (Known& known : known_)
     if (known.count > 0 && now - known.since >= options_.timeout) spell_out(known.request.name, now);
+  expire_groups(now);
   std::vector<Asked> late;
   for (auto at = table_.begin(); at != table_.end();) {
     if (now - at->second.since < options_.timeout) {
@@ -215,6 +219,25 @@ void Negotiator::expire(double now) {
       else missing.push_back(static_cast<int>(rank));
     }
     refuse_asked(asked, Error::timeout(name, std::move(missing), now - asked.since));
+  }
+}
+
+void Negotiator::expire_groups(double now) {
+  for (auto at = groups_.begin(); at != groups_.end();) {
+    const Group& group = at->second;
+    if (now - group.since < options_.timeout) {
+      ++at;
+      continue;
+    }
+    // Nobody asked for the rest of it, or members named different sizes.
+    for (const Fusible& ready : group.ready) {
+      const std::string what = at->first + " of " + std::to_string(ready.request.group_size) + ", of which " +
+                               std::to_string(group.settled) + " came";
+      std::map<int, std::string> asked;
+      for (int rank = 0; rank < options_.size; ++rank) asked[rank] = what;
+      refused_.push_back({ready.request.name, Error::mismatch(ready.request.name, "group", std::move(asked))});
+    }
+    at = groups_.erase(at);
   }
 }
 

@@ -41,8 +41,8 @@ class Negotiator {
   /// What has become ready or failed since the last call.
   [[nodiscard]] Plan decide(double now);
 
-  /// Operations that some ranks have asked for and others not.
-  [[nodiscard]] size_t waiting() const { return table_.size() + partial_; }
+  /// Operations that some ranks have asked for and others not, and groups that are incomplete.
+  [[nodiscard]] size_t waiting() const { return table_.size() + partial_ + groups_.size(); }
 
  private:
   /// Who asked for a name, with the request in full.
@@ -62,6 +62,7 @@ class Negotiator {
   struct Group {
     std::vector<Fusible> ready;
     uint32_t settled = 0;
+    double since = 0;
   };
 
   /// Refuses what waits for a rank that has left.
@@ -74,6 +75,7 @@ class Negotiator {
   /// One more member of a group is ready or refused; the last one sets the group free.
   void settle_member(const Request& request, std::optional<Fusible> ready);
   void expire(double now);
+  void expire_groups(double now);
   [[nodiscard]] uint32_t number(const Request& request);
 
   Options options_;
@@ -85,6 +87,7 @@ class Negotiator {
   std::vector<Refusal> refused_;
   std::map<int, std::string> left_;  // rank -> why
   size_t partial_ = 0;               // numbers that some ranks have asked for and others not
+  double now_ = 0;                   // of the latest request
   double looked_ = 0;                // when expiry was last checked
 };
 

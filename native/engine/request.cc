@@ -1,5 +1,7 @@
 #include "engine/request.h"
 
+#include <cmath>
+
 #include "base/error.h"
 
 namespace farandole {
@@ -49,19 +51,20 @@ void validate_splits(Request& request, int size) {
   if (request.splits.size() != static_cast<size_t>(size))
     throw Error::invalid(request.name, "splits holds " + std::to_string(request.splits.size()) + " numbers for " +
                                            std::to_string(size) + " ranks; give one for each rank");
-  int64_t sum = 0;
+  int64_t left = rows;
   for (const int64_t split : request.splits) {
     if (split < 0) throw Error::invalid(request.name, "splits holds " + std::to_string(split) + "; all must be >= 0");
-    sum += split;
+    if (split > left)
+      throw Error::invalid(request.name, "the sum of splits is more than the first dimension, " + std::to_string(rows));
+    left -= split;
   }
-  if (sum > rows)
-    throw Error::invalid(request.name, "the sum of splits is " + std::to_string(sum) +
-                                           ", more than the first dimension, " + std::to_string(rows));
 }
 
 }  // namespace
 
 void validate(Request& request, int size) {
+  if (std::isnan(request.prescale) || std::isnan(request.postscale))
+    throw Error::invalid(request.name, "a scale factor is not a number");
   const bool reduces = request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter;
   if (reduces) {
     try {

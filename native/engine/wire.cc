@@ -201,6 +201,7 @@ Bundle read_bundle(Reader& r) {
   Bundle bundle;
   bundle.kind = static_cast<Kind>(r.below(kKinds));
   bundle.entries.resize(r.count());
+  if (bundle.entries.empty()) Reader::fail();
   for (Entry& entry : bundle.entries) {
     entry.id = r.small_number();
     entry.name = r.text();
