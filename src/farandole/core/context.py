@@ -1,5 +1,6 @@
 """One rank: its place among the others, its configuration, its engine."""
 
+import logging
 import os
 from types import TracebackType
 from typing import Self
@@ -13,6 +14,12 @@ from farandole.topology import Topology
 
 __all__ = ["Context"]
 
+log = logging.getLogger(__name__)
+
+# Accepted because programs set them; what they ask for is not there yet.
+PLANNED = ("stall_check_time", "stall_shutdown_time", "stall_check_disable", "timeline_mark_cycles")
+DYNAMIC = "DYNAMIC"  # Horovod's word for a timeline that a later call starts
+
 
 class Context:
     """A rank that has met the others. Several can live in one process, as threads.
@@ -23,9 +30,19 @@ class Context:
 
     def __init__(self, rendezvous: Rendezvous, config: Config | None = None, *, host: str | None = None) -> None:
         self.config = Config.from_environment() if config is None else config
+        if rendezvous.rank == 0:
+            _warn_of_planned(self.config)
         self._rendezvous = rendezvous
         self._process = os.getpid()
-        wiring = connect(rendezvous, self.config, host=host)
+        # Opened before anything else starts: a path that cannot be written is the user's slip.
+        path = None if self.config.timeline == DYNAMIC else self.config.timeline
+        self._timeline = Timeline(path, rendezvous.rank) if path else None
+        try:
+            wiring = connect(rendezvous, self.config, host=host)
+        except BaseException:
+            if self._timeline is not None:
+                self._timeline.close()
+            raise
         self.topology: Topology = wiring.topology
         self.engine = Engine(
             rank=self.topology.rank,
@@ -37,11 +54,10 @@ class Context:
             cache_capacity=self.config.cache_capacity,
             spin=self.config.spin.total_seconds(),
             timeout=self.config.collective_timeout.total_seconds(),
-            trace=self.config.timeline is not None,
+            trace=self._timeline is not None,
         )
-        self._timeline = None
-        if self.config.timeline is not None:
-            self._timeline = Timeline(self.config.timeline, self.engine, self.rank)
+        if self._timeline is not None:
+            self._timeline.follow(self.engine)
 
     @property
     def rank(self) -> int:
@@ -85,3 +101,15 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+
+def _warn_of_planned(config: Config) -> None:
+    given = [
+        setting.name
+        for setting in Config.settings()
+        if setting.name in PLANNED and getattr(config, setting.name) != setting.default
+    ]
+    if config.timeline == DYNAMIC:
+        given.append(f"timeline={DYNAMIC}")
+    if given:
+        log.warning("these settings have no effect in this version: %s", ", ".join(given))

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from farandole._native import Engine
+from farandole.errors import ConfigError
 
 __all__ = ["Timeline", "timeline_path"]
 
@@ -20,25 +21,37 @@ def timeline_path(path: str, rank: int) -> Path:
 
 
 class Timeline:
-    """Drains an engine's trace into a file, on a thread of its own, until closed."""
+    """A file that follows an engine: drains its trace, on a thread of its own, until closed.
 
-    def __init__(self, path: str, engine: Engine, rank: int) -> None:
-        self._engine, self._rank = engine, rank
+    Making one opens the file; raises `ConfigError` when that cannot be."""
+
+    def __init__(self, path: str, rank: int) -> None:
+        self._rank = rank
         self._tracks: dict[str, int] = {}
-        self._file = timeline_path(path, rank).open("w", encoding="utf-8")
+        where = timeline_path(path, rank)
+        try:
+            self._file = where.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("timeline", f"cannot write {where} ({error.strerror})") from error
         self._write({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}, first=True)
+        self._engine: Engine | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
+
+    def follow(self, engine: Engine) -> None:
+        """Start to write what `engine` does."""
+        self._engine = engine
         self._thread.start()
 
     def close(self) -> None:
         """Write what is left and complete the file. Idempotent."""
         if self._file.closed:
             return
-        self._stop.set()
-        self._thread.join()
-        self._drain()
-        dropped = self._engine.stats()["trace_dropped"]
+        if self._engine is not None:
+            self._stop.set()
+            self._thread.join()
+            self._drain(self._engine)
+        dropped = self._engine.stats()["trace_dropped"] if self._engine is not None else 0
         if dropped:
             self._write(
                 {"name": f"{dropped} events dropped", "ph": "i", "s": "g", "ts": 0, "pid": self._rank, "tid": 0}
@@ -47,11 +60,11 @@ class Timeline:
         self._file.close()
 
     def _run(self) -> None:
-        while not self._stop.wait(DRAIN_SECONDS):
-            self._drain()
+        while self._engine is not None and not self._stop.wait(DRAIN_SECONDS):
+            self._drain(self._engine)
 
-    def _drain(self) -> None:
-        for name, phase, begin, end, size in self._engine.trace():
+    def _drain(self, engine: Engine) -> None:
+        for name, phase, begin, end, size in engine.trace():
             self._write(
                 {
                     "name": phase,
