@@ -175,12 +175,12 @@ template <bool kWaits>
 Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name, nb::object input, nb::object output,
               int op, double prescale, double postscale, int root, std::optional<std::vector<int64_t>> splits,
               std::string group, uint32_t group_size, bool cacheable) {
-  sweep_references();
   OperationPtr operation = operation_of({kind, std::move(name), std::move(input), std::move(output), op, prescale,
                                          postscale, root, std::move(splits), std::move(group), group_size, cacheable},
                                         engine->size());
   if constexpr (!kWaits) {
     engine->submit(operation, true);
+    sweep_references();  // only now: a forked child is turned away above, and must take no lock before
     return {engine, std::move(operation)};
   }
   bool done = false;

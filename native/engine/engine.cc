@@ -39,7 +39,13 @@ Engine::Engine(Wiring wiring, EngineOptions options)
   }
 }
 
-Engine::~Engine() { shutdown(); }
+Engine::~Engine() {
+  shutdown();
+  if (!is_forked()) return;
+  // The threads run in the parent alone: here they can neither be joined nor told to end, only be forgotten.
+  static_cast<void>(new std::thread(std::move(thread_)));
+  static_cast<void>(doorman_.release());
+}
 
 World Engine::make_world() {
   const auto& local = wiring_.local_ranks;
@@ -92,7 +98,15 @@ void Engine::connect_control() {
   doorman_ = std::make_unique<Doorman>(fds, doorbell());
 }
 
+void Engine::require_own_process(const std::string& name) const {
+  if (is_forked())
+    throw Error::invalid(name,
+                         "this process was forked from a rank after its start, and only the rank itself can run "
+                         "collectives; fork before init(), or start this process by spawn");
+}
+
 void Engine::submit(const OperationPtr& operation, bool wake) {
+  require_own_process(operation->request.name);
   operation->submitted_ns = now_ns();
   pending_.add(operation);
   if (!wake) return;
@@ -101,6 +115,7 @@ void Engine::submit(const OperationPtr& operation, bool wake) {
 }
 
 bool Engine::run_in_lane(const OperationPtr& operation) {
+  require_own_process(operation->request.name);
   const Request& request = operation->request;
   // Only what no rank can finish without all others: a rank that ran ahead could reuse a round that we still look at.
   const bool meets = request.kind == Kind::Barrier ||
@@ -123,6 +138,7 @@ bool Engine::run_in_lane(const OperationPtr& operation) {
 
 bool Engine::wait(Operation& operation, nanoseconds limit) {
   if (operation.done()) return true;
+  require_own_process(operation.request.name);
   const uint64_t deadline = now_ns() + static_cast<uint64_t>(limit.count());
   waiters_.fetch_add(1);
   uint64_t pauses = 0;
@@ -184,6 +200,7 @@ void Engine::background() noexcept {
 }
 
 void Engine::shutdown() {
+  if (is_forked()) return;
   const std::lock_guard closing(closing_);  // a second caller returns when the first is done
   if (closed_.exchange(true)) return;
   pending_.refuse(Error::closed("it was shut down"));

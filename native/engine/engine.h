@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork.h"
 #include "collectives/choose.h"
 #include "engine/control.h"
 #include "engine/doorman.h"
@@ -80,8 +81,12 @@ class Engine : private Guard {
   /// then.
   bool wait(Operation& operation, std::chrono::nanoseconds limit);
 
-  /// Says goodbye to the others, fails what is pending, and stops. Idempotent.
+  /// Says goodbye to the others, fails what is pending, and stops. Idempotent. Does nothing in a forked child.
   void shutdown();
+
+  /// Is this a child of the process that the engine lives in? Its threads and its word to the peers are the parent's,
+  /// and no lock may be taken: a thread that does not exist here may hold it.
+  [[nodiscard]] bool is_forked() const { return fork_number() != fork_number_; }
 
   [[nodiscard]] EngineStats stats();
   [[nodiscard]] Trace& trace() { return trace_; }
@@ -89,6 +94,7 @@ class Engine : private Guard {
   [[nodiscard]] int size() const { return wiring_.size; }
 
  private:
+  void require_own_process(const std::string& name) const;
   void check() override;  // the guard of all waits inside collectives
 
   [[nodiscard]] World make_world();
@@ -119,6 +125,7 @@ class Engine : private Guard {
   void fail_pending(const Error& error);
   [[nodiscard]] Signal& doorbell() { return wiring_.segment->area(local_rank_).doorbell; }
 
+  const uint32_t fork_number_ = fork_number();
   Wiring wiring_;
   EngineOptions options_;
   int local_rank_ = 0;

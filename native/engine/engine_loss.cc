@@ -12,7 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-constexpr milliseconds kHearsay{100};  // for news that explain a broken connection
+constexpr milliseconds kHearsay{400};  // for news that explain a broken connection
 
 const char* reason_of(Abort::Reason reason) {
   switch (reason) {
@@ -36,16 +36,25 @@ Abort abort_of(const Error& error, int own_rank) {
 }  // namespace
 
 Error Engine::root_cause(const Error& error) {
-  if (!listens_always_ || error.kind != ErrorKind::PeerLost) return error;
-  // A connection that breaks may only show that its other end has already given up because of a third rank.
+  if (error.kind != ErrorKind::PeerLost) return error;
+  // A peer that is gone may only have given up because of a third rank.
   const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kHearsay).count());
   try {
-    while (now_ns() < until) {
+    do {
       if (const auto abort = wiring_.segment->aborted())
         return Error::peer_lost("", abort->rank, reason_of(abort->reason));
+      // A life word is proof: nothing has to explain it.
+      for (size_t i = 0; i < wiring_.local_ranks.size(); ++i) {
+        const Life::State state = wiring_.segment->area(static_cast<int>(i)).life.state();
+        if (state == Life::State::Dead)
+          return Error::peer_lost("", wiring_.local_ranks[i], farandole::reason_of(state));
+      }
+      if (wiring_.remotes.empty()) return error;
       hear();
+      // Who gives up because of another says so before it ends its control connection.
+      if (const auto lost = lost_remote()) return *lost;
       std::this_thread::sleep_for(milliseconds(1));
-    }
+    } while (now_ns() < until);
   } catch (const Error& told) {
     return told;
   }

@@ -13,10 +13,10 @@ class PeerGuard : public Guard {
 
   void check() override {
     const Life::State state = life_.state();
-    // A peer that did its part before it went has not failed us.
-    if ((state == Life::State::Dead || state == Life::State::Left) && !signal_.reached(target_))
-      throw Error::peer_lost("", peer_, reason_of(state));
-    if (!signal_.reached(target_)) outer_.check();
+    if (signal_.reached(target_)) return;  // a peer that did its part before it went has not failed us
+    // Before blame: who leaves because another rank is lost has said so before it goes.
+    outer_.check();
+    if (state == Life::State::Dead || state == Life::State::Left) throw Error::peer_lost("", peer_, reason_of(state));
   }
 
  private:

@@ -1,0 +1,103 @@
+"""A child that a rank forks cannot use the rank's engine, hears so at once, and disturbs nobody when it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from farandole.config import Config
+from farandole.core import default
+from farandole.core.context import Context
+from farandole.core.kinds import ALLREDUCE
+from farandole.errors import InvalidRequest
+from farandole.rendezvous import SoloRendezvous, from_environment
+from helpers.ranks import run_ranks
+
+SUM = 1
+
+
+def in_a_child(body: Callable[[], object]) -> int:
+    """Run `body` in a forked child; its exit status."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # a child that hangs dies
+        try:
+            body()
+        except BaseException as error:
+            os.write(2, f"in the forked child: {error!r}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forks(outer: Context, hosts: int) -> tuple[int, float]:
+    """Fork with work in flight; the child is refused, leaves, and the ranks go on as if nothing had been."""
+    outer.shutdown()
+    values = np.ones(1000, np.float32)
+    with Context(from_environment(), Config(), host=f"host {outer.rank % hosts}") as context, default.use(context):
+        pending = context.engine.submit(ALLREDUCE, "in flight", values, values, op=SUM)
+
+        def use_the_engine() -> None:
+            assert default.rank() == outer.rank  # to know one's place takes no engine
+            for use in (context.engine.run, context.engine.submit):
+                with pytest.raises(InvalidRequest, match="'mine': this process was forked from a rank"):
+                    use(ALLREDUCE, "mine", values, values, op=SUM)
+            if not pending.done():
+                with pytest.raises(InvalidRequest, match="forked"):
+                    pending.wait()
+            context.shutdown()
+
+        status = in_a_child(use_the_engine)
+        pending.wait()
+        for step in range(50):
+            context.engine.run(ALLREDUCE, f"x{step % 2}", values, values, op=SUM)
+        return status, float(values[0])
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_forked_child_is_refused_and_disturbs_nobody(hosts: int) -> None:
+    results = run_ranks(2, forks, hosts, how="processes")
+    assert results == [(0, 2.0**51)] * 2
+
+
+def test_a_child_does_not_write_into_the_timeline(tmp_path: Path) -> None:
+    path, values = tmp_path / "timeline.json", np.ones(10, np.float32)
+    with Context(SoloRendezvous(), Config(timeline=str(path))) as context:
+        context.engine.run(ALLREDUCE, "before", values, values, op=SUM)
+        assert in_a_child(context.shutdown) == 0
+        context.engine.run(ALLREDUCE, "after", values, values, op=SUM)
+    events = json.loads(path.read_text())
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert names == ["before", "after"]
+
+
+ALONE = """
+import os, sys
+import numpy as np
+from farandole.core import default
+default.init()
+values = np.ones(1 << 20, np.float32)
+engine = default.context().engine
+handle = engine.submit(0, "x", values, values, op=1)
+child = os.fork()
+if child == 0:
+    try:
+        engine.run(0, "y", values, values)
+    except ValueError as error:
+        sys.exit(0 if "forked" in str(error) else str(error))
+    sys.exit("the child was not refused")
+handle.wait()
+engine.run(0, "y", values, values)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_interpreter_ends_as_usual() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
