@@ -1,8 +1,9 @@
 // How long does an allreduce take over TCP loopback, and how near is that to just moving the same bytes?
 //
 // usage: native_link [ranks=2] [rounds=5] [largest=67108864] [smallest=4]
-// Ranks are processes. Every rank rewrites its buffer and meets a barrier before every timed operation. "wire" is an alltoall of
-// as many bytes as the allreduce moves, without arithmetic, in the same round; trust the ratio more than the numbers.
+// Ranks are processes. Every rank rewrites its buffer and meets a barrier before every timed operation. "wire" is an
+// alltoall of as many bytes as the allreduce moves, without arithmetic, in the same round; trust the ratio more than
+// the numbers.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -97,7 +98,8 @@ Times measure(Mesh& mesh, size_t bytes, int repeats) {
 int run(int rank, std::vector<std::unique_ptr<Link>> links, int rounds, size_t smallest, size_t largest) {
   Deadline deadline;
   Mesh mesh(rank, std::move(links), deadline, Patience{});
-  if (rank == 0) std::printf("%12s %12s %12s %10s %12s %12s\n", "bytes", "p50 us", "min us", "GB/s", "wire p50", "wire/ours");
+  if (rank == 0)
+    std::printf("%12s %12s %12s %10s %12s %12s\n", "bytes", "p50 us", "min us", "GB/s", "wire p50", "wire/ours");
   for (size_t bytes = smallest; bytes <= largest; bytes *= 4) {
     const int repeats = static_cast<int>(std::clamp<size_t>((size_t{32} << 20) / bytes, 5, 300));
     std::vector<double> p50, least, wire, ratio;
@@ -139,10 +141,8 @@ int main(int argc, char** argv) {
   for (size_t a = 0; a < n; ++a) {
     for (size_t b = 0; b < n; ++b) {
       if (a == b) continue;
-      if (static_cast<int>(a) == rank)
-        links[b] = std::make_unique<TcpLink>(static_cast<int>(b), fds[a][b]);
-      else
-        ::close(fds[a][b]);
+      if (static_cast<int>(a) == rank) links[b] = std::make_unique<TcpLink>(static_cast<int>(b), fds[a][b]);
+      else ::close(fds[a][b]);
     }
   }
   try {

@@ -56,7 +56,7 @@ void fill(DType dtype, std::vector<std::byte>& buffer, std::mt19937& random) {
     const double wide = value;
     const uint16_t half = dtype == DType::Float16 ? fp32_to_fp16(value) : fp32_to_bf16(value);
     const uint64_t whole = random();
-    const void* from = dtype == DType::Float32 ? static_cast<const void*>(&value)
+    const void* from = dtype == DType::Float32   ? static_cast<const void*>(&value)
                        : dtype == DType::Float64 ? static_cast<const void*>(&wide)
                        : is_floating(dtype)      ? static_cast<const void*>(&half)
                                                  : static_cast<const void*>(&whole);

@@ -35,14 +35,15 @@ inline std::vector<Wiring> wire(const std::vector<int>& hosts) {
   for (const auto& [host, local] : members)
     segments[host] = Segment::create(static_cast<int>(local.size()), 16 << 10, static_cast<int>(local.size()) < size);
   std::vector<Wiring> wirings(hosts.size());
-  for (int rank = 0; rank < size; ++rank)
-    wirings[rank] = {rank, size, members[hosts[rank]], segments[hosts[rank]], {}};
+  for (int rank = 0; rank < size; ++rank) wirings[rank] = {rank, size, members[hosts[rank]], segments[hosts[rank]], {}};
   for (int a = 0; a < size; ++a) {
     for (int b = a + 1; b < size; ++b) {
       if (hosts[a] == hosts[b]) continue;
       int control[2] = {-1, -1};
       int data[2] = {-1, -1};
-      if (socketpair(AF_UNIX, SOCK_STREAM, 0, data) != 0 || (a == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0)) std::abort();
+      if (socketpair(AF_UNIX, SOCK_STREAM, 0, data) != 0 ||
+          (a == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0))
+        std::abort();
       wirings[a].remotes.push_back({b, control[0], data[0]});
       wirings[b].remotes.push_back({a, control[1], data[1]});
     }
@@ -57,7 +58,8 @@ inline EngineOptions options(double timeout = 20) {
 }
 
 // Runs `body` for every rank; returns what each threw, "" where nothing.
-inline std::vector<std::string> run(const std::vector<int>& hosts, const std::function<void(Engine&)>& body, double timeout = 20) {
+inline std::vector<std::string> run(const std::vector<int>& hosts, const std::function<void(Engine&)>& body,
+                                    double timeout = 20) {
   std::vector<Wiring> wirings = wire(hosts);
   std::vector<std::string> problems(hosts.size());
   std::vector<std::thread> threads;
@@ -75,7 +77,8 @@ inline std::vector<std::string> run(const std::vector<int>& hosts, const std::fu
   return problems;
 }
 
-inline OperationPtr operation(Kind kind, const std::string& name, DType dtype, std::vector<int64_t> shape, const void* in, void* out) {
+inline OperationPtr operation(Kind kind, const std::string& name, DType dtype, std::vector<int64_t> shape,
+                              const void* in, void* out) {
   auto made = std::make_shared<farandole::Operation>();
   made->request.kind = kind;
   made->request.name = name;
@@ -88,12 +91,14 @@ inline OperationPtr operation(Kind kind, const std::string& name, DType dtype, s
 }
 
 inline OperationPtr sum(const std::string& name, std::vector<float>& values) {
-  return operation(Kind::Allreduce, name, DType::Float32, {static_cast<int64_t>(values.size())}, values.data(), values.data());
+  return operation(Kind::Allreduce, name, DType::Float32, {static_cast<int64_t>(values.size())}, values.data(),
+                   values.data());
 }
 
 // Waits with a limit; throws what the operation ended with.
 inline void finish(Engine& engine, const OperationPtr& operation) {
-  if (!engine.wait(*operation, std::chrono::seconds(30))) throw Error::internal("'" + operation->request.name + "' hangs");
+  if (!engine.wait(*operation, std::chrono::seconds(30)))
+    throw Error::internal("'" + operation->request.name + "' hangs");
   if (operation->error) throw *operation->error;
 }
 

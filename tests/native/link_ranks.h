@@ -70,8 +70,7 @@ inline std::array<int, 2> unix_pair() {
 /// Ends every wait after some time.
 class Deadline final : public farandole::Guard {
  public:
-  explicit Deadline(std::chrono::milliseconds limit)
-      : limit_(limit), end_(std::chrono::steady_clock::now() + limit) {}
+  explicit Deadline(std::chrono::milliseconds limit) : limit_(limit), end_(std::chrono::steady_clock::now() + limit) {}
 
   void check() override {
     if (std::chrono::steady_clock::now() > end_)
@@ -83,7 +82,8 @@ class Deadline final : public farandole::Guard {
   std::chrono::steady_clock::time_point end_;
 };
 
-/// Fully connected ranks of one test. The links of all live until the last rank is through, unless a body drops its own.
+/// Fully connected ranks of one test. The links of all live until the last rank is through, unless a body drops its
+/// own.
 class Ranks {
  public:
   using Body = std::function<void(farandole::Mesh&)>;

@@ -1,6 +1,4 @@
 // A control stream over a link that takes and gives bytes as it pleases.
-#include "engine/control.h"
-
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -9,6 +7,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "engine/control.h"
 
 using namespace farandole;
 
@@ -101,8 +100,11 @@ void test_absurd_length() {
   Wire there, back;
   there.bytes.assign(8, std::byte{0xFF});
   ControlStream receiver(std::make_unique<FitfulLink>(0, back, there, 1000, 2));
-  CHECK(CHECK_THROWS(Error, [&] { for (int tries = 0; tries < 100; ++tries) (void)receiver.receive(); }()).kind ==
-        ErrorKind::Internal);
+  CHECK(CHECK_THROWS(Error,
+                     [&] {
+                       for (int tries = 0; tries < 100; ++tries) (void)receiver.receive();
+                     }())
+            .kind == ErrorKind::Internal);
 }
 
 }  // namespace

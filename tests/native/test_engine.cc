@@ -1,5 +1,5 @@
-// The engine over every wiring: what ranks ask for in any order comes out right, what they disagree on fails by name, and
-// whoever leaves is named to those who wait.
+// The engine over every wiring: what ranks ask for in any order comes out right, what they disagree on fails by name,
+// and whoever leaves is named to those who wait.
 #include <atomic>
 #include <chrono>
 #include <random>
@@ -11,7 +11,8 @@ using namespace ranks;
 
 namespace {
 
-const std::vector<std::vector<int>> kWorlds = {{0}, {0, 0}, {0, 0, 0}, {0, 0, 0, 0, 0}, {0, 1}, {0, 0, 1}, {0, 1, 0, 1}, {0, 1, 2}};
+const std::vector<std::vector<int>> kWorlds = {{0},    {0, 0},    {0, 0, 0},    {0, 0, 0, 0, 0},
+                                               {0, 1}, {0, 0, 1}, {0, 1, 0, 1}, {0, 1, 2}};
 
 std::string text(const std::vector<int>& hosts) {
   std::string out = "hosts";
@@ -55,7 +56,8 @@ void any_order_and_mixed_kinds(Engine& engine) {
       } else if (i % 5 == 0) {
         one->request.op = ReduceOp::Max;
       } else if (i % 3 == 0) {
-        one = operation(Kind::Allgather, "t" + std::to_string(i), DType::Float32, {engine.rank() + 1, 2}, mine.data(), nullptr);
+        one = operation(Kind::Allgather, "t" + std::to_string(i), DType::Float32, {engine.rank() + 1, 2}, mine.data(),
+                        nullptr);
         mine.resize(static_cast<size_t>(2 * (engine.rank() + 1)), static_cast<float>(engine.rank() + i));
         one->input = reinterpret_cast<const std::byte*>(mine.data());
       }
@@ -68,7 +70,8 @@ void any_order_and_mixed_kinds(Engine& engine) {
       const int n = engine.size();
       const auto& mine = values[static_cast<size_t>(i)];
       if (one->request.kind == Kind::Broadcast) check::equal(mine.back(), static_cast<float>(i % n + i));
-      else if (one->request.kind == Kind::Allgather) check::equal(one->result_shape[0], static_cast<int64_t>(n) * (n + 1) / 2);
+      else if (one->request.kind == Kind::Allgather)
+        check::equal(one->result_shape[0], static_cast<int64_t>(n) * (n + 1) / 2);
       else if (one->request.op == ReduceOp::Max) check::equal(mine.back(), static_cast<float>(n - 1 + i));
       else check::equal(mine.back(), static_cast<float>(n * i + n * (n - 1) / 2));
     }

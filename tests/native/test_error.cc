@@ -1,10 +1,9 @@
-#include "base/error.h"
-
 #include <map>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
 
 using namespace farandole;

@@ -1,12 +1,11 @@
 // Fusion is a pure function: nothing lost, nothing doubled, nothing mixed, no bucket over the threshold.
-#include "engine/fusion.h"
-
 #include <map>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "engine/fusion.h"
 
 using namespace farandole;
 
@@ -35,7 +34,8 @@ using Names = std::vector<std::string>;
 
 void test_looks_past_other_types() {
   const std::vector<Bundle> bundles = fuse({item("a", allreduce(1)), item("b", allreduce(1, DType::Float16)),
-                                            item("c", allreduce(1)), item("d", allreduce(1, DType::Float16))}, 1024);
+                                            item("c", allreduce(1)), item("d", allreduce(1, DType::Float16))},
+                                           1024);
   CHECK_EQ(bundles.size(), 2U);
   CHECK(names_of(bundles[0]) == (Names{"a", "c"}));
   CHECK(names_of(bundles[1]) == (Names{"b", "d"}));
@@ -94,8 +94,8 @@ void test_every_mix() {
       for (const Entry& entry : bundle.entries) {
         const Request& request = requests.at(entry.name);
         bytes += request.bytes();
-        CHECK(request.kind == bundle.kind && request.root * (bundle.kind == Kind::Broadcast) ==
-                                                 first.root * (bundle.kind == Kind::Broadcast));
+        CHECK(request.kind == bundle.kind &&
+              request.root * (bundle.kind == Kind::Broadcast) == first.root * (bundle.kind == Kind::Broadcast));
         if (bundle.kind == Kind::Allreduce) CHECK(request.dtype == first.dtype && request.prescale == first.prescale);
       }
       seen += bundle.entries.size();

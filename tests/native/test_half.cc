@@ -1,12 +1,11 @@
 // All 65,536 values of both 16-bit floats, and the fp32 values around every rounding boundary, against a slow model.
-#include "base/half.h"
-
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <random>
 #include <string>
 
+#include "base/half.h"
 #include "check.h"
 
 using namespace farandole;
@@ -119,8 +118,8 @@ void test_nan(const Format& format) {
 }  // namespace
 
 int main() {
-  for (const Format& format : {Format{"fp16", 5, 10, &fp16_to_fp32, &fp32_to_fp16},
-                               Format{"bf16", 8, 7, &bf16_to_fp32, &fp32_to_bf16}}) {
+  for (const Format& format :
+       {Format{"fp16", 5, 10, &fp16_to_fp32, &fp32_to_fp16}, Format{"bf16", 8, 7, &bf16_to_fp32, &fp32_to_bf16}}) {
     test_every_value(format);
     test_rounding(format);
     test_nan(format);

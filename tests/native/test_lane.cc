@@ -1,6 +1,4 @@
 // Agreement in the lane is all or nothing: either every rank runs the operation from there, or none does.
-#include "engine/lane.h"
-
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/lane.h"
 #include "transport/segment.h"
 
 using namespace farandole;
@@ -45,8 +44,8 @@ class Ranks {
     }
     for (size_t k = 0; k < steps_.size(); ++k) {
       const int agreed = steps_[k].agreed.load();
-      const std::string context = std::to_string(agreed) + " of " + std::to_string(size_) + " ranks in step " +
-                                  std::to_string(k);
+      const std::string context =
+          std::to_string(agreed) + " of " + std::to_string(size_) + " ranks in step " + std::to_string(k);
       check::that(agreed == 0 || agreed == size_, "all ranks or none agreed", context);
       check::equal(steps_[k].asked.load(), agreed == 0 ? size_ : 0, context);
       check::that(size_ > 1 || sync_percent_ < 100 || busy_ > 0 || agreed == 1, "one rank agrees with itself", context);

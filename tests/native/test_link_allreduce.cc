@@ -1,11 +1,10 @@
 // Allreduce over links against an element-wise reference: sizes, types, operations, pieces, in place and not.
-#include "collectives/link_allreduce.h"
-
 #include <cmath>
 #include <cstdint>
 #include <numeric>
 
 #include "base/half.h"
+#include "collectives/link_allreduce.h"
 #include "link_elements.h"
 #include "link_ranks.h"
 
@@ -26,9 +25,9 @@ struct Case {
 
 std::string text_of(const Case& c, int size) {
   const size_t elements = std::accumulate(c.pieces.begin(), c.pieces.end(), size_t{0});
-  return std::string(name_of(c.dtype)) + " " + name_of(c.reduction.op) + " of " + std::to_string(elements) + " elements in " +
-         std::to_string(c.pieces.size()) + " pieces, " + std::to_string(size) + " ranks over " + check::name_of(c.wire) +
-         (c.in_place ? ", in place" : "");
+  return std::string(name_of(c.dtype)) + " " + name_of(c.reduction.op) + " of " + std::to_string(elements) +
+         " elements in " + std::to_string(c.pieces.size()) + " pieces, " + std::to_string(size) + " ranks over " +
+         check::name_of(c.wire) + (c.in_place ? ", in place" : "");
 }
 
 /// One rank's tensors; each piece has its own allocation, so that running over an end is seen.
@@ -97,9 +96,9 @@ void ragged_and_empty_sizes() {
   for (const Wire wire : {Wire::Unix, Wire::Tcp}) {
     for (const int size : check::kSizes) {
       Ranks ranks(size, wire);
-      for (const size_t count : {0U, 1U, 2U, 7U, 1024U, 2341U, 4096U, 8192U, 16'385U, 65'537U, check::kSlow ? 99'999U : 262'147U})
-        for (const bool in_place : {false, true})
-          check_case(ranks, {DType::Float32, {}, {count}, in_place, wire});
+      for (const size_t count :
+           {0U, 1U, 2U, 7U, 1024U, 2341U, 4096U, 8192U, 16'385U, 65'537U, check::kSlow ? 99'999U : 262'147U})
+        for (const bool in_place : {false, true}) check_case(ranks, {DType::Float32, {}, {count}, in_place, wire});
       check_case(ranks, {DType::Int8, {}, {65'537}, true, wire});
     }
   }
@@ -142,7 +141,8 @@ void many_ranks_gather_by_doubling() {
   }
 }
 
-/// Awkward values, for which the order of additions shows: all ranks agree bit for bit, and the order is that of the ranks.
+/// Awkward values, for which the order of additions shows: all ranks agree bit for bit, and the order is that of the
+/// ranks.
 void floats_are_added_in_rank_order() {
   for (const int size : {2, 3, 5, 8}) {
     Ranks ranks(size);

@@ -71,7 +71,8 @@ void begin_and_stop(Mesh& mesh) {
 }
 
 /// Checks that every rank but `victim` hears within a second that it is gone.
-void check_all_hear(const char* name, int size, int victim, Wire wire, bool starts, const std::function<void(Mesh&)>& body) {
+void check_all_hear(const char* name, int size, int victim, Wire wire, bool starts,
+                    const std::function<void(Mesh&)>& body) {
   const std::string context = std::string(name) + ", rank " + std::to_string(victim) + " of " + std::to_string(size) +
                               " over " + check::name_of(wire);
   Ranks ranks(size, wire, 10s);

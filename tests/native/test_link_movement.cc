@@ -52,7 +52,8 @@ void allgather() {
       for (size_t rank = 0; rank < size; ++rank) ragged[rank] = rank % 3 == 1 ? 0 : rank * 70'001 + 5;
       for (const bool in_place : {false, true}) {
         check_allgather(ranks, ragged, in_place);
-        for (const size_t each : {0U, 1U, 4096U, 300'001U}) check_allgather(ranks, std::vector<size_t>(size, each), in_place);
+        for (const size_t each : {0U, 1U, 4096U, 300'001U})
+          check_allgather(ranks, std::vector<size_t>(size, each), in_place);
       }
     }
   }
@@ -95,7 +96,8 @@ void check_broadcast(Ranks& ranks, const std::vector<size_t>& sizes, int root, b
     std::vector<Bytes> in, out;
     std::vector<Piece> pieces;
     for (const size_t bytes : sizes) {
-      in.push_back(mesh.rank() == root ? message(root, static_cast<int>(in.size()), bytes) : Bytes(bytes, std::byte{0x11}));
+      in.push_back(mesh.rank() == root ? message(root, static_cast<int>(in.size()), bytes)
+                                       : Bytes(bytes, std::byte{0x11}));
       out.emplace_back(bytes, std::byte{0xEE});
     }
     for (size_t i = 0; i < sizes.size(); ++i)

@@ -1,8 +1,7 @@
 // Reduce-scatter over links against an element-wise reference.
-#include "collectives/link_reducescatter.h"
-
 #include <numeric>
 
+#include "collectives/link_reducescatter.h"
 #include "link_elements.h"
 #include "link_ranks.h"
 
@@ -13,7 +12,8 @@ using check::Elements;
 using check::Ranks;
 using check::Wire;
 
-void check_case(Ranks& ranks, DType dtype, const Reduction& reduction, const std::vector<size_t>& counts, bool in_place) {
+void check_case(Ranks& ranks, DType dtype, const Reduction& reduction, const std::vector<size_t>& counts,
+                bool in_place) {
   const std::string context = std::string(name_of(dtype)) + " " + name_of(reduction.op) + ", " +
                               std::to_string(ranks.size()) + " ranks, first count " + std::to_string(counts[0]);
   const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});

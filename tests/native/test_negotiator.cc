@@ -1,6 +1,4 @@
 // The negotiator is pure: simulated here with any number of ranks, without threads, sockets or clocks.
-#include "engine/negotiator.h"
-
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -11,6 +9,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "engine/negotiator.h"
 
 using namespace farandole;
 

@@ -1,6 +1,4 @@
 // What a rank remembers of its operations; and ranks with a negotiator, simulated without an engine.
-#include "engine/pending.h"
-
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -10,6 +8,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "engine/negotiator.h"
+#include "engine/pending.h"
 
 using namespace farandole;
 

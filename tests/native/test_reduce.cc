@@ -1,6 +1,4 @@
 // Every dtype, operation and scaling at every SIMD level, against reduce_reference.h.
-#include "base/reduce.h"
-
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -13,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/half.h"
+#include "base/reduce.h"
 #include "check.h"
 #include "reduce_reference.h"
 
@@ -68,9 +67,9 @@ void check_shape(DType dtype, const Reduction& reduction, const Shape& shape, st
 
     const auto context = [&](size_t at) {
       return std::string(name_of(dtype)) + " " + name_of(reduction.op) + " " + level + ", element " +
-             std::to_string(at) + " of " + std::to_string(shape.count) + ", sources " +
-             std::to_string(shape.sources) + ", in place " + std::to_string(shape.in_place) + ", offset " + std::to_string(shape.offset) + ", factors " +
-             std::to_string(reduction.prescale) + " " + std::to_string(reduction.postscale) + " / " +
+             std::to_string(at) + " of " + std::to_string(shape.count) + ", sources " + std::to_string(shape.sources) +
+             ", in place " + std::to_string(shape.in_place) + ", offset " + std::to_string(shape.offset) +
+             ", factors " + std::to_string(reduction.prescale) + " " + std::to_string(reduction.postscale) + " / " +
              std::to_string(reduction.divisor);
     };
     for (size_t i = 0; i < shape.count; ++i) {
@@ -180,9 +179,9 @@ void test_floats_by_hand() {
     CHECK(std::isnan(reduced<float>(DType::Float32, {.op = op}, {1, NAN})));
     CHECK(std::isnan(reduced<double>(DType::Float64, {.op = op}, {1, NAN, 2})));
   }
-  CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x7BFF, 0x7BFF}), 0x7C00);      // 65504 + 65504 is infinite
-  CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x0001, 0x0001}), 0x0002);      // subnormals
-  CHECK_EQ(reduced<uint16_t>(DType::BFloat16, {}, {0x0001, 0x0001}), 0x0002);     // subnormals
+  CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x7BFF, 0x7BFF}), 0x7C00);   // 65504 + 65504 is infinite
+  CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x0001, 0x0001}), 0x0002);   // subnormals
+  CHECK_EQ(reduced<uint16_t>(DType::BFloat16, {}, {0x0001, 0x0001}), 0x0002);  // subnormals
   // The average of two that overflow as fp16 does not: rounding is last.
   CHECK_EQ(reduced<uint16_t>(DType::Float16, {.op = ReduceOp::Average, .divisor = 2}, {0x7BFF, 0x7BFF}), 0x7BFF);
   // 2048 + 1 is not an fp16, 2048 + 1 + 1 is: one rounding instead of two.

@@ -1,6 +1,4 @@
 // The byte ring in shared memory: order, wrap-around, a full and an empty ring, two threads.
-#include "transport/ring.h"
-
 #include <cstring>
 #include <memory>
 #include <new>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "transport/ring.h"
 
 using namespace farandole;
 

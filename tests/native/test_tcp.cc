@@ -1,19 +1,18 @@
 // A link over a socket: what it takes, what it gives, how it ends.
-#include "transport/tcp.h"
-
 #include <fcntl.h>
 #include <poll.h>
 
 #include <algorithm>
 
 #include "link_ranks.h"
+#include "transport/tcp.h"
 
 namespace {
 
+using check::Wire;
 using farandole::Error;
 using farandole::ErrorKind;
 using farandole::TcpLink;
-using check::Wire;
 
 std::array<int, 2> pair_of(Wire wire) { return wire == Wire::Tcp ? check::tcp_pair() : check::unix_pair(); }
 

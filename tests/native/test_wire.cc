@@ -1,6 +1,4 @@
 // Control messages: what is written is read back, and no damaged or hostile byte does more than throw Error.
-#include "engine/wire.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -11,6 +9,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "engine/wire.h"
 
 using namespace farandole;
 
@@ -222,8 +221,8 @@ void test_lengths_that_lie() {
   CHECK_THROWS(Error, decode({}));
   CHECK_THROWS(Error, decode(bytes({0})));
   CHECK_THROWS(Error, decode(bytes({4})));
-  CHECK_THROWS(Error, decode(bytes({1, 1, 2})));              // neither a number nor a request
-  CHECK_THROWS(Error, frame_length(bytes({0, 0, 0, 0})));     // no message is empty
+  CHECK_THROWS(Error, decode(bytes({1, 1, 2})));           // neither a number nor a request
+  CHECK_THROWS(Error, frame_length(bytes({0, 0, 0, 0})));  // no message is empty
   CHECK_THROWS(Error, frame_length(bytes({255, 255, 255, 255})));
   CHECK_EQ(frame_length(bytes({1, 0, 0, 0})), 1U);
 }
