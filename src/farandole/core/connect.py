@@ -26,6 +26,7 @@ __all__ = ["Wiring", "connect"]
 
 COORDINATOR = 0
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
+LOOK_AGAIN = 0.05  # seconds
 
 
 @dataclass
@@ -223,6 +224,7 @@ def _accept(
     """Accept until all of `expected` have come; strangers are turned away and delay nobody."""
     lock, all_came = threading.Lock(), threading.Event()
     threads: list[threading.Thread] = []
+    wanted = len(expected)
 
     def receive(sock: socket.socket) -> None:
         with sock:
@@ -245,7 +247,10 @@ def _accept(
         return
     try:
         while not all_came.is_set():
-            listener.settimeout(min(deadline.remaining(), 0.05 if threads else 1.0))
+            # As many have come as were expected: most likely the last handshake is just under way.
+            if len(threads) >= wanted and all_came.wait(LOOK_AGAIN):
+                break
+            listener.settimeout(min(deadline.remaining(), LOOK_AGAIN))
             try:
                 sock, _ = listener.accept()
             except TimeoutError:
