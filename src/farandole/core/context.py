@@ -39,23 +39,23 @@ class Context:
         self._timeline = Timeline(path, rendezvous.rank) if path else None
         try:
             wiring = connect(rendezvous, self.config, host=host)
+            self.topology: Topology = wiring.topology
+            self.engine = Engine(
+                rank=self.topology.rank,
+                size=self.topology.size,
+                local_ranks=list(self.topology.local_ranks),
+                segment=wiring.segment,
+                remotes=wiring.remotes,
+                fusion_threshold=self.config.fusion_threshold,
+                cache_capacity=self.config.cache_capacity,
+                spin=self.config.spin.total_seconds(),
+                timeout=self.config.collective_timeout.total_seconds(),
+                trace=self._timeline is not None,
+            )
         except BaseException:
             if self._timeline is not None:
                 self._timeline.close()
             raise
-        self.topology: Topology = wiring.topology
-        self.engine = Engine(
-            rank=self.topology.rank,
-            size=self.topology.size,
-            local_ranks=list(self.topology.local_ranks),
-            segment=wiring.segment,
-            remotes=wiring.remotes,
-            fusion_threshold=self.config.fusion_threshold,
-            cache_capacity=self.config.cache_capacity,
-            spin=self.config.spin.total_seconds(),
-            timeout=self.config.collective_timeout.total_seconds(),
-            trace=self._timeline is not None,
-        )
         if self._timeline is not None:
             self._timeline.follow(self.engine)
 
