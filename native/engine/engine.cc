@@ -213,8 +213,7 @@ void Engine::shutdown() {
   if (progress()) progress();
   fail_pending(Error::closed("it was shut down while this operation was pending"));
   for (ControlStream& control : controls_) {
-    if (control.fd() < 0) continue;  // a peer in memory sees our life end
-    control.send(Farewell{wiring_.rank, true, reason_of(Life::State::Left)});
+    control.send(Farewell{first_left_.value_or(wiring_.rank), true, reason_of(Life::State::Left)});
     while (!control.flush() && now_ns() < until) std::this_thread::sleep_for(milliseconds(1));
   }
   driving.unlock();

@@ -138,6 +138,7 @@ class Engine : private Guard {
   std::deque<Plan> plans_;
   std::vector<bool> left_;              // by rank: it has shut down, having done all its part
   std::vector<bool> told_;              // by rank: the negotiator knows
+  std::optional<int> first_left_;       // who shut down before all others, as the coordinator saw it
   uint64_t looked_ns_ = 0;              // when overdue operations were last looked for
   uint32_t executed_ = 0;               // operations so far: the same on every rank between two of them
   uint64_t operation_deadline_ns_ = 0;  // of what is being executed

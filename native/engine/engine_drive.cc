@@ -70,7 +70,10 @@ void Engine::heed(int peer, Message message) {
   } else {
     const auto& farewell = std::get<Farewell>(message);
     if (!farewell.clean) throw Error::peer_lost("", farewell.rank, farewell.reason);
-    if (farewell.rank >= 0 && farewell.rank < wiring_.size) left_[static_cast<size_t>(farewell.rank)] = true;
+    if (farewell.rank < 0 || farewell.rank >= wiring_.size) throw Error::internal("an unknown rank has left");
+    // The coordinator may go only because another rank went before it, and names that one.
+    left_[static_cast<size_t>(peer)] = true;
+    first_left_ = farewell.rank;
   }
 }
 

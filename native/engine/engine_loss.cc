@@ -118,9 +118,10 @@ void Engine::look_for_left() {
     }
     if (wiring_.rank == 0) {
       told_[rank] = true;
+      if (!first_left_) first_left_ = static_cast<int>(rank);
       negotiator_.leave(static_cast<int>(rank), reason);
     } else if (!pending_.empty()) {
-      throw Error::peer_lost("", 0, reason);
+      throw Error::peer_lost("", first_left_.value_or(0), reason);
     }
   }
 }
