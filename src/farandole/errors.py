@@ -2,7 +2,6 @@
 
 FarandoleError
 ├── ConfigError (ValueError)                    a setting is wrong, before anything started
-├── NotInitializedError (ValueError)            rank(), size(), ... before init()
 ├── RendezvousError                             ranks did not find each other: who is missing, where we looked
 │   └── AuthenticationError                     a peer did not prove that it belongs to this job
 ├── RankFailed (RuntimeError)                   a rank's function or process failed: its traceback and last lines
@@ -11,10 +10,12 @@ FarandoleError
 ├── DataError (ValueError)                      a column cannot be read as asked
 ├── CollectiveError                             an operation failed; carries `name`
 │   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
-│   ├── MismatchError                           ranks asked for different things
-│   ├── CollectiveTimeout (TimeoutError)        who did not come, how long we waited
-│   └── PeerLost (ConnectionError)              carries `rank`; the others can go on in a new generation
-└── EngineClosed                                submitted after shutdown, or after the failure it names
+│   ├── MismatchError *                         ranks asked for different things
+│   ├── CollectiveTimeout (TimeoutError) *      who did not come, how long we waited
+│   └── PeerLost (ConnectionError) *            carries `rank`; the others can go on in a new generation
+└── HorovodInternalError (RuntimeError)         * what Horovod's programs catch: not this call, but the job failed
+    ├── NotInitializedError (ValueError)        rank(), size(), ... before init()
+    └── EngineClosed                            submitted after shutdown, or after the failure it names
 
 The fields of an error are its `args`, so that it survives pickle and crosses processes.
 """
@@ -30,6 +31,7 @@ __all__ = [
     "DataError",
     "EngineClosed",
     "FarandoleError",
+    "HorovodInternalError",
     "InvalidRequest",
     "MismatchError",
     "NotInitializedError",
@@ -83,16 +85,6 @@ class ConfigError(FarandoleError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.problem}"
-
-
-class NotInitializedError(FarandoleError, ValueError):
-    """rank(), size() or an operation was called before init()."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def __str__(self) -> str:
-        return "farandole has not been initialized; call init() first."
 
 
 class RendezvousError(FarandoleError):
@@ -176,6 +168,22 @@ class DataError(FarandoleError, ValueError):
         return f"column '{self.column}': {self.problem}"
 
 
+class HorovodInternalError(FarandoleError, RuntimeError):
+    """What a program written for Horovod catches when the job, not the call, went wrong.
+
+    Programs also raise it themselves, to have elastic training start over from its last commit."""
+
+
+class NotInitializedError(HorovodInternalError, ValueError):
+    """rank(), size() or an operation was called before init()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __str__(self) -> str:
+        return "farandole has not been initialized; call init() first."
+
+
 class CollectiveError(FarandoleError):
     """An operation failed; `name` is the name it was submitted under."""
 
@@ -191,7 +199,7 @@ class InvalidRequest(CollectiveError, ValueError):
     """Refused at the call, on this rank alone: dtype, contiguity, duplicate name in flight, splits, root."""
 
 
-class MismatchError(CollectiveError):
+class MismatchError(CollectiveError, HorovodInternalError):
     """Ranks asked for different things under one name; `what` differs, `asked` says how."""
 
     def __init__(self, name: str, asked: Mapping[int, str], what: str) -> None:
@@ -206,7 +214,7 @@ class MismatchError(CollectiveError):
         return "; ".join(f"{spell_ranks(ranks)}: {wish}" for wish, ranks in ranks_by_wish.items())
 
 
-class CollectiveTimeout(CollectiveError, TimeoutError):
+class CollectiveTimeout(CollectiveError, HorovodInternalError, TimeoutError):
     """Ranks in `missing` did not come within `waited` seconds."""
 
     def __init__(self, name: str, missing: Iterable[int], waited: float) -> None:
@@ -220,7 +228,7 @@ class CollectiveTimeout(CollectiveError, TimeoutError):
         self.args = (name, self.missing, waited)
 
 
-class PeerLost(CollectiveError, ConnectionError):
+class PeerLost(CollectiveError, HorovodInternalError, ConnectionError):
     """Rank `rank` is gone; this context is finished, a new generation without that rank can go on."""
 
     def __init__(self, name: str, rank: int, reason: str) -> None:
@@ -231,7 +239,7 @@ class PeerLost(CollectiveError, ConnectionError):
         self.args = (name, rank, reason)
 
 
-class EngineClosed(FarandoleError):
+class EngineClosed(HorovodInternalError):
     """An operation was submitted after shutdown, or after the failure that `reason` names."""
 
     def __init__(self, reason: str) -> None:

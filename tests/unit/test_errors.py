@@ -15,6 +15,7 @@ from farandole.errors import (
     DataError,
     EngineClosed,
     FarandoleError,
+    HorovodInternalError,
     InvalidRequest,
     MismatchError,
     NotInitializedError,
@@ -66,7 +67,12 @@ SAMPLES = [
         ["'grad': waited 600 s for rank 2", "FARANDOLE_COLLECTIVE_TIMEOUT"],
     ),
     (PeerLost("grad", 3, "was killed or crashed"), ConnectionError, ["rank 3 is lost (was killed or crashed)"]),
-    (EngineClosed("shutdown() was called"), FarandoleError, ["the engine is closed: shutdown() was called", "init()"]),
+    (HorovodInternalError("start over"), RuntimeError, ["start over"]),
+    (
+        EngineClosed("shutdown() was called"),
+        HorovodInternalError,
+        ["the engine is closed: shutdown() was called", "init()"],
+    ),
 ]
 
 
@@ -97,6 +103,13 @@ def test_every_error_is_sampled_and_exported() -> None:
     assert set(errors.__all__) == {each.__name__ for each in classes} | {"spell_ranks"}
     for each in classes:
         assert each.__name__ in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("error", [each for each, _, _ in SAMPLES], ids=lambda each: type(each).__name__)
+def test_horovods_programs_catch_what_is_not_wrong_with_the_call(error: FarandoleError) -> None:
+    kinds = (HorovodInternalError, NotInitializedError, MismatchError, CollectiveTimeout, PeerLost, EngineClosed)
+    assert isinstance(error, HorovodInternalError) == (type(error) in kinds)
+    assert not isinstance(error, HorovodInternalError) or isinstance(error, RuntimeError)
 
 
 def test_a_peer_without_a_name_is_lost_between_operations() -> None:

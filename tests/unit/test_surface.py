@@ -17,7 +17,9 @@ grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async init 
 local_rank local_size mpi_built mpi_enabled mpi_threads_supported nccl_built poll rank reducescatter
 reducescatter_async rocm_built shutdown size synchronize
 """
-TORCH = "DistributedOptimizer broadcast_optimizer_state broadcast_parameters sparse_allreduce_async"
+TORCH = (
+    "DistributedOptimizer HorovodInternalError broadcast_optimizer_state broadcast_parameters sparse_allreduce_async"
+)
 
 SIGNATURES = {
     "init": "comm=None process_sets=None",

@@ -35,6 +35,7 @@ from farandole.core.objects import allgather_object, broadcast_object
 from farandole.core.ops import barrier
 from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
+from farandole.errors import HorovodInternalError
 from farandole.torch.ops import (
     Compression,
     allgather,
@@ -70,6 +71,7 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "Handle",
+    "HorovodInternalError",
     "Max",
     "Min",
     "ProcessSet",
