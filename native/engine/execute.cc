@@ -4,6 +4,8 @@
 #include <numeric>
 #include <vector>
 
+#include "collectives/adasum.h"
+
 namespace farandole {
 namespace {
 
@@ -25,6 +27,13 @@ std::byte* result_of(Operation& operation, int64_t rows) {
 
 Reduction reduction_of(const Request& request, int size) {
   return {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1};
+}
+
+void allreduce(World& world, int rank, int size, std::span<const OperationPtr> operations) {
+  const Request& first = operations[0]->request;
+  const std::vector<Piece> pieces = pieces_of(operations);
+  if (first.op == ReduceOp::Adasum) adasum(world, rank, size, pieces, first.dtype, first.prescale, first.postscale);
+  else world.allreduce(pieces, first.dtype, reduction_of(first, size));
 }
 
 class Execution {
@@ -108,7 +117,7 @@ void execute(World& world, int rank, int size, const Bundle& bundle, std::span<c
     if (each->request.kind != bundle.kind) throw Error::internal("a plan does not fit the operation that it names");
   const Request& first = operations[0]->request;
   switch (bundle.kind) {
-    case Kind::Allreduce: world.allreduce(pieces_of(operations), first.dtype, reduction_of(first, size)); return;
+    case Kind::Allreduce: allreduce(world, rank, size, operations); return;
     case Kind::Broadcast: world.broadcast(pieces_of(operations), first.root); return;
     case Kind::Barrier: world.barrier(); return;
     default: break;

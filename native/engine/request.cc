@@ -60,23 +60,30 @@ void validate_splits(Request& request, int size) {
   }
 }
 
+void validate_reduction(const Request& request, int size) {
+  if (request.kind == Kind::Reducescatter && request.op != ReduceOp::Average && request.op != ReduceOp::Sum)
+    throw Error::invalid(request.name,
+                         "reducescatter supports Average and Sum only, got " + std::string(name_of(request.op)));
+  if (request.op == ReduceOp::Adasum) {
+    if (is_floating(request.dtype)) return;
+    throw Error::invalid(request.name,
+                         "Adasum combines floating-point tensors (float16, bfloat16, float32, float64), got " +
+                             std::string(name_of(request.dtype)) + "; use Sum or Average");
+  }
+  try {
+    check_reduction(request.dtype,
+                    {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1});
+  } catch (const Error& error) {
+    throw error.named(request.name);
+  }
+}
+
 }  // namespace
 
 void validate(Request& request, int size) {
   if (std::isnan(request.prescale) || std::isnan(request.postscale))
     throw Error::invalid(request.name, "a scale factor is not a number");
-  const bool reduces = request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter;
-  if (reduces) {
-    try {
-      check_reduction(request.dtype,
-                      {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1});
-    } catch (const Error& error) {
-      throw error.named(request.name);
-    }
-  }
-  if (request.kind == Kind::Reducescatter && request.op != ReduceOp::Average && request.op != ReduceOp::Sum)
-    throw Error::invalid(request.name,
-                         "reducescatter supports Average and Sum only, got " + std::string(name_of(request.op)));
+  if (request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter) validate_reduction(request, size);
   const bool by_rows =
       request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
   if (by_rows && request.shape.empty())

@@ -32,18 +32,20 @@ def run_ranks(
     how: Literal["threads", "processes"] = "threads",
     config: Config | None = None,
     dies: Collection[int] = (),
+    hosts: int = 1,
 ) -> list[T]:
     """Run `body(context, *args)` on each of `size` ranks and return the results in rank order.
 
     Blocks until all ranks are done, at most `timeout` seconds. The first failure ends the other ranks. Raises
     `RanksFailed` with one titled trace per failed rank; a rank that hangs shows where each of its threads stands.
     Nothing that was started here survives the call. A rank in `dies` (processes only) must end its own process;
-    its result is the `Death` it died."""
+    its result is the `Death` it died. With `hosts` (threads only) rank r believes to be on host r % hosts."""
     if how == "processes":
+        assert hosts == 1, "processes take their host from the machine"
         outcomes = run_processes(size, body, args, timeout=timeout, config=config or Config(), dies=dies)
     else:
         assert not dies, "a thread cannot die alone: use how='processes'"
-        outcomes = _Threads(size, body, args, config).run(timeout)
+        outcomes = _Threads(size, body, args, config, hosts).run(timeout)
     failures = sorted((each for each in outcomes if each.failed), key=lambda each: each.at)
     if failures:
         raise RanksFailed(size, failures) from failures[0].error
@@ -57,8 +59,10 @@ class _Ended(BaseException):
 class _Threads:
     """Ranks as threads, over the loopback transport."""
 
-    def __init__(self, size: int, body: Callable[..., object], args: tuple[object, ...], config: Config | None) -> None:
-        self.size, self.body, self.args, self.config = size, body, args, config or Config()
+    def __init__(
+        self, size: int, body: Callable[..., object], args: tuple[object, ...], config: Config | None, hosts: int
+    ) -> None:
+        self.size, self.body, self.args, self.config, self.hosts = size, body, args, config or Config(), hosts
         self.rendezvous = ThreadRendezvous.group(size)
         self.contexts: dict[int, Context] = {}
         self.outcomes: list[Outcome] = []  # in the order in which the ranks ended
@@ -85,7 +89,7 @@ class _Threads:
         try:
             with (
                 contextlib.closing(self.rendezvous[rank]) as rendezvous,
-                Context(rendezvous, self.config) as context,
+                Context(rendezvous, self.config, host=self._host(rank)) as context,
                 use(context),
             ):
                 self.contexts[rank] = context
@@ -100,6 +104,9 @@ class _Threads:
         with self.changed:
             self.outcomes.append(outcome)
             self.changed.notify_all()
+
+    def _host(self, rank: int) -> str | None:
+        return None if self.hosts == 1 else f"host {rank % self.hosts}"
 
     def _unfinished(self, rank: int) -> bool:
         with self.changed:

@@ -202,3 +202,12 @@ def test_all_names_of_a_backward_pass_differ() -> None:
         sum(each.sum() for output in outputs for each in output).backward()
 
     run_ranks(3, body)
+
+
+def test_adasum_says_that_it_has_no_gradient() -> None:
+    def body(context: Context) -> None:
+        result = hvd.allreduce(leaf(context.rank), op=hvd.Adasum)
+        with pytest.raises(NotImplementedError, match="Adasum"):
+            result.sum().backward()
+
+    run_ranks(2, body)

@@ -41,9 +41,16 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> T:
-        """Combine `tensor` over all ranks; every rank gets the same result, in a new tensor.
+        """Combine `tensor` over all ranks; every rank gets the same result, in a new tensor of the same shape.
 
-        Blocks until every rank has asked. `prescale_factor` multiplies before the reduction, `postscale_factor` after.
+        All ranks must have one shape, of any number of dimensions and elements, and one dtype. `op` is Average (the
+        default), Sum, Adasum, Min, Max or Product. `prescale_factor` multiplies before the reduction and
+        `postscale_factor` after it: in float64 for integers, whose results are truncated toward zero, in float32 for
+        float16 and bfloat16, and else in the tensor's own dtype. An integer Average is exact, truncated toward zero.
+        Of bool tensors Sum and Max are "or", Product and Min are "and"; the others are refused, and so is Adasum of
+        integers.
+
+        Blocks until every rank has asked.
         """
         op = choose_op(op, average)
         if compression is None:

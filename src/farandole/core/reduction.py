@@ -1,4 +1,8 @@
-"""The reductions, as the integers that users of Horovod know, and the rules for choosing one."""
+"""The reductions, as the integers that users of Horovod know, and the rules for choosing one.
+
+Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020) adds what is orthogonal in the
+ranks' tensors and averages what is parallel; for floating-point tensors and any number of ranks.
+"""
 
 import warnings
 from typing import Final
@@ -12,7 +16,7 @@ Min: Final = 3
 Max: Final = 4
 Product: Final = 5
 
-_AVAILABLE: Final = frozenset({Average, Sum, Min, Max, Product})
+_AVAILABLE: Final = frozenset({Average, Sum, Adasum, Min, Max, Product})
 
 
 def choose_op(op: int | None, average: bool | None) -> int:
@@ -29,6 +33,4 @@ def choose_op(op: int | None, average: bool | None) -> int:
         return Average if average else Sum
     if op is None:
         return Average
-    if op == Adasum:
-        raise ValueError("op=Adasum is not available; use Average, Sum, Min, Max or Product")
-    raise ValueError(f"op must be one of Average, Sum, Min, Max, Product, got {op!r}")
+    raise ValueError(f"op must be one of Average, Sum, Adasum, Min, Max, Product, got {op!r}")

@@ -14,7 +14,7 @@ import torch
 from farandole.core import default
 from farandole.core.blocking import Blocking
 from farandole.core.process_sets import ProcessSet
-from farandole.core.reduction import Average, Product, Sum
+from farandole.core.reduction import Adasum, Average, Product, Sum
 from farandole.torch.extremes import extreme_share, others_product
 
 __all__ = ["Differentiable"]
@@ -174,6 +174,9 @@ class _GroupedAllreduce(torch.autograd.Function):
 
 
 def _selective_gradient(call: Call, tensor: Tensor, grad: Tensor, part: str) -> Tensor:
+    if call.op == Adasum:
+        raise NotImplementedError("allreduce with op=Adasum has no gradient here; call it on detached tensors")
+
     def reduce(value: Tensor, op: int, what: str) -> Tensor:
         return call.backward(part + what).reduce(value, op)
 

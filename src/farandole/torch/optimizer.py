@@ -12,7 +12,7 @@ from farandole.core.compression import Compressor
 from farandole.core.gradients import choose_scaling, even_groups, explicit_groups, name_parameters
 from farandole.core.objects import broadcast_object
 from farandole.core.process_sets import ProcessSet, global_process_set, require_global
-from farandole.core.reduction import Average, choose_op
+from farandole.core.reduction import Adasum, Average, choose_op
 from farandole.torch.ops import Compression
 from farandole.torch.reducer import Parameter, Reducer, Reduction
 
@@ -128,6 +128,9 @@ def DistributedOptimizer(
     that contradict each other.
     """
     require_global(process_set)
+    if op == Adasum:
+        # It combines what optimizers make of gradients, not gradients: another order of things than this class has.
+        raise ValueError("DistributedOptimizer does not take op=Adasum; use Average or Sum, or allreduce(op=Adasum)")
     how = Reduction(choose_op(op, None), choose_scaling(op, gradient_predivide_factor), compression, sparse_as_dense)
     if num_groups:
         warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=2)

@@ -1,0 +1,232 @@
+#include "collectives/adasum.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "base/half.h"
+
+namespace farandole {
+namespace {
+
+/// One rank's shard of a bucket: elements [begin, end), and which tensors they belong to.
+struct Shard {
+  size_t begin = 0, end = 0;
+  [[nodiscard]] size_t elements() const { return end - begin; }
+};
+
+/// A tensor's elements within this rank's shard, counted from the shard's begin.
+struct Part {
+  size_t tensor, begin, end;
+};
+
+struct Dots {
+  double ab = 0, aa = 0, bb = 0;
+};
+
+// Several sums side by side, so that no addition waits for the one before it.
+template <class Work>
+Dots dots_of(const Work* a, const Work* b, size_t count) {
+  constexpr size_t kLanes = 8;
+  std::array<double, kLanes> ab{}, aa{}, bb{};
+  const auto add = [&](size_t lane, size_t at) {
+    const auto x = static_cast<double>(a[at]);
+    const auto y = static_cast<double>(b[at]);
+    ab[lane] += x * y;
+    aa[lane] += x * x;
+    bb[lane] += y * y;
+  };
+  size_t at = 0;
+  for (; at + kLanes <= count; at += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane) add(lane, at + lane);
+  for (size_t lane = 0; at < count; ++at, ++lane) add(lane, at);
+  Dots sums;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    sums.ab += ab[lane];
+    sums.aa += aa[lane];
+    sums.bb += bb[lane];
+  }
+  return sums;
+}
+
+/// What a gradient is multiplied with, given its dot product with the other one and its square.
+double coefficient(double dot, double square) { return square == 0 ? 1 : 1 - dot / (2 * square); }
+
+// The halves are combined as floats.
+template <class Work>
+void widen(DType dtype, const std::byte* from, Work* to, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    uint16_t half = 0;
+    std::memcpy(&half, from + i * sizeof half, sizeof half);
+    to[i] = static_cast<Work>(dtype == DType::Float16 ? fp16_to_fp32(half) : bf16_to_fp32(half));
+  }
+}
+
+template <class Work>
+void narrow(DType dtype, const Work* from, std::byte* to, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto value = static_cast<float>(from[i]);
+    const uint16_t half = dtype == DType::Float16 ? fp32_to_fp16(value) : fp32_to_bf16(value);
+    std::memcpy(to + i * sizeof half, &half, sizeof half);
+  }
+}
+
+template <class Work>
+void multiply(std::span<Work> values, double factor) {
+  if (factor == 1) return;
+  const auto by = static_cast<Work>(factor);
+  for (Work& value : values) value *= by;
+}
+
+/// One run over one bucket, in `Work`, the type that is computed in.
+template <class Work>
+class Adasum {
+ public:
+  Adasum(World& world, int rank, int size, const Bucket& bucket, DType dtype)
+      : world_(world),
+        me_(static_cast<size_t>(rank)),
+        n_(static_cast<size_t>(size)),
+        bucket_(bucket),
+        dtype_(dtype),
+        width_(size_of(dtype)),
+        shards_(n_) {
+    const size_t elements = bucket.bytes() / width_;
+    for (size_t owner = 0; owner < n_; ++owner) {
+      const size_t share = elements / n_;
+      const size_t extra = elements % n_;
+      shards_[owner].begin = owner * share + std::min(owner, extra);
+      shards_[owner].end = shards_[owner].begin + share + (owner < extra ? 1 : 0);
+    }
+    find_parts();
+  }
+
+  void run(double prescale, double postscale) {
+    collect();
+    multiply(std::span<Work>(values_), prescale);
+    combine();
+    multiply(std::span<Work>(values_).first(shards_[me_].elements()), postscale);
+    spread();
+  }
+
+ private:
+  void find_parts() {
+    size_t begin = 0;
+    for (size_t tensor = 0; tensor < bucket_.pieces().size(); ++tensor) {
+      const size_t end = begin + bucket_.pieces()[tensor].bytes / width_;
+      const size_t first = std::max(begin, shards_[me_].begin);
+      const size_t last = std::min(end, shards_[me_].end);
+      if (first < last) parts_.push_back({tensor, first - shards_[me_].begin, last - shards_[me_].begin});
+      begin = end;
+    }
+  }
+
+  /// Brings this rank's shard of everybody's bucket here.
+  void collect() {
+    // An alltoall takes each share in one piece, and several tensors lie apart.
+    const bool whole = bucket_.pieces().size() == 1;
+    if (!whole) {
+      packed_.resize(bucket_.bytes());
+      bucket_.for_each(0, bucket_.bytes(), [&](const Piece& part, size_t done) {
+        std::memcpy(packed_.data() + done, part.in, part.bytes);
+      });
+    }
+    const std::byte* bytes = whole ? bucket_.pieces()[0].in : packed_.data();
+    const size_t shard = shards_[me_].elements();
+    values_.resize(n_ * shard);
+    std::vector<std::byte> halves(is_half() ? n_ * shard * width_ : 0);
+    std::byte* arrived = is_half() ? halves.data() : reinterpret_cast<std::byte*>(values_.data());
+    std::vector<const std::byte*> in(n_);
+    std::vector<std::byte*> out(n_);
+    std::vector<size_t> send(n_), receive(n_, shard * width_);
+    for (size_t peer = 0; peer < n_; ++peer) {
+      in[peer] = bytes + shards_[peer].begin * width_;
+      send[peer] = shards_[peer].elements() * width_;
+      out[peer] = arrived + peer * shard * width_;
+    }
+    world_.alltoall(in, send, out, receive, shards_[0].elements() * width_);
+    if (is_half()) widen(dtype_, halves.data(), values_.data(), values_.size());
+  }
+
+  /// Combines the ranks' shards in a binary tree; the result lies where rank 0's was. An odd one goes up as it is.
+  void combine() {
+    for (size_t step = 1; step < n_; step *= 2) {
+      std::vector<size_t> firsts;
+      for (size_t first = 0; first + step < n_; first += 2 * step) firsts.push_back(first);
+      const std::vector<Dots> dots = dots_of_level(firsts, step);
+      for (size_t pair = 0; pair < firsts.size(); ++pair)
+        for (const Part& part : parts_)
+          combine_part(part, firsts[pair], step, dots[pair * bucket_.pieces().size() + part.tensor]);
+    }
+  }
+
+  /// Of all pairs and tensors, over the shards of all ranks: the same on every rank.
+  std::vector<Dots> dots_of_level(const std::vector<size_t>& firsts, size_t step) {
+    const size_t tensors = bucket_.pieces().size();
+    std::vector<Dots> dots(firsts.size() * tensors);
+    for (size_t pair = 0; pair < firsts.size(); ++pair)
+      for (const Part& part : parts_)
+        dots[pair * tensors + part.tensor] =
+            dots_of(at(firsts[pair]) + part.begin, at(firsts[pair] + step) + part.begin, part.end - part.begin);
+    auto* bytes = reinterpret_cast<std::byte*>(dots.data());
+    const Piece piece{bytes, bytes, dots.size() * sizeof(Dots)};
+    world_.allreduce({&piece, 1}, DType::Float64, {});
+    return dots;
+  }
+
+  void combine_part(const Part& part, size_t first, size_t step, const Dots& dots) {
+    const auto left = static_cast<Work>(coefficient(dots.ab, dots.aa));
+    const auto right = static_cast<Work>(coefficient(dots.ab, dots.bb));
+    Work* a = at(first);
+    const Work* b = at(first + step);
+    for (size_t i = part.begin; i < part.end; ++i) a[i] = left * a[i] + right * b[i];
+  }
+
+  /// Gives all ranks all shards.
+  void spread() {
+    const size_t shard = shards_[me_].elements();
+    std::vector<std::byte> halves(is_half() ? shard * width_ : 0);
+    if (is_half()) narrow(dtype_, values_.data(), halves.data(), shard);
+    const std::byte* mine = is_half() ? halves.data() : reinterpret_cast<const std::byte*>(values_.data());
+    const bool whole = packed_.empty();
+    std::byte* bytes = whole ? bucket_.pieces()[0].out : packed_.data();
+    std::vector<std::byte*> out(n_);
+    std::vector<size_t> sizes(n_);
+    for (size_t peer = 0; peer < n_; ++peer) {
+      out[peer] = bytes + shards_[peer].begin * width_;
+      sizes[peer] = shards_[peer].elements() * width_;
+    }
+    world_.allgather(mine, out, sizes);
+    if (whole) return;
+    bucket_.for_each(0, bucket_.bytes(),
+                     [&](const Piece& part, size_t done) { std::memcpy(part.out, packed_.data() + done, part.bytes); });
+  }
+
+  [[nodiscard]] bool is_half() const { return width_ < sizeof(Work); }
+  /// What `rank` brought, or what became of it.
+  Work* at(size_t rank) { return values_.data() + rank * shards_[me_].elements(); }
+
+  World& world_;
+  size_t me_, n_;
+  const Bucket& bucket_;
+  DType dtype_;
+  size_t width_;
+  std::vector<Shard> shards_;  // by owner
+  std::vector<Part> parts_;    // of this rank's shard
+  std::vector<std::byte> packed_;
+  std::vector<Work> values_;  // rank by rank
+};
+
+}  // namespace
+
+void adasum(World& world, int rank, int size, std::span<const Piece> pieces, DType dtype, double prescale,
+            double postscale) {
+  if (!is_floating(dtype)) throw Error::internal("adasum of a type that is not floating");
+  const Bucket bucket(pieces);
+  if (bucket.bytes() == 0) return;
+  if (dtype == DType::Float64) Adasum<double>(world, rank, size, bucket, dtype).run(prescale, postscale);
+  else Adasum<float>(world, rank, size, bucket, dtype).run(prescale, postscale);
+}
+
+}  // namespace farandole
