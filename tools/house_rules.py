@@ -10,7 +10,13 @@ LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 PACKAGE = Path("src/farandole")
 # Who may read the environment: settings and the place of a rank; who writes it for children may look at it too.
-ENVIRONMENT = (PACKAGE / "config.py", PACKAGE / "topology.py", PACKAGE / "launch", PACKAGE / "spark")
+ENVIRONMENT = (
+    PACKAGE / "config.py",
+    PACKAGE / "topology.py",
+    PACKAGE / "launch",
+    PACKAGE / "spark",
+    PACKAGE / "compat" / "children.py",
+)
 NATIVE = (PACKAGE / "core",)
 VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")
 

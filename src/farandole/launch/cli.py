@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -22,7 +22,7 @@ from farandole.launch.job import run_command
 from farandole.launch.options import Given, add_horovod_options, add_setting_options
 from farandole.launch.output import Output
 
-__all__ = ["main"]
+__all__ = ["launch", "main", "run_parser"]
 
 VERSION = f"farandole {farandole.__version__}"
 
@@ -44,8 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The `farandole` command; returns its exit code: that of the rank that failed first, 128 + its signal."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     _farandole_parser().parse_args(words[:1])
-    parser = _run_parser()
-    given = parser.parse_args(words[1:], namespace=Given())
+    return launch(run_parser(), words[1:], os.environ)
+
+
+def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Do what `words`, read by a `run_parser`, say, with ranks that get `environment`; returns the exit code."""
+    given = parser.parse_args(words, namespace=Given())
     _log_to_stderr(given)
     if given.check_build:
         sys.stdout.write(report())
@@ -55,19 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command[:1] == ["--"]:
         del given.command[0]
     if not given.command:
-        parser.error("the program to run is missing: farandole run -np 2 python train.py")
+        parser.error(f"the program to run is missing: {parser.prog} -np 2 python train.py")
     for sentence in given.ignored:
         log.warning("%s", sentence)
     try:
-        return _run(given, given.num_proc)
+        return _run(given, given.num_proc, environment)
     except (ConfigError, SlotsError) as error:
         log.error("%s", error)
         return USAGE_ERROR
 
 
-def _run(given: Given, num_proc: int) -> int:
+def _run(given: Given, num_proc: int, environment: Mapping[str, str]) -> int:
     check_hosts(given.hosts, given.hostfile, num_proc)
-    environment = dict(os.environ)
     settings = Config.from_environment(environment, **given.settings)
     environment = with_settings(environment, settings, given.settings)
     unusable = _check_program(given.command[0], environment)
@@ -110,7 +113,7 @@ def _report(failure: Failure, num_proc: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _check_program(program: str, environment: dict[str, str]) -> int | None:
+def _check_program(program: str, environment: Mapping[str, str]) -> int | None:
     """Say once, and before anything is started, what every rank would stumble over; gives the exit code then."""
     path = environment.get("PATH", os.defpath)
     if shutil.which(program, path=path) is not None:
@@ -138,11 +141,14 @@ def _farandole_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_parser() -> argparse.ArgumentParser:
+def run_parser(
+    prog: str = "farandole run", version: str = VERSION, config_file: type[argparse.Action] | None = None
+) -> argparse.ArgumentParser:
+    """Return what reads the command line of `prog`, for `launch`; `config_file` takes the option of that name."""
     run = argparse.ArgumentParser(
-        prog="farandole run",
+        prog=prog,
         allow_abbrev=False,
-        usage="farandole run -np N [options] command ...",
+        usage=f"{prog} -np N [options] command ...",
         description="Run a program as N ranks on this machine. The first rank that fails ends all others, and its "
         "exit code (128 + signal for a killed one) is that of this command. No process of a rank survives it.",
         epilog="Other options of horovodrun are accepted with a warning where they have lost their meaning, and "
@@ -172,10 +178,12 @@ def _run_parser() -> argparse.ArgumentParser:
     )
     output.add_argument("--verbose", action="store_true", help="say what the launcher does")
     about = run.add_argument_group("information")
-    about.add_argument("-v", "--version", action="version", version=VERSION)
+    about.add_argument("-v", "--version", action="version", version=version)
     about.add_argument("-cb", "--check-build", action="store_true", help="show what is installed, and stop")
     add_setting_options(run.add_argument_group("settings", "each also a variable: --spin is FARANDOLE_SPIN"))
-    add_horovod_options(run)
+    if config_file is not None:
+        run.add_argument("--config-file", action=config_file, metavar="FILE", help="options as a file of YAML")
+    add_horovod_options(run, but=() if config_file is None else ("--config-file",))
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return run
 

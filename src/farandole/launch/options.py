@@ -1,7 +1,7 @@
 """The options of `farandole run`: our settings, and Horovod's names for them."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, NoReturn
@@ -109,12 +109,13 @@ def add_setting_options(group: argparse._ArgumentGroup) -> None:
         _add_setting(group, flag, settings[alias.setting], alias, hidden=True)
 
 
-def add_horovod_options(parser: argparse.ArgumentParser) -> None:
-    """Accept the options of horovodrun that do nothing here, and refuse the others by name, each with the reason."""
-    for foreign in IGNORED:
-        parser.add_argument(*foreign.flags, action=_Ignore, why=foreign.why, nargs=foreign.values)
-    for foreign in REFUSED:
-        parser.add_argument(*foreign.flags, action=_Refuse, why=foreign.why, nargs=foreign.values)
+def add_horovod_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
+    """Accept the options of horovodrun that do nothing here, and refuse others, each with the reason; none of `but`."""
+    for table, action in ((IGNORED, _Ignore), (REFUSED, _Refuse)):
+        for foreign in table:
+            flags = [flag for flag in foreign.flags if flag not in but]
+            if flags:
+                parser.add_argument(*flags, action=action, why=foreign.why, nargs=foreign.values)
 
 
 def _add_setting(

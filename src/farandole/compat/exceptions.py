@@ -1,0 +1,27 @@
+"""The exceptions of `horovod.common.exceptions` that farandole does not raise itself, but programs name."""
+
+__all__ = ["HorovodVersionMismatchError", "HostsUpdatedInterrupt", "get_version_mismatch_message"]
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Hosts have come or gone; with `skip_sync` no rank has to hear of the others' state."""
+
+    def __init__(self, skip_sync: bool) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """A framework is not of the version that its binding was built with; nothing here is built with one."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
+        self.name, self.version, self.installed_version = name, version, installed_version
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.name, self.version, self.installed_version)
+
+
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """Say that `name` was built with another version than the one installed."""
+    return f"{name} {version} was expected, but {name} {installed_version} is installed"

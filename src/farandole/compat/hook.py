@@ -1,0 +1,163 @@
+"""The import hook: a finder that makes Horovod's modules from the table in `answers`."""
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+
+import farandole
+from farandole.compat import answers
+from farandole.compat.answers import IMPORTABLE, MODULES, PACKAGES
+from farandole.compat.speech import Speech
+from farandole.errors import ConfigError
+
+__all__ = ["install", "uninstall"]
+
+log = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Answer `import horovod...` and `import sparkdl...` in this process from now on, with what farandole has.
+
+    Our errors then begin with the sentences that Horovod's programs look for. Processes that take over `sys.path`
+    (ranks of `farandole.run`, workers of `multiprocessing`) find the same answers. Does nothing when installed already.
+    A Horovod that is installed too is hidden, and a warning says so. Raises `ConfigError` when it has been imported."""
+    if _installed() is not None:
+        return
+    for package in PACKAGES:
+        found = sys.modules.get(package)
+        if found is not None:
+            raise ConfigError(
+                "compat",
+                f"{package} has been imported already, from {getattr(found, '__file__', None) or 'elsewhere'}; "
+                "call farandole.compat.install() before the first import of it",
+            )
+        _tell_of_hidden(package)
+    sys.meta_path.insert(0, Finder(listed=str(IMPORTABLE) in sys.path))
+    if str(IMPORTABLE) not in sys.path:
+        # Behind the program's own folder, which stays the first.
+        sys.path.insert(min(1, len(sys.path)), str(IMPORTABLE))
+
+
+def uninstall() -> None:
+    """Undo `install`; modules that were imported meanwhile stay usable to those who hold them."""
+    finder = _installed()
+    if finder is None:
+        return
+    finder.speech.end()
+    sys.meta_path.remove(finder)
+    if not finder.listed:
+        sys.path.remove(str(IMPORTABLE))
+    for name in [name for name, module in sys.modules.items() if isinstance(module, Answered)]:
+        del sys.modules[name]
+
+
+class Finder(MetaPathFinder):
+    """Finds Horovod's modules; it stands before all others in `sys.meta_path` while compat is installed."""
+
+    def __init__(self, listed: bool) -> None:
+        self.listed = listed  # `IMPORTABLE` was in sys.path before
+        self.speech = Speech()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what makes the module, or what says why it is not there; None for modules of others."""
+        if fullname.partition(".")[0] not in PACKAGES:
+            return None
+        missing = answers.missing_module(fullname)
+        if missing is None and fullname not in MODULES:
+            return None
+        spec = ModuleSpec(fullname, Maker() if missing is None else Refuser(missing), origin=answers.__file__)
+        # Each is a package, so that a name that is not there is asked for as a module too, and can be explained.
+        spec.submodule_search_locations = []
+        spec.has_location = True
+        return spec
+
+
+class Answered(ModuleType):
+    """One of Horovod's modules."""
+
+    def __getattr__(self, name: str) -> object:
+        """Fetch what brings other modules along when it is first asked for; explain what is not there."""
+        where = MODULES[self.__name__].own.get(name)
+        if where is None:
+            missing = answers.missing_name(self.__name__, name)
+            raise AttributeError(missing or f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
+        module, _, attribute = where.partition(":")
+        value: object = getattr(importlib.import_module(module), attribute)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *MODULES[self.__name__].own})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A function that is sent to a rank and refers to this module brings the answers along.
+        return import_answered, (self.__name__,)
+
+
+class Maker(Loader):
+    """Makes a module and fills it with the names of ours that answer it."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Answered(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        answer = MODULES[module.__name__]
+        names = answer.offered()
+        ours = importlib.import_module(answer.by) if answer.by else None
+        for name in names:
+            setattr(module, name, getattr(ours, name))
+        module.__doc__ = f"Answered by {answer.by}." if answer.by else "Answered by farandole."
+        public = [name for name in answer.own if not name.startswith("_")]
+        for part in answer.parts.split():
+            if answers.missing_module(f"{module.__name__}.{part}") is None:
+                importlib.import_module(f"{module.__name__}.{part}")
+                public.append(part)
+        vars(module)["__all__"] = sorted({*names, *public})
+
+
+class Refuser(Loader):
+    """Says, when the module is imported, why it is not there."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        raise ImportError(self._why, name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise ImportError(self._why, name=module.__name__)
+
+
+def import_answered(name: str) -> ModuleType:
+    """Import one of Horovod's modules in a process that may not have installed compat yet."""
+    install()
+    return importlib.import_module(name)
+
+
+def _installed() -> Finder | None:
+    return next((each for each in sys.meta_path if isinstance(each, Finder)), None)
+
+
+def _tell_of_hidden(package: str) -> None:
+    """Warn when another package of the name is on the path."""
+    found = PathFinder.find_spec(package, [path for path in sys.path if path != str(IMPORTABLE)])
+    if found is None or found.origin is None:
+        return  # a folder of this name, such as one full of scripts, is no package
+    try:
+        which = f"{package} {version(package)}"
+    except PackageNotFoundError:
+        which = package
+    log.warning(
+        "%s is installed (%s) but hidden: farandole %s answers `import %s`; uninstall one of the two",
+        which,
+        found.origin,
+        farandole.__version__,
+        package,
+    )

@@ -1,0 +1,43 @@
+"""The command `horovodrun`: `farandole run` with Horovod's file of options, and ranks that answer `import horovod`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from farandole.compat.answers import VERSION
+from farandole.compat.children import environment_of_ranks
+from farandole.compat.options_file import read_options
+from farandole.errors import ConfigError
+from farandole.launch.cli import launch, run_parser
+
+__all__ = ["run_commandline"]
+
+
+def run_commandline(arguments: Sequence[str] | None = None) -> int:
+    """Run a program on N ranks of this machine; returns the exit code, see `farandole run`.
+
+    Options that have no meaning any more are named in a warning, those that cannot be fulfilled are refused."""
+    parser = run_parser("horovodrun", VERSION, _ReadFile)
+    return launch(parser, sys.argv[1:] if arguments is None else arguments, environment_of_ranks())
+
+
+class _ReadFile(argparse.Action):
+    """Takes the file's options as if they stood in its place on the command line: what comes later wins."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            words = read_options(Path(str(values)))
+        except ConfigError as error:
+            parser.error(f"{option_string}: {error}")
+        parser.parse_args(words, namespace=namespace)
+
+
+if __name__ == "__main__":
+    sys.exit(run_commandline())

@@ -1,0 +1,103 @@
+"""`horovod.run`: a function on N ranks, with Horovod's arguments."""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from farandole.errors import ConfigError
+from farandole.launch.run import run as run_ranks
+
+__all__ = ["one_interface", "run"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Arguments by which Horovod was told more than farandole can do; None, the default, asks for nothing.
+REFUSED: Mapping[str, str] = {
+    "min_num_proc": "elastic training is not there yet",
+    "max_num_proc": "elastic training is not there yet",
+    "min_np": "elastic training is not there yet",
+    "max_np": "elastic training is not there yet",
+    "slots": "elastic training is not there yet",
+    "reset_limit": "elastic training is not there yet",
+    "cooldown_range": "elastic training is not there yet",
+    "host_discovery_script": "elastic training is not there yet",
+    "ssh_port": "ranks cannot be started on other machines yet",
+    "ssh_identity_file": "ranks cannot be started on other machines yet",
+    "use_mpi": "ranks are started by farandole itself, not by mpirun",
+    "mpi_args": "ranks are started by farandole itself, not by mpirun",
+}
+IGNORED: Mapping[str, str] = {
+    "disable_cache": "there are no checks to cache",
+    "use_gloo": "there is one controller",
+    "verbose": "set the level of Python's logger 'farandole'",
+}
+
+
+def run(
+    func: Callable[..., T],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | os.PathLike[str] | None = None,
+    verbose: int | bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: Iterable[str] | str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[T]:
+    """Call `func(*args, **kwargs)` on `num_proc` ranks of this machine, see `farandole.run`; the results by rank.
+
+    Arguments that have no meaning any more are named in a warning. Raises `ConfigError`, a `ValueError`, for those that
+    ask for what cannot be done, and the `RankFailed` of the rank that failed first."""
+    given = {name: value for name, value in locals().items() if value not in (None, False)}
+    if "use_mpi" in given and "use_gloo" in given:
+        raise ConfigError("use_mpi", "give use_gloo or use_mpi, not both")
+    for name in given.keys() & REFUSED.keys():
+        raise ConfigError(name, f"is not supported: {REFUSED[name]}")
+    ignored = [f"{name} ({IGNORED[name]})" for name in IGNORED if name in given]
+    if ignored:
+        log.warning("these arguments of horovod.run have no effect: %s", "; ".join(ignored))
+    for old, new in (("np", "num_proc"), ("network_interface", "network_interfaces")):
+        if old in given:
+            warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=2)
+    return run_ranks(
+        func,
+        args,
+        kwargs,
+        num_proc if np is None else np,
+        hosts=hosts,
+        hostfile=hostfile,
+        start_timeout=start_timeout,
+        output_filename=output_filename,
+        network_interface=network_interface or one_interface(network_interfaces),
+        executable=executable,
+    )
+
+
+def one_interface(names: Iterable[str] | str | None) -> str | None:
+    """Return the one network interface that is named, None when none is."""
+    listed = names.split(",") if isinstance(names, str) else list(names or ())
+    if len(listed) > 1:
+        raise ConfigError("network_interfaces", f"one interface can be used, got {', '.join(listed)}")
+    return listed[0] if listed else None

@@ -1,0 +1,122 @@
+"""`horovod.spark.run` with its backend, and `HorovodRunner`: their ranks answer `import horovod` as well."""
+
+import functools
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TextIO, TypeVar
+
+from farandole.compat.hook import install
+from farandole.launch.pickling import dumps
+from farandole.spark import run as run_in_spark
+from farandole.spark.run import active_session
+from farandole.spark.runner import HorovodRunner as Runner
+
+__all__ = ["Backend", "HorovodRunner", "SparkBackend", "default_num_proc", "run"]
+
+T = TypeVar("T")
+
+
+class Answering(functools.partial[T]):
+    """A function that installs compat where it is unpickled, before what it refers to is imported there."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (dumps((self.func, self.args, self.keywords)),)
+
+
+def _unpickle(data: bytes) -> functools.partial[object]:
+    install()
+    func, args, keywords = pickle.loads(data)
+    return functools.partial(func, *args, **keywords)
+
+
+def _answering(fn: Callable[..., T]) -> Callable[..., T]:
+    # It bears the function's name, by which jobs and their errors are described.
+    return functools.update_wrapper(Answering(fn), fn, updated=())
+
+
+def run(
+    fn: Callable[..., T],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Iterable[str] | str | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[T]:
+    """Call `fn(*args, **kwargs)` on the ranks of a Spark job, see `farandole.spark.run`."""
+    return run_in_spark(
+        _answering(fn),
+        args,
+        kwargs,
+        num_proc,
+        start_timeout,
+        use_mpi,
+        use_gloo,
+        extra_mpi_args,
+        env,
+        stdout,
+        stderr,
+        verbose,
+        nics,
+        prefix_output_with_timestamp,
+        executable,
+    )
+
+
+class HorovodRunner(Runner):
+    """`sparkdl.HorovodRunner`, see `farandole.spark.HorovodRunner`."""
+
+    def run(self, main: Callable[..., T], **kwargs: object) -> T:
+        """Call `main(**kwargs)` on every rank and return rank 0's value."""
+        return super().run(_answering(main), **kwargs)
+
+
+def default_num_proc() -> int:
+    """Return how many ranks a Spark job has by default."""
+    return active_session().sparkContext.defaultParallelism
+
+
+class Backend:
+    """Runs a function on all ranks; the base of a user's own."""
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[T]:
+        """Return the values of `fn(*args, **kwargs)` by rank."""
+        raise NotImplementedError
+
+    def num_processes(self) -> int:
+        """Return the number of ranks."""
+        raise NotImplementedError
+
+
+class SparkBackend(Backend):
+    """Runs functions as `run` does; `kwargs` are further arguments of it."""
+
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        self._num_proc, self._env, self._kwargs = num_proc or default_num_proc(), env, kwargs
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[T]:
+        merged = {**(self._env or {}), **(env or {})}
+        return run(fn, args, kwargs, num_proc=self._num_proc, env=merged, **self._kwargs)
+
+    def num_processes(self) -> int:
+        return self._num_proc

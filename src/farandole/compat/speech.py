@@ -1,0 +1,101 @@
+"""What Horovod's programs read in errors: its sentences, put before ours, where programs are known to look for them."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from farandole.errors import (
+    EngineClosed,
+    FarandoleError,
+    InvalidRequest,
+    MismatchError,
+    NotInitializedError,
+    PeerLost,
+    RankFailed,
+)
+
+__all__ = ["Speech", "horovods_sentence"]
+
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+SHUT_DOWN = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    "allgather or broadcast a tensor after one of the ranks finished execution."
+)
+EXITED = (
+    "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated. "
+    "The first process to do so was:\nProcess name: {rank}\n"
+)
+SAME_NAME = "Requested to {operation} a tensor with the same name as another tensor that is currently being processed."
+
+# By what differs between ranks; {a} and {b} are the wishes of two ranks, {OPERATION} as in ALLREDUCE.
+MISMATCHES = {
+    "operation": "Mismatched operations: One rank did an {a}, but another rank did an {b}.",
+    "dtype": "Mismatched data types: One rank had type {a}, but another rank had type {b}.",
+    "shape": "Mismatched {OPERATION} tensor shapes: One rank sent a tensor of shape {a}, "
+    "but another rank sent a tensor of shape {b}.",
+    "reduce op": "Mismatched reduction operation: One rank asked for {a}, but another rank asked for {b}.",
+    "scale factors": "Mismatched prescale and/or postscale factors: One rank had {a}, but another rank had {b}.",
+    "root rank": "Mismatched {OPERATION} root ranks: One rank specified {a}, but another rank specified {b}.",
+}
+
+Text: TypeAlias = Callable[[FarandoleError], str]
+
+_SPOKEN = (EngineClosed, InvalidRequest, MismatchError, NotInitializedError, PeerLost, RankFailed)
+
+
+def horovods_sentence(error: FarandoleError) -> str:
+    """Return what Horovod would have said of `error`; empty where it said nothing that programs look for."""
+    if isinstance(error, NotInitializedError):
+        return NOT_INITIALIZED
+    if isinstance(error, (EngineClosed, PeerLost)):
+        return SHUT_DOWN
+    if isinstance(error, RankFailed):
+        return EXITED.format(rank=error.rank)
+    if isinstance(error, MismatchError):
+        wishes = dict.fromkeys(_part(error.asked[rank], error.what) for rank in sorted(error.asked))
+        if error.what in MISMATCHES and len(wishes) > 1:
+            a, b, *_ = wishes
+            return MISMATCHES[error.what].format(a=a, b=b, OPERATION=_operation(error.name).upper())
+    if isinstance(error, InvalidRequest) and "operation of the same name" in error.problem:
+        return SAME_NAME.format(operation=_operation(error.name))
+    return ""
+
+
+class Speech:
+    """Has our errors speak with Horovod's sentences in front, from its making until `end`.
+
+    Errors are raised in many places, also by the native core and while autograd runs: their classes are the one place
+    that all of them pass."""
+
+    def __init__(self) -> None:
+        spoken: tuple[type[FarandoleError], ...] = _SPOKEN
+        self._before: dict[type[FarandoleError], Text] = {kind: kind.__str__ for kind in spoken}
+        for kind, ours in self._before.items():
+            kind.__str__ = _spoken(ours)  # type: ignore[method-assign, assignment]
+
+    def end(self) -> None:
+        """Give the errors their own text again."""
+        for kind, ours in self._before.items():
+            kind.__str__ = ours  # type: ignore[method-assign, assignment]
+
+
+def _spoken(ours: Text) -> Text:
+    def text(error: FarandoleError) -> str:
+        sentence = horovods_sentence(error)
+        if isinstance(error, NotInitializedError):
+            return sentence  # ours says the same
+        return f"{sentence}{' ' if sentence and not sentence.endswith(chr(10)) else ''}{ours(error)}"
+
+    return text
+
+
+def _operation(name: str) -> str:
+    """Names on the wire begin with the operation: "grouped_allreduce.fc.weight_1of2" is an allreduce."""
+    return name.partition(".")[0].removeprefix("grouped_")
+
+
+def _part(wish: str, what: str) -> str:
+    """A wish for a dtype or a shape names both: float32[2, 3]."""
+    dtype, bracket, shape = wish.partition("[")
+    if what == "dtype":
+        return dtype
+    return f"{bracket}{shape}" if what == "shape" else wish
