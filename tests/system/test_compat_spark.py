@@ -1,0 +1,120 @@
+"""`horovod.spark.run` and `sparkdl.HorovodRunner`: the ranks of a Spark job answer `import horovod` too."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("torch")
+if importlib.util.find_spec("farandole._native") is None:
+    pytest.skip("the native core is not built", allow_module_level=True)
+
+from pyspark.sql import SparkSession
+
+from farandole.compat import install, uninstall
+from farandole.errors import ConfigError, PicklingError
+from helpers.spark_session import last_job, session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    # The session is older than the answers, so that nothing of them reaches executors through the environment.
+    with session("local[2]") as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    install()
+    yield
+    uninstall()
+
+
+def make_train() -> Callable[[float], tuple[int, float]]:
+    """A function as of a notebook, which no rank can import."""
+
+    def train(more: float) -> tuple[int, float]:
+        import horovod.torch as hvd
+        import torch
+        from sparkdl.horovod import log_to_driver
+
+        hvd.init()
+        log_to_driver(f"rank {hvd.rank()} of {hvd.size()}")
+        return hvd.rank(), hvd.allreduce(torch.tensor(hvd.rank() + more), op=hvd.Sum, name="w").item()
+
+    return train
+
+
+def test_horovod_spark_run(spark: SparkSession) -> None:
+    horovod_spark = importlib.import_module("horovod.spark")
+    assert horovod_spark.run(make_train(), (1.0,), num_proc=2) == [(0, 3.0), (1, 3.0)]
+    assert last_job(spark)["description"] == "farandole.spark.run: train"
+
+
+def test_the_backend(spark: SparkSession) -> None:
+    backends = importlib.import_module("horovod.spark.common.backend")
+    assert backends.default_num_proc() == 2
+    backend = backends.SparkBackend(env={"A": "1"}, verbose=0)
+    assert backend.num_processes() == 2
+
+    def variables() -> tuple[str, str]:
+        import os
+
+        return os.environ["A"], os.environ["B"]
+
+    assert backend.run(variables, env={"B": "2"}) == [("1", "2")] * 2
+    for call in (backends.Backend().num_processes, lambda: backends.Backend().run(print)):
+        with pytest.raises(NotImplementedError):
+            call()
+
+
+@pytest.mark.parametrize("np", [2, -2])
+def test_horovod_runner(spark: SparkSession, np: int, capfd: pytest.CaptureFixture[str]) -> None:
+    import horovod.torch as hvd  # a module of this program, which the function refers to
+    from sparkdl import HorovodRunner
+
+    train = make_train()
+
+    def main(more: float) -> object:
+        import horovod
+
+        assert hvd.mpi_built() is False and "farandole" in horovod.__version__
+        return train(more)
+
+    assert HorovodRunner(np=np).run(main, more=0.5) == (0, 2.0)
+    seen = capfd.readouterr()
+    assert "rank 1 of 2" in seen.out
+    assert "The global names read or written to by the pickled function are {" in seen.err
+    if np > 0:
+        assert last_job(spark)["description"] == "HorovodRunner: main"
+
+
+def test_what_cannot_be_sent_is_named(spark: SparkSession) -> None:
+    import threading
+
+    from sparkdl import HorovodRunner
+
+    lock = threading.Lock()
+
+    def main() -> object:
+        return lock
+
+    with pytest.raises(PicklingError, match="closure variable 'lock'"):
+        HorovodRunner(np=2).run(main)
+
+
+def test_estimators_and_stores(spark: SparkSession) -> None:
+    from horovod.spark.common.backend import SparkBackend
+    from horovod.spark.common.store import LocalStore, Store
+    from horovod.spark.torch import TorchEstimator
+
+    import farandole.spark.torch
+
+    assert TorchEstimator is farandole.spark.torch.TorchEstimator
+    assert isinstance(Store.create("/tmp"), LocalStore)
+    with pytest.raises(ConfigError, match="set num_proc"):
+        TorchEstimator(backend=SparkBackend(num_proc=2))

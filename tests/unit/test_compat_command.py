@@ -1,0 +1,222 @@
+"""`horovodrun`, its file of options, `python -m farandole.compat`, and the arguments of `horovod.run`."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farandole.compat.answers import IMPORTABLE, VERSION
+from farandole.compat.children import env, with_answers
+from farandole.compat.horovodrun import run_commandline
+from farandole.compat.launching import IGNORED, REFUSED, one_interface, run
+from farandole.compat.options_file import SECTIONS, parse_options
+from farandole.errors import ConfigError
+
+# Every option of horovodrun, with as many values as it takes.
+OPTIONS = """
+-v --version -np=1 --num-proc=1 -cb --check-build --disable-cache --start-timeout=1 --network-interfaces=1
+--network-interface=1 --output-filename=1 --verbose --config-file=1 -p=1 --ssh-port=1 -i=1 --ssh-identity-file=1
+--fusion-threshold-mb=1 --cycle-time-ms=1 --cache-capacity=1 --hierarchical-allreduce --no-hierarchical-allreduce
+--hierarchical-allgather --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune
+--autotune-log-file=1 --autotune-warmup-samples=1 --autotune-steps-per-sample=1 --autotune-bayes-opt-max-samples=1
+--autotune-gaussian-process-noise=1 --min-np=1 --min-num-proc=1 --max-np=1 --max-num-proc=1 --slots-per-host=1
+--elastic-timeout=1 --reset-limit=1 --blacklist-cooldown-range=2 --timeline-filename=1 --timeline-mark-cycles
+--no-timeline-mark-cycles --no-stall-check --stall-check --stall-check-warning-time-seconds=1
+--stall-check-shutdown-time-seconds=1 --mpi-threads-disable --no-mpi-threads-disable --mpi-args=1 --tcp
+--binding-args=1 --num-nccl-streams=1 --thread-affinity=1 --gloo-timeout-seconds=1 --log-level=1 --log-with-timestamp
+--log-without-timestamp -prefix-timestamp --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp
+-H=1 --hosts=1 -hostfile=1 --hostfile=1 --host-discovery-script=1 --gloo --mpi --jsrun
+"""
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.mark.parametrize("option", OPTIONS.split())
+def test_every_option_of_horovodrun_is_known(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flag, _, count = option.partition("=")
+    values = ["info" if flag == "--log-level" else "5"] * int(count or 0)
+    # It ends before anything is started: by the option itself, or because there is no program.
+    with pytest.raises(SystemExit) if flag not in ("-cb", "--check-build") else pytest.MonkeyPatch.context():
+        run_commandline(["-np", "1", flag, *values])
+    seen = capsys.readouterr()
+    assert "unrecognized" not in seen.err
+    known = ("the program to run is missing", "is not supported", "cannot read 5", VERSION, "[X] this machine")
+    assert any(word in seen.err + seen.out for word in known)
+
+
+def test_a_file_stands_where_it_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "horovod.yaml"
+    file.write_text("controller: gloo\nparams:\n  fusion_threshold_mb: 32\n  cache_capacity: 7\n")
+    words = ["-np", "1", "--cache-capacity", "9", "--config-file", str(file), "--fusion-threshold-mb", "1"]
+    script = "echo $FARANDOLE_CACHE_CAPACITY $FARANDOLE_FUSION_THRESHOLD $PYTHONPATH"
+    command = [sys.executable, "-m", "farandole.compat.horovodrun", *words, "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]})
+    assert (done.returncode, done.stdout) == (0, f"[0] 7 1048576 {IMPORTABLE}\n")
+    assert "--gloo has no effect: there is one controller" in done.stderr
+
+
+def test_all_keys_of_the_file() -> None:
+    text = "".join(
+        f"{section}:\n"
+        + "".join(f"    {key}: {'3' if isinstance(option, str) else 'True'}\n" for key, option in keys.items())
+        for section, keys in SECTIONS.items()
+    )
+    words = parse_options(text, "f")
+    options = [option for keys in SECTIONS.values() for option in keys.values()]
+    assert words == [f"{each}=3" if isinstance(each, str) else each[0] for each in options]
+    assert {word.partition("=")[0] for word in words} <= {each.partition("=")[0] for each in OPTIONS.split()}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", []),
+        ("---\n# nothing\n\n", []),
+        ("params:\n  cycle_time_ms: 3.5 # ms\n", ["--cycle-time-ms=3.5"]),
+        ("params:\n  hierarchical_allreduce: no\n", ["--no-hierarchical-allreduce"]),
+        ("params:\n  fusion_threshold_mb: null\n  cycle_time_ms:\n", []),
+        ("params:\n  fusion_threshold_mb: -1\n", ["--fusion-threshold-mb=-1"]),
+        ("timeline:\n  filename: 'a # b'\n", ["--timeline-filename=a # b"]),
+        ('timeline:\n  filename: "null"\n', ["--timeline-filename=null"]),
+        ("controller: mpi\n", ["--mpi"]),
+        ("autotune:\nstall_check:\n  enabled: off\n", ["--no-stall-check"]),
+    ],
+)
+def test_what_the_file_says(text: str, words: list[str]) -> None:
+    assert parse_options(text, "f") == words
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("param:\n  x: 1\n", "f, line 1: 'param' is no section; there are controller, params,"),
+        ("params: 3\n", "f, line 1: 'params' is no section"),
+        ("params:\n  fusion: 1\n", "f, line 2: there is no 'fusion'; there are fusion_threshold_mb,"),
+        (
+            "params:\n  fusion_threshold_mb: 1\n    cycle_time_ms: 1\n",
+            "f, line 3: 'cycle_time_ms' belongs to no section",
+        ),
+        ("  fusion_threshold_mb: 1\n", "f, line 1: 'fusion_threshold_mb' belongs to no section"),
+        ("params:\n\tfusion_threshold_mb: 1\n", "f, line 2: 'fusion_threshold_mb: 1' cannot be read"),
+        ("params: {cycle_time_ms: 1}\n", "f, line 1: 'params' is no section"),
+        ("params:\n  cycle_time_ms: [1]\n", "f, line 2: params.cycle_time_ms: '[1]' cannot be read"),
+        ("params:\n  torus_allreduce: 2\n", "f, line 2: params.torus_allreduce is '2'; write true or false"),
+        ("controller: spark\n", "f, line 1: there is no 'spark'; there are gloo, mpi, jsrun"),
+        ("- a\n", "f, line 1: '- a' cannot be read"),
+    ],
+)
+def test_what_the_file_cannot_say(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_options(text, "f")
+    assert sentence in str(raised.value)
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        words = parse_options(text, "f")
+    except ConfigError as error:
+        assert str(error).startswith("config_file: f, line ")
+    else:
+        assert all(word.startswith("--") for word in words)
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run_commandline(["-np", "1", "--config-file", "/no/such/file", "true"])
+    assert "--config-file: config_file: cannot read /no/such/file: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_run_refuses_what_cannot_be_done(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: is not supported: ") as raised:
+        run(print, **{name: 1})
+    assert isinstance(raised.value, ValueError)
+
+
+def test_run_refuses_what_contradicts_itself() -> None:
+    with pytest.raises(ValueError, match="use_gloo or use_mpi, not both"):
+        run(print, use_gloo=True, use_mpi=True)
+    with pytest.raises(ValueError, match="hosts or a hostfile, not both"):
+        run(print, hosts="localhost", hostfile="f")
+    with pytest.raises(ValueError, match="one interface can be used, got a, b"):
+        run(print, network_interfaces="a,b")
+    assert one_interface(None) is None and one_interface(["lo"]) == "lo" and one_interface("lo") == "lo"
+
+
+def test_run_names_what_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="5 ranks need 5 slots"), pytest.deprecated_call(match="np= is deprecated"):
+        run(print, np=5, hosts="localhost:1", **dict.fromkeys(IGNORED, True))
+    (record,) = caplog.records
+    assert all(f"{name} (" in record.getMessage() for name in IGNORED)
+
+
+def test_the_environment_of_children() -> None:
+    folder = str(IMPORTABLE)
+    assert with_answers({})["PYTHONPATH"] == folder
+    assert with_answers({"PYTHONPATH": f"/a::{folder}:/b", "X": "1"}) == {"PYTHONPATH": f"{folder}:/a:/b", "X": "1"}
+    os.environ["COMPAT_OLD"] = "old"
+    with env(COMPAT_OLD=None, COMPAT_NEW="new"):
+        assert "COMPAT_OLD" not in os.environ and os.environ["COMPAT_NEW"] == "new"
+    assert os.environ.pop("COMPAT_OLD") == "old" and "COMPAT_NEW" not in os.environ
+
+
+def compat(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "farandole.compat", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
+
+
+def test_a_program_runs_as_python_runs_it(tmp_path: Path) -> None:
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    (folder / "beside.py").write_text("import horovod; value = horovod.__version__")
+    (folder / "program.py").write_text(
+        "import sys, beside\nprint(__name__, __file__, sys.argv, sys.path[0], beside.value)\nsys.exit(7)"
+    )
+    done = compat("sub/program.py", "-m", "--x", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == f"__main__ sub/program.py ['sub/program.py', '-m', '--x'] {folder} {VERSION}\n"
+
+
+def test_a_module_and_a_line_of_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys, horovod\nprint(__name__, sys.argv[1:])")
+    assert compat("-m", "train", "-c", cwd=tmp_path).stdout == "__main__ ['-c']\n"
+    (tmp_path / "test_it.py").write_text("def test_it():\n    import horovod.version")
+    done = compat("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
+    assert done.returncode == 0 and "1 passed" in done.stdout
+    assert compat("-c", "import sys, horovod; print(sys.argv)", "x", cwd=tmp_path).stdout == "['-c', 'x']\n"
+
+
+def test_a_childs_python_finds_the_answers(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import horovod; print(horovod.__version__)'])"
+    )
+    assert compat("-c", code, cwd=tmp_path).stdout == f"{VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ((), 2, "usage: python -m farandole.compat program.py"),
+        (("-x",), 2, "usage: "),
+        (("--help",), 0, "usage: "),
+        (("no_such.py",), 2, "cannot open 'no_such.py': there is no such file"),
+        (("-m", "no_such_module"), 1, "No module named no_such_module"),
+    ],
+)
+def test_usage(words: tuple[str, ...], code: int, text: str, tmp_path: Path) -> None:
+    done = compat(*words, cwd=tmp_path)
+    assert done.returncode == code
+    assert text in done.stdout + done.stderr

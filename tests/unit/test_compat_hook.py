@@ -1,0 +1,248 @@
+"""The import hook: what is answered, what says why it is not, and what stays as it was without it."""
+
+import importlib
+import importlib.util
+import logging
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from farandole.compat import install, uninstall
+from farandole.compat.answers import IMPORTABLE, MODULES, VERSION, missing_module, missing_name
+from farandole.errors import ConfigError
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    install()
+    yield
+    uninstall()
+
+
+def python(code: str, *, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_without_it_there_is_no_horovod() -> None:
+    done = python("import sys, farandole.compat\nimport horovod")
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'horovod'"
+
+
+def test_importing_compat_loads_no_framework_and_changes_nothing() -> None:
+    code = (
+        "import sys; path, finders = sys.path[:], sys.meta_path[:]\n"
+        "import farandole.compat, farandole.compat.horovodrun, farandole.compat.__main__\n"
+        "print(path == sys.path, finders == sys.meta_path)\n"
+        "print(sorted({'torch', 'numpy', 'pyspark', 'cloudpickle', 'farandole._native'} & sys.modules.keys()))"
+    )
+    assert python(code).stdout == "True True\n[]\n"
+
+
+def test_it_goes_as_it_came() -> None:
+    before = sys.path[:], sys.meta_path[:], set(sys.modules)
+    install()
+    install()
+    import horovod.version
+
+    assert horovod.version.__version__ == VERSION
+    assert len(sys.meta_path) == len(before[1]) + 1
+    uninstall()
+    uninstall()
+    assert (sys.path, sys.meta_path) == before[:2]
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("horovod", "sparkdl")]
+    with pytest.raises(ModuleNotFoundError, match="No module named 'horovod'"):
+        importlib.import_module("horovod.torch")
+
+
+def test_operations_are_our_own(installed: None) -> None:
+    import horovod.torch as hvd
+
+    import farandole.torch
+
+    assert hvd.allreduce is farandole.torch.allreduce
+    assert hvd.mpi_ops.Average == hvd.Average == 0
+    assert set(farandole.torch.__all__) <= set(dir(hvd)) and set(farandole.torch.__all__) <= set(hvd.__all__)
+    assert hvd.__file__ is not None and "farandole" in hvd.__file__
+
+
+def test_every_module_of_the_table_is_there_or_says_why(installed: None) -> None:
+    refused = set()
+    for name in MODULES:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            assert error.name == "pyspark"
+        except ImportError as error:
+            refused.add(name)
+            assert "is not part of farandole" in str(error)
+            assert error.name is not None and name.startswith(error.name)
+    assert refused == {name for name in MODULES if missing_module(name) is not None}
+    assert {"horovod.tensorflow", "horovod.keras", "horovod.mxnet"} <= refused
+    assert not {"horovod.torch", "horovod.runner", "horovod.common"} & refused
+
+
+def test_every_own_name_leads_to_something(installed: None) -> None:
+    for name, answer in MODULES.items():
+        for attribute, where in answer.own.items():
+            module, _, target = where.partition(":")
+            if importlib.util.find_spec("pyspark") is None and "spark" in module:
+                continue
+            assert getattr(importlib.import_module(name), attribute) is getattr(importlib.import_module(module), target)
+
+
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [
+        ("import horovod.tensorflow", "TensorFlow and Keras come in a later version"),
+        ("import horovod.tensorflow.keras.callbacks", "TensorFlow and Keras come in a later version"),
+        ("import horovod.keras as hvd", "TensorFlow and Keras come in a later version"),
+        ("from horovod.spark.keras import KerasEstimator", "horovod.spark.keras is not part of farandole"),
+        ("import horovod.mxnet", "MXNet comes in a later version"),
+        ("from horovod.ray import RayExecutor", "farandole starts no ranks through Ray"),
+        ("from horovod.spark import run_elastic", "horovod.spark.run_elastic is not part of farandole"),
+        ("from sparkdl.horovod.tensorflow.keras import LogCallback", "TensorFlow and Keras come in a later version"),
+        ("from sparkdl.estimators.horovod_estimator.estimator import HorovodEstimator", "HorovodEstimator trains"),
+        ("import horovod.nothing_of_the_kind", "No module named 'horovod.nothing_of_the_kind'"),
+        ("from horovod.torch import nothing_of_the_kind", "cannot import name 'nothing_of_the_kind'"),
+    ],
+)
+def test_what_is_not_there_says_so(statement: str, sentence: str, installed: None) -> None:
+    if "spark import" in statement:
+        pytest.importorskip("pyspark")
+    with pytest.raises(ImportError) as raised:
+        exec(statement, {})
+    assert sentence in str(raised.value)
+
+
+def test_names_of_horovods_that_are_not_there_are_called_by_their_name(installed: None) -> None:
+    import horovod.torch as hvd
+
+    lacking = [name for name in MODULES["horovod.torch"].known.split() if not hasattr(hvd, name)]
+    for name in lacking:
+        sentence = f"horovod.torch.{name} is not part of farandole"
+        with pytest.raises(AttributeError, match=sentence):
+            getattr(hvd, name)
+        with pytest.raises(ImportError, match=sentence):
+            exec(f"from horovod.torch import {name}", {})
+    with pytest.raises(AttributeError, match=r"^module 'horovod.torch' has no attribute 'nothing'$"):
+        hvd.nothing  # noqa: B018
+    assert missing_name("horovod.torch", "HorovodAllreduce") is not None
+
+
+def test_availability_can_be_asked_for(installed: None) -> None:
+    """What Horovod's own packages did: there to be found, and an ImportError when imported."""
+    assert importlib.util.find_spec("horovod") is not None
+    assert importlib.util.find_spec("horovod.torch") is not None
+    assert importlib.util.find_spec("horovod.tensorflow") is not None
+    assert importlib.util.find_spec("horovod.nothing_of_the_kind") is None
+
+
+def test_star_imports(installed: None) -> None:
+    scope: dict[str, object] = {}
+    exec("from horovod.common.exceptions import *\nfrom horovod.torch import *", scope)
+    assert {"HorovodInternalError", "HostsUpdatedInterrupt", "allreduce", "DistributedOptimizer"} <= scope.keys()
+
+
+def test_a_function_that_is_sent_away_brings_the_answers_along(installed: None, tmp_path: Path) -> None:
+    import horovod.torch as hvd
+
+    def average() -> int:
+        return hvd.Average + hvd.mpi_ops.Sum
+
+    parcel = tmp_path / "parcel"
+    parcel.write_bytes(cloudpickle.dumps(average))
+    done = python(f"import pickle; print(pickle.load(open({str(parcel)!r}, 'rb'))())")
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_the_folder_alone_is_enough_for_a_child() -> None:
+    done = python("import horovod.torch, sys; print(horovod.torch.__doc__)", path=str(IMPORTABLE))
+    assert (done.stdout, done.stderr) == ("Answered by farandole.torch.\n", "")
+    done = python("from sparkdl.horovod import nothing_of_the_kind", path=str(IMPORTABLE))
+    assert "cannot import name 'nothing_of_the_kind' from 'sparkdl.horovod'" in done.stderr
+
+
+def test_a_spawned_process_finds_the_answers(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing, farandole.compat\n"
+        "farandole.compat.install()\n"
+        "import horovod\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.apply(eval, ('__import__(\"horovod.version\").__version__',)))\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (f"{VERSION}\n", "")
+
+
+@pytest.fixture
+def real_horovod(tmp_path: Path) -> Path:
+    """What pip would have installed."""
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("__version__ = '0.27.0'\n")
+    (tmp_path / "horovod-0.27.0.dist-info").mkdir()
+    (tmp_path / "horovod-0.27.0.dist-info" / "METADATA").write_text("Name: horovod\nVersion: 0.27.0\n")
+    return tmp_path
+
+
+def test_a_real_horovod_is_not_hidden_silently(real_horovod: Path) -> None:
+    code = "import farandole.compat; farandole.compat.install(); import horovod; print(horovod.__version__)"
+    done = python(code, path=str(real_horovod))
+    assert done.stdout == f"{VERSION}\n"
+    where = real_horovod / "horovod" / "__init__.py"
+    assert f"horovod 0.27.0 is installed ({where}) but hidden" in done.stderr
+    # A process that finds the answers through the folder says so as well.
+    done = python("import horovod; print(horovod.__version__)", path=f"{IMPORTABLE}:{real_horovod}")
+    assert done.stdout == f"{VERSION}\n"
+    assert "horovod 0.27.0 is installed" in done.stderr
+
+
+def test_a_horovod_in_use_is_not_replaced(real_horovod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(real_horovod))
+    importlib.import_module("horovod")
+    try:
+        with pytest.raises(ConfigError, match=r"horovod has been imported already, from .*before the first import"):
+            install()
+    finally:
+        del sys.modules["horovod"]
+
+
+def test_a_folder_of_scripts_named_horovod_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "horovod").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        install()
+    uninstall()
+    assert caplog.records == []
+
+
+def test_exceptions_survive_pickle(installed: None) -> None:
+    from horovod.common.exceptions import (
+        HorovodInternalError,
+        HorovodVersionMismatchError,
+        HostsUpdatedInterrupt,
+        get_version_mismatch_message,
+    )
+
+    for error in (
+        HorovodInternalError("start over"),
+        HostsUpdatedInterrupt(skip_sync=True),
+        HorovodVersionMismatchError("torch", "2.0", "2.1"),
+    ):
+        got = pickle.loads(pickle.dumps(error))
+        assert (type(got), str(got), vars(got)) == (type(error), str(error), vars(error))
+    assert issubclass(HorovodInternalError, RuntimeError) and issubclass(HostsUpdatedInterrupt, RuntimeError)
+    assert issubclass(HorovodVersionMismatchError, ImportError)
+    assert HostsUpdatedInterrupt(False).skip_sync is False
+    assert str(HorovodVersionMismatchError("a", "1", "2")) == get_version_mismatch_message("a", "1", "2")
