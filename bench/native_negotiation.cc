@@ -1,20 +1,26 @@
-// What does agreement cost, and does it grow with the number of ranks? The pure negotiator and the wire's encoding,
-// with all ranks simulated in one thread: no sockets, no clocks but the one that measures.
+// What does agreement cost, and does it grow with the number of ranks? The pure parts of the engine (the tree of
+// control connections, a collector at each rank, the negotiator, the wire's encoding) with all ranks simulated in one
+// thread: no sockets, no clocks but the one that measures. Messages and bytes are counted as they are encoded.
 //
-// usage: native_negotiation [tensors=200] [ranks=8,64,512,4096]
-// "first" is the step in which every rank spells its requests out, "later" one in which it asks by number. Bytes and
-// messages are one rank's, to and from the coordinator; the time is the coordinator's, for all ranks. That a rank asks
-// in one message and hears in one is assumed here: an engine whose caller submits slowly sends more.
+// usage: native_negotiation [tensors=200] [ranks=8,64,512,4096] [ranks per host=8]
+// "first" is the step in which every rank spells its requests out, "later" one in which it asks by number, each rank in
+// an order of its own. Messages and bytes are those that one rank sends and receives, of the busiest rank; the last two
+// columns are the mean of all ranks. The time is the coordinator's. That a rank asks in one message is assumed here: an
+// engine whose caller submits slowly sends more.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <random>
 #include <sstream>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "base/clock.h"
+#include "engine/collector.h"
 #include "engine/negotiator.h"
+#include "engine/tree.h"
 #include "engine/wire.h"
 
 using namespace farandole;
@@ -22,13 +28,33 @@ using namespace farandole;
 namespace {
 
 constexpr int kLaterSteps = 5;
+constexpr int kDegree = 8;  // CONTROL_DEGREE in topology.py
+constexpr double kPatience = 1;
+
+// What one rank has sent and received.
+struct Traffic {
+  size_t messages = 0;
+  size_t bytes_up = 0;
+  size_t bytes_down = 0;
+};
 
 struct Step {
-  size_t messages = 0;      // of one rank, sent and received
-  size_t bytes_up = 0;      // from one rank to the coordinator
-  size_t bytes_down = 0;    // from the coordinator to one rank
-  double milliseconds = 0;  // the coordinator's, decoding what all ranks sent and encoding the plan
+  Traffic busiest;          // each figure of the rank that has most of it
+  double messages = 0;      // mean
+  double bytes = 0;         // mean, up and down
+  double milliseconds = 0;  // the coordinator's, from what its children sent to the plan for them
 };
+
+std::vector<int> parents_of(int ranks, int per_host) {
+  std::vector<int> parents;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int host = rank / per_host;
+    if (rank == 0) parents.push_back(-1);
+    else if (rank % per_host != 0) parents.push_back(host * per_host);
+    else parents.push_back((host - 1) / kDegree * per_host);
+  }
+  return parents;
+}
 
 Request request_of(int tensor) {
   Request request;
@@ -40,47 +66,116 @@ Request request_of(int tensor) {
   return request;
 }
 
-// One step: every rank sends one message with all its requests, the coordinator answers each with one plan.
-Step step(Negotiator& negotiator, int ranks, const Asking& asking, double now, Plan& plan) {
-  Bytes frame;
-  encode(asking, frame);
-  const uint64_t begin = now_ns();
-  for (int rank = 0; rank < ranks; ++rank) {
-    const Message heard = decode(std::span(frame).subspan(kFrameHeader));
-    for (const auto& each : std::get<Asking>(heard))
-      std::visit([&](const auto& wanted) { negotiator.ask(rank, wanted, now); }, each);
+class World {
+ public:
+  World(int ranks, int per_host) : ranks_(ranks), tree_(parents_of(ranks, per_host)), negotiator_({.size = ranks}) {
+    for (int rank = 0; rank < ranks; ++rank) collectors_.emplace_back(rank, tree_.children(rank), kPatience);
   }
-  plan = negotiator.decide(now);
-  Bytes answer;
-  encode(plan, answer);
-  return {2, frame.size(), answer.size(), static_cast<double>(now_ns() - begin) / 1e6};
-}
 
-Asking numbers_in(const Plan& plan) {
-  Asking asking;
+  // Every rank asks for `asking`, in an order of its own; gives the plan that comes of it.
+  Step step(Asking asking, double now, Plan& plan) {
+    traffic_.assign(static_cast<size_t>(ranks_), {});
+    std::vector<std::vector<Bytes>> heard(static_cast<size_t>(ranks_));  // by parent
+    std::vector<std::vector<int>> from(static_cast<size_t>(ranks_));
+    // Children have higher ranks than their parents, so that all below a rank have sent before it is its turn.
+    for (int rank = ranks_ - 1; rank > 0; --rank) {
+      const auto at = static_cast<size_t>(rank);
+      std::shuffle(asking.begin(), asking.end(), random_);
+      collectors_[at].ask(asking, now);
+      for (size_t i = 0; i < heard[at].size(); ++i)
+        collectors_[at].ask(from[at][i], std::get<Gathered>(decode(body_of(heard[at][i]))), now);
+      heard[at].clear();
+      const auto parent = static_cast<size_t>(tree_.parent(rank));
+      heard[parent].emplace_back();
+      from[parent].push_back(rank);
+      encode(collectors_[at].drain(now), heard[parent].back());
+      count(rank, heard[parent].back(), &Traffic::bytes_up);
+    }
+    Step step;
+    const uint64_t begin = now_ns();
+    for (size_t i = 0; i < heard[0].size(); ++i)
+      hand_over(std::get<Gathered>(decode(body_of(heard[0][i]))), from[0][i], tree_, negotiator_, now);
+    hand_over(own_of(asking), 0, tree_, negotiator_, now);
+    plan = negotiator_.decide(now);
+    Bytes answer;
+    encode(plan, answer);
+    step.milliseconds = static_cast<double>(now_ns() - begin) / 1e6;
+    for (int rank = 1; rank < ranks_; ++rank) {
+      count(rank, answer, &Traffic::bytes_down);
+      collectors_[static_cast<size_t>(rank)].heed(plan);
+    }
+    sum_up(step);
+    return step;
+  }
+
+  [[nodiscard]] bool waits() const { return negotiator_.waiting() != 0; }
+
+ private:
+  static std::span<const std::byte> body_of(const Bytes& frame) { return std::span(frame).subspan(kFrameHeader); }
+
+  static Gathered own_of(const Asking& asking) {
+    Gathered own;
+    for (const auto& wanted : asking) {
+      if (const auto* id = std::get_if<uint32_t>(&wanted)) own.emplace_back(Numbers{0, false, *id, 1});
+      else own.emplace_back(Spelled{0, std::get<Request>(wanted)});
+    }
+    return own;
+  }
+
+  // `frame` goes between `rank` and its parent.
+  void count(int rank, const Bytes& frame, size_t Traffic::* direction) {
+    for (const int end : {rank, tree_.parent(rank)}) {
+      ++traffic_[static_cast<size_t>(end)].messages;
+      traffic_[static_cast<size_t>(end)].*direction += frame.size();
+    }
+  }
+
+  void sum_up(Step& step) const {
+    for (const Traffic& each : traffic_) {
+      step.busiest.messages = std::max(step.busiest.messages, each.messages);
+      step.busiest.bytes_up = std::max(step.busiest.bytes_up, each.bytes_up);
+      step.busiest.bytes_down = std::max(step.busiest.bytes_down, each.bytes_down);
+      step.messages += static_cast<double>(each.messages) / ranks_;
+      step.bytes += static_cast<double>(each.bytes_up + each.bytes_down) / ranks_;
+    }
+  }
+
+  int ranks_;
+  Tree tree_;
+  Negotiator negotiator_;
+  std::vector<Collector> collectors_;
+  std::vector<Traffic> traffic_;
+  std::mt19937 random_{1};
+};
+
+// Ascending.
+std::vector<uint32_t> numbers_in(const Plan& plan) {
+  std::vector<uint32_t> numbers;
   for (const auto& item : plan)
-    for (const Entry& entry : std::get<Bundle>(item).entries) asking.emplace_back(entry.id);
-  return asking;
+    for (const Entry& entry : std::get<Bundle>(item).entries) numbers.push_back(entry.id);
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
 }
 
 void print(int ranks, const char* which, const Step& step, int tensors) {
-  std::printf("%8d %8s %10zu %10zu %10zu %14.3f %14.1f\n", ranks, which, step.messages, step.bytes_up, step.bytes_down,
-              step.milliseconds, step.milliseconds * 1e6 / ranks / tensors);
+  std::printf("%8d %8s %10zu %10zu %10zu %14.3f %14.1f %14.2f %14.1f\n", ranks, which, step.busiest.messages,
+              step.busiest.bytes_up, step.busiest.bytes_down, step.milliseconds,
+              step.milliseconds * 1e6 / ranks / tensors, step.messages, step.bytes);
 }
 
 // Returns whether every tensor was agreed on in both kinds of step.
-bool simulate(int ranks, int tensors) {
-  Negotiator negotiator({.size = ranks});
+bool simulate(int ranks, int tensors, int per_host) {
+  World world(ranks, per_host);
   Asking asking;
   for (int tensor = 0; tensor < tensors; ++tensor) asking.emplace_back(request_of(tensor));
   Plan plan;
-  print(ranks, "first", step(negotiator, ranks, asking, 0, plan), tensors);
-  const Asking numbers = numbers_in(plan);
+  print(ranks, "first", world.step(asking, 0, plan), tensors);
+  const std::vector<uint32_t> numbers = numbers_in(plan);
   if (numbers.size() != static_cast<size_t>(tensors)) return false;
   std::vector<Step> later;
   for (int number = 1; number <= kLaterSteps; ++number) {
-    later.push_back(step(negotiator, ranks, numbers, number, plan));
-    if (numbers_in(plan) != numbers || negotiator.waiting() != 0) return false;
+    later.push_back(world.step(Asking(numbers.begin(), numbers.end()), number, plan));
+    if (numbers_in(plan) != numbers || world.waits()) return false;
   }
   std::sort(later.begin(), later.end(), [](const Step& a, const Step& b) { return a.milliseconds < b.milliseconds; });
   print(ranks, "later", later[kLaterSteps / 2], tensors);
@@ -92,10 +187,11 @@ bool simulate(int ranks, int tensors) {
 int main(int argc, char** argv) {
   const int tensors = argc > 1 ? std::max(1, std::atoi(argv[1])) : 200;
   std::istringstream sizes(argc > 2 ? argv[2] : "8,64,512,4096");
-  std::printf("%8s %8s %10s %10s %10s %14s %14s\n", "ranks", "step", "messages", "bytes up", "bytes down",
-              "coordinator ms", "ns/rank/tensor");
+  const int per_host = argc > 3 ? std::max(1, std::atoi(argv[3])) : 8;
+  std::printf("%8s %8s %10s %10s %10s %14s %14s %14s %14s\n", "ranks", "step", "messages", "bytes up", "bytes down",
+              "coordinator ms", "ns/rank/tensor", "mean messages", "mean bytes");
   for (std::string size; std::getline(sizes, size, ',');) {
-    if (!simulate(std::max(1, std::atoi(size.c_str())), tensors)) {
+    if (!simulate(std::max(1, std::atoi(size.c_str())), tensors, per_host)) {
       std::fprintf(stderr, "%s ranks did not agree\n", size.c_str());
       return 1;
     }

@@ -197,10 +197,12 @@ Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name,
 using RemoteTuple = std::tuple<int, int, int>;
 
 std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
-                                    const std::vector<RemoteTuple>& remotes, size_t fusion_threshold,
-                                    size_t cache_capacity, double spin, double timeout, bool trace) {
-  Wiring wiring{rank, size, std::move(local_ranks), std::move(segment), {}};
-  for (const auto& [peer, control, data] : remotes) wiring.remotes.push_back({peer, control, data});
+                                    const std::vector<RemoteTuple>& remotes, std::vector<int> parents,
+                                    size_t fusion_threshold, size_t cache_capacity, double spin, double timeout,
+                                    bool trace) {
+  Wiring wiring{rank, size, std::move(local_ranks), std::move(segment), {}, std::move(parents)};
+  for (const auto& [peer, control, data] : remotes)
+    wiring.remotes.push_back({peer, Descriptor(control), Descriptor(data)});
   const auto span = [](double seconds) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
@@ -250,7 +252,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Engine>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
-           "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a)
+           "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a)
       .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)

@@ -27,9 +27,12 @@ bool ControlStream::flush() {
 
 void ControlStream::pull() {
   if (lost_) return;
+  // Room grows with what has come, not with what a header announces.
   size_t wanted = kReadAhead;
-  if (in_end_ - in_at_ >= kFrameHeader)
-    wanted = std::max(wanted, kFrameHeader + frame_length(std::span(in_).subspan(in_at_, kFrameHeader)));
+  if (const size_t there = in_end_ - in_at_; there >= kFrameHeader) {
+    const size_t frame = kFrameHeader + frame_length(std::span(in_).subspan(in_at_, kFrameHeader));
+    wanted = std::max(wanted, std::min(frame, 2 * there));
+  }
   if (in_.size() - in_at_ < wanted) {
     if (in_end_ > in_at_) std::memmove(in_.data(), in_.data() + in_at_, in_end_ - in_at_);
     in_end_ -= in_at_;

@@ -24,6 +24,12 @@ class ControlStream {
     flush();
   }
 
+  /// The same for a message that is encoded already, for several peers.
+  void send_frame(const Bytes& frame) {
+    out_.insert(out_.end(), frame.begin(), frame.end());
+    flush();
+  }
+
   /// Hands waiting bytes to the link; true when none are left.
   bool flush();
 

@@ -18,14 +18,22 @@ constexpr milliseconds kIdleNap{200};     // the same for a thread without work:
 constexpr milliseconds kLastWords{1000};  // for what is under way when the engine shuts down
 constexpr uint64_t kLookEvery = 64;
 
+/// How long a rank waits, in seconds, for the ranks below it before the coordinator hears who is late.
+double patience_of(const EngineOptions& options) {
+  const double timeout = seconds_of(static_cast<uint64_t>(options.timeout.count()));
+  return timeout > 0 ? std::min(1.0, timeout / 4) : 1.0;
+}
+
 }  // namespace
 
 Engine::Engine(Wiring wiring, EngineOptions options)
     : wiring_(std::move(wiring)),
       options_(options),
       trace_(options.trace),
+      tree_(wiring_.parents),
       negotiator_({wiring_.size, options.fusion_threshold, options.cache_capacity,
                    seconds_of(static_cast<uint64_t>(options.timeout.count()))}),
+      collector_(wiring_.rank, tree_.children(wiring_.rank), patience_of(options)),
       world_(make_world()),
       left_(static_cast<size_t>(wiring_.size)),
       told_(static_cast<size_t>(wiring_.size)) {
@@ -70,32 +78,9 @@ World Engine::make_world() {
           local[i], wiring_.segment->area(peer), wiring_.segment->pair_ring(local_rank_, peer),
           wiring_.segment->pair_ring(peer, local_rank_), false);
   }
-  for (const Wiring::Remote& remote : wiring_.remotes)
-    links[static_cast<size_t>(remote.peer)] = std::make_unique<TcpLink>(remote.peer, remote.data_fd);
+  for (Wiring::Remote& remote : wiring_.remotes)
+    links[static_cast<size_t>(remote.peer)] = std::make_unique<TcpLink>(remote.peer, remote.data.release());
   return World(std::make_unique<Mesh>(wiring_.rank, std::move(links), guard, patience));
-}
-
-void Engine::connect_control() {
-  const auto& local = wiring_.local_ranks;
-  const bool leads = wiring_.rank == 0;
-  const bool leader_is_local = local[0] == 0;
-  for (size_t i = 0; leader_is_local && i < local.size(); ++i) {
-    const auto peer = static_cast<int>(i);
-    if (peer == local_rank_ || (!leads && peer != 0)) continue;
-    controls_.emplace_back(std::make_unique<ShmLink>(local[i], wiring_.segment->area(peer),
-                                                     wiring_.segment->control_ring(local_rank_, peer),
-                                                     wiring_.segment->control_ring(peer, local_rank_), true));
-  }
-  std::vector<int> fds;
-  for (const Wiring::Remote& remote : wiring_.remotes) {
-    if (remote.control_fd < 0) continue;
-    auto link = std::make_unique<TcpLink>(remote.peer, remote.control_fd);
-    fds.push_back(link->fd());
-    controls_.emplace_back(std::move(link));
-  }
-  if (fds.empty()) return;
-  listens_always_ = true;
-  doorman_ = std::make_unique<Doorman>(fds, doorbell());
 }
 
 void Engine::require_own_process(const std::string& name) const {
@@ -213,7 +198,7 @@ void Engine::shutdown() {
   if (progress()) progress();
   fail_pending(Error::closed("it was shut down while this operation was pending"));
   for (ControlStream& control : controls_) {
-    control.send(Farewell{first_left_.value_or(wiring_.rank), true, reason_of(Life::State::Left)});
+    control.send(Farewell{wiring_.rank, true, reason_of(Life::State::Left), first_left_.value_or(wiring_.rank)});
     while (!control.flush() && now_ns() < until) std::this_thread::sleep_for(milliseconds(1));
   }
   driving.unlock();

@@ -12,8 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/descriptor.h"
 #include "base/fork.h"
 #include "collectives/choose.h"
+#include "engine/collector.h"
 #include "engine/control.h"
 #include "engine/doorman.h"
 #include "engine/lane.h"
@@ -21,6 +23,7 @@
 #include "engine/operation.h"
 #include "engine/pending.h"
 #include "engine/trace.h"
+#include "engine/tree.h"
 #include "transport/segment.h"
 #include "transport/waiter.h"
 
@@ -31,14 +34,16 @@ struct Wiring {
   /// Connected, authenticated sockets to a rank of another host; the engine owns them.
   struct Remote {
     int peer;
-    int control_fd;  // -1 unless one of the two is rank 0, the coordinator
-    int data_fd;
+    Descriptor control;  // closed unless one of the two is the other's parent
+    Descriptor data;
   };
   int rank = 0;
   int size = 1;
   std::vector<int> local_ranks{0};  // the ranks of this host, in the order of their areas in the segment
   std::shared_ptr<Segment> segment;
   std::vector<Remote> remotes;  // every rank that is not local
+  // The tree of control connections: who asks whom, -1 for rank 0. Ranks of one host ask the first of them, or are it.
+  std::vector<int> parents{-1};
 };
 
 struct EngineOptions {
@@ -100,6 +105,10 @@ class Engine : private Guard {
   [[nodiscard]] World make_world();
   void connect_control();
   void background() noexcept;
+  [[nodiscard]] bool leads() const { return wiring_.rank == 0; }
+  [[nodiscard]] bool is_parent(const ControlStream& control) const {
+    return !leads() && control.peer() == tree_.parent(wiring_.rank);
+  }
   [[nodiscard]] bool has_work() const { return !pending_.empty() || listens_always_; }
 
   // Only with `driver_` held; each returns whether anything moved.
@@ -107,8 +116,12 @@ class Engine : private Guard {
   bool drive_once();
   bool ask();
   bool hear();
-  void heed(int peer, Message message);
+  void forward();
+  void heed(const ControlStream& from, Message message);
+  void heed(Plan plan);
   bool decide();
+  template <class Payload>
+  void tell_children(const Payload& payload);
   void run_plan(Plan plan);
   void run_bundle(const Bundle& bundle);
   void run_operations(const Bundle& bundle, std::span<const OperationPtr> operations);
@@ -117,6 +130,7 @@ class Engine : private Guard {
   [[nodiscard]] Error root_cause(const Error& error);
   void look_for_lost();
   void look_for_left();
+  void part_with(int rank, int first);
   [[nodiscard]] std::optional<Error> lost_remote() const;
   void look_for_overdue();
   void poison(Error error) noexcept;
@@ -130,15 +144,17 @@ class Engine : private Guard {
   EngineOptions options_;
   int local_rank_ = 0;
   Trace trace_;
-  Negotiator negotiator_;                // used by rank 0 only
-  std::optional<Lane> lane_;             // in a world of one host with a core for every rank
-  World world_;                          // after what make_world() fills in
-  std::vector<ControlStream> controls_;  // rank 0: to everybody; else: to rank 0
-  bool listens_always_ = false;          // remote ranks cannot wake the thread unless it listens
+  Tree tree_;
+  Negotiator negotiator_;               // used by rank 0 only
+  Collector collector_;                 // used by all others
+  std::optional<Lane> lane_;            // in a world of one host with a core for every rank
+  World world_;                         // after what make_world() fills in
+  std::deque<ControlStream> controls_;  // to the parent (first, but rank 0 has none), and to the children
+  bool listens_always_ = false;         // remote ranks cannot wake the thread unless it listens
   std::deque<Plan> plans_;
   std::vector<bool> left_;              // by rank: it has shut down, having done all its part
-  std::vector<bool> told_;              // by rank: the negotiator knows
-  std::optional<int> first_left_;       // who shut down before all others, as the coordinator saw it
+  std::vector<bool> told_;              // by rank: who has to hear of it has been told
+  std::optional<int> first_left_;       // who shut down before all others, as far as is known here
   uint64_t looked_ns_ = 0;              // when overdue operations were last looked for
   uint32_t executed_ = 0;               // operations so far: the same on every rank between two of them
   uint64_t operation_deadline_ns_ = 0;  // of what is being executed

@@ -5,7 +5,7 @@
 #include "engine/engine.h"
 #include "engine/execute.h"
 
-// How an engine makes progress: it asks, hears, decides (rank 0) and runs what was decided.
+// How an engine makes progress: it talks to the others (engine_talk.cc) and runs what was decided.
 namespace farandole {
 
 bool Engine::progress() noexcept {
@@ -23,7 +23,8 @@ bool Engine::drive_once() {
   if (failed_.load() || stop_.load()) return false;
   bool moved = ask();
   moved = hear() || moved;
-  if (wiring_.rank == 0) moved = decide() || moved;
+  if (leads()) moved = decide() || moved;
+  else forward();
   while (!plans_.empty()) {
     Plan plan = std::move(plans_.front());
     plans_.pop_front();
@@ -32,57 +33,6 @@ bool Engine::drive_once() {
   }
   for (ControlStream& control : controls_) control.flush();
   return moved;
-}
-
-bool Engine::ask() {
-  Asking asking = pending_.drain();
-  if (asking.empty()) return false;
-  {
-    const std::lock_guard lock(stats_mu_);
-    for (const auto& item : asking) ++(item.index() == 0 ? stats_.asked_by_number : stats_.asked_in_full);
-  }
-  if (lane_) lane_->pass();
-  if (wiring_.rank == 0) heed(0, std::move(asking));
-  else controls_[0].send(asking);
-  return true;
-}
-
-bool Engine::hear() {
-  bool moved = false;
-  for (ControlStream& control : controls_) {
-    while (auto message = control.receive()) {
-      heed(control.peer(), std::move(*message));
-      moved = true;
-    }
-  }
-  return moved;
-}
-
-void Engine::heed(int peer, Message message) {
-  if (auto* asking = std::get_if<Asking>(&message)) {
-    const double now = seconds_of(now_ns());
-    for (auto& item : *asking) {
-      if (const auto* id = std::get_if<uint32_t>(&item)) negotiator_.ask(peer, *id, now);
-      else negotiator_.ask(peer, std::move(std::get<Request>(item)), now);
-    }
-  } else if (auto* plan = std::get_if<Plan>(&message)) {
-    plans_.push_back(std::move(*plan));
-  } else {
-    const auto& farewell = std::get<Farewell>(message);
-    if (!farewell.clean) throw Error::peer_lost("", farewell.rank, farewell.reason);
-    if (farewell.rank < 0 || farewell.rank >= wiring_.size) throw Error::internal("an unknown rank has left");
-    // The coordinator may go only because another rank went before it, and names that one.
-    left_[static_cast<size_t>(peer)] = true;
-    first_left_ = farewell.rank;
-  }
-}
-
-bool Engine::decide() {
-  Plan plan = negotiator_.decide(seconds_of(now_ns()));
-  if (plan.empty()) return false;
-  for (ControlStream& control : controls_) control.send(plan);
-  plans_.push_back(std::move(plan));
-  return true;
 }
 
 void Engine::run_plan(Plan plan) {
@@ -96,7 +46,13 @@ void Engine::run_bundle(const Bundle& bundle) {
   std::vector<OperationPtr> operations;
   operations.reserve(bundle.entries.size());
   try {
-    for (const Entry& entry : bundle.entries) operations.push_back(pending_.take(entry));
+    for (const Entry& entry : bundle.entries) {
+      if (entry.count == 1) {
+        operations.push_back(pending_.take(entry));
+        continue;
+      }
+      for (uint32_t i = 0; i < entry.count; ++i) operations.push_back(pending_.take(Entry{{}, entry.id + i, {}}));
+    }
   } catch (const Error& error) {
     for (const OperationPtr& operation : operations) fail(operation, error);
     throw;

@@ -70,6 +70,7 @@ void Engine::check() {
   for (ControlStream& control : controls_) control.flush();
   if (!listens_always_) return;
   hear();  // a farewell names the guilty rank
+  if (!leads()) forward();
   if (const auto lost = lost_remote()) throw *lost;
 }
 
@@ -89,7 +90,8 @@ void Engine::look_for_lost() {
     for (size_t i = 0; i < wiring_.local_ranks.size(); ++i) {
       const int rank = wiring_.local_ranks[i];
       const Life::State state = wiring_.segment->area(static_cast<int>(i)).life.state();
-      if (state == Life::State::Left) left_[static_cast<size_t>(rank)] = true;
+      const bool is_neighbor = tree_.parent(wiring_.rank) == rank || tree_.parent(rank) == wiring_.rank;
+      if (state == Life::State::Left && is_neighbor) left_[static_cast<size_t>(rank)] = true;
       if (state == Life::State::Dead) lost = Error::peer_lost("", rank, farandole::reason_of(state));
     }
     if (!lost) lost = lost_remote();
@@ -106,23 +108,23 @@ void Engine::look_for_lost() {
   }
 }
 
-/// A rank that has shut down did its part of all that it had asked for. What it has not asked for can never run: the
-/// coordinator refuses that, and the others stop by themselves when the coordinator is gone.
+/// Who has shut down said what it had to say before: that is heard first. When it is the parent, there is no way to the
+/// coordinator any more, and what is pending can never run.
 void Engine::look_for_left() {
-  const std::string reason = reason_of(Abort::Reason::Left);
-  const auto own = static_cast<size_t>(wiring_.rank);
-  for (size_t rank = 0; rank < left_.size(); ++rank) {
-    if (!left_[rank] || rank == own || told_[rank]) continue;
-    if (wiring_.rank != 0 && rank != 0) continue;
+  for (const ControlStream& control : controls_) {
+    const int peer = control.peer();
+    const auto at = static_cast<size_t>(peer);
+    if (!left_[at] || (told_[at] && !is_parent(control))) continue;
     while (drive_once()) {
     }
-    if (wiring_.rank == 0) {
-      told_[rank] = true;
-      if (!first_left_) first_left_ = static_cast<int>(rank);
-      negotiator_.leave(static_cast<int>(rank), reason);
-    } else if (!pending_.empty()) {
-      throw Error::peer_lost("", first_left_.value_or(0), reason);
+    if (!is_parent(control)) {
+      part_with(peer, peer);
+      continue;
     }
+    const int first = first_left_.value_or(peer);
+    if (!told_[at]) tell_children(Farewell{peer, true, reason_of(Abort::Reason::Left), first});
+    told_[at] = true;
+    if (!pending_.empty()) throw Error::peer_lost("", first, reason_of(Abort::Reason::Left));
   }
 }
 

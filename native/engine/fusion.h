@@ -17,7 +17,7 @@ struct Fusible {
 ///
 /// Looks past operations of another type: what was ready in one round has no order that users could rely on, so
 /// a mix of float16 and float32 gradients makes two bundles, not one per change of type. Bundles keep the order of
-/// their first members. An operation beyond the threshold runs alone.
+/// their first members, and their members the order of their numbers. An operation beyond the threshold runs alone.
 [[nodiscard]] std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold);
 
 }  // namespace farandole

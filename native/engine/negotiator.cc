@@ -89,30 +89,37 @@ void Negotiator::ask(int rank, Request request, double now) {
 }
 
 void Negotiator::ask(int rank, uint32_t id, double now) {
-  if (id >= known_.size())
-    throw Error::internal("rank " + std::to_string(rank) + " asked for unknown number " + std::to_string(id));
+  RankSet one;
+  one.add(rank);
+  ask(one, id, now);
+}
+
+void Negotiator::ask(const RankSet& ranks, uint32_t id, double now) {
+  if (id >= known_.size()) throw Error::internal("ranks asked for unknown number " + std::to_string(id));
   Known& known = known_[id];
   now_ = now;
   // Once a rank has left nothing can become ready by number; the table knows who lacks what.
-  if (known.spelled_out || !left_.empty()) return ask(rank, Request(known.request), now);
-  if (known.count == 0) {
-    known.by_rank.assign(static_cast<size_t>(options_.size), false);
+  if (known.spelled_out || !left_.empty()) {
+    const Request request = known.request;  // the table of numbers may grow and move meanwhile
+    ranks.each([&](int rank) { ask(rank, request, now); });
+    return;
+  }
+  if (known.asked.empty()) {
     known.since = now;
     ++partial_;
   }
-  if (known.by_rank[static_cast<size_t>(rank)])
-    throw Error::internal("rank " + std::to_string(rank) + " asked twice for '" + known.request.name + "'");
-  known.by_rank[static_cast<size_t>(rank)] = true;
-  if (++known.count < options_.size) return;
-  known.count = 0;
+  if (known.asked.meets(ranks)) throw Error::internal("a rank asked twice for '" + known.request.name + "', by number");
+  known.asked.add(ranks);
+  if (known.asked.count() < static_cast<size_t>(options_.size)) return;
+  known.asked.clear();
   --partial_;
   release({known.request, {{}, id, {}}});  // all ranks know the number
 }
 
-void Negotiator::leave(int rank, const std::string& reason) {
-  left_.emplace(rank, reason);
+void Negotiator::leave(const RankSet& gone, int named, const std::string& reason) {
+  gone.each([&](int rank) { left_.emplace(rank, Loss{named, reason}); });
   for (Known& known : known_)
-    if (known.count > 0) spell_out(known.request.name, known.since);
+    if (!known.asked.empty()) spell_out(known.request.name, known.since);
   std::vector<std::string> names;
   for (const auto& [name, asked] : table_) names.push_back(name);
   for (const std::string& name : names) refuse_if_hopeless(name);
@@ -120,11 +127,11 @@ void Negotiator::leave(int rank, const std::string& reason) {
 
 void Negotiator::refuse_if_hopeless(const std::string& name) {
   const auto at = table_.find(name);
-  for (const auto& [rank, reason] : left_) {
+  for (const auto& [rank, loss] : left_) {
     if (at->second.by_rank[static_cast<size_t>(rank)]) continue;
     const Asked asked = std::move(at->second);
     table_.erase(at);
-    refuse_asked(asked, Error::peer_lost(name, rank, reason));
+    refuse_asked(asked, Error::peer_lost(name, loss.named, loss.reason));
     return;
   }
 }
@@ -147,12 +154,11 @@ Negotiator::Asked& Negotiator::spell_out(const std::string& name, double now) {
   if (number == numbers_.end()) return asked;
   Known& known = known_[number->second];
   known.spelled_out = true;
-  if (known.count == 0) return asked;
-  for (size_t rank = 0; rank < known.by_rank.size(); ++rank)
-    if (known.by_rank[rank]) asked.by_rank[rank] = known.request;
-  asked.count = known.count;
+  if (known.asked.empty()) return asked;
+  known.asked.each([&](int rank) { asked.by_rank[static_cast<size_t>(rank)] = known.request; });
+  asked.count = static_cast<int>(known.asked.count());
   asked.since = known.since;
-  known.count = 0;
+  known.asked.clear();
   --partial_;
   return asked;
 }
@@ -194,13 +200,13 @@ uint32_t Negotiator::number(const Request& request) {
   if (found != numbers_.end() && known_[found->second].request == request) return found->second;
   // Numbers are never reused, so one that is still on its way to us keeps its meaning.
   if (known_.size() >= options_.cache_capacity) return kNoId;
-  known_.push_back({request, {}, 0, 0, false});
+  known_.push_back({request, {}, 0, false});
   return numbers_[request.name] = static_cast<uint32_t>(known_.size() - 1);
 }
 
 void Negotiator::expire(double now) {
   for (Known& known : known_)
-    if (known.count > 0 && now - known.since >= options_.timeout) spell_out(known.request.name, now);
+    if (!known.asked.empty() && now - known.since >= options_.timeout) spell_out(known.request.name, now);
   expire_groups(now);
   std::vector<Asked> late;
   for (auto at = table_.begin(); at != table_.end();) {

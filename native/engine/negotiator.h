@@ -10,6 +10,7 @@
 
 #include "engine/fusion.h"
 #include "engine/plan.h"
+#include "engine/rank_set.h"
 #include "engine/request.h"
 
 namespace farandole {
@@ -35,8 +36,12 @@ class Negotiator {
   /// The same by number, for a signature that was given one. Throws Error (Internal) for an unknown number.
   void ask(int rank, uint32_t id, double now);
 
-  /// `rank` has left for good, after its last request: what still lacks its request is refused, now and later.
-  void leave(int rank, const std::string& reason);
+  /// The same for several ranks at once, at a cost that hardly depends on how many they are.
+  void ask(const RankSet& ranks, uint32_t id, double now);
+
+  /// `gone` have left for good, after their last requests: what still lacks a request of theirs is refused, now and
+  /// later. `named` is the rank that the error names: the others may be cut off by its leaving.
+  void leave(const RankSet& gone, int named, const std::string& reason);
 
   /// What has become ready or failed since the last call.
   [[nodiscard]] Plan decide(double now);
@@ -54,8 +59,7 @@ class Negotiator {
   /// A signature with a number, and who asked by it. Once a rank spells its request out, all move to the table.
   struct Known {
     Request request;
-    std::vector<bool> by_rank;
-    int count = 0;
+    RankSet asked;
     double since = 0;
     bool spelled_out = false;
   };
@@ -63,6 +67,11 @@ class Negotiator {
     std::vector<Fusible> ready;
     uint32_t settled = 0;
     double since = 0;
+  };
+
+  struct Loss {
+    int named;
+    std::string reason;
   };
 
   /// Refuses what waits for a rank that has left.
@@ -85,10 +94,10 @@ class Negotiator {
   std::unordered_map<std::string, Group> groups_;
   std::vector<Fusible> ready_;
   std::vector<Refusal> refused_;
-  std::map<int, std::string> left_;  // rank -> why
-  size_t partial_ = 0;               // numbers that some ranks have asked for and others not
-  double now_ = 0;                   // of the latest request
-  double looked_ = 0;                // when expiry was last checked
+  std::map<int, Loss> left_;
+  size_t partial_ = 0;  // numbers that some ranks have asked for and others not
+  double now_ = 0;      // of the latest request
+  double looked_ = 0;   // when expiry was last checked
 };
 
 /// How the requests of all ranks for one name differ, if they do.

@@ -3,12 +3,6 @@
 #include <utility>
 
 namespace farandole {
-namespace {
-
-constexpr uint32_t kMostNumbers = 1 << 24;
-
-}  // namespace
-
 void Pending::add(const OperationPtr& operation) {
   const std::lock_guard lock(mu_);
   if (refused_) throw refused_->named(operation->request.name);

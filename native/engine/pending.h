@@ -6,13 +6,16 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include "engine/operation.h"
 #include "engine/plan.h"
-#include "engine/wire.h"
 
 namespace farandole {
+
+/// What one rank asks for: numbers of signatures that are known, requests in full for the rest.
+using Asking = std::vector<std::variant<uint32_t, Request>>;
 
 /// The operations that this rank has asked for and that are not done, by name, and the numbers of names that repeat.
 class Pending {

@@ -14,7 +14,10 @@ namespace farandole {
 /// Marks a request that has no number yet.
 inline constexpr uint32_t kNoId = 0xffffffff;
 
-/// One operation of a plan: what is the same on all ranks.
+/// More numbers than a coordinator ever gives out in one step: a jump beyond is a damaged plan.
+inline constexpr uint32_t kMostNumbers = 1 << 24;
+
+/// One operation of a plan, or a run of operations that are only a number: what is the same on all ranks.
 struct Entry {
   /// Empty when the number says it all.
   std::string name;
@@ -22,7 +25,10 @@ struct Entry {
   uint32_t id = kNoId;
   /// Allgather: rows of each rank. Alltoall: rows that rank r sends to rank c, at r * size + c. Else empty.
   std::vector<int64_t> sizes;
+  /// With more than one, the entry stands for the numbers from `id` on, in their order.
+  uint32_t count = 1;
 
+  [[nodiscard]] bool is_number() const { return name.empty() && sizes.empty() && id != kNoId; }
   bool operator==(const Entry&) const = default;
 };
 

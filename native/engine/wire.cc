@@ -2,13 +2,18 @@
 
 #include <bit>
 #include <cstring>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
 namespace farandole {
 namespace {
 
-enum class Tag : uint8_t { Asking = 1, Plan = 2, Farewell = 3 };
+enum class Tag : uint8_t { Gathered = 1, Plan = 2, Farewell = 3, Heartbeat = 4 };
+
+/// How an item of a Gathered, or an entry of a bundle, is written.
+enum class Item : uint8_t { SendersNumbers = 0, RanksNumbers = 1, Spelled = 2 };
+enum class Form : uint8_t { Numbers = 0, Full = 1 };
 
 /// Integers as little-endian base-128 groups (LEB128); signed ones zigzag; floats as their eight bytes.
 class Writer {
@@ -88,6 +93,11 @@ class Reader {
     const int64_t value = integer();
     if (value != static_cast<int32_t>(value)) fail();
     return static_cast<int32_t>(value);
+  }
+  int32_t rank() {
+    const int32_t value = small_integer();
+    if (value < 0) fail();
+    return value;
   }
   int64_t size() {
     const int64_t value = integer();
@@ -187,13 +197,75 @@ Error read_error(Reader& r) {
   Reader::fail();
 }
 
+/// A run of numbers, which ends before kNoId.
+void write_run(Writer& w, uint32_t first, uint32_t count) {
+  w.number(first);
+  w.number(count);
+}
+
+std::pair<uint32_t, uint32_t> read_run(Reader& r) {
+  const uint32_t first = r.small_number();
+  const uint32_t count = r.small_number();
+  if (count == 0 || uint64_t{first} + count > kNoId) Reader::fail();
+  return {first, count};
+}
+
+void write(Writer& w, const Numbers& numbers) {
+  if (numbers.rank == kSender) {
+    w.byte(static_cast<uint8_t>(Item::SendersNumbers));
+  } else {
+    w.byte(static_cast<uint8_t>(Item::RanksNumbers));
+    w.integer(numbers.rank);
+    w.byte(numbers.whole ? 1 : 0);
+  }
+  write_run(w, numbers.first, numbers.count);
+}
+
+std::variant<Numbers, Spelled> read_item(Reader& r) {
+  const auto item = static_cast<Item>(r.below(3));
+  if (item == Item::Spelled) {
+    const int32_t rank = r.rank();
+    return Spelled{rank, read_request(r)};
+  }
+  Numbers numbers;
+  if (item == Item::RanksNumbers) {
+    numbers.rank = r.rank();
+    numbers.whole = r.below(2) != 0;
+  }
+  std::tie(numbers.first, numbers.count) = read_run(r);
+  return numbers;
+}
+
+/// How many of `entries`, from the first on, make one run of numbers, and of how many numbers.
+std::pair<size_t, uint32_t> run_of(std::span<const Entry> entries) {
+  size_t length = 1;
+  uint32_t count = entries[0].count;
+  while (length < entries.size() && entries[length].is_number() && entries[length].id == entries[0].id + count)
+    count += entries[length++].count;
+  return {length, count};
+}
+
 void write(Writer& w, const Bundle& bundle) {
   w.byte(static_cast<uint8_t>(bundle.kind));
-  w.number(bundle.entries.size());
-  for (const Entry& entry : bundle.entries) {
-    w.number(entry.id);
-    w.text(entry.name);
-    w.integers(entry.sizes);
+  const std::span<const Entry> entries(bundle.entries);
+  size_t forms = 0;
+  for (size_t at = 0; at < entries.size(); ++forms)
+    at += entries[at].is_number() ? run_of(entries.subspan(at)).first : 1;
+  w.number(forms);
+  for (size_t at = 0; at < entries.size();) {
+    const Entry& entry = entries[at];
+    if (entry.is_number()) {
+      const auto [length, count] = run_of(entries.subspan(at));
+      w.byte(static_cast<uint8_t>(Form::Numbers));
+      write_run(w, entry.id, count);
+      at += length;
+    } else {
+      w.byte(static_cast<uint8_t>(Form::Full));
+      w.number(entry.id);
+      w.text(entry.name);
+      w.integers(entry.sizes);
+      ++at;
+    }
   }
 }
 
@@ -203,6 +275,10 @@ Bundle read_bundle(Reader& r) {
   bundle.entries.resize(r.count());
   if (bundle.entries.empty()) Reader::fail();
   for (Entry& entry : bundle.entries) {
+    if (static_cast<Form>(r.below(2)) == Form::Numbers) {
+      std::tie(entry.id, entry.count) = read_run(r);
+      continue;
+    }
     entry.id = r.small_number();
     entry.name = r.text();
     entry.sizes = r.sizes();
@@ -212,14 +288,19 @@ Bundle read_bundle(Reader& r) {
 
 }  // namespace
 
-void encode(const Asking& asking, Bytes& out) {
+void encode(const Gathered& gathered, Bytes& out) {
   Writer w(out);
-  w.byte(static_cast<uint8_t>(Tag::Asking));
-  w.number(asking.size());
-  for (const auto& item : asking) {
-    w.byte(static_cast<uint8_t>(item.index()));
-    if (const auto* id = std::get_if<uint32_t>(&item)) w.number(*id);
-    else write(w, std::get<Request>(item));
+  w.byte(static_cast<uint8_t>(Tag::Gathered));
+  w.number(gathered.size());
+  for (const auto& item : gathered) {
+    if (const auto* numbers = std::get_if<Numbers>(&item)) {
+      write(w, *numbers);
+      continue;
+    }
+    const auto& spelled = std::get<Spelled>(item);
+    w.byte(static_cast<uint8_t>(Item::Spelled));
+    w.integer(spelled.rank);
+    write(w, spelled.request);
   }
   w.close();
 }
@@ -247,6 +328,13 @@ void encode(const Farewell& farewell, Bytes& out) {
   w.integer(farewell.rank);
   w.byte(farewell.clean ? 1 : 0);
   w.text(farewell.reason);
+  w.integer(farewell.first);
+  w.close();
+}
+
+void encode(const Heartbeat&, Bytes& out) {
+  Writer w(out);
+  w.byte(static_cast<uint8_t>(Tag::Heartbeat));
   w.close();
 }
 
@@ -261,13 +349,10 @@ Message decode(std::span<const std::byte> body) {
   Reader r(body);
   Message message;
   switch (static_cast<Tag>(r.byte())) {
-    case Tag::Asking: {
-      Asking asking;
-      for (size_t left = r.count(); left > 0; --left) {
-        if (r.below(2) == 0) asking.emplace_back(r.small_number());
-        else asking.emplace_back(read_request(r));
-      }
-      message = std::move(asking);
+    case Tag::Gathered: {
+      Gathered gathered;
+      for (size_t left = r.count(); left > 0; --left) gathered.push_back(read_item(r));
+      message = std::move(gathered);
       break;
     }
     case Tag::Plan: {
@@ -288,9 +373,11 @@ Message decode(std::span<const std::byte> body) {
       farewell.rank = r.small_integer();
       farewell.clean = r.below(2) != 0;
       farewell.reason = r.text();
+      farewell.first = r.small_integer();
       message = std::move(farewell);
       break;
     }
+    case Tag::Heartbeat: message = Heartbeat{}; break;
     default: Reader::fail();
   }
   if (!r.at_end()) Reader::fail();

@@ -14,22 +14,51 @@ namespace farandole {
 
 using Bytes = std::vector<std::byte>;
 
-/// What a rank tells the coordinator: numbers of signatures that are known, requests in full for the rest.
-using Asking = std::vector<std::variant<uint32_t, Request>>;
+/// In place of a rank: whoever sends the message.
+inline constexpr int32_t kSender = -1;
 
-/// `rank` is gone: cleanly, after it had done all its part, or not, and then the job is over.
+/// The numbers `first` to `first + count - 1` are asked for by `rank`, or, with `whole`, by all ranks below it in the
+/// tree as well, itself among them. The sender can only speak for its whole subtree.
+struct Numbers {
+  int32_t rank = kSender;
+  bool whole = true;
+  uint32_t first = 0;
+  uint32_t count = 1;
+
+  bool operator==(const Numbers&) const = default;
+};
+
+/// A request in full by `rank`, whose signature has no number yet.
+struct Spelled {
+  int32_t rank = 0;
+  Request request;
+
+  bool operator==(const Spelled&) const = default;
+};
+
+/// What goes up the tree to the coordinator.
+using Gathered = std::vector<std::variant<Numbers, Spelled>>;
+
+/// `rank` is gone: cleanly, after it had done all its part, or not, and then the job is over. `first` is who left
+/// before all others, as far as the sender knows: the others may only have followed.
 struct Farewell {
   int32_t rank = -1;
   bool clean = false;
   std::string reason;
+  int32_t first = -1;
 };
 
-using Message = std::variant<Asking, Plan, Farewell>;
+/// A sign of life, for a connection that has nothing else to carry.
+struct Heartbeat {};
 
-/// Appends one message, framed by its length, to `out`.
-void encode(const Asking& asking, Bytes& out);
+using Message = std::variant<Gathered, Plan, Farewell, Heartbeat>;
+
+/// Appends one message, framed by its length, to `out`. Entries of a plan that are only a number take a few bytes for
+/// each run of consecutive numbers.
+void encode(const Gathered& gathered, Bytes& out);
 void encode(const Plan& plan, Bytes& out);
 void encode(const Farewell& farewell, Bytes& out);
+void encode(const Heartbeat& heartbeat, Bytes& out);
 
 /// Bytes of the length prefix of a frame.
 inline constexpr size_t kFrameHeader = 4;

@@ -30,6 +30,7 @@ class Engine:
         local_ranks: Sequence[int],
         segment: Segment,
         remotes: Sequence[tuple[int, int, int]],
+        parents: Sequence[int],
         fusion_threshold: int,
         cache_capacity: int,
         spin: float,

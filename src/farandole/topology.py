@@ -14,7 +14,9 @@ from typing import Self
 
 from farandole.errors import ConfigError
 
-__all__ = ["JobEnvironment", "Topology", "host_identity", "interface_address"]
+__all__ = ["CONTROL_DEGREE", "JobEnvironment", "Topology", "host_identity", "interface_address"]
+
+CONTROL_DEGREE = 8  # hosts below a host: three hops reach 585 hosts
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of a network interface
 
@@ -60,6 +62,19 @@ class Topology:
         """The ranks on this host, this one among them, ascending."""
         here = self.hosts[self.rank]
         return tuple(rank for rank, host in enumerate(self.hosts) if host == here)
+
+    @property
+    def control_parents(self) -> list[int]:
+        """Whom each rank asks what to do next, -1 for rank 0, which decides: a tree, so that no rank talks to many.
+
+        Ranks ask the first rank of their host; the first ranks of the hosts ask each other, in a tree of hosts in the
+        order of their first ranks. So each rank has at most `local_size` - 1 + `CONTROL_DEGREE` below it."""
+        firsts: dict[str, int] = {}
+        for rank, host in enumerate(self.hosts):
+            firsts.setdefault(host, rank)
+        leaders = list(firsts.values())
+        above = {leader: leaders[(place - 1) // CONTROL_DEGREE] for place, leader in enumerate(leaders) if place > 0}
+        return [-1 if rank == 0 else above.get(rank, firsts[host]) for rank, host in enumerate(self.hosts)]
 
     @property
     def is_homogeneous(self) -> bool:

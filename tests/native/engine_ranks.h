@@ -16,6 +16,7 @@
 
 namespace ranks {
 
+using farandole::Descriptor;
 using farandole::DType;
 using farandole::Engine;
 using farandole::EngineOptions;
@@ -26,26 +27,43 @@ using farandole::ReduceOp;
 using farandole::Segment;
 using farandole::Wiring;
 
+// Who asks whom: ranks the first of their host, and these each other, with `degree` children each. (Python decides it
+// for real jobs; few children make deep trees of few ranks.)
+inline std::vector<int> control_parents(const std::vector<int>& hosts, size_t degree) {
+  std::map<int, int> leaders;
+  std::vector<int> order;  // of the leaders
+  std::vector<int> parents;
+  for (int rank = 0; rank < static_cast<int>(hosts.size()); ++rank) {
+    const auto [leader, first] = leaders.try_emplace(hosts[static_cast<size_t>(rank)], rank);
+    if (first) order.push_back(rank);
+    if (!first) parents.push_back(leader->second);
+    else parents.push_back(order.size() == 1 ? -1 : order[(order.size() - 2) / degree]);
+  }
+  return parents;
+}
+
 // hosts[r] is the host of rank r.
-inline std::vector<Wiring> wire(const std::vector<int>& hosts) {
+inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8) {
   const int size = static_cast<int>(hosts.size());
+  const std::vector<int> parents = control_parents(hosts, degree);
   std::map<int, std::vector<int>> members;
   for (int rank = 0; rank < size; ++rank) members[hosts[rank]].push_back(rank);
   std::map<int, std::shared_ptr<Segment>> segments;
   for (const auto& [host, local] : members)
     segments[host] = Segment::create(static_cast<int>(local.size()), 16 << 10, static_cast<int>(local.size()) < size);
   std::vector<Wiring> wirings(hosts.size());
-  for (int rank = 0; rank < size; ++rank) wirings[rank] = {rank, size, members[hosts[rank]], segments[hosts[rank]], {}};
+  for (int rank = 0; rank < size; ++rank)
+    wirings[rank] = {rank, size, members[hosts[rank]], segments[hosts[rank]], {}, parents};
   for (int a = 0; a < size; ++a) {
     for (int b = a + 1; b < size; ++b) {
       if (hosts[a] == hosts[b]) continue;
       int control[2] = {-1, -1};
       int data[2] = {-1, -1};
-      if (socketpair(AF_UNIX, SOCK_STREAM, 0, data) != 0 ||
-          (a == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0))
+      const bool talk = parents[static_cast<size_t>(b)] == a;
+      if (socketpair(AF_UNIX, SOCK_STREAM, 0, data) != 0 || (talk && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0))
         std::abort();
-      wirings[a].remotes.push_back({b, control[0], data[0]});
-      wirings[b].remotes.push_back({a, control[1], data[1]});
+      wirings[a].remotes.push_back({b, Descriptor(control[0]), Descriptor(data[0])});
+      wirings[b].remotes.push_back({a, Descriptor(control[1]), Descriptor(data[1])});
     }
   }
   return wirings;
@@ -59,8 +77,8 @@ inline EngineOptions options(double timeout = 20) {
 
 // Runs `body` for every rank; returns what each threw, "" where nothing.
 inline std::vector<std::string> run(const std::vector<int>& hosts, const std::function<void(Engine&)>& body,
-                                    double timeout = 20) {
-  std::vector<Wiring> wirings = wire(hosts);
+                                    double timeout = 20, size_t degree = 8) {
+  std::vector<Wiring> wirings = wire(hosts, degree);
   std::vector<std::string> problems(hosts.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < hosts.size(); ++rank) {

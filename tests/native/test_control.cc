@@ -46,10 +46,10 @@ class FitfulLink : public Link {
   std::mt19937 random_;
 };
 
-Asking asking_of(uint32_t number, size_t name_length) {
+Gathered asks_of(uint32_t number, size_t name_length) {
   Request request;
   request.name = std::string(name_length, 'n');
-  return {number, request};
+  return {Numbers{kSender, true, number, 1}, Spelled{1, request}};
 }
 
 void test_messages_arrive_whole_and_in_order() {
@@ -65,11 +65,11 @@ void test_messages_arrive_whole_and_in_order() {
       if (sent < 60) {
         // Beyond the read-ahead now and then.
         lengths.push_back(random() % 10 == 0 ? 40'000 : random() % 50);
-        sender.send(asking_of(sent++, lengths.back()));
+        sender.send(asks_of(sent++, lengths.back()));
       }
       sender.flush();
       while (const auto message = receiver.receive()) {
-        CHECK(std::get<Asking>(*message) == asking_of(got, lengths.front()));
+        CHECK(std::get<Gathered>(*message) == asks_of(got, lengths.front()));
         lengths.pop_front();
         ++got;
       }
@@ -82,7 +82,7 @@ void test_last_words_arrive_before_the_loss() {
   Wire there, back;
   ControlStream sender(std::make_unique<FitfulLink>(1, there, back, 1000, 1));
   ControlStream receiver(std::make_unique<FitfulLink>(0, back, there, 1000, 2));
-  sender.send(Farewell{1, true, "it has shut down"});
+  sender.send(Farewell{1, true, "it has shut down", 1});
   while (!sender.flush()) {
   }
   there.broken = true;
@@ -92,7 +92,7 @@ void test_last_words_arrive_before_the_loss() {
   for (int tries = 0; tries < 10 && !receiver.lost(); ++tries) CHECK(!receiver.receive());
   CHECK(receiver.lost() && receiver.lost()->kind == ErrorKind::PeerLost);
   // A stream to a lost peer swallows what it is given.
-  sender.send(Farewell{1, true, ""});
+  sender.send(Farewell{1, true, "", 1});
   CHECK(sender.lost() && sender.flush());
 }
 

@@ -233,7 +233,9 @@ void test_a_rank_that_left() {
   negotiator.ask(0, request_of("last"), 0);
   negotiator.ask(0, id, 0);
   CHECK(negotiator.decide(0).empty());
-  negotiator.leave(1, "it has shut down");
+  RankSet gone;
+  gone.add(1);
+  negotiator.leave(gone, 1, "it has shut down");
   CHECK(lost(negotiator.decide(0), "w"));
   negotiator.ask(2, request_of("last"), 0);
   CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 1U);

@@ -62,13 +62,27 @@ Request random_request(Random& random) {
   return request;
 }
 
-Asking random_asking(Random& random) {
-  Asking asking;
+uint32_t random_count(Random& random, uint32_t first) {
+  return static_cast<uint32_t>(random() % std::min<uint64_t>(uint64_t{kNoId} - first, 1000)) + 1;
+}
+
+Gathered random_gathered(Random& random) {
+  Gathered gathered;
   for (size_t i = random() % 5; i > 0; --i) {
-    if (random() % 2 == 0) asking.emplace_back(static_cast<uint32_t>(random()));
-    else asking.emplace_back(random_request(random));
+    const auto rank = static_cast<int32_t>(random() >> 33);
+    const auto first = static_cast<uint32_t>(random() % kNoId);
+    const uint32_t count = random_count(random, first);
+    switch (random() % 3) {
+      case 0: gathered.emplace_back(Numbers{kSender, true, first, count}); break;
+      case 1: gathered.emplace_back(Numbers{rank, random() % 2 == 0, first, count}); break;
+      default: gathered.emplace_back(Spelled{rank, random_request(random)});
+    }
   }
-  return asking;
+  return gathered;
+}
+
+Farewell random_farewell(Random& random) {
+  return {static_cast<int32_t>(random()), random() % 2 == 0, random_text(random), static_cast<int32_t>(random())};
 }
 
 Plan random_plan(Random& random) {
@@ -83,8 +97,11 @@ Plan random_plan(Random& random) {
       plan.emplace_back(Refusal{name, Error::mismatch(name, "dtype", {{0, random_text(random)}, {7, "float16"}})});
     } else {
       Bundle bundle{static_cast<Kind>(random() % kKinds), {}};
-      for (size_t entries = random() % 4 + 1; entries > 0; --entries)
-        bundle.entries.push_back({random_text(random), static_cast<uint32_t>(random()), {random_size(random)}});
+      for (size_t entries = random() % 4 + 1; entries > 0; --entries) {
+        const auto id = static_cast<uint32_t>(random() % kNoId);
+        if (random() % 2 == 0) bundle.entries.push_back({{}, id, {}, random_count(random, id)});
+        else bundle.entries.push_back({random_text(random), id, {random_size(random)}});
+      }
       plan.emplace_back(std::move(bundle));
     }
   }
@@ -127,25 +144,48 @@ void check_same(const Plan& got, const Plan& expected) {
 void test_what_is_written_is_read() {
   Random random(1);
   for (int i = 0; i < 2000; ++i) {
-    const Asking asking = random_asking(random);
-    const Bytes asked = encoded(asking);
+    const Gathered gathered = random_gathered(random);
+    const Bytes asked = encoded(gathered);
     CHECK_EQ(frame_length(std::span(asked).first(kFrameHeader)), asked.size() - kFrameHeader);
-    CHECK(std::get<Asking>(decode(body_of(asked))) == asking);
+    CHECK(std::get<Gathered>(decode(body_of(asked))) == gathered);
 
     const Plan plan = random_plan(random);
     check_same(std::get<Plan>(decode(body_of(encoded(plan)))), plan);
 
-    const Farewell farewell{static_cast<int32_t>(random()), i % 2 == 0, random_text(random)};
+    const Farewell farewell = random_farewell(random);
     const auto heard = std::get<Farewell>(decode(body_of(encoded(farewell))));
     CHECK(heard.rank == farewell.rank && heard.clean == farewell.clean && heard.reason == farewell.reason);
+    CHECK_EQ(heard.first, farewell.first);
   }
+  CHECK(std::holds_alternative<Heartbeat>(decode(body_of(encoded(Heartbeat{})))));
+}
+
+Plan plan_of(const std::vector<uint32_t>& numbers) {
+  Bundle bundle{Kind::Allreduce, {}};
+  for (const uint32_t id : numbers) bundle.entries.push_back({{}, id, {}});
+  return {bundle};
+}
+
+void test_runs_of_numbers_are_short() {
+  std::vector<uint32_t> many;
+  for (uint32_t id = 0; id < 10'000; ++id) many.push_back(id);
+  const Bytes frame = encoded(plan_of(many));
+  CHECK(frame.size() <= 16);
+  check_same(std::get<Plan>(decode(body_of(frame))), {Bundle{Kind::Allreduce, {{{}, 0, {}, 10'000}}}});
+  CHECK(encoded(Gathered{Numbers{kSender, true, 0, 10'000}}).size() <= 16);
+  // What is no run stays in its order.
+  check_same(std::get<Plan>(decode(body_of(encoded(plan_of({3, 4, 9, 8, 7, 8}))))),
+             {Bundle{Kind::Allreduce, {{{}, 3, {}, 2}, {{}, 9, {}}, {{}, 8, {}}, {{}, 7, {}, 2}}}});
+  // A number that comes with a name is none of a run.
+  const Plan named{Bundle{Kind::Allreduce, {{{}, 3, {}}, {"four", 4, {}}, {{}, 5, {}}}}};
+  check_same(std::get<Plan>(decode(body_of(encoded(named)))), named);
 }
 
 void test_frames_follow_each_other() {
   Bytes stream;
-  encode(Asking{7U}, stream);
+  encode(Gathered{Numbers{kSender, true, 7, 1}}, stream);
   const size_t first = stream.size();
-  encode(Farewell{1, true, "it has shut down"}, stream);
+  encode(Farewell{1, true, "it has shut down", 1}, stream);
   CHECK_EQ(frame_length(std::span(stream).first(kFrameHeader)), first - kFrameHeader);
   CHECK_EQ(frame_length(std::span(stream).subspan(first, kFrameHeader)), stream.size() - first - kFrameHeader);
 }
@@ -169,8 +209,8 @@ void survive(std::span<const std::byte> body) {
 void test_every_truncation_throws() {
   Random random(2);
   for (int i = 0; i < 300; ++i) {
-    for (const Bytes& frame : {encoded(random_asking(random)), encoded(random_plan(random)),
-                               encoded(Farewell{1, true, "it has shut down"})}) {
+    for (const Bytes& frame : {encoded(random_gathered(random)), encoded(random_plan(random)),
+                               encoded(random_farewell(random)), encoded(Heartbeat{})}) {
       const auto body = body_of(frame);
       for (size_t length = 0; length < body.size(); ++length) {
         // A copy of its own, so that AddressSanitizer sees a read beyond the end.
@@ -187,7 +227,7 @@ void test_every_truncation_throws() {
 void test_mutations_and_noise() {
   Random random(3);
   for (int i = 0; i < 20000; ++i) {
-    const Bytes frame = i % 2 == 0 ? encoded(random_asking(random)) : encoded(random_plan(random));
+    const Bytes frame = i % 2 == 0 ? encoded(random_gathered(random)) : encoded(random_plan(random));
     Bytes body(frame.begin() + kFrameHeader, frame.end());
     for (size_t changes = random() % 3 + 1; changes > 0; --changes) {
       const auto at = body.begin() + static_cast<std::ptrdiff_t>(random() % body.size());
@@ -203,7 +243,7 @@ void test_mutations_and_noise() {
 
     Bytes noise(random() % 64 + 1);
     for (std::byte& value : noise) value = static_cast<std::byte>(random());
-    noise[0] = static_cast<std::byte>(random() % 5);  // mostly a known tag, to get further in
+    noise[0] = static_cast<std::byte>(random() % 6);  // mostly a known tag, to get further in
     survive(noise);
   }
 }
@@ -215,13 +255,20 @@ void test_lengths_that_lie() {
     return body;
   };
   // A million of millions requests, bundles, letters: refused before any memory is asked for.
-  for (const int tag : {1, 2, 3})
+  for (const int tag : {1, 2, 3, 4})
     for (const int next : {0, 1, 2, 0x7F, 0x80, 0xFF})
       survive(bytes({tag, next, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F}));
   CHECK_THROWS(Error, decode({}));
   CHECK_THROWS(Error, decode(bytes({0})));
-  CHECK_THROWS(Error, decode(bytes({4})));
-  CHECK_THROWS(Error, decode(bytes({1, 1, 2})));           // neither a number nor a request
+  CHECK_THROWS(Error, decode(bytes({5})));
+  CHECK_THROWS(Error, decode(bytes({1, 1, 3})));                 // neither numbers nor a request
+  CHECK_THROWS(Error, decode(bytes({1, 1, 0, 7, 0})));           // a run of nothing
+  CHECK_THROWS(Error, decode(bytes({1, 1, 1, 1, 0, 7, 1})));     // of rank -1
+  CHECK_THROWS(Error, decode(bytes({2, 1, 0, 0, 1, 0, 7, 0})));  // a run of nothing in a plan
+  // Beyond the last number there is.
+  CHECK_THROWS(Error, decode(bytes({1, 1, 0, 7, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F})));
+  survive(bytes({1, 1, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F}));
+  survive(bytes({2, 1, 0, 0, 1, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F}));
   CHECK_THROWS(Error, frame_length(bytes({0, 0, 0, 0})));  // no message is empty
   CHECK_THROWS(Error, frame_length(bytes({255, 255, 255, 255})));
   CHECK_EQ(frame_length(bytes({1, 0, 0, 0})), 1U);
@@ -231,6 +278,7 @@ void test_lengths_that_lie() {
 
 int main() {
   test_what_is_written_is_read();
+  test_runs_of_numbers_are_short();
   test_frames_follow_each_other();
   test_every_truncation_throws();
   test_mutations_and_noise();

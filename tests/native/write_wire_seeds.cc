@@ -40,21 +40,29 @@ std::map<std::string, std::string> seeds() {
   Request broadcast = request(Kind::Broadcast, "broadcast.model");
   broadcast.root = 3;
 
-  Asking many;
-  for (uint32_t id = 0; id < 300; ++id) many.emplace_back(id * 50);
+  Gathered many;
+  for (uint32_t id = 0; id < 300; ++id) many.emplace_back(Numbers{kSender, true, id * 50, id % 3 + 1});
+  const Gathered apart{Numbers{5, true, 0, 200}, Numbers{70000, false, 300, 1}};
+  const Gathered in_full{Spelled{0, alltoall}, Spelled{1, grouped}, Spelled{70000, broadcast},
+                         Numbers{kSender, true, 12, 1}, Spelled{2, request(Kind::Barrier, "barrier.noname.0")}};
   const Bundle fused{Kind::Allreduce, {{"a", 1, {}}, {"b", 2, {}}, {"c", 300, {}}}};
+  const Bundle known{Kind::Allreduce, {{{}, 0, {}, 200}, {{}, 1000, {}}, {"new", 1001, {}}}};
   const Bundle ragged{Kind::Allgather, {{"rows", 7, {0, 5, int64_t{1} << 40}}}};
   return {
-      {"asking_nothing", body(Asking{})},
+      {"asking_nothing", body(Gathered{})},
       {"asking_by_number", body(many)},
-      {"asking_in_full", body(Asking{alltoall, grouped, broadcast, 12U, request(Kind::Barrier, "barrier.noname.0")})},
+      {"asking_apart", body(apart)},
+      {"asking_in_full", body(in_full)},
       {"plan_bundles", body(Plan{fused, ragged})},
+      {"plan_numbers", body(Plan{known})},
       {"plan_mismatch", body(Plan{Refusal{"x", Error::mismatch("x", "dtype", {{0, "float32"}, {3, "float16"}})}})},
       {"plan_timeout", body(Plan{Refusal{"x", Error::timeout("x", {1, 2, 70000}, 600.5)}, fused})},
       {"plan_lost", body(Plan{Refusal{"x", Error::peer_lost("x", 5, "its process was killed or crashed")}})},
-      {"farewell_clean", body(Farewell{2, true, "it has shut down"})},
+      {"farewell_clean", body(Farewell{2, true, "it has shut down", 1})},
       {"farewell_lost", body(Farewell{-1, false, ""})},
+      {"heartbeat", body(Heartbeat{})},
       {"hostile_count", std::string("\x01\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 10)},
+      {"hostile_run", std::string("\x02\x01\x00\x00\x01\x00\x00\xff\xff\xff\xff\x0f", 12)},
       {"hostile_text", std::string("\x03\x02\x01\xff\xff\xff\xff\x0f", 8)},
   };
 }

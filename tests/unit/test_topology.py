@@ -1,5 +1,6 @@
 """Places of ranks, and the variables that carry them."""
 
+import math
 import re
 import socket
 from collections import Counter
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.errors import ConfigError
-from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
+from farandole.topology import CONTROL_DEGREE, JobEnvironment, Topology, host_identity, interface_address
 
 host_lists = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=24)
 
@@ -28,6 +29,30 @@ def test_unequal_hosts() -> None:
     places = [Topology.from_hosts(rank, ["a", "a", "b"]) for rank in range(3)]
     assert [each.cross_size for each in places] == [2, 1, 2]
     assert not places[0].is_homogeneous
+
+
+def test_control_connections_of_three_hosts() -> None:
+    assert Topology.from_hosts(0, ["a", "b", "a", "b", "c"]).control_parents == [-1, 0, 0, 1, 0]
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=300))
+def test_control_connections_are_a_shallow_tree(places: list[int]) -> None:
+    hosts = [f"host {place}" for place in places]
+    parents = Topology.from_hosts(0, hosts).control_parents
+    assert parents[0] == -1
+    levels = 2 + math.ceil(math.log(1 + len(set(hosts)), CONTROL_DEGREE))
+    for rank in range(len(hosts)):
+        way = [rank]
+        while way[-1] != 0 and len(way) <= levels:
+            way.append(parents[way[-1]])
+        assert way[-1] == 0, f"rank {rank} does not reach rank 0: {way}"
+    for rank, host in enumerate(hosts):
+        below = [each for each, parent in enumerate(parents) if parent == rank]
+        remote = [each for each in below if hosts[each] != host]
+        assert len(remote) <= CONTROL_DEGREE and len(below) < hosts.count(host) + CONTROL_DEGREE
+        # Between hosts only their first ranks talk; within a host all talk to its first.
+        assert not below or rank == hosts.index(host)
+        assert all(each == hosts.index(hosts[each]) for each in remote)
 
 
 @given(host_lists)

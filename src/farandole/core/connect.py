@@ -1,9 +1,9 @@
 """From a rendezvous to wired peers: who is where, one shared segment per host, sockets between hosts.
 
 Every rank opens its listeners, tells all others where they are, and then connects: to the first rank of its host for
-the descriptor of the shared segment, and to every lower rank of other hosts for a data socket, and a control socket
-when that is rank 0. Listeners exist only while this lasts. No byte of a peer is used before the peer has proved the
-job's secret.
+the descriptor of the shared segment, and to lower ranks of other hosts: to each for a data socket, and to its parent
+in the tree of control connections for a control socket. Listeners exist only while this lasts. No byte of a peer is
+used before the peer has proved the job's secret.
 """
 
 import json
@@ -24,7 +24,6 @@ from farandole.topology import Topology, host_identity, interface_address
 
 __all__ = ["Wiring", "connect"]
 
-COORDINATOR = 0
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
 LOOK_AGAIN = 0.05  # seconds
 
@@ -153,8 +152,10 @@ def _connect_remotes(
     remote = [peer for peer in range(topology.size) if topology.hosts[peer] != topology.hosts[rank]]
     sockets: dict[tuple[int, str], socket.socket] = {}
 
+    parents = topology.control_parents
+
     def purposes(peer: int) -> tuple[str, ...]:
-        return ("data", "control") if COORDINATOR in (rank, peer) else ("data",)
+        return ("data", "control") if parents[peer] == rank or parents[rank] == peer else ("data",)
 
     def keep(sock: socket.socket, peer: int, purpose: str) -> None:
         sockets[peer, purpose] = sock.dup()

@@ -46,6 +46,7 @@ class Context:
                 local_ranks=list(self.topology.local_ranks),
                 segment=wiring.segment,
                 remotes=wiring.remotes,
+                parents=self.topology.control_parents,
                 fusion_threshold=self.config.fusion_threshold,
                 cache_capacity=self.config.cache_capacity,
                 spin=self.config.spin.total_seconds(),
