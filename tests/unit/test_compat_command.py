@@ -187,7 +187,25 @@ def test_a_program_runs_as_python_runs_it(tmp_path: Path) -> None:
     )
     done = compat("sub/program.py", "-m", "--x", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (7, "")
-    assert done.stdout == f"__main__ sub/program.py ['sub/program.py', '-m', '--x'] {folder} {VERSION}\n"
+    assert done.stdout == f"__main__ {folder}/program.py ['sub/program.py', '-m', '--x'] {folder} {VERSION}\n"
+
+
+def test_the_main_module_stays_until_the_end(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import atexit, sys\nvalue = 7\natexit.register(lambda: print(sys.modules['__main__'].value))"
+    )
+    assert compat("program.py", cwd=tmp_path).stdout == "7\n"
+
+
+@pytest.mark.parametrize("how", [("program.py",), ("-m", "program")])
+def test_a_traceback_begins_with_the_program(how: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("def fail():\n    raise ValueError('bad luck')\nfail()")
+    done = compat(*how, cwd=tmp_path)
+    assert done.returncode == 1
+    first, second, *_, last = done.stderr.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert second == f'  File "{tmp_path}/program.py", line 3, in <module>'
+    assert last == "ValueError: bad luck"
 
 
 def test_a_module_and_a_line_of_code(tmp_path: Path) -> None:
@@ -197,6 +215,8 @@ def test_a_module_and_a_line_of_code(tmp_path: Path) -> None:
     done = compat("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
     assert done.returncode == 0 and "1 passed" in done.stdout
     assert compat("-c", "import sys, horovod; print(sys.argv)", "x", cwd=tmp_path).stdout == "['-c', 'x']\n"
+    (tmp_path / "__main__.py").write_text("import horovod\nprint(__name__)")
+    assert compat(".", cwd=tmp_path).stdout == "__main__\n"
 
 
 def test_a_childs_python_finds_the_answers(tmp_path: Path) -> None:
@@ -213,7 +233,7 @@ def test_a_childs_python_finds_the_answers(tmp_path: Path) -> None:
         (("-x",), 2, "usage: "),
         (("--help",), 0, "usage: "),
         (("no_such.py",), 2, "cannot open 'no_such.py': there is no such file"),
-        (("-m", "no_such_module"), 1, "No module named no_such_module"),
+        (("-m", "no_such_module"), 1, "ImportError: No module named no_such_module"),
     ],
 )
 def test_usage(words: tuple[str, ...], code: int, text: str, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+import farandole
 from farandole.compat import install, uninstall
-from farandole.compat.answers import IMPORTABLE, MODULES, VERSION, missing_module, missing_name
+from farandole.compat.answers import IMPORTABLE, MODULES, VERSION, missing_module
 from farandole.errors import ConfigError
 
 torch = pytest.importorskip("torch")
@@ -110,6 +111,13 @@ def test_every_own_name_leads_to_something(installed: None) -> None:
         ("from horovod.spark import run_elastic", "horovod.spark.run_elastic is not part of farandole"),
         ("from sparkdl.horovod.tensorflow.keras import LogCallback", "TensorFlow and Keras come in a later version"),
         ("from sparkdl.estimators.horovod_estimator.estimator import HorovodEstimator", "HorovodEstimator trains"),
+        (
+            "from horovod.torch.mpi_ops import HorovodAllreduce",
+            "call the operation itself, which can be differentiated",
+        ),
+        ("from horovod.torch.optimizer import _DistributedAdasumOptimizer", "DistributedOptimizer(..., op=Adasum)"),
+        ("from horovod.torch import elastic", "elastic training is not there yet"),
+        ("from horovod.torch.elastic.sampler import ElasticSampler", "elastic training is not there yet"),
         ("import horovod.nothing_of_the_kind", "No module named 'horovod.nothing_of_the_kind'"),
         ("from horovod.torch import nothing_of_the_kind", "cannot import name 'nothing_of_the_kind'"),
     ],
@@ -125,7 +133,8 @@ def test_what_is_not_there_says_so(statement: str, sentence: str, installed: Non
 def test_names_of_horovods_that_are_not_there_are_called_by_their_name(installed: None) -> None:
     import horovod.torch as hvd
 
-    lacking = [name for name in MODULES["horovod.torch"].known.split() if not hasattr(hvd, name)]
+    known = MODULES["horovod.torch"].known.split()
+    lacking = ["elastic", *(name for name in known if not hasattr(hvd, name))]
     for name in lacking:
         sentence = f"horovod.torch.{name} is not part of farandole"
         with pytest.raises(AttributeError, match=sentence):
@@ -134,7 +143,21 @@ def test_names_of_horovods_that_are_not_there_are_called_by_their_name(installed
             exec(f"from horovod.torch import {name}", {})
     with pytest.raises(AttributeError, match=r"^module 'horovod.torch' has no attribute 'nothing'$"):
         hvd.nothing  # noqa: B018
-    assert missing_name("horovod.torch", "HorovodAllreduce") is not None
+
+
+def test_a_binding_is_answered_by_as_soon_as_it_is_there(
+    installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence = "horovod.mxnet.functions is not part of farandole"
+    assert (missing_module("horovod.mxnet.functions") or "").startswith(sentence)
+    (tmp_path / "mxnet.py").write_text("__all__ = ['allreduce']\nallreduce = 'ours'\nhidden = 1\n")
+    monkeypatch.setattr(farandole, "__path__", [*farandole.__path__, str(tmp_path)])
+    try:
+        hvd = importlib.import_module("horovod.mxnet")
+        assert (hvd.__all__, hvd.allreduce, hasattr(hvd, "hidden")) == (["allreduce"], "ours", False)
+    finally:
+        sys.modules.pop("farandole.mxnet", None)
+        vars(farandole).pop("mxnet", None)
 
 
 def test_availability_can_be_asked_for(installed: None) -> None:

@@ -4,11 +4,16 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType, TracebackType
 
 from farandole.compat import install
 from farandole.compat.children import pass_on
 
 __all__ = ["main"]
+
+# What a frame that leads to the program calls its file.
+_OURS = (__file__, runpy.run_path.__code__.co_filename)
 
 USAGE = """usage: python -m farandole.compat program.py [arguments]
        python -m farandole.compat -m module [arguments]
@@ -17,34 +22,60 @@ USAGE = """usage: python -m farandole.compat program.py [arguments]
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the program in this process, as `__main__`; what it raises, `SystemExit` too, goes through."""
-    match list(words):
-        case ["-m" | "-c" as how, what, *arguments]:
-            _prepare([what if how == "-m" else how, *arguments])
-            if how == "-m":
-                runpy.run_module(what, run_name="__main__", alter_sys=True)
-            else:
-                exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
-        case [program, *arguments] if not program.startswith("-"):
-            if not os.path.exists(program):
-                sys.stderr.write(f"farandole.compat: cannot open {program!r}: there is no such file\n")
-                return 2
-            _prepare([program, *arguments])
-            if not sys.flags.safe_path:
-                sys.path[0] = os.path.dirname(os.path.realpath(program))
-            runpy.run_path(program, run_name="__main__")
-        case ["-h" | "--help"]:
-            sys.stdout.write(USAGE)
-        case _:
-            sys.stderr.write(USAGE)
-            return 2
+    """Run the program in this process, as `__main__`; returns its exit code, or raises the program's `SystemExit`."""
+    if list(words) in (["-h"], ["--help"]):
+        sys.stdout.write(USAGE)
+        return 0
+    how = words[0] if words and words[0] in ("-m", "-c") else ""
+    named = words[1:] if how else words
+    if not named or (not how and named[0].startswith("-")):
+        sys.stderr.write(USAGE)
+        return 2
+    program = named[0]
+    if not how and not os.path.exists(program):
+        sys.stderr.write(f"farandole.compat: cannot open {program!r}: there is no such file\n")
+        return 2
+    install()
+    pass_on()
+    sys.argv[:] = ["-c", *named[1:]] if how == "-c" else named
+    try:
+        _run(how, program)
+    except Exception as error:
+        # As Python does, without the frames that led to the program.
+        error.__traceback__ = _of_the_program(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
     return 0
 
 
-def _prepare(arguments: Sequence[str]) -> None:
-    install()
-    pass_on()
-    sys.argv[:] = arguments
+def _run(how: str, program: str) -> None:
+    if how == "-m":
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    elif how == "-c":
+        _run_code(compile(program, "<string>", "exec", dont_inherit=True), ModuleType("__main__"))
+    elif os.path.isdir(program):
+        runpy.run_path(program, run_name="__main__")
+    else:
+        if not sys.flags.safe_path:
+            sys.path[0] = os.path.dirname(os.path.realpath(program))
+        path = os.path.abspath(program)
+        loader = SourceFileLoader("__main__", path)
+        module = ModuleType("__main__")
+        module.__file__, module.__loader__ = path, loader
+        _run_code(loader.source_to_code(loader.get_data(path), path), module)
+
+
+def _run_code(code: CodeType, module: ModuleType) -> None:
+    """Run `code` as the main module, which it stays until the process ends: exit handlers may look at it."""
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
+
+
+def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that follows this file's frames, and those of `runpy`."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return trace
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ class Answer:
     parts: str = ""  # the modules below it that come with it
     known: str = ""  # Horovod's names, so that one that is not there is called by its name
     every: bool = False  # all public names of `by`, `known` or not
+    not_here: Mapping[str, str] = field(default_factory=dict)  # Horovod's names that stay away, and why
     why: str = ""  # it is not there, or why not if `by` is not there
 
     def offered(self) -> tuple[str, ...]:
@@ -54,6 +55,8 @@ allreduce allreduce_ allreduce_async allreduce_async_ grouped_allreduce grouped_
 grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather grouped_allgather_async
 broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async reducescatter reducescatter_async
 grouped_reducescatter grouped_reducescatter_async poll synchronize join barrier
+"""
+_TORCH_FUNCTIONS = """
 HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall
 HorovodReducescatter HorovodGroupedReducescatter
 """
@@ -75,6 +78,7 @@ _RUN = {"run": "farandole.compat.launching:run"}
 _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 _NO_ELASTIC = "elastic training is not there yet"
+_NO_ELASTIC_RUN = {"run_elastic": _NO_ELASTIC}
 _NO_TENSORFLOW = "TensorFlow and Keras come in a later version; PyTorch programs run"
 
 MODULES: Mapping[str, Answer] = {
@@ -93,13 +97,17 @@ MODULES: Mapping[str, Answer] = {
         known=f"{_TORCH_OPS} {_PROCESS_SETS} {_TORCH_STATE} DistributedOptimizer SyncBatchNorm HorovodInternalError",
     ),
     "horovod.torch.mpi_ops": Answer(
-        by="farandole.torch", own={"HorovodBasics": "farandole.compat.basics:HorovodBasics"}, known=_TORCH_OPS
+        by="farandole.torch",
+        own=_from("farandole.compat.basics", "HorovodBasics"),
+        known=_TORCH_OPS,
+        not_here=dict.fromkeys(_TORCH_FUNCTIONS.split(), "call the operation itself, which can be differentiated"),
     ),
     "horovod.torch.functions": Answer(by="farandole.torch", known=_TORCH_STATE),
     "horovod.torch.optimizer": Answer(
         by="farandole.torch",
         own={"_DistributedOptimizer": "farandole.torch.optimizer:_Distributed"},
-        known="DistributedOptimizer _DistributedAdasumOptimizer",
+        known="DistributedOptimizer",
+        not_here={"_DistributedAdasumOptimizer": "DistributedOptimizer(..., op=Adasum) is the way to it"},
     ),
     "horovod.torch.compression": Answer(by="farandole.torch", own=_COMPRESSION, known="Compression"),
     "horovod.torch.sync_batch_norm": Answer(by="farandole.torch", known="SyncBatchNorm"),
@@ -126,15 +134,15 @@ MODULES: Mapping[str, Answer] = {
     ),
     "horovod.common.util": Answer(
         own={**_from("farandole.compat.horovod_util", _UTIL), "env": "farandole.compat.children:env"},
-        known="get_average_backwards_compatibility_fun",
+        not_here={"get_average_backwards_compatibility_fun": "pass op= to the operation"},
     ),
     "horovod.common.elastic": Answer(why=_NO_ELASTIC),
     # Launchers
     "horovod.runner": Answer(own={**_RUN, **_COMMAND}, parts="launch"),
     "horovod.runner.launch": Answer(own=_COMMAND),
     "horovod.runner.elastic": Answer(why=_NO_ELASTIC),
-    "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), known="run_elastic"),
-    "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run"), known="run_elastic"),
+    "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN),
+    "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN),
     "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
     "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
     "horovod.spark.keras": Answer(by="farandole.spark.keras", every=True, why=_NO_TENSORFLOW),
@@ -147,9 +155,12 @@ MODULES: Mapping[str, Answer] = {
     ),
     "horovod.spark.common.store": Answer(
         own=_from("farandole.spark.store", "Store FilesystemStore LocalStore"),
-        known="AbstractFilesystemStore HDFSStore DBFSLocalStore",
+        not_here=dict.fromkeys(
+            ("AbstractFilesystemStore", "HDFSStore", "DBFSLocalStore"),
+            "Store.create takes every path and URL that fsspec serves",
+        ),
     ),
-    "horovod.spark.common.params": Answer(own=_from("farandole.spark.params", "EstimatorParams"), known="ModelParams"),
+    "horovod.spark.common.params": Answer(own=_from("farandole.spark.params", "EstimatorParams")),
     "horovod.spark.common.estimator": Answer(
         own={
             "HorovodEstimator": "farandole.spark.estimator:DataFrameEstimator",
@@ -160,6 +171,7 @@ MODULES: Mapping[str, Answer] = {
     # Databricks
     "sparkdl": Answer(own=_from("farandole.compat.spark", "HorovodRunner"), parts="horovod"),
     "sparkdl.horovod": Answer(own=_from("farandole.spark.logs", "log_to_driver")),
+    "sparkdl.horovod.runner_base": Answer(own=_from("farandole.compat.spark", "HorovodRunner")),
     "sparkdl.horovod.tensorflow": Answer(),
     "sparkdl.horovod.tensorflow.keras": Answer(by="farandole.spark.callbacks", known="LogCallback", why=_NO_TENSORFLOW),
     "sparkdl.estimators": Answer(why="HorovodEstimator trains TensorFlow 1 model functions, which come later"),
@@ -178,23 +190,26 @@ def missing_module(name: str) -> str | None:
 
 def missing_name(module: str, name: str) -> str | None:
     """Say why Horovod's `module` lacks `name`; None when Horovod has no such name either."""
-    whole = f"{module}.{name}"
-    if name in MODULES[module].known.split():
+    whole, answer = f"{module}.{name}", MODULES[module]
+    if name in answer.not_here:
+        return _sentence(whole, answer.not_here[name])
+    if name in answer.known.split():
         return _sentence(whole, "this version does not have it yet")
-    return missing_module(whole)
+    return missing_module(whole) if whole in MODULES else None
 
 
 def _missing_part(name: str) -> str | None:
     """`from horovod.torch import join` asks for a module `horovod.torch.join` when there is no such name."""
     module, _, last = name.rpartition(".")
-    if module in MODULES:
-        known = last in MODULES[module].known.split()
-        return missing_name(module, last) if known and last not in MODULES[module].offered() else None
-    # What is below a module that is not there is not there for the same reason.
-    while module and module not in MODULES:
-        module = module.rpartition(".")[0]
-    why = MODULES[module].why if module else ""
-    return _sentence(name, why) if why and missing_module(module) else None
+    above = module
+    while above and above not in MODULES:
+        above = above.rpartition(".")[0]
+    if above and missing_module(above):
+        # What is below a module that is not there is not there for the same reason.
+        return _sentence(name, MODULES[above].why)
+    if module not in MODULES or last in MODULES[module].offered():
+        return None
+    return missing_name(module, last)
 
 
 def _sentence(name: str, why: str) -> str:
