@@ -74,6 +74,7 @@ def _from(module: str, names: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names.split()}
 
 
+_DATA = _from("farandole.compat.data_loader", "BaseDataLoader AsyncDataLoaderMixin")
 _RUN = {"run": "farandole.compat.launching:run"}
 _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
@@ -137,6 +138,8 @@ MODULES: Mapping[str, Answer] = {
         not_here={"get_average_backwards_compatibility_fun": "pass op= to the operation"},
     ),
     "horovod.common.elastic": Answer(why=_NO_ELASTIC),
+    "horovod.data": Answer(own=_DATA, parts="data_loader_base"),
+    "horovod.data.data_loader_base": Answer(own=_DATA),
     # Launchers
     "horovod.runner": Answer(own={**_RUN, **_COMMAND}, parts="launch"),
     "horovod.runner.launch": Answer(own=_COMMAND),

@@ -1,0 +1,115 @@
+"""`horovod.data`: bases for a program's own data loaders, one of which reads ahead on a thread."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+
+log = logging.getLogger(__name__)
+
+
+class BaseDataLoader:
+    """A loader says how many batches it has and how to iterate over them, and may do something to each."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _iterate(self) -> Iterable[Any]:
+        raise NotImplementedError
+
+    def _process_batch(self, batch: Any) -> Any:
+        return batch
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+
+class AsyncDataLoaderMixin(BaseDataLoader):
+    """Put before a loader in a class's bases: batches are made on a thread, up to `async_loader_queue_size` ahead.
+
+    With a size of 0 no thread is used. The thread ends with its epoch, when the iteration is given up, or by
+    `close_async_loader`; what `_iterate` raises there is raised to who iterates."""
+
+    _ahead: "_Ahead | None" = None
+
+    def __init__(
+        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.async_loader_queue_size, self.debug_data_loader = async_loader_queue_size, debug_data_loader
+
+    def close_async_loader(self) -> None:
+        """End the thread of the epoch under way; returns when it has ended, after the batch that it is at."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.async_loader_queue_size <= 0:
+            yield from super().__iter__()
+            return
+        self.close_async_loader()
+        ahead = self._ahead = _Ahead(self._iterate, self.async_loader_queue_size)
+        try:
+            for number, batch in enumerate(ahead):
+                if self.debug_data_loader:
+                    log.info("batch %d, %d more are ready", number, ahead.ready)
+                yield self._process_batch(batch)
+        finally:
+            ahead.close()
+
+
+class _Ahead:
+    """One epoch's batches, made ahead of their use on a thread."""
+
+    def __init__(self, make: Callable[[], Iterable[Any]], most: int) -> None:
+        self._make, self._most = make, most
+        self._changed = threading.Condition()
+        self._batches: deque[Any] = deque()
+        self._ended = self._closed = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="farandole-loader", daemon=True)
+        self._thread.start()
+
+    @property
+    def ready(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            with self._changed:
+                # The thread says so when it ends, however that comes about.
+                self._changed.wait_for(lambda: self._batches or self._ended or self._closed)
+                if self._closed or not self._batches:
+                    break
+                batch = self._batches.popleft()
+                self._changed.notify_all()
+            yield batch
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        failure: BaseException | None = None
+        try:
+            for batch in self._make():
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or len(self._batches) < self._most)
+                    if self._closed:
+                        break
+                    self._batches.append(batch)
+                    self._changed.notify_all()
+        except BaseException as error:
+            failure = error  # for who iterates
+        with self._changed:
+            self._failure, self._ended = failure, True
+            self._changed.notify_all()
