@@ -1,5 +1,6 @@
 #include "base/error.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -98,7 +99,7 @@ Error Error::internal(std::string reason) {
   return error;
 }
 
-Error Error::named(std::string name) const {
+Error Error::with(std::string name) const {
   switch (kind) {
     case ErrorKind::Invalid: return invalid(std::move(name), reason);
     case ErrorKind::Mismatch: return mismatch(std::move(name), what_differs, asked);
@@ -108,6 +109,28 @@ Error Error::named(std::string name) const {
     case ErrorKind::Internal: break;
   }
   return *this;
+}
+
+Error Error::named(std::string name) const {
+  Error error = with(std::move(name));
+  error.process_set = process_set;
+  return error;
+}
+
+Error Error::among(const std::string& process_set, const std::vector<int>& members) const {
+  if (!this->process_set.empty() || process_set.empty()) return *this;
+  const auto number = [&members](int rank) {
+    const auto place = static_cast<size_t>(rank);
+    return place < members.size() ? members[place] : rank;
+  };
+  Error error = *this;
+  error.rank = number(rank);
+  std::transform(ranks.begin(), ranks.end(), error.ranks.begin(), number);
+  error.asked.clear();
+  for (const auto& [rank, what] : asked) error.asked.emplace(number(rank), what);
+  error = kind == ErrorKind::Internal ? internal(reason + " (in " + process_set + ")") : error.with(name);
+  error.process_set = process_set;
+  return error;
 }
 
 }  // namespace farandole

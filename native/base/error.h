@@ -36,6 +36,10 @@ class Error : public std::runtime_error {
   // The same failure, said of the tensor `name`: transports do not know whose bytes they carry.
   [[nodiscard]] Error named(std::string name) const;
 
+  // The same failure, said of some of the job's ranks: `members` are the numbers in the job of the ranks that it
+  // counts from 0. An error that was said of some ranks already stays as it is.
+  [[nodiscard]] Error among(const std::string& process_set, const std::vector<int>& members) const;
+
   ErrorKind kind;
   std::string name;
   std::string reason;
@@ -44,9 +48,11 @@ class Error : public std::runtime_error {
   double waited = 0;  // seconds
   std::string what_differs;
   std::map<int, std::string> asked;
+  std::string process_set;  // empty: all ranks of the job
 
  private:
   Error(ErrorKind kind, std::string name, const std::string& text);
+  [[nodiscard]] Error with(std::string name) const;  // of the same fields
 };
 
 }  // namespace farandole

@@ -25,8 +25,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kSignalsEvery{50};  // how soon Ctrl-C ends a wait
 
-/// The one place where native errors become Python's: `farandole.errors` has a class per kind.
-nb::object python_error(const Error& error) {
+nb::object instance_of(const Error& error) {
   const nb::module_ errors = nb::module_::import_("farandole.errors");
   switch (error.kind) {
     case ErrorKind::Invalid: return errors.attr("InvalidRequest")(error.name, error.reason);
@@ -38,6 +37,13 @@ nb::object python_error(const Error& error) {
     case ErrorKind::Internal: break;
   }
   return nb::steal(PyObject_CallFunction(PyExc_RuntimeError, "s", error.what()));
+}
+
+/// The one place where native errors become Python's: `farandole.errors` has a class per kind.
+nb::object python_error(const Error& error) {
+  nb::object instance = instance_of(error);
+  if (!error.process_set.empty()) instance.attr("process_set") = error.process_set;
+  return instance;
 }
 
 void translate(const std::exception_ptr& raised, void*) {
@@ -199,8 +205,15 @@ using RemoteTuple = std::tuple<int, int, int>;
 std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                                     const std::vector<RemoteTuple>& remotes, std::vector<int> parents,
                                     size_t fusion_threshold, size_t cache_capacity, double spin, double timeout,
-                                    bool trace) {
-  Wiring wiring{rank, size, std::move(local_ranks), std::move(segment), {}, std::move(parents)};
+                                    bool trace, std::vector<int> members, std::string process_set) {
+  Wiring wiring{rank,
+                size,
+                std::move(local_ranks),
+                std::move(segment),
+                {},
+                std::move(parents),
+                std::move(members),
+                std::move(process_set)};
   for (const auto& [peer, control, data] : remotes)
     wiring.remotes.push_back({peer, Descriptor(control), Descriptor(data)});
   const auto span = [](double seconds) {
@@ -252,7 +265,8 @@ NB_MODULE(_native, m) {
 
   nb::class_<Engine>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
-           "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a)
+           "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a,
+           "members"_a = std::vector<int>{}, "process_set"_a = "")
       .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)

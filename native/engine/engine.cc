@@ -188,7 +188,7 @@ void Engine::shutdown() {
   if (is_forked()) return;
   const std::lock_guard closing(closing_);  // a second caller returns when the first is done
   if (closed_.exchange(true)) return;
-  pending_.refuse(Error::closed("it was shut down"));
+  pending_.refuse(told(Error::closed("it was shut down")));
   // What all ranks have agreed on may still be under way; the others count on our part in it.
   const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kLastWords).count());
   std::unique_lock driving(driver_, std::defer_lock);

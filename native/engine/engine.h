@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -44,6 +45,8 @@ struct Wiring {
   std::vector<Remote> remotes;  // every rank that is not local
   // The tree of control connections: who asks whom, -1 for rank 0. Ranks of one host ask the first of them, or are it.
   std::vector<int> parents{-1};
+  std::vector<int> members{};  // when these are some of the job's ranks: their numbers in the job
+  std::string process_set{};   // what people call them then
 };
 
 struct EngineOptions {
@@ -135,7 +138,9 @@ class Engine : private Guard {
   void look_for_overdue();
   void poison(Error error) noexcept;
 
-  static void fail(const OperationPtr& operation, const Error& error);
+  /// Whatever leaves the engine speaks of ranks by their numbers in the job.
+  [[nodiscard]] Error told(const Error& error) const { return error.among(wiring_.process_set, wiring_.members); }
+  void fail(const OperationPtr& operation, const Error& error) const;
   void fail_pending(const Error& error);
   [[nodiscard]] Signal& doorbell() { return wiring_.segment->area(local_rank_).doorbell; }
 

@@ -110,8 +110,8 @@ void Engine::refuse(const Refusal& refusal) {
   if (const OperationPtr operation = pending_.take(refusal.name)) fail(operation, refusal.error);
 }
 
-void Engine::fail(const OperationPtr& operation, const Error& error) {
-  operation->error = error.named(operation->request.name);
+void Engine::fail(const OperationPtr& operation, const Error& error) const {
+  operation->error = told(error).named(operation->request.name);
   operation->keep.reset();
   operation->finish();
 }

@@ -142,11 +142,11 @@ void Engine::look_for_overdue() {
 
 void Engine::poison(Error error) noexcept {
   if (failed_.exchange(true)) return;
-  pending_.refuse(error);
+  pending_.refuse(told(error));
   wiring_.segment->abort(abort_of(error, wiring_.rank));
   const Farewell farewell = error.kind == ErrorKind::PeerLost
                                 ? Farewell{error.rank, false, error.reason}
-                                : Farewell{wiring_.rank, false, std::string("it failed: ") + error.what()};
+                                : Farewell{wiring_.rank, false, std::string("it failed: ") + told(error).what()};
   for (ControlStream& control : controls_)
     if (control.fd() >= 0) control.send(farewell);
   fail_pending(error);

@@ -36,6 +36,8 @@ class Engine:
         spin: float,
         timeout: float,
         trace: bool,
+        members: Sequence[int] = [],
+        process_set: str = "",
     ) -> None: ...
     def submit(
         self,

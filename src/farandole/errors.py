@@ -185,14 +185,20 @@ class NotInitializedError(HorovodInternalError, ValueError):
 
 
 class CollectiveError(FarandoleError):
-    """An operation failed; `name` is the name it was submitted under."""
+    """An operation failed; `name` is the name it was submitted under.
+
+    All ranks that an error names are ranks of the job; `process_set` says where it happened, if not among all ranks."""
+
+    process_set = ""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(name, problem)
         self.name, self.problem = name, problem
 
     def __str__(self) -> str:
-        return f"'{self.name}': {self.problem}" if self.name else self.problem
+        where = f"in {self.process_set}" if self.process_set else ""
+        what = " ".join(part for part in (f"'{self.name}'" if self.name else "", where) if part)
+        return f"{what}: {self.problem}" if what else self.problem
 
 
 class InvalidRequest(CollectiveError, ValueError):
@@ -240,11 +246,17 @@ class PeerLost(CollectiveError, HorovodInternalError, ConnectionError):
 
 
 class EngineClosed(HorovodInternalError):
-    """An operation was submitted after shutdown, or after the failure that `reason` names."""
+    """An operation was submitted after shutdown, or after the failure that `reason` names.
+
+    `process_set` says which engine it is, if not that of all ranks."""
+
+    process_set = ""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
     def __str__(self) -> str:
+        if self.process_set:
+            return f"the engine of {self.process_set} is closed: {self.reason}; add the set again to start a new one"
         return f"the engine is closed: {self.reason}; call init() to start a new one"

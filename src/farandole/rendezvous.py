@@ -1,13 +1,16 @@
 """How ranks find each other: an all-gather of small byte strings, and nothing else.
 
 `TcpRendezvous` meets at the launcher's `RendezvousServer`, `ThreadRendezvous` within one process, `SoloRendezvous`
-alone; engines with an all-gather of their own (Spark, MPI) implement `Rendezvous` where they are met."""
+alone, `PartRendezvous` some of the ranks that have met already; engines with an all-gather of their own (Spark, MPI)
+implement `Rendezvous` where they are met."""
 
+import hashlib
+import hmac
 import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol, Self, TypeVar, cast, runtime_checkable
 
@@ -18,6 +21,7 @@ from farandole.rendezvous_server import MAX_PAYLOAD, REQUEST, RendezvousServer, 
 from farandole.topology import JobEnvironment
 
 __all__ = [
+    "PartRendezvous",
     "Rendezvous",
     "RendezvousServer",
     "SoloRendezvous",
@@ -183,16 +187,47 @@ class ThreadRendezvous:
         self._round += 1
         return list(answer)
 
-    def shared(self, key: str, make: Callable[[], T]) -> T:
-        """Return the one object that all ranks of this group share under `key`; the first to ask makes it."""
+    def shared(self, key: str, make: Callable[[], T], generation: int = 0) -> T:
+        """Return the one object that ranks of this group share under `key`; the first to ask makes it."""
         with self._hall.making:
-            if key not in self._hall.shared:
-                self._hall.shared[key] = make()
-            return cast(T, self._hall.shared[key])
+            if (generation, key) not in self._hall.shared:
+                self._hall.shared[generation, key] = make()
+            return cast(T, self._hall.shared[generation, key])
+
+    def forget(self, generation: int) -> None:
+        """Let go of what ranks share in `generation`: all who ask for it have done so."""
+        with self._hall.making:
+            for held in [held for held in self._hall.shared if held[0] == generation]:
+                del self._hall.shared[held]
 
     def close(self) -> None:
         """This rank will not come again: whoever waits for it, now or later, hears so at once."""
         self._hall.depart(self.rank)
+
+
+class PartRendezvous:
+    """Where some ranks of a job that runs already, the `members`, meet to connect among themselves.
+
+    `gather` exchanges their payloads, by way of all ranks. Each `generation` has a secret of its own, so that a
+    connection meant for one can never be taken for one of another."""
+
+    def __init__(
+        self, whole: Rendezvous, members: Sequence[int], generation: int, gather: Callable[[bytes], list[bytes]]
+    ) -> None:
+        self.whole, self.generation = whole, generation
+        self.rank, self.size = members.index(whole.rank), len(members)
+        label = f"part {generation} of generation {whole.generation}".encode()
+        self.secret = hmac.new(whole.secret, label, hashlib.sha256).digest()
+        self._gather = gather
+
+    def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
+        """Give `payload` to all members and return everybody's in order; `gather` has limits of its own."""
+        return self._gather(payload)
+
+    def close(self) -> None:
+        """All members have connected, or will not: nothing that they share on the way is needed any more."""
+        if isinstance(self.whole, ThreadRendezvous):
+            self.whole.forget(self.generation)
 
 
 class _Hall:
@@ -202,7 +237,7 @@ class _Hall:
         self.meeting = Meeting(size)
         self.secret = new_secret()
         self.making = threading.Lock()
-        self.shared: dict[str, object] = {}
+        self.shared: dict[tuple[int, str], object] = {}
         self._changed = threading.Condition()
         self._answers: dict[int, Answer] = {}
         self._tickets = itertools.count()

@@ -8,7 +8,7 @@ import pytest
 from farandole.core import kinds
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.errors import ConfigError, InvalidRequest, MismatchError, NotInitializedError
+from farandole.errors import InvalidRequest, MismatchError, NotInitializedError
 from farandole.numpy import Average, Max, Sum
 from farandole.rendezvous import SoloRendezvous
 from helpers.bindings import BINDINGS, SIZES, Binding
@@ -183,27 +183,6 @@ def test_average_is_deprecated_and_excludes_op(binding: Binding) -> None:
 
     # Warnings are caught per process, so the ranks must not catch them at the same time.
     run_ranks(2, body, how="processes")
-
-
-@every_binding
-@every_size
-def test_process_sets(binding: Binding, size: int) -> None:
-    def body(context: Context) -> None:
-        everyone = binding.hvd.global_process_set
-        assert str(everyone) == f"ProcessSet(process_set_id=0, ranks={list(range(size))}, mpi_comm=None)"
-        assert (everyone.size(), everyone.rank(), everyone.included()) == (size, context.rank, True)
-        some = binding.hvd.ProcessSet([2, 0])
-        assert str(some) == "ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)"
-        assert (some.size(), some.rank(), some.included()) == (None, None, None)
-        for refused in (
-            lambda: binding.hvd.allreduce(binding.make(np.ones(1), "float32"), process_set=some),
-            lambda: binding.hvd.barrier(process_set=some),
-            lambda: binding.hvd.broadcast_object(1, process_set=some),
-        ):
-            with pytest.raises(ConfigError, match="process sets of your own come with"):
-                refused()
-
-    run_ranks(size, body)
 
 
 @every_binding

@@ -64,6 +64,23 @@ void test_named_changes_the_name_and_nothing_else() {
   CHECK_EQ(Error::closed("bye").named("grad").name, "");
 }
 
+void test_some_ranks_are_named_by_their_numbers_in_the_job() {
+  const std::vector<int> members{1, 4, 7};
+  const Error lost = Error::peer_lost("grad", 2, "left").among("process set 3", members);
+  CHECK(lost.rank == 7 && lost.process_set == "process set 3" && lost.name == "grad" && lost.reason == "left");
+  check_contains(lost, {"rank 7"});
+  const Error again = lost.named("bias").among("process set 3", members);
+  CHECK(again.rank == 7 && again.process_set == "process set 3" && again.name == "bias");
+  const Error late = Error::timeout("grad", {0, 1}, 3).among("process set 3", members);
+  CHECK((late.ranks == std::vector<int>{1, 4}) && late.waited == 3);
+  const Error mismatch = Error::mismatch("grad", "shape", {{0, "[1]"}, {2, "[2]"}}).among("process set 3", members);
+  CHECK((mismatch.asked == std::map<int, std::string>{{1, "[1]"}, {7, "[2]"}}));
+  check_contains(Error::internal("no").among("process set 3", members), {"no (in process set 3)"});
+  CHECK(Error::closed("bye").among("process set 3", members).process_set == "process set 3");
+  const Error of_all = Error::peer_lost("grad", 2, "left").among("", {});
+  CHECK(of_all.rank == 2 && of_all.process_set.empty());
+}
+
 void test_it_is_a_value() {
   static_assert(std::is_copy_assignable_v<Error> && std::is_copy_constructible_v<Error>);
   Error kept = Error::closed("first");
@@ -80,6 +97,7 @@ void test_it_is_a_value() {
 int main() {
   test_every_kind_keeps_its_fields_and_says_them();
   test_named_changes_the_name_and_nothing_else();
+  test_some_ranks_are_named_by_their_numbers_in_the_job();
   test_it_is_a_value();
   return check::report();
 }

@@ -50,8 +50,6 @@ def test_comm_may_only_be_all_ranks() -> None:
         with pytest.raises(ConfigError, match="comm"):
             hvd.init(comm=comm)
         assert not hvd.is_initialized()
-    with pytest.raises(ConfigError, match="process_sets"):
-        hvd.init(process_sets=[hvd.ProcessSet([0])])
     hvd.init(comm=[0])
     with pytest.raises(ConfigError, match="comm"):
         hvd.init(comm=[0, 1])

@@ -12,7 +12,7 @@ import torch
 
 import farandole.torch as hvd
 from farandole.core.context import Context
-from farandole.errors import ConfigError, InvalidRequest, MismatchError, PeerLost
+from farandole.errors import InvalidRequest, MismatchError, PeerLost
 from helpers.bindings import SIZES
 from helpers.ranks import run_ranks
 
@@ -487,7 +487,7 @@ def test_arguments_are_checked(size: int) -> None:
         ):
             with pytest.raises(ValueError, match=problem):
                 hvd.DistributedOptimizer(inner, **arguments)
-        with pytest.raises(ConfigError, match="process_set"):
+        with pytest.raises(InvalidRequest, match="not registered"):
             hvd.DistributedOptimizer(inner, process_set=hvd.ProcessSet([0]))
 
     run_ranks(size, body)

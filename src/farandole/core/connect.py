@@ -19,7 +19,7 @@ from farandole._native import Segment
 from farandole.config import Config
 from farandole.errors import AuthenticationError, RendezvousError
 from farandole.handshake import Deadline, authenticate, join_address, split_address
-from farandole.rendezvous import Rendezvous, TcpRendezvous, ThreadRendezvous
+from farandole.rendezvous import PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
 from farandole.topology import Topology, host_identity, interface_address
 
 __all__ = ["Wiring", "connect"]
@@ -71,13 +71,19 @@ def connect(rendezvous: Rendezvous, config: Config, *, host: str | None = None) 
         return Wiring(topology, segment, remotes)
 
 
+def _first_met(rendezvous: Rendezvous) -> Rendezvous:
+    """Where the job's ranks met, of whom these may be only some."""
+    return rendezvous.whole if isinstance(rendezvous, PartRendezvous) else rendezvous
+
+
 def _own_address(rendezvous: Rendezvous, config: Config) -> str:
     if config.interface is not None:
         return interface_address(config.interface)
-    if not isinstance(rendezvous, TcpRendezvous):
+    met = _first_met(rendezvous)
+    if not isinstance(met, TcpRendezvous):
         return "127.0.0.1"
     # The interface by which this host reaches the rendezvous is one by which the others reach this host.
-    where, port = split_address(rendezvous.address)
+    where, port = split_address(met.address)
     family, kind, protocol, _, target = socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)  # of a datagram socket: sends nothing
@@ -117,8 +123,9 @@ def _share_segment(
     def make() -> Segment:
         return Segment.create(ranks=len(local), slot_bytes=config.slot_bytes, pair_rings=several_hosts)
 
-    if isinstance(rendezvous, ThreadRendezvous):
-        return rendezvous.shared(f"segment of {topology.hosts[topology.rank]}", make)
+    met = _first_met(rendezvous)
+    if isinstance(met, ThreadRendezvous):
+        return met.shared(f"segment of {topology.hosts[topology.rank]}", make, rendezvous.generation)
     leader, others = local[0], set(local[1:])
     if topology.rank != leader:
         with _dial(socket.AF_UNIX, bytes.fromhex(cards[leader].unix), deadline) as sock:

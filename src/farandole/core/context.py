@@ -5,9 +5,10 @@ import os
 from types import TracebackType
 from typing import Self
 
-from farandole._native import Engine
 from farandole.config import Config
 from farandole.core.connect import connect
+from farandole.core.sets import Sets
+from farandole.core.start import start_engine
 from farandole.core.timeline import Timeline
 from farandole.rendezvous import Rendezvous
 from farandole.topology import Topology
@@ -40,25 +41,14 @@ class Context:
         try:
             wiring = connect(rendezvous, self.config, host=host)
             self.topology: Topology = wiring.topology
-            self.engine = Engine(
-                rank=self.topology.rank,
-                size=self.topology.size,
-                local_ranks=list(self.topology.local_ranks),
-                segment=wiring.segment,
-                remotes=wiring.remotes,
-                parents=self.topology.control_parents,
-                fusion_threshold=self.config.fusion_threshold,
-                cache_capacity=self.config.cache_capacity,
-                spin=self.config.spin.total_seconds(),
-                timeout=self.config.collective_timeout.total_seconds(),
-                trace=self._timeline is not None,
-            )
+            self.engine = start_engine(wiring, self.config, trace=self._timeline is not None)
         except BaseException:
             if self._timeline is not None:
                 self._timeline.close()
             raise
         if self._timeline is not None:
             self._timeline.follow(self.engine)
+        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._timeline)
 
     @property
     def rank(self) -> int:
@@ -85,11 +75,12 @@ class Context:
         return self.topology.cross_size
 
     def shutdown(self) -> None:
-        """Leave the job; operations in flight fail, here and on the other ranks. Idempotent.
+        """Leave the job and its process sets; operations in flight fail, here and on the other ranks. Idempotent.
 
         Does nothing in a forked child: the engine, its peers and the timeline are the parent's."""
         if os.getpid() != self._process:
             return
+        self.sets.shutdown()
         self.engine.shutdown()
         if self._timeline is not None:
             self._timeline.close()

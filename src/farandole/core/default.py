@@ -5,21 +5,19 @@ many ranks can live in one process.
 """
 
 import atexit
-import itertools
 import threading
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from farandole._native import Engine
 from farandole.config import Config
 from farandole.core.context import Context
+from farandole.core.seat import Counters, Seat
 from farandole.errors import ConfigError, NotInitializedError
 from farandole.rendezvous import Rendezvous, from_environment
 
 __all__ = [
-    "Seat",
     "context",
     "cross_rank",
     "cross_size",
@@ -36,46 +34,37 @@ __all__ = [
 ]
 
 
-class Counters:
-    """How many operations without a name were asked for, by kind."""
+class RankSet(Protocol):
+    """Some of the job's ranks: a `ProcessSet`."""
 
-    def __init__(self) -> None:
-        self._next: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-
-    def next(self, kind: str) -> int:
-        # next() on itertools.count is one step under the GIL, so two threads never get one number.
-        return next(self._next[kind])
+    @property
+    def ranks(self) -> list[int] | None: ...
 
 
-class Seat:
-    """A context, and what the functions of this package need of it at every call."""
+class _ContextSeat(Seat):
+    """The seat among all ranks of a context."""
 
-    __slots__ = ("_counters", "context", "engine", "size")
+    __slots__ = ("context",)
 
     def __init__(self, context: Context, counters: Counters) -> None:
-        self.context, self._counters = context, counters
-        self.engine: Engine = context.engine
-        self.size: int = context.size
-
-    def wire_name(self, kind: str, name: str | None) -> str:
-        """Return the name ranks agree on: `<kind>.<name>`, or `<kind>.noname.<n>` for the nth one without a name."""
-        return f"{kind}.{name}" if name is not None else f"{kind}.noname.{self._counters.next(kind)}"
+        super().__init__(context.engine, context.rank, context.size, counters)
+        self.context = context
 
 
 class _Thread(threading.local):
-    seat: Seat | None = None
+    seat: _ContextSeat | None = None
 
 
 _lock = threading.Lock()
 _thread = _Thread()
-_process: Seat | None = None
+_process: _ContextSeat | None = None
 # A context keeps its counters however often a thread enters `use`; they go when it goes.
 _counters: WeakKeyDictionary[Context, Counters] = WeakKeyDictionary()
 _atexit_registered = False
 
 
 def seat() -> Seat:
-    """Return the caller's seat; raises `NotInitializedError` before `init()`."""
+    """Return the caller's seat among all ranks; raises `NotInitializedError` before `init()`."""
     found = _thread.seat or _process
     if found is None:
         raise NotInitializedError()
@@ -84,7 +73,10 @@ def seat() -> Seat:
 
 def context() -> Context:
     """Return the caller's context; raises `NotInitializedError` before `init()`."""
-    return seat().context
+    found = _thread.seat or _process
+    if found is None:
+        raise NotInitializedError()
+    return found.context
 
 
 @contextmanager
@@ -92,7 +84,7 @@ def use(context: Context) -> Iterator[Context]:
     """Make `context` the one that this thread's calls use, until the block ends."""
     before = _thread.seat
     with _lock:
-        _thread.seat = Seat(context, _counters.setdefault(context, Counters()))
+        _thread.seat = _ContextSeat(context, _counters.setdefault(context, Counters()))
     try:
         yield context
     finally:
@@ -101,7 +93,7 @@ def use(context: Context) -> Iterator[Context]:
 
 def init(
     comm: Sequence[int] | None = None,
-    process_sets: Sequence[object] | None = None,
+    process_sets: Sequence[RankSet] | str | None = None,
     *,
     config: Config | None = None,
     rendezvous: Rendezvous | None = None,
@@ -109,22 +101,47 @@ def init(
     """Meet the other ranks and start the engine; does nothing while already running.
 
     Blocks until every rank has come or `Config.start_timeout` has passed. Without a launcher this process is the
-    only rank. Ends by itself at interpreter exit. Raises `RendezvousError` naming the ranks that are missing, and
-    `ConfigError` for a `comm` other than all ranks and for `process_sets`.
+    only rank. Ends by itself at interpreter exit. `process_sets` are added as `add_process_set` does, in this order;
+    "dynamic" adds none, and sets can be added later in any case. Raises `RendezvousError` naming the ranks that are
+    missing, `ConfigError` for a `comm` other than all ranks, and `ValueError` for a set given twice.
     """
     global _process, _atexit_registered
-    if process_sets:
-        raise ConfigError("process_sets", "this version has the global process set only; leave it out")
+    sets = _checked_sets(process_sets)
     with _lock:
         if _thread.seat is None and _process is None:
             met = from_environment() if rendezvous is None else rendezvous
             _require_all_ranks(comm, met.size)
-            _process = Seat(Context(met, config), Counters())
+            made = Context(met, config)
+            _process = _ContextSeat(made, Counters())
             if not _atexit_registered:
                 atexit.register(shutdown)
                 _atexit_registered = True
+            _add_sets(made, sets)
             return
     _require_all_ranks(comm, size())
+    unknown = [each for each in sets if context().sets.number_of(each) is None]
+    if unknown:
+        raise ConfigError("process_sets", f"the job is running already; use add_process_set to add {unknown}")
+
+
+def _checked_sets(process_sets: Sequence[RankSet] | str | None) -> Sequence[RankSet]:
+    if isinstance(process_sets, str) and process_sets.lower() == "dynamic":
+        return ()
+    sets = process_sets or ()
+    if isinstance(sets, str) or not all(hasattr(each, "ranks") for each in sets):
+        raise ConfigError("process_sets", f'should be a list of ProcessSet, or "dynamic", got {process_sets!r}')
+    return sets
+
+
+def _add_sets(context: Context, sets: Sequence[RankSet]) -> None:
+    global _process
+    try:
+        for each in sets:
+            context.sets.add(each, each.ranks or ())
+    except BaseException:
+        _process = None
+        context.shutdown()
+        raise
 
 
 def _require_all_ranks(comm: Sequence[int] | None, size: int) -> None:

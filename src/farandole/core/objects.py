@@ -4,20 +4,18 @@ Unpickling runs code that the sender chose. It is safe here because bytes only c
 transport connects no peer that has not proved the job's secret (`farandole.handshake`).
 """
 
-import struct
 from typing import TypeVar, cast
 
 import cloudpickle
 
 from farandole.core import kinds
+from farandole.core.frames import LENGTH, split_frames, write_frame
 from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.core.requests import named
 
-__all__ = ["allgather_object", "broadcast_object", "split_frames"]
+__all__ = ["allgather_object", "broadcast_object"]
 
 T = TypeVar("T")
-
-_LENGTH = struct.Struct("<Q")
 
 
 def broadcast_object(
@@ -25,17 +23,19 @@ def broadcast_object(
 ) -> T:
     """Return the object of rank `root_rank`, which must be picklable by cloudpickle; the root gets its own back.
 
-    The others' `obj` is ignored. Blocks until the root's object is here; raises `InvalidRequest` for a wrong root.
+    `root_rank` is a rank of the job, in a process set too. The others' `obj` is ignored. Blocks until the root's
+    object is here; raises `InvalidRequest` for a wrong root.
     """
     seat, wire = named("broadcast_object", name, process_set)
-    root = seat.context.rank == root_rank
+    place = seat.place_of(root_rank, wire)
+    root = place == seat.rank
     payload = bytearray(cloudpickle.dumps(obj)) if root else bytearray()
     # The length goes first, in 64 bits: the others need it to make room.
-    length = bytearray(_LENGTH.pack(len(payload)))
-    seat.engine.run(kinds.BROADCAST, f"{wire}.sz", length, length, root=root_rank, cacheable=False)
+    length = bytearray(LENGTH.pack(len(payload)))
+    seat.engine.run(kinds.BROADCAST, f"{wire}.sz", length, length, root=place, cacheable=False)
     if not root:
-        payload = bytearray(_LENGTH.unpack(length)[0])
-    seat.engine.run(kinds.BROADCAST, f"{wire}.t", payload, payload, root=root_rank, cacheable=False)
+        payload = bytearray(LENGTH.unpack(length)[0])
+    seat.engine.run(kinds.BROADCAST, f"{wire}.t", payload, payload, root=place, cacheable=False)
     if root:
         return cast(T, obj)
     received: T = cloudpickle.loads(payload)
@@ -49,21 +49,7 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     """
     seat, wire = named("allgather_object", name, process_set)
     payload = cloudpickle.dumps(obj)
-    frame = _LENGTH.pack(len(payload)) + payload
-    done = seat.engine.run(kinds.ALLGATHER, wire, frame, None, cacheable=False)
+    done = seat.engine.run(kinds.ALLGATHER, wire, write_frame(payload), None, cacheable=False)
     joined = done.result()
     assert joined is not None
     return [cloudpickle.loads(part) for part in split_frames(memoryview(joined))]
-
-
-def split_frames(joined: memoryview) -> list[memoryview]:
-    """Cut what ranks sent, each with its 64-bit length in front, into the parts."""
-    parts = []
-    start = 0
-    while start < len(joined):
-        body = start + _LENGTH.size
-        end = body + _LENGTH.unpack_from(joined, start)[0]
-        assert end <= len(joined), "a frame is longer than what arrived"
-        parts.append(joined[body:end])
-        start = end
-    return parts

@@ -1,24 +1,31 @@
-"""Which ranks take part. There is one set so far: all of them."""
+"""Which ranks take part: all of them, or a set of some, which works on its own as if it were a job of its own."""
 
 from collections.abc import Sequence
 
 from farandole.core import default
-from farandole.errors import ConfigError
+from farandole.core.seat import Seat
+from farandole.errors import InvalidRequest
 
-__all__ = ["ProcessSet", "global_process_set"]
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set", "require_registered", "seat_of"]
 
 
 class ProcessSet:
-    """Some of the job's ranks; unregistered (`process_set_id` is None) as long as no job knows it."""
+    """Some of the job's ranks, once `add_process_set` or `init(process_sets=...)` has made the set known to all.
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
-            raise ValueError(f"ProcessSet needs a list of ranks (integers), got {ranks!r}")
-        self._ranks = sorted(ranks)
+    Before that, and after its removal, `process_set_id` is None."""
+
+    def __init__(self, ranks_or_comm: Sequence[int]) -> None:
+        if not isinstance(ranks_or_comm, Sequence):
+            raise ValueError(f"ProcessSet needs a list of ranks (integers), got {type(ranks_or_comm).__name__}")
+        if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks_or_comm):
+            raise ValueError(f"ProcessSet needs a list of ranks (integers), got {ranks_or_comm!r}")
+        self._ranks = sorted(ranks_or_comm)
+
+    # What the job knows of a set belongs to the caller's context: many ranks may share one object, as threads.
 
     @property
     def process_set_id(self) -> int | None:
-        return None
+        return default.context().sets.number_of(self) if default.is_initialized() else None
 
     @property
     def ranks(self) -> list[int] | None:
@@ -31,21 +38,29 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Return how many ranks the set has, None before the job knows it."""
-        return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
+        return None if self.process_set_id is None else len(self._ranks)
 
     def rank(self) -> int | None:
-        """Return this process' place in the set; raises `ValueError` when it is not a member."""
-        if self.process_set_id is None or self.ranks is None:
+        """Return this process' place in the set, None before the job knows it.
+
+        Raises `ValueError` when it is not a member."""
+        if self.process_set_id is None:
             return None
-        if default.rank() not in self.ranks:
+        if default.rank() not in self._ranks:
             raise ValueError("Process is not part of provided process set.")
-        return self.ranks.index(default.rank())
+        return self._ranks.index(default.rank())
 
     def included(self) -> bool | None:
         """Return whether this process is a member, None before the job knows the set."""
-        if self.process_set_id is None or self.ranks is None:
-            return None
-        return default.rank() in self.ranks
+        return None if self.process_set_id is None else default.rank() in self._ranks
+
+    # The set is told from others by being this object, also in a copy of what holds it, such as an optimizer.
+
+    def __copy__(self) -> "ProcessSet":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "ProcessSet":
+        return self
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -63,18 +78,72 @@ class GlobalProcessSet(ProcessSet):
 
     @property
     def ranks(self) -> list[int] | None:
-        # Read from the caller's context each time: many ranks may share this object as threads.
         return list(range(default.size())) if default.is_initialized() else None
+
+    def size(self) -> int | None:
+        """Return how many ranks the job has, None before `init()`."""
+        return default.size() if default.is_initialized() else None
+
+    def rank(self) -> int | None:
+        """Return this process' rank, None before `init()`."""
+        return default.rank() if default.is_initialized() else None
+
+    def included(self) -> bool | None:
+        """Return True, or None before `init()`."""
+        return True if default.is_initialized() else None
+
+    def __reduce__(self) -> str:
+        return "global_process_set"  # the one of the process that unpickles it
 
 
 global_process_set = GlobalProcessSet()
 
 
-def require_global(process_set: ProcessSet) -> None:
-    """Raise `ConfigError` for any set but the global one."""
-    if process_set is not global_process_set:
-        raise ConfigError(
-            "process_set",
-            f"{process_set!r} is not available: process sets of your own come with add_process_set, which this "
-            "version does not have; use global_process_set",
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Make a set of some of the job's ranks, and return it; all ranks of the job have to call, members or not.
+
+    Blocks until they have. Operations pending elsewhere are not disturbed. Raises, on all ranks alike, `ValueError`
+    for a set that is there already, for ranks named twice and for ranks that the job does not have, `MismatchError`
+    when ranks ask for different sets, and `RendezvousError` when the members cannot connect. Then no set was made."""
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    default.context().sets.add(added, added.ranks or ())
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """End a set; all ranks of the job have to call, members or not. It may be added again.
+
+    Returns False, at once, for the global set and for one that is not there. Blocks until all ranks have called;
+    what all members had asked for before is done then, and what they had not raises `EngineClosed`. Raises
+    `MismatchError` on all ranks when they ask for different things: the set stays."""
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"expected a ProcessSet, got {type(process_set).__name__}")
+    return default.context().sets.remove(process_set)
+
+
+def seat_of(process_set: ProcessSet, kind: str, name: str | None = None) -> Seat:
+    """Return the caller's seat in a set, for an operation; raises `InvalidRequest` when it has none."""
+    here = default.seat()
+    if isinstance(process_set, GlobalProcessSet):
+        return here
+    wire = kind if name is None else f"{kind}.{name}"
+    seat = default.context().sets.seat_of(process_set) if isinstance(process_set, ProcessSet) else None
+    if seat is None:
+        require_registered(process_set, wire)
+        raise InvalidRequest(
+            wire, f"Rank {default.rank()} is not a member of the provided process set, {process_set!r}"
+        )
+    return seat
+
+
+def require_registered(process_set: ProcessSet, what: str) -> None:
+    """Raise `InvalidRequest` for a set that the job does not know; `what` is being asked for."""
+    if not isinstance(process_set, ProcessSet):
+        raise InvalidRequest(what, f"process_set should be a ProcessSet, got {type(process_set).__name__}")
+    default.seat()
+    if process_set.process_set_id is None:
+        raise InvalidRequest(
+            what,
+            f"{process_set!r} is not registered; every rank has to call add_process_set first, or pass it to "
+            "init(process_sets=[...])",
         )

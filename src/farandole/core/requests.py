@@ -7,7 +7,8 @@ from farandole import _native
 from farandole.core import default, kinds
 from farandole.core.adapter import Adapter
 from farandole.core.handle import Handle
-from farandole.core.process_sets import ProcessSet, global_process_set, require_global
+from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
+from farandole.core.seat import Seat
 from farandole.errors import InvalidRequest
 
 __all__ = ["Requests", "member_name", "named"]
@@ -30,9 +31,7 @@ class Requests(Generic[T]):
     ) -> T:
         """Do an allreduce, into `tensor` itself with `write`, and return the result."""
         # Small tensors are reduced in less time than a few calls of Python take, so there are as few as possible.
-        if members is not global_process_set:
-            require_global(members)
-        seat = default.seat()
+        seat = default.seat() if members is global_process_set else seat_of(members, "allreduce", name)
         wire = seat.wire_name("allreduce", name)
         if write:
             self.adapter.overwrite(tensor, wire)
@@ -141,12 +140,13 @@ class Requests(Generic[T]):
     def broadcast(
         self, tensor: T, root: int, name: str | None, members: ProcessSet, write: bool, now: bool
     ) -> Handle[T]:
-        """Spread the root's tensor, into `tensor` itself with `write`."""
+        """Spread the tensor of the job's rank `root`, into `tensor` itself with `write`."""
         seat, wire = named("broadcast", name, members)
+        place = seat.place_of(root, wire)
         output = self._output(tensor, wire, write)
         start = seat.engine.run if now else seat.engine.submit
         try:
-            part = start(kinds.BROADCAST, wire, tensor, output, root=root, cacheable=name is not None)
+            part = start(kinds.BROADCAST, wire, tensor, output, root=place, cacheable=name is not None)
         except Exception as error:
             raise self._explained(error, tensor, wire) from None
         return Handle((part,), lambda: output)
@@ -249,11 +249,9 @@ class Requests(Generic[T]):
                 raise InvalidRequest(wire, refusal)
 
 
-def named(kind: str, name: str | None, members: ProcessSet) -> tuple[default.Seat, str]:
-    """Return the caller's seat and the operation's name on the wire."""
-    if members is not global_process_set:
-        require_global(members)
-    seat = default.seat()
+def named(kind: str, name: str | None, members: ProcessSet) -> tuple[Seat, str]:
+    """Return the caller's seat among `members` and the operation's name on the wire."""
+    seat = default.seat() if members is global_process_set else seat_of(members, kind, name)
     return seat, seat.wire_name(kind, name)
 
 

@@ -21,7 +21,7 @@ def timeline_path(path: str, rank: int) -> Path:
 
 
 class Timeline:
-    """A file that follows an engine: drains its trace, on a thread of its own, until closed.
+    """A file that follows engines of one rank: drains their traces, on a thread of its own, until closed.
 
     Making one opens the file; raises `ConfigError` when that cannot be."""
 
@@ -34,36 +34,48 @@ class Timeline:
         except OSError as error:
             raise ConfigError("timeline", f"cannot write {where} ({error.strerror})") from error
         self._write({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}, first=True)
-        self._engine: Engine | None = None
+        self._engines: dict[Engine, str] = {}
+        self._dropped = 0
+        self._writing = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
-
-    def follow(self, engine: Engine) -> None:
-        """Start to write what `engine` does."""
-        self._engine = engine
         self._thread.start()
+
+    def follow(self, engine: Engine, label: str = "") -> None:
+        """Start to write what `engine` does; `label` stands before the names of its tensors."""
+        with self._writing:
+            self._engines[engine] = label
+
+    def leave(self, engine: Engine) -> None:
+        """Write what `engine` has done since, and follow it no longer. Idempotent."""
+        with self._writing:
+            if engine not in self._engines:
+                return
+            self._drain(engine, self._engines.pop(engine))
+            self._dropped += engine.stats()["trace_dropped"]
 
     def close(self) -> None:
         """Write what is left and complete the file. Idempotent."""
         if self._file.closed:
             return
-        if self._engine is not None:
-            self._stop.set()
-            self._thread.join()
-            self._drain(self._engine)
-        dropped = self._engine.stats()["trace_dropped"] if self._engine is not None else 0
-        if dropped:
+        self._stop.set()
+        self._thread.join()
+        for engine in list(self._engines):
+            self.leave(engine)
+        if self._dropped:
             self._write(
-                {"name": f"{dropped} events dropped", "ph": "i", "s": "g", "ts": 0, "pid": self._rank, "tid": 0}
+                {"name": f"{self._dropped} events dropped", "ph": "i", "s": "g", "ts": 0, "pid": self._rank, "tid": 0}
             )
         self._file.write("\n]\n")
         self._file.close()
 
     def _run(self) -> None:
-        while self._engine is not None and not self._stop.wait(DRAIN_SECONDS):
-            self._drain(self._engine)
+        while not self._stop.wait(DRAIN_SECONDS):
+            with self._writing:
+                for engine, label in self._engines.items():
+                    self._drain(engine, label)
 
-    def _drain(self, engine: Engine) -> None:
+    def _drain(self, engine: Engine, label: str) -> None:
         for name, phase, begin, end, size in engine.trace():
             self._write(
                 {
@@ -73,7 +85,7 @@ class Timeline:
                     "ts": begin / 1e3,
                     "dur": (end - begin) / 1e3,
                     "pid": self._rank,
-                    "tid": self._track(name),
+                    "tid": self._track(f"{label}{name}"),
                     "args": {"tensor": name, "bytes": size},
                 }
             )

@@ -33,7 +33,7 @@ from farandole.core.default import (
 from farandole.core.handle import Handle, poll, synchronize
 from farandole.core.objects import allgather_object, broadcast_object
 from farandole.core.ops import barrier
-from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
 from farandole.errors import HorovodInternalError
 from farandole.torch.ops import (
@@ -77,6 +77,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -123,6 +124,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",

@@ -13,8 +13,9 @@ import torch
 
 from farandole.core import default
 from farandole.core.blocking import Blocking
-from farandole.core.process_sets import ProcessSet
+from farandole.core.process_sets import ProcessSet, seat_of
 from farandole.core.reduction import Adasum, Average, Product, Sum
+from farandole.core.seat import Seat
 from farandole.torch.extremes import extreme_share, others_product
 
 __all__ = ["Differentiable"]
@@ -36,6 +37,10 @@ class Call:
     def backward(self, part: str = "") -> "Call":
         """Return the call with the name its gradient, or a part of it, is asked for under."""
         return replace(self, name=None if self.name is None else f"{self.name}.backward{part}")
+
+    def seat(self) -> Seat:
+        """Return this rank's place among those that take part."""
+        return seat_of(self.members, "backward", self.name)
 
     def reduce(self, tensor: Tensor, op: int = Sum) -> Tensor:
         """Reduce without scaling."""
@@ -182,7 +187,7 @@ def _selective_gradient(call: Call, tensor: Tensor, grad: Tensor, part: str) -> 
 
     total = reduce(grad, Sum, ".total")
     if call.op == Product:
-        factor = call.prescale ** default.size() * call.postscale
+        factor = call.prescale ** call.seat().size * call.postscale
         return total * others_product(tensor, reduce) * factor
     return total * extreme_share(tensor, call.op, call.prescale, reduce) * (call.prescale * call.postscale)
 
@@ -215,7 +220,7 @@ def _own_rows(call: Call, rows: list[int], grads: Sequence[Tensor]) -> list[Tens
     averaged = call.way.grouped_allreduce(whole, back.name, Average, 1.0, 1.0, call.members)
     # Each rank's rows begin where those of the ranks before it end.
     table = call.way.allgather(torch.tensor([rows]), call.backward(".rows").name, call.members)
-    starts = table[: default.rank()].sum(0).tolist()
+    starts = table[: call.seat().rank].sum(0).tolist()
     return [grad.narrow(0, start, count) for grad, start, count in zip(averaged, starts, rows, strict=True)]
 
 
@@ -280,5 +285,5 @@ class _GroupedReducescatter(torch.autograd.Function):
 
 
 def _scaled(grad: Tensor, call: Call) -> Tensor:
-    factor = call.prescale * call.postscale * (default.size() if call.op == Sum else 1)
+    factor = call.prescale * call.postscale * (call.seat().size if call.op == Sum else 1)
     return grad if factor == 1.0 else grad * factor

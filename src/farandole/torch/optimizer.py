@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from farandole.core import default
 from farandole.core.compression import Compressor
 from farandole.core.gradients import choose_scaling, even_groups, explicit_groups, name_parameters
 from farandole.core.objects import broadcast_object
-from farandole.core.process_sets import ProcessSet, global_process_set, require_global
+from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
 from farandole.core.reduction import Adasum, Average, choose_op
 from farandole.torch.ops import Compression
 from farandole.torch.reducer import Parameter, Reducer, Reduction
@@ -123,11 +122,12 @@ def DistributedOptimizer(
 
     It shares parameters, options and state with `optimizer`, which should not be used any more. Gradients are reduced
     while the backward pass goes on, and `step` waits for them. With `backward_passes_per_step`, the gradients of that
-    many passes are added up before they are reduced. `groups`, a number or lists of parameters, reduces
-    gradients together. Raises `ValueError` for parameters without a name, or with a name used twice, and for settings
-    that contradict each other.
+    many passes are added up before they are reduced. `groups`, a number or lists of parameters, reduces gradients
+    together. With `process_set` its members reduce among themselves, and the others step with their own gradients.
+    Raises `ValueError` for parameters without a name, or with a name used twice, and for settings that contradict each
+    other.
     """
-    require_global(process_set)
+    require_registered(process_set, "DistributedOptimizer")
     if op == Adasum:
         # It combines what optimizers make of gradients, not gradients: another order of things than this class has.
         raise ValueError("DistributedOptimizer does not take op=Adasum; use Average or Sum, or allreduce(op=Adasum)")
@@ -137,7 +137,7 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     names = name_parameters([group["params"] for group in optimizer.param_groups], named_parameters)
     held = list(_parameters(optimizer))
-    grouped = [[parameter] for parameter in held] if groups is None else _group(held, names, groups)
+    grouped = [[parameter] for parameter in held] if groups is None else _group(held, names, groups, process_set)
 
     base = type(optimizer)
     made: type[_Distributed] = type(
@@ -146,21 +146,27 @@ def DistributedOptimizer(
     wrapped = made.__new__(made)
     # A learning-rate scheduler has put a `step` of its own on the instance, which would go round ours.
     vars(wrapped).update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    wrapped._alone = default.size() == 1
+    wrapped._alone = not process_set.included() or process_set.size() == 1
     wrapped._synchronized, wrapped._should_synchronize = False, True
-    wrapped._reducer = Reducer(names, grouped, backward_passes_per_step, how, attach=not wrapped._alone)
+    wrapped._reducer = Reducer(names, grouped, backward_passes_per_step, how, process_set, attach=not wrapped._alone)
     return wrapped
 
 
 def _group(
-    held: list[Parameter], names: dict[Parameter, str], groups: int | Iterable[Iterable[Parameter]]
+    held: list[Parameter],
+    names: dict[Parameter, str],
+    groups: int | Iterable[Iterable[Parameter]],
+    process_set: ProcessSet,
 ) -> list[list[Parameter]]:
-    """Form groups that are equal on all ranks, whatever order each rank has its parameters in."""
+    """Form groups that are equal on all members, whatever order each rank has its parameters in."""
     trained = [parameter for parameter in held if parameter.requires_grad]
-    place = {name: index for index, name in enumerate(broadcast_object([names[p] for p in held], 0))}
+    order, first = [names[parameter] for parameter in held], (process_set.ranks or [0])[0]
+    if process_set.included():
+        order = broadcast_object(order, first, process_set=process_set)
+    place = {name: index for index, name in enumerate(order)}
     missing = [names[parameter] for parameter in held if names[parameter] not in place]
     if missing:
-        raise ValueError(f"rank 0 does not have the parameters {', '.join(missing)} that this rank has")
+        raise ValueError(f"rank {first} does not have the parameters {', '.join(missing)} that this rank has")
 
     def by_place(parameter: Parameter) -> int:
         return place[names[parameter]]

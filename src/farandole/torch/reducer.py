@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from farandole.core.compression import Compressor
 from farandole.core.gradients import Passes, Scaling
 from farandole.core.handle import Handle
+from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.errors import InvalidRequest
 from farandole.torch.ops import allreduce_async_, grouped_allreduce_async_
 from farandole.torch.sparse import sparse_allreduce_async
@@ -35,6 +36,7 @@ class Reducer:
 
     Gradients are reduced in place and must be left alone from the backward pass until `finish`. Parameters keep no
     reference to the reducer: when it goes, its hooks go with it. With `attach` False, nothing is hooked.
+    Reduces among `members`, of which this rank must be one unless nothing is ever due.
     """
 
     def __init__(
@@ -43,10 +45,11 @@ class Reducer:
         groups: Sequence[Sequence[Parameter]],
         passes: int,
         how: Reduction,
+        members: ProcessSet = global_process_set,
         attach: bool = True,
     ) -> None:
         self._names, self._groups, self._how = names, [list(group) for group in groups], how
-        self._attach = attach
+        self._members, self._attach = members, attach
         self._passes = Passes(self._groups, passes)
         self._pending: list[Callable[[], None]] = []
         self._sparse: set[Parameter] = set()
@@ -113,7 +116,7 @@ class Reducer:
         gradients = [self._gradient(parameter) for parameter in group]
         first = group[0]
         if gradients[0].is_sparse:
-            summed = sparse_allreduce_async(gradients[0], self._names[first], self._how.op)
+            summed = sparse_allreduce_async(gradients[0], self._names[first], self._how.op, self._members)
             self._pending.append(partial(_complete_sparse, first, summed))
             return
         # A channels-last gradient is not contiguous; what is reduced then is a copy.
@@ -123,12 +126,12 @@ class Reducer:
         scaling = self._how.scaling
         if len(group) == 1:
             handle = allreduce_async_(
-                tensors[0], None, self._names[first], self._how.op, scaling.prescale, scaling.postscale
+                tensors[0], None, self._names[first], self._how.op, scaling.prescale, scaling.postscale, self._members
             )
             wait = partial(_wait_for_one, handle)
         else:
             wait = grouped_allreduce_async_(
-                tensors, None, self._names[first], self._how.op, scaling.prescale, scaling.postscale
+                tensors, None, self._names[first], self._how.op, scaling.prescale, scaling.postscale, self._members
             ).wait
         self._pending.append(partial(_complete, gradients, wait, contexts, self._how.compression))
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from farandole.core import default
-from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
 from farandole.core.reduction import Average, Sum
 from farandole.errors import InvalidRequest
 from farandole.torch.ops import allgather_async
@@ -26,6 +25,7 @@ def sparse_allreduce_async(
         raise InvalidRequest(shown, "a sparse tensor can be reduced with op=Average or op=Sum only")
     if tensor.layout is not torch.sparse_coo:
         raise InvalidRequest(shown, f"expected a sparse COO tensor, got layout {tensor.layout}")
+    size = seat_of(process_set, "allgather", name).size
     # Entries at one place may come twice, also from one rank: coalescing once here is cheaper than on every rank.
     mine = tensor.detach().coalesce()
     # Indices are gathered by entry, so the entries must be the first dimension.
@@ -36,7 +36,7 @@ def sparse_allreduce_async(
         gathered = values.wait()
         if op == Average:
             exact = gathered.is_floating_point()
-            gathered = gathered.div(default.size(), rounding_mode=None if exact else "trunc")
+            gathered = gathered.div(size, rounding_mode=None if exact else "trunc")
         return torch.sparse_coo_tensor(indices.wait().t(), gathered, tensor.size(), check_invariants=True)
 
     return result

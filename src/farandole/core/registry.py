@@ -1,0 +1,63 @@
+"""Which process sets a job has, under which numbers: values in, values out, the same on every rank."""
+
+from collections import deque
+from collections.abc import Sequence
+
+__all__ = ["GLOBAL", "Ranks", "Registry"]
+
+GLOBAL = 0  # the number of the set of all ranks
+
+Ranks = tuple[int, ...]  # ascending, each once
+
+
+class Registry:
+    """The sets of a job of `size` ranks. Ranks that make the same calls in the same order hold the same numbers."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._sets: dict[int, Ranks] = {GLOBAL: tuple(range(size))}
+        self._freed: deque[int] = deque()
+
+    @property
+    def sets(self) -> dict[int, Ranks]:
+        """The ranks of each set, by number."""
+        return dict(self._sets)
+
+    @property
+    def next(self) -> int:
+        """The number that the next set gets: the one that was freed first, else a new one."""
+        # Numbers are never given up, only freed, so those in use and those freed are 0 to their count.
+        return self._freed[0] if self._freed else len(self._sets)
+
+    def check(self, ranks: Sequence[int]) -> Ranks:
+        """Return `ranks` as a set that can be added; raises `ValueError` when it cannot."""
+        members = tuple(sorted(ranks))
+        if not members:
+            raise ValueError("a process set needs at least one rank")
+        if len(set(members)) < len(members):
+            raise ValueError(f"a process set holds each rank once, got {list(members)}")
+        strangers = [rank for rank in members if not 0 <= rank < self._size]
+        if strangers:
+            raise ValueError(f"the ranks of this job are 0 to {self._size - 1}, got {strangers} in a process set")
+        if members in self._sets.values():
+            number = next(number for number, known in self._sets.items() if known == members)
+            raise ValueError(
+                f"Attempted to add a duplicate process set: the ranks {list(members)} are process set {number} already"
+            )
+        return members
+
+    def add(self, ranks: Sequence[int]) -> int:
+        """Register a set and return its number; raises `ValueError` as `check` does."""
+        members, number = self.check(ranks), self.next
+        if self._freed:
+            self._freed.popleft()
+        self._sets[number] = members
+        return number
+
+    def remove(self, number: int) -> bool:
+        """Free a number; returns False for that of all ranks and for one that no set has."""
+        if number == GLOBAL or number not in self._sets:
+            return False
+        del self._sets[number]
+        self._freed.append(number)
+        return True

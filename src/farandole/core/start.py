@@ -1,0 +1,33 @@
+"""From wired peers to a running engine."""
+
+from collections.abc import Sequence
+
+from farandole._native import Engine
+from farandole.config import Config
+from farandole.core.connect import Wiring
+
+__all__ = ["start_engine"]
+
+
+def start_engine(
+    wiring: Wiring, config: Config, *, trace: bool, members: Sequence[int] = (), process_set: str = ""
+) -> Engine:
+    """Start the engine of this rank, with a native thread of its own.
+
+    For ranks that are only some of the job's, `members` are their numbers in the job, and `process_set` is
+    what people call them: errors speak of the ranks so."""
+    return Engine(
+        rank=wiring.topology.rank,
+        size=wiring.topology.size,
+        local_ranks=list(wiring.topology.local_ranks),
+        segment=wiring.segment,
+        remotes=wiring.remotes,
+        parents=wiring.topology.control_parents,
+        fusion_threshold=config.fusion_threshold,
+        cache_capacity=config.cache_capacity,
+        spin=config.spin.total_seconds(),
+        timeout=config.collective_timeout.total_seconds(),
+        trace=trace,
+        members=list(members),
+        process_set=process_set,
+    )
