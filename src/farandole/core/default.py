@@ -125,12 +125,15 @@ def init(
 
 
 def _checked_sets(process_sets: Sequence[RankSet] | str | None) -> Sequence[RankSet]:
-    if isinstance(process_sets, str) and process_sets.lower() == "dynamic":
+    if process_sets is None or process_sets == "dynamic":
         return ()
-    sets = process_sets or ()
-    if isinstance(sets, str) or not all(hasattr(each, "ranks") for each in sets):
+    if isinstance(process_sets, str) or not _are_sets(process_sets):
         raise ConfigError("process_sets", f'should be a list of ProcessSet, or "dynamic", got {process_sets!r}')
-    return sets
+    return process_sets
+
+
+def _are_sets(given: object) -> bool:
+    return isinstance(given, Sequence) and all(hasattr(each, "ranks") for each in given)
 
 
 def _add_sets(context: Context, sets: Sequence[RankSet]) -> None:

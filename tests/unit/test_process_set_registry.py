@@ -1,0 +1,123 @@
+"""Which process sets there are, and what all ranks hear when one is formed: values in, values out."""
+
+import threading
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from farandole.core.forming import Forming
+from farandole.core.registry import GLOBAL, Registry
+from farandole.errors import RendezvousError
+
+SIZE = 4
+
+
+class Registered(RuleBasedStateMachine):
+    """The registry against a list of what was added and a queue of what was freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = Registry(SIZE)
+        self.sets = {GLOBAL: tuple(range(SIZE))}
+        self.freed: deque[int] = deque()
+        self.ever = 1
+
+    @rule(ranks=st.lists(st.integers(-1, SIZE), max_size=SIZE))
+    def add(self, ranks: list[int]) -> None:
+        members = tuple(sorted(ranks))
+        allowed = bool(members) and len(set(ranks)) == len(ranks) and members[0] >= 0 and members[-1] < SIZE
+        if not allowed or members in self.sets.values():
+            with pytest.raises(ValueError, match="process set"):
+                self.registry.add(ranks)
+            return
+        expected = self.freed.popleft() if self.freed else self.ever
+        self.ever = max(self.ever, expected + 1)
+        assert self.registry.next == expected
+        assert self.registry.add(ranks) == expected
+        self.sets[expected] = members
+
+    @rule(number=st.integers(-1, 8))
+    def remove(self, number: int) -> None:
+        there = number in self.sets and number != GLOBAL
+        assert self.registry.remove(number) is there
+        if there:
+            del self.sets[number]
+            self.freed.append(number)
+
+    @invariant()
+    def holds_what_was_added(self) -> None:
+        assert self.registry.sets == self.sets
+
+
+TestRegistered = Registered.TestCase
+
+
+def test_numbers_are_used_again_in_the_order_in_which_they_were_freed() -> None:
+    registry = Registry(4)
+    assert [registry.add([rank]) for rank in range(4)] == [1, 2, 3, 4]
+    assert registry.remove(3) and registry.remove(1)
+    assert [registry.add(ranks) for ranks in ([0, 1], [2, 3], [1, 2])] == [3, 1, 5]
+
+
+class Rounds:
+    """An all-gather among threads; whoever comes when no other will is a test that hangs, and ends by its timeout."""
+
+    def __init__(self, size: int) -> None:
+        self.said: list[bytes] = [b""] * size
+        self.barrier = threading.Barrier(size, timeout=20)
+
+    def gather(self, rank: int, word: bytes) -> list[bytes]:
+        self.said[rank] = word
+        self.barrier.wait()
+        heard = list(self.said)
+        self.barrier.wait()
+        return heard
+
+
+def outcomes(size: int, members: list[int], rounds: int, fails: dict[int, int]) -> list[str]:
+    """How it ended on each rank, when each member gathers `rounds` times and those in `fails` fail before one."""
+    meeting = Rounds(size)
+    results = [""] * size
+
+    def live(rank: int) -> None:
+        forming = Forming(lambda word: meeting.gather(rank, word), members, "the set")
+        failure: Exception | None = None
+        try:
+            for turn in range(rounds + 1) if rank in members else ():
+                if fails.get(rank) == turn:
+                    raise OSError(f"no socket for {rank}")
+                if turn < rounds:
+                    assert forming.gather(f"{rank} {turn}".encode()) == [f"{each} {turn}".encode() for each in members]
+        except Exception as error:
+            failure = error
+        try:
+            forming.finish(failure)
+            results[rank] = "made"
+        except RendezvousError as error:
+            results[rank] = str(error)
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    return results
+
+
+@given(data=st.data())
+def test_all_ranks_hear_the_same_whoever_fails_and_when(data: st.DataObject) -> None:
+    members = sorted(data.draw(st.sets(st.integers(0, SIZE - 1), min_size=1)))
+    rounds = data.draw(st.integers(0, 3))
+    fails = data.draw(st.dictionaries(st.sampled_from(members), st.integers(0, rounds)))
+    heard = outcomes(SIZE, members, rounds, fails)
+    assert len(set(heard)) == 1
+    if not fails:
+        assert heard[0] == "made"
+        return
+    first = [rank for rank in sorted(fails) if fails[rank] == min(fails.values())]
+    each = "; ".join(f"rank {rank}: OSError: no socket for {rank}" for rank in first)
+    assert heard[0] == f"the set was not made ({each})"
