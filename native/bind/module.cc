@@ -254,7 +254,9 @@ NB_MODULE(_native, m) {
       .def_static("attach", &Segment::attach, "fd"_a)
       .def_prop_ro("fd", &Segment::fd)
       .def_prop_ro("ranks", &Segment::ranks)
-      .def_prop_ro("slot_bytes", &Segment::slot_bytes);
+      .def_prop_ro("slot_bytes", &Segment::slot_bytes)
+      .def(
+          "mark_dead", [](Segment& segment, int rank) { segment.abort({rank, Abort::Reason::Died}); }, "rank"_a);
 
   nb::class_<Handle>(m, "Handle")
       .def("done", &Handle::done)

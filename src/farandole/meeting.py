@@ -63,6 +63,10 @@ class Meeting:
 
     def arrive(self, ticket: int, caller: Caller, payload: bytes, *, now: float, deadline: float) -> dict[int, Answer]:
         """Take the payload of `caller`, who waits until `deadline` at most."""
+        if caller.size != self.size or caller.rank >= self.size:
+            # Before its generation counts: who is of another job must not end the rounds of this one.
+            problem = f"this job has {self.size} ranks, but rank {caller.rank} was told of {caller.size}"
+            return {ticket: RendezvousError(problem)}
         answers = self._begin(caller.generation)
         refusal = self._refusal(caller)
         if refusal is not None:
@@ -77,13 +81,17 @@ class Meeting:
         gathered = [room.payloads[rank] for rank in range(self.size)]
         return {**answers, **dict.fromkeys(room.tickets.values(), gathered)}
 
-    def leave(self, ticket: int) -> None:
-        """Forget a caller whose connection broke; its rank counts as missing again."""
+    def leave(self, ticket: int) -> dict[int, Answer]:
+        """Forget a caller whose connection broke; its rank counts as missing again, for good if it has departed."""
+        answers: dict[int, Answer] = {}
         for number, room in list(self._rooms.items()):
             for rank in [rank for rank, each in room.tickets.items() if each == ticket]:
                 del room.tickets[rank], room.payloads[rank]
+                if rank in self._gone:
+                    answers.update(self._fail(number, RendezvousError(self._gone[rank], missing=(rank,))))
             if not room.tickets:
-                del self._rooms[number]
+                self._rooms.pop(number, None)
+        return answers
 
     def depart(self, rank: int, reason: str) -> dict[int, Answer]:
         """Take note that `rank` will never come again: every round that lacks it fails, now and later."""
@@ -125,8 +133,6 @@ class Meeting:
     def _refusal(self, caller: Caller) -> RendezvousError | None:
         """Why `caller` cannot wait for this round; None when it can."""
         rank = caller.rank
-        if caller.size != self.size or rank >= self.size:
-            return RendezvousError(f"this job has {self.size} ranks, but rank {rank} was told of {caller.size}")
         if caller.generation < self.generation:
             problem = f"generation {caller.generation} is over: generation {self.generation} has begun"
             return RendezvousError(problem)

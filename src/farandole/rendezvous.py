@@ -252,7 +252,7 @@ class _Hall:
                     self._changed.wait(deadline - time.monotonic())
                     self._tell(self.meeting.expire(time.monotonic()))
             except BaseException:
-                self.meeting.leave(ticket)
+                self._tell(self.meeting.leave(ticket))
                 raise
             return self._answers.pop(ticket)
 

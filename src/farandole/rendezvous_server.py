@@ -4,6 +4,7 @@ import contextlib
 import ipaddress
 import itertools
 import logging
+import queue
 import resource
 import selectors
 import socket
@@ -84,6 +85,7 @@ class RendezvousServer:
         self._listener = _listen(host, port)
         bound = self._listener.getsockname()
         self.address = join_address(bound[0], bound[1])
+        self._departures: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()  # None: the server is to stop
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -102,11 +104,21 @@ class RendezvousServer:
 
     def close(self) -> None:
         """Stop the thread and end all connections; ranks that still wait get a `RendezvousError`."""
+        self._pull(None)
+        self._thread.join()
+        self._rope.close()
+
+    def depart(self, rank: int, reason: str) -> None:
+        """Let all who wait for `rank`, now or later, hear at once that it will not come; from any thread.
+
+        It holds until a newer generation begins; does nothing once the server is closed."""
+        self._pull((rank, reason))
+
+    def _pull(self, departure: tuple[int, str] | None) -> None:
+        self._departures.put(departure)
         # A pair of sockets that is already closed has done its work.
         with contextlib.suppress(OSError):
             self._rope.send(b"x")
-        self._thread.join()
-        self._rope.close()
 
     def _run(self) -> None:
         try:
@@ -126,7 +138,9 @@ class RendezvousServer:
         """Wait for one thing to happen and do it; True when the server is to stop."""
         for key, _ in self._selector.select(self._patience()):
             if key.data is self._bell:
-                return True
+                if self._bell_rings():
+                    return True
+                continue
             if key.data is self._listener:
                 self._accept()
             elif key.data.ticket in self._callers:
@@ -135,6 +149,15 @@ class RendezvousServer:
         self._tell(self._meeting.expire(now))
         for caller in [each for each in self._callers.values() if each.deadline <= now]:
             self._refuse(caller, "it was too slow")
+        return False
+
+    def _bell_rings(self) -> bool:
+        """Note who has departed; True when the server is to stop."""
+        self._bell.recv(4096)
+        with contextlib.suppress(queue.Empty):
+            while (departure := self._departures.get_nowait()) is not None:
+                self._tell(self._meeting.depart(*departure))
+            return True
         return False
 
     def _patience(self) -> float | None:
@@ -235,8 +258,8 @@ class RendezvousServer:
 
     def _refuse(self, caller: _Caller, why: str) -> None:
         log.warning("the rendezvous at %s ended its connection with %s: %s", self.address, caller.where, why)
-        self._meeting.leave(caller.ticket)
         self._forget(caller)
+        self._tell(self._meeting.leave(caller.ticket))
 
     def _forget(self, caller: _Caller) -> None:
         if self._callers.pop(caller.ticket, None) is not None:

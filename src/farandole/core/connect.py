@@ -9,9 +9,10 @@ used before the peer has proved the job's secret.
 import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -27,14 +28,67 @@ __all__ = ["Wiring", "connect"]
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
 LOOK_AGAIN = 0.05  # seconds
 
+# Among the ranks of one host, once they are connected: the rank that is missing, or that all is well.
+WORD = struct.Struct("!i")
+RUNS = -1
+GRACE = timedelta(seconds=5)  # when its time is over, the first rank of a host tells the others whom it has missed
+
 
 @dataclass
 class Wiring:
-    """What the native engine is built from; it takes over the descriptors of `remotes`."""
+    """What the native engine is built from; it takes over the descriptors of `remotes`.
+
+    `companions` are connections from the first rank of this host to its other ranks, until `settle` or `abandon`."""
 
     topology: Topology
     segment: Segment
+    deadline: Deadline
     remotes: list[tuple[int, int, int]] = field(default_factory=list)  # (peer, control fd or -1, data fd)
+    companions: dict[int, socket.socket] = field(default_factory=dict)
+
+    def settle(self) -> None:
+        """Say that this rank's engine runs, and wait until all of this host's do.
+
+        From then on the shared segment shows who dies; who has died before is marked dead there, so that nobody waits
+        for it. Raises `RendezvousError` naming who was missed here or by another rank of this host."""
+        leads = self.topology.rank == self.topology.local_ranks[0]
+        if not leads:
+            self._tell(RUNS)
+        for peer, sock in self.companions.items():
+            said = self._hear(peer, sock, timedelta(0) if leads else GRACE)
+            if said is None:
+                self.segment.mark_dead(peer)
+            elif said != RUNS:
+                raise RendezvousError(f"rank {peer} could not connect to all ranks", missing=(said,))
+        if leads:
+            self._tell(RUNS)
+        self._close()
+
+    def abandon(self, error: BaseException) -> None:
+        """Let the ranks of this host that wait for this one hear whom it has missed, or else that it is gone."""
+        if isinstance(error, RendezvousError) and error.missing:
+            self._tell(error.missing[0])
+        self._close()
+
+    def _tell(self, word: int) -> None:
+        for sock in self.companions.values():
+            with suppress(ConnectionError):  # it is gone; whoever listens to it hears that
+                sock.sendall(WORD.pack(word))
+
+    def _hear(self, peer: int, sock: socket.socket, grace: timedelta) -> int | None:
+        """What `peer` says; None when it is gone."""
+        try:
+            sock.settimeout(self.deadline.remaining() + grace.total_seconds())
+            said = sock.recv(WORD.size, socket.MSG_WAITALL)
+        except TimeoutError as error:
+            raise RendezvousError("a rank of this host did not start its engine in time", missing=(peer,)) from error
+        except ConnectionError:
+            return None
+        return int(WORD.unpack(said)[0]) if len(said) == WORD.size else None
+
+    def _close(self) -> None:
+        for sock in self.companions.values():
+            sock.close()
 
 
 @dataclass(frozen=True)
@@ -66,9 +120,14 @@ def connect(rendezvous: Rendezvous, config: Config, *, host: str | None = None) 
         mine = _Card(host or host_identity(), _unix_name(unix), join_address(address[0], address[1]))
         cards = [_Card.unpack(card) for card in rendezvous.allgather(mine.pack(), timeout=config.start_timeout)]
         topology = Topology.from_hosts(rendezvous.rank, [card.host for card in cards])
-        segment = _share_segment(rendezvous, config, topology, cards, unix, deadline)
-        remotes = _connect_remotes(rendezvous, topology, cards, tcp, deadline)
-        return Wiring(topology, segment, remotes)
+        segment, companions = _share_segment(rendezvous, config, topology, cards, unix, deadline)
+        wiring = Wiring(topology, segment, deadline, companions=companions)
+        try:
+            wiring.remotes = _connect_remotes(rendezvous, topology, cards, tcp, deadline)
+        except BaseException as error:
+            wiring.abandon(error)
+            raise
+        return wiring
 
 
 def _first_met(rendezvous: Rendezvous) -> Rendezvous:
@@ -117,7 +176,7 @@ def _share_segment(
     cards: list[_Card],
     listener: socket.socket,
     deadline: Deadline,
-) -> Segment:
+) -> tuple[Segment, dict[int, socket.socket]]:
     local, several_hosts = topology.local_ranks, topology.local_size < topology.size
 
     def make() -> Segment:
@@ -125,26 +184,34 @@ def _share_segment(
 
     met = _first_met(rendezvous)
     if isinstance(met, ThreadRendezvous):
-        return met.shared(f"segment of {topology.hosts[topology.rank]}", make, rendezvous.generation)
+        return met.shared(f"segment of {topology.hosts[topology.rank]}", make, rendezvous.generation), {}
+    companions: dict[int, socket.socket] = {}
     leader, others = local[0], set(local[1:])
     if topology.rank != leader:
-        with _dial(socket.AF_UNIX, bytes.fromhex(cards[leader].unix), deadline) as sock:
+        with _reaching(leader), _dial(socket.AF_UNIX, bytes.fromhex(cards[leader].unix), deadline) as sock:
             _introduce(sock, rendezvous, "segment", leader)
-            return _receive_segment(sock, leader, deadline)
+            segment = _receive_segment(sock, deadline)
+            return segment, {leader: sock.dup()}
     segment = make()
 
-    def hand_over(sock: socket.socket, _peer: int, _purpose: str) -> None:
-        socket.send_fds(sock, [b"s"], [segment.fd])
+    def hand_over(sock: socket.socket, peer: int, _purpose: str) -> None:
+        companions[peer] = sock.dup()
+        with suppress(ConnectionError):  # it has just died: `settle` hears of it
+            socket.send_fds(sock, [b"s"], [segment.fd])
 
-    _accept(listener, rendezvous, {(peer, "segment") for peer in others}, hand_over, deadline)
-    return segment
+    try:
+        _accept(listener, rendezvous, {(peer, "segment") for peer in others}, hand_over, deadline)
+    except BaseException as error:
+        Wiring(topology, segment, deadline, companions=companions).abandon(error)
+        raise
+    return segment, companions
 
 
-def _receive_segment(sock: socket.socket, leader: int, deadline: Deadline) -> Segment:
+def _receive_segment(sock: socket.socket, deadline: Deadline) -> Segment:
     sock.settimeout(deadline.remaining())
     message, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
     if not message or not descriptors:
-        raise RendezvousError(f"rank {leader} closed the connection before it handed over the shared memory")
+        raise EOFError("it closed the connection before it handed over the shared memory")
     try:
         return Segment.attach(descriptors[0])
     finally:
@@ -182,9 +249,10 @@ def _connect_remotes(
     try:
         for peer in remote:
             for purpose in purposes(peer) if peer < rank else ():
-                sock = _dial(socket.AF_INET, split_address(cards[peer].tcp), deadline)
-                sockets[peer, purpose] = sock
-                _introduce(sock, rendezvous, purpose, peer)
+                with _reaching(peer):
+                    sock = _dial(socket.AF_INET, split_address(cards[peer].tcp), deadline)
+                    sockets[peer, purpose] = sock
+                    _introduce(sock, rendezvous, purpose, peer)
     except BaseException as error:
         failures.insert(0, error)
     acceptor.join()
@@ -200,19 +268,33 @@ def _connect_remotes(
     return [(peer, fd_of(peer, "control"), fd_of(peer, "data")) for peer in remote]
 
 
-def _dial(family: int, address: bytes | tuple[str, int], deadline: Deadline) -> socket.socket:
+@contextmanager
+def _reaching(peer: int) -> Iterator[None]:
+    """Give what goes wrong between this rank and `peer`, who has been there a moment ago, the peer's number."""
     try:
-        if isinstance(address, tuple):
-            sock = socket.create_connection(address, timeout=deadline.remaining())
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sock
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        yield
+    except (OSError, EOFError) as error:
+        raise RendezvousError(f"rank {peer} cannot be reached: {error}", missing=(peer,)) from error
+    except AuthenticationError as error:
+        if not isinstance(error.__cause__, OSError | EOFError):
+            raise
+        # It has not answered wrongly, it is gone.
+        raise RendezvousError(f"rank {peer} cannot be reached: {error.problem}", missing=(peer,)) from error
+
+
+def _dial(family: int, address: bytes | tuple[str, int], deadline: Deadline) -> socket.socket:
+    if isinstance(address, tuple):
+        sock = socket.create_connection(address, timeout=deadline.remaining())
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
         sock.settimeout(deadline.remaining())
         sock.connect(address)
-        return sock
-    except OSError as error:
-        where = join_address(*address) if isinstance(address, tuple) else "a socket of this host"
-        raise RendezvousError(f"cannot connect to a peer: {error}", where=where) from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _introduce(sock: socket.socket, rendezvous: Rendezvous, purpose: str, peer: int) -> None:

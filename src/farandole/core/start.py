@@ -15,19 +15,28 @@ def start_engine(
     """Start the engine of this rank, with a native thread of its own.
 
     For ranks that are only some of the job's, `members` are their numbers in the job, and `process_set` is
-    what people call them: errors speak of the ranks so."""
-    return Engine(
-        rank=wiring.topology.rank,
-        size=wiring.topology.size,
-        local_ranks=list(wiring.topology.local_ranks),
-        segment=wiring.segment,
-        remotes=wiring.remotes,
-        parents=wiring.topology.control_parents,
-        fusion_threshold=config.fusion_threshold,
-        cache_capacity=config.cache_capacity,
-        spin=config.spin.total_seconds(),
-        timeout=config.collective_timeout.total_seconds(),
-        trace=trace,
-        members=list(members),
-        process_set=process_set,
-    )
+    what people call them: errors speak of the ranks so. Returns when the engines of all ranks of this host run."""
+    engine = None
+    try:
+        engine = Engine(
+            rank=wiring.topology.rank,
+            size=wiring.topology.size,
+            local_ranks=list(wiring.topology.local_ranks),
+            segment=wiring.segment,
+            remotes=wiring.remotes,
+            parents=wiring.topology.control_parents,
+            fusion_threshold=config.fusion_threshold,
+            cache_capacity=config.cache_capacity,
+            spin=config.spin.total_seconds(),
+            timeout=config.collective_timeout.total_seconds(),
+            trace=trace,
+            members=list(members),
+            process_set=process_set,
+        )
+        wiring.settle()
+    except BaseException as error:
+        wiring.abandon(error)
+        if engine is not None:
+            engine.shutdown()
+        raise
+    return engine

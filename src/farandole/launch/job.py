@@ -52,8 +52,9 @@ class Place:
 class Job:
     """The ranks of one run; made by `open_job`, which ends them all whatever happens."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[Place], departed: Callable[[int, str], None]) -> None:
         self.places = tuple(places)
+        self._departed = departed
         self._ranks: list[Rank] = []
         self._ends: queue.SimpleQueue[tuple[int, Failure | None]] = queue.SimpleQueue()
 
@@ -63,7 +64,11 @@ class Job:
             self._ranks.append(launch(place))
 
     def ended(self, rank: int, failure: Failure | None) -> None:
-        """Take note that `rank` has ended, well if `failure` is None; from any thread."""
+        """Take note that `rank` has ended, well if `failure` is None; from any thread.
+
+        Ranks that still wait to meet one that has ended well hear so; after a failure all are ended anyway."""
+        if failure is None:
+            self._departed(rank, f"rank {rank} has ended and will not take part")
         self._ends.put((rank, failure))
 
     def wait(self) -> Failure | None:
@@ -121,7 +126,8 @@ def open_job(num_proc: int, environment: Mapping[str, str], *, binding: Binding 
                     cores=share_of(rank, num_proc, cores) if binding == "cores" else (),
                 )
                 for rank in range(num_proc)
-            ]
+            ],
+            server.depart,
         )
         log.info("job %s: %d ranks on this machine, rendezvous at %s", name, num_proc, server.address)
         try:
