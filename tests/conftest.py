@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in spark:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
-    java = subprocess.run([CHECK_JAVA], capture_output=True, text=True, timeout=30, check=False)
+    java = subprocess.run([CHECK_JAVA], capture_output=True, text=True, timeout=120, check=False)
     if java.returncode != 0:
         for item in spark:
             item.add_marker(pytest.mark.skip(reason=java.stderr.strip()))

@@ -11,7 +11,9 @@ from typing import Self
 
 __all__ = ["Snapshot"]
 
-PATIENCE = 2.0  # seconds: the kernel and the interpreter take a moment to end a thread, a child, a connection
+PATIENCE = (
+    10.0  # seconds: a busy machine's kernel and the interpreter take a moment to end a thread, a child, a connection
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from helpers.outcomes import Death, Outcome
 
 __all__ = ["run_processes"]
 
-GRACE = 3.0  # seconds for the others to end by themselves after the first failure
+GRACE = 10.0  # seconds for the others to end by themselves after the first failure
 TAIL = 4000  # characters of a failed rank's output that are shown
 LARGEST_RESULT = 1 << 30
 CHILD = Path(__file__).with_name("rank_process.py")

@@ -21,14 +21,14 @@ __all__ = ["run_ranks"]
 
 T = TypeVar("T")
 
-GRACE = 3.0  # seconds for the others to end by themselves after the first failure, and again after we end them
+GRACE = 10.0  # seconds for the others to end by themselves after the first failure, and again after we end them
 
 
 def run_ranks(
     size: int,
     body: Callable[..., T],
     *args: object,
-    timeout: float = 30.0,
+    timeout: float = 90.0,
     how: Literal["threads", "processes"] = "threads",
     config: Config | None = None,
     dies: Collection[int] = (),

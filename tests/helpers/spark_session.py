@@ -65,7 +65,7 @@ def rest(spark: SparkSession, path: str) -> list[dict[str, object]]:
 
 def last_job(spark: SparkSession) -> dict[str, object]:
     """The job that was submitted last, once Spark's bookkeeping says that it has ended."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         job = max(rest(spark, "jobs"), key=lambda each: int(str(each["jobId"])))
         if job["status"] != "RUNNING" or time.monotonic() > deadline:
@@ -77,7 +77,7 @@ def tasks_of(spark: SparkSession, job: dict[str, object], *, count: int) -> dict
     """The tasks of the job's last stage by their index, once `count` of them have ended."""
     stages = job["stageIds"]
     assert isinstance(stages, list)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         tasks = {int(str(task["index"])): task for task in rest(spark, f"stages/{max(stages)}/0/taskList")}
         ended = [task for task in tasks.values() if task["status"] != "RUNNING"]

@@ -19,8 +19,9 @@ using check::Wire;
 
 constexpr unsigned kLarge = check::kSlow ? 1 << 20 : 4 << 20;
 
-// A bystander waits half a second before it gives up; the rest is for a machine that is busy with something else.
-constexpr auto kSoon = check::kSlow ? 5s : 1s;
+// What is heard before the limit was told by the dead rank's end, not by the clock; a busy machine takes its time.
+constexpr auto kLimit = 60s;
+constexpr auto kSoon = 30s;
 
 struct Operation {
   const char* name;
@@ -70,12 +71,12 @@ void begin_and_stop(Mesh& mesh) {
     if (peer != mesh.rank()) CHECK_EQ(mesh.link(peer).try_send(some), some.size());
 }
 
-/// Checks that every rank but `victim` hears within a second that it is gone.
+/// Checks that every rank but `victim` hears, long before the limit, that it is gone.
 void check_all_hear(const char* name, int size, int victim, Wire wire, bool starts,
                     const std::function<void(Mesh&)>& body) {
   const std::string context = std::string(name) + ", rank " + std::to_string(victim) + " of " + std::to_string(size) +
                               " over " + check::name_of(wire);
-  Ranks ranks(size, wire, 10s);
+  Ranks ranks(size, wire, kLimit);
   const auto begin = std::chrono::steady_clock::now();
   const auto errors = ranks.run([&](Mesh& mesh) {
     if (mesh.rank() != victim) return body(mesh);
@@ -108,7 +109,7 @@ void a_peer_that_dies_is_named_on_all_ranks() {
 
 void a_dead_rank_in_the_chain_is_named_by_those_below_it() {
   for (const size_t bytes : {4000U, kLarge}) {
-    Ranks ranks(4, Wire::Tcp, 10s);
+    Ranks ranks(4, Wire::Tcp, kLimit);
     const auto begin = std::chrono::steady_clock::now();
     // The victim is a leaf in no tree, so all below it starve; those above may be through before they notice.
     const auto errors = ranks.run([&](Mesh& mesh) {
@@ -148,7 +149,7 @@ void a_silent_peer_ends_at_the_deadline() {
 /// A rank may leave while others still work, when they need nothing more from it.
 void leaving_after_the_own_part_is_no_failure() {
   for (const size_t bytes : {100U, 2U << 20}) {
-    Ranks ranks(3, Wire::Tcp, 10s);
+    Ranks ranks(3, Wire::Tcp, kLimit);
     const auto errors = ranks.run([&](Mesh& mesh) {
       std::vector<std::byte> data(bytes, std::byte{static_cast<uint8_t>(mesh.rank())});
       const Piece piece{data.data(), data.data(), bytes};

@@ -86,6 +86,6 @@ def test_unnamed_operations_are_counted_per_context_and_kind() -> None:
 def test_a_process_that_does_not_shut_down_ends_well() -> None:
     program = "import farandole.numpy as hvd, numpy; hvd.init(); print(hvd.allreduce(numpy.ones(2)))"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, env=os.environ.copy()
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ.copy()
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1. 1.]\n", "")

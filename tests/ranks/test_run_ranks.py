@@ -67,8 +67,8 @@ def wait_for_a_rank_that_fails(context: Context) -> None:
 def test_the_first_failure_ends_the_others_and_stands_first(how: str) -> None:
     began = time.monotonic()
     with pytest.raises(RanksFailed) as caught:
-        run_ranks(3, wait_for_a_rank_that_fails, how=how, timeout=40)
-    assert time.monotonic() - began < 20
+        run_ranks(3, wait_for_a_rank_that_fails, how=how, timeout=150)
+    assert time.monotonic() - began < 90
     assert caught.value.ranks[0] == 1
     assert {type(caught.value.errors[rank]) for rank in (0, 2)} == {PeerLost}
 
@@ -83,9 +83,10 @@ def test_a_hang_shows_where_each_rank_stands(how: str) -> None:
     with pytest.raises(RanksFailed) as caught:
         if how == "threads":
             # What waits for good in Python cannot be ended from outside; this wait looks up now and then.
-            run_ranks(2, hang_restlessly, timeout=1)
+            run_ranks(2, hang_restlessly, timeout=4)
         else:
-            run_ranks(2, hang, how="processes", timeout=3)
+            # The other rank is to start and to end before that.
+            run_ranks(2, hang, how="processes", timeout=12)
     assert caught.value.ranks == [1]
     assert "did not end within" in str(caught.value)
     assert "in hang" in str(caught.value)
@@ -143,7 +144,7 @@ def leave_a_child(context: Context) -> int:
 
 def test_children_of_ranks_do_not_survive() -> None:
     for pid in run_ranks(2, leave_a_child, how="processes"):
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while _runs(pid):
             assert time.monotonic() < deadline
             time.sleep(0.01)

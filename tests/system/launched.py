@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Watch", "command", "farandole", "launched", "wait_for_files"]
+__all__ = ["PATIENCE", "REAPED", "Watch", "command", "farandole", "launched", "wait_for_files"]
 
-PATIENCE = 20.0  # seconds; this machine may be busy
+PATIENCE = 60.0  # seconds; this machine may be busy
+REAPED = 10.0  # seconds: what is killed takes a moment to end, on such a machine too
 
 
 def command(*words: str) -> list[str]:
@@ -21,7 +22,7 @@ def command(*words: str) -> list[str]:
 
 
 def farandole(
-    *words: str, env: Mapping[str, str] | None = None, timeout: float = 40.0
+    *words: str, env: Mapping[str, str] | None = None, timeout: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
@@ -74,12 +75,20 @@ class Watch:
 
 
 @contextlib.contextmanager
-def launched(folder: Path, names: Sequence[str], *words: str) -> Iterator[tuple["subprocess.Popen[str]", Watch]]:
+def launched(
+    folder: Path, names: Sequence[str], *words: str, program: Sequence[str] = ()
+) -> Iterator[tuple["subprocess.Popen[str]", Watch]]:
     """Start the command in `folder`, in a process group of its own, as a shell does; it is gone afterwards.
 
-    Waits for the files `names`, and watches the processes whose numbers they hold."""
+    Waits for the files `names`, and watches the processes whose numbers they hold. `program` stands for the command
+    if given."""
     with subprocess.Popen(
-        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=folder
+        [*program, *words] if program else command(*words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=folder,
     ) as process:
         try:
             with Watch(wait_for_files(folder, names)) as watch:

@@ -19,7 +19,7 @@ import farandole
 from farandole.config import Config
 from farandole.errors import ConfigError, PicklingError, RankFailed, SlotsError
 from farandole.launch import calls
-from system.launched import PATIENCE, Watch, wait_for_files
+from system.launched import PATIENCE, REAPED, Watch, wait_for_files
 
 
 def by_value(function: Callable[..., object]) -> Callable[..., object]:
@@ -189,7 +189,7 @@ def test_a_worker_that_does_not_start(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank 0 failed: did not start within 0\.3 s"):
         farandole.run(place, executable=str(python), start_timeout=timedelta(seconds=0.3))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
 
 
 def test_a_worker_that_does_not_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -239,7 +239,7 @@ except KeyboardInterrupt:
     ):
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
-        assert watch.survivors(timeout=1) == []
+        assert watch.survivors(timeout=REAPED) == []
     assert (out, err, process.returncode) == ("interrupted\n", "", 0)
 
 

@@ -112,7 +112,7 @@ def test_too_many_ranks_are_refused_at_once(spark: SparkSession) -> None:
     started = time.monotonic()
     with pytest.raises(SlotsError, match=r"1 GPU per rank\) has 2"):
         HorovodRunner(np=3).run(print)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
 
 
 @needs_native
@@ -135,12 +135,12 @@ def test_a_failing_rank_is_the_task_that_failed(spark: SparkSession, mark: str) 
         subprocess.Popen(["sleep", "60"])  # a helper that knows nothing of ranks
         if os.environ["FARANDOLE_RANK"] == "0":
             raise KeyError("the column that is not there")
-        threading.Event().wait(60)
+        threading.Event().wait(100)
 
     with pytest.raises(RankFailed, match="the column that is not there") as caught:
         run(main, num_proc=2, env={"MARK": mark})
     assert isinstance(caught.value.__cause__, KeyError)
-    assert wait_until_gone(mark, 5) == []
+    assert wait_until_gone(mark, 20) == []
     tasks = tasks_of(spark, last_job(spark), count=2)
     assert (tasks[0]["status"], tasks[1]["status"]) == ("FAILED", "KILLED")
     assert "the column that is not there" in str(tasks[0]["errorMessage"])
@@ -162,7 +162,7 @@ def test_a_rank_killed_in_an_allreduce_is_the_one_to_blame(spark: SparkSession, 
     with pytest.raises(RankFailed, match="SIGKILL") as caught:
         run(main, num_proc=2, env={"MARK": mark})
     assert caught.value.rank == 0
-    assert wait_until_gone(mark, 5) == []
+    assert wait_until_gone(mark, 20) == []
     tasks = tasks_of(spark, last_job(spark), count=2)
     assert (tasks[0]["status"], tasks[1]["status"]) == ("FAILED", "KILLED")
 
@@ -171,7 +171,7 @@ def test_killing_a_python_worker_leaves_no_rank_and_no_rows(spark: SparkSession,
     def main() -> None:
         assert shard() is not None
         send("started", {"pid": os.getpid()})
-        threading.Event().wait(60)
+        threading.Event().wait(100)
 
     def kill_the_task(rank: int, message: dict[str, object]) -> None:
         if rank == 1:
@@ -189,7 +189,7 @@ def test_killing_a_python_worker_leaves_no_rank_and_no_rows(spark: SparkSession,
             on_message=kill_the_task,
         )
     assert caught.value.rank == 1
-    assert wait_until_gone(mark, 5) == []
+    assert wait_until_gone(mark, 20) == []
     left = [name for _, directories, files in os.walk(disk) for name in directories + files if "farandole" in name]
     assert left == []
 

@@ -249,7 +249,7 @@ def test_what_cannot_work_is_said_before_anything_runs(
     started = time.monotonic()
     with pytest.raises(error, match=text):
         estimator(line(), **changes).fit(data)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert last_job(spark)["jobId"] == before
 
 

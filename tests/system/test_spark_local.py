@@ -28,6 +28,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 needs_native = pytest.mark.skipif(importlib.util.find_spec("farandole._native") is None, reason="no native core")
 
 
+HANGS = 100  # seconds: a rank that nobody ends
+
+
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     with session("local[2]") as started:
@@ -78,13 +81,13 @@ def test_a_failing_rank_is_the_task_that_failed(spark: SparkSession, mark: str) 
         if os.environ["FARANDOLE_RANK"] == "1":
             print("last words")
             raise Mine("in the middle of training")
-        threading.Event().wait(60)
+        threading.Event().wait(HANGS)
 
     started = time.monotonic()
     with pytest.raises(RankFailed, match="in the middle of training") as caught:
         run(main, num_proc=2, env={"MARK": mark})
-    assert time.monotonic() - started < 30
-    assert wait_until_gone(mark, 5) == []
+    assert time.monotonic() - started < HANGS
+    assert wait_until_gone(mark, 20) == []
 
     assert caught.value.rank == 1
     assert type(caught.value.__cause__).__name__ == "Mine"
@@ -116,7 +119,7 @@ def test_a_rank_killed_in_an_allreduce_is_the_one_to_blame(spark: SparkSession, 
     with pytest.raises(RankFailed, match="SIGKILL") as caught:
         run(main, num_proc=2, env={"MARK": mark})
     assert caught.value.rank == 1
-    assert wait_until_gone(mark, 5) == []
+    assert wait_until_gone(mark, 20) == []
     tasks = tasks_of(spark, last_job(spark), count=2)
     assert (tasks[1]["status"], tasks[0]["status"]) == ("FAILED", "KILLED")
     assert "SIGKILL" in str(tasks[1]["errorMessage"])
@@ -140,7 +143,7 @@ def test_more_ranks_than_slots_are_refused_before_anything_starts(spark: SparkSe
     started = time.monotonic()
     with pytest.raises(SlotsError, match=r"8 ranks need 8 slots, but Spark \(local\[2\]\) has 2"):
         HorovodRunner(np=8).run(print)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
 
 
 def test_all_slots(spark: SparkSession) -> None:
@@ -239,13 +242,13 @@ def test_a_failing_query_is_not_blamed_on_a_rank(spark: SparkSession, mark: str)
     with pytest.raises(Exception, match="the query's own") as caught:
         run_barrier_job(spark, print, num_proc=2, dataframe=broken, description="broken", env={"MARK": mark})
     assert not isinstance(caught.value, RankFailed)
-    assert wait_until_gone(mark, 5) == []
+    assert wait_until_gone(mark, 20) == []
 
 
 def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
     def main() -> None:
         send("started", {})
-        threading.Event().wait(60)
+        threading.Event().wait(HANGS)
 
     pid, started = os.getpid(), time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -257,8 +260,8 @@ def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
             env={"MARK": mark},
             on_message=lambda rank, message: os.kill(pid, signal.SIGINT) if rank == 0 else None,
         )
-    assert time.monotonic() - started < 30
-    assert wait_until_gone(mark, 5) == []
+    assert time.monotonic() - started < HANGS
+    assert wait_until_gone(mark, 20) == []
     assert last_job(spark)["status"] == "FAILED"
 
 
@@ -267,7 +270,7 @@ def test_a_task_that_fails_beside_its_rank_says_why(spark: SparkSession, mark: s
         run(print, num_proc=2, env={"MARK": mark, "FARANDOLE_INTERFACE": "no-such-interface"})
     assert isinstance(caught.value.__cause__, ConfigError)
     assert caught.value.rank == 0
-    assert wait_until_gone(mark, 5) == []
+    assert wait_until_gone(mark, 20) == []
 
 
 def test_a_killed_rank_is_started_again_with_all_others(spark: SparkSession, tmp_path: Path, mark: str) -> None:
@@ -279,12 +282,12 @@ def test_a_killed_rank_is_started_again_with_all_others(spark: SparkSession, tmp
             return f"rank {rank}, second time"
         if rank == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait(60)
+        threading.Event().wait(HANGS)
         return "not reached"
 
     values = run_barrier_job(spark, main, num_proc=2, description="restarted", env={"MARK": mark}, restart=True)
     assert values == ["rank 0, second time", "rank 1, second time"]
-    assert wait_until_gone(mark, 5) == []
+    assert wait_until_gone(mark, 20) == []
     assert last_job(spark)["status"] == "SUCCEEDED"
 
 
@@ -293,18 +296,18 @@ def test_a_rank_that_raises_is_not_started_again(spark: SparkSession, tmp_path: 
         (tmp_path / os.environ["FARANDOLE_RANK"]).touch(exist_ok=False)
         if os.environ["FARANDOLE_RANK"] == "1":
             raise KeyError("the same every time")
-        threading.Event().wait(60)
+        threading.Event().wait(HANGS)
 
     with pytest.raises(RankFailed, match="the same every time") as caught:
         run_barrier_job(spark, main, num_proc=2, description="hopeless", env={"MARK": mark}, restart=True)
     assert caught.value.rank == 1
-    assert wait_until_gone(mark, 5) == []
+    assert wait_until_gone(mark, 20) == []
 
 
 def test_a_job_cancelled_in_spark_ends_the_ranks(spark: SparkSession, mark: str) -> None:
     def main() -> None:
         send("started", {})
-        threading.Event().wait(60)
+        threading.Event().wait(HANGS)
 
     def cancel(rank: int, message: dict[str, object]) -> None:
         spark.sparkContext.cancelAllJobs()
@@ -312,7 +315,7 @@ def test_a_job_cancelled_in_spark_ends_the_ranks(spark: SparkSession, mark: str)
     with pytest.raises(Exception, match="cancelled") as caught:
         run_barrier_job(spark, main, num_proc=2, description="cancelled", env={"MARK": mark}, on_message=cancel)
     assert not isinstance(caught.value, RankFailed)
-    assert wait_until_gone(mark, 5) == []
+    assert wait_until_gone(mark, 20) == []
 
 
 def test_rows_that_spark_knows_to_be_none_are_refused(spark: SparkSession) -> None:

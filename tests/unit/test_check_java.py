@@ -21,7 +21,7 @@ def fake_java(folder: Path, says: str, code: int = 0) -> Path:
 def check(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     # bash, sed and head are found where they always are; java only where the test puts it.
     env = {"PATH": os.environ["PATH"], **env}
-    return subprocess.run(["/bin/bash", CHECK], env=env, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(["/bin/bash", CHECK], env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_one_on_the_path_is_used_when_java_home_is_not_set(tmp_path: Path) -
 
 def test_the_demo_refuses_before_anything_else(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "JAVA_HOME": str(tmp_path)}
-    done = subprocess.run(["make", "demo"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(["make", "demo"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert "no bin/java in it" in done.stderr
     assert done.stdout == ""

@@ -31,7 +31,7 @@ from farandole.handshake import (
 
 SECRET = b"s" * 32
 SOON = timedelta(seconds=0.3)
-LATER = timedelta(seconds=20)
+LATER = timedelta(seconds=60)
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def test_two_ends_that_both_accept_do_not_agree() -> None:
         ends = [pool.submit(authenticate, end, SECRET, me=b"", accept=True, timeout=SOON) for end in (one, two)]
         for end in ends:
             with pytest.raises(AuthenticationError):
-                end.result(5)
+                end.result(60)
 
 
 def test_a_silent_peer_costs_the_timeout_and_no_more() -> None:
@@ -192,7 +192,7 @@ def test_a_silent_peer_costs_the_timeout_and_no_more() -> None:
             AuthenticationError, match=r"127\.0\.0\.1:\d+ .*no answer within 0\.3 s|timed out"
         ) as caught:
             authenticate(accepted, SECRET, me=b"", accept=True, timeout=SOON)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert caught.value.where == join_address(*connected.getsockname())
 
 
@@ -216,7 +216,7 @@ def test_a_peer_that_dribbles_gets_no_more_time_than_a_silent_one() -> None:
                 authenticate(accepted, SECRET, me=b"", accept=True, timeout=SOON)
         finally:
             stop.set()
-            thread.join(5)
+            thread.join(60)
 
 
 @pytest.mark.parametrize("sent", [0, 1, HEAD_BYTES - 1, HEAD_BYTES + 2])

@@ -42,7 +42,7 @@ print({each: signal.getsignal(each) for each in signal.valid_signals()} == handl
 
 
 def test_importing_it_loads_nothing_and_changes_nothing() -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", IMPORT], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", IMPORT], capture_output=True, text=True, timeout=120)
     assert done.stderr == ""
     packages, ours, unchanged, handlers = done.stdout.splitlines()
     assert ast.literal_eval(packages) == ["farandole"]
