@@ -205,7 +205,7 @@ using RemoteTuple = std::tuple<int, int, int>;
 std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                                     const std::vector<RemoteTuple>& remotes, std::vector<int> parents,
                                     size_t fusion_threshold, size_t cache_capacity, double spin, double timeout,
-                                    bool trace, std::vector<int> members, std::string process_set) {
+                                    bool trace, std::vector<int> members, std::string process_set, bool look_ahead) {
   Wiring wiring{rank,
                 size,
                 std::move(local_ranks),
@@ -219,8 +219,8 @@ std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_r
   const auto span = [](double seconds) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
-  return std::make_shared<Engine>(std::move(wiring),
-                                  EngineOptions{fusion_threshold, cache_capacity, span(spin), span(timeout), trace});
+  const EngineOptions options{fusion_threshold, cache_capacity, span(spin), span(timeout), trace, look_ahead};
+  return std::make_shared<Engine>(std::move(wiring), options);
 }
 
 nb::dict stats_of(Engine& engine) {
@@ -255,8 +255,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("fd", &Segment::fd)
       .def_prop_ro("ranks", &Segment::ranks)
       .def_prop_ro("slot_bytes", &Segment::slot_bytes)
-      .def(
-          "mark_dead", [](Segment& segment, int rank) { segment.abort({rank, Abort::Reason::Died}); }, "rank"_a);
+      .def("mark_dead", [](Segment& segment, int rank) { segment.abort({rank, Abort::Reason::Died}); }, "rank"_a);
 
   nb::class_<Handle>(m, "Handle")
       .def("done", &Handle::done)
@@ -268,7 +267,7 @@ NB_MODULE(_native, m) {
   nb::class_<Engine>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a,
-           "members"_a = std::vector<int>{}, "process_set"_a = "")
+           "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
       .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)

@@ -32,7 +32,7 @@ Engine::Engine(Wiring wiring, EngineOptions options)
       trace_(options.trace),
       tree_(wiring_.parents),
       negotiator_({wiring_.size, options.fusion_threshold, options.cache_capacity,
-                   seconds_of(static_cast<uint64_t>(options.timeout.count()))}),
+                   seconds_of(static_cast<uint64_t>(options.timeout.count())), options.look_ahead}),
       collector_(wiring_.rank, tree_.children(wiring_.rank), patience_of(options)),
       world_(make_world()),
       left_(static_cast<size_t>(wiring_.size)),

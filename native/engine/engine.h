@@ -55,6 +55,7 @@ struct EngineOptions {
   std::chrono::nanoseconds spin{100'000};
   std::chrono::nanoseconds timeout{0};  // of one operation; 0 = never
   bool trace = false;
+  bool look_ahead = true;  // of fusion, past operations of another type; off to measure what it is worth
 };
 
 struct EngineStats {

@@ -20,7 +20,7 @@ Key key_of(const Request& request) {
 
 }  // namespace
 
-std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold) {
+std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold, bool look_ahead) {
   struct Open {
     size_t index;
     size_t bytes;
@@ -29,8 +29,10 @@ std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold) {
   std::map<Key, Open> open;
   for (Fusible& item : ready) {
     const size_t bytes = item.request.bytes();
+    const Key key = key_of(item.request);
+    if (!look_ahead) std::erase_if(open, [&](const auto& each) { return each.first != key; });
     if (fuses(item.request.kind) && bytes <= threshold) {
-      const auto [found, fresh] = open.try_emplace(key_of(item.request), Open{bundles.size(), 0});
+      const auto [found, fresh] = open.try_emplace(key, Open{bundles.size(), 0});
       if (!fresh && found->second.bytes + bytes <= threshold) {
         found->second.bytes += bytes;
         bundles[found->second.index].entries.push_back(std::move(item.entry));

@@ -18,6 +18,7 @@ struct Fusible {
 /// Looks past operations of another type: what was ready in one round has no order that users could rely on, so
 /// a mix of float16 and float32 gradients makes two bundles, not one per change of type. Bundles keep the order of
 /// their first members, and their members the order of their numbers. An operation beyond the threshold runs alone.
-[[nodiscard]] std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold);
+/// Without `look_ahead` a bundle ends at the first operation of another type, so that the difference can be measured.
+[[nodiscard]] std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold, bool look_ahead = true);
 
 }  // namespace farandole

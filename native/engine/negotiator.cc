@@ -256,7 +256,8 @@ Plan Negotiator::decide(double now) {
   Plan plan;
   for (Refusal& refusal : refused_) plan.emplace_back(std::move(refusal));
   refused_.clear();
-  for (Bundle& bundle : fuse(std::move(ready_), options_.fusion_threshold)) plan.emplace_back(std::move(bundle));
+  for (Bundle& bundle : fuse(std::move(ready_), options_.fusion_threshold, options_.look_ahead))
+    plan.emplace_back(std::move(bundle));
   ready_.clear();
   return plan;
 }

@@ -25,7 +25,8 @@ class Negotiator {
     int size = 1;
     size_t fusion_threshold = size_t{128} << 20;  // bytes per bucket; 0 switches fusion off
     size_t cache_capacity = 16384;                // names with a number
-    double timeout = 0;  // seconds until an operation that not all ranks ask for fails; 0 = never
+    double timeout = 0;      // seconds until an operation that not all ranks ask for fails; 0 = never
+    bool look_ahead = true;  // fusion looks past operations of another type
   };
 
   explicit Negotiator(Options options) : options_(options) {}

@@ -39,6 +39,7 @@ class Engine:
         trace: bool,
         members: Sequence[int] = [],
         process_set: str = "",
+        look_ahead: bool = True,
     ) -> None: ...
     def submit(
         self,

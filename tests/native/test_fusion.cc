@@ -41,6 +41,15 @@ void test_looks_past_other_types() {
   CHECK(names_of(bundles[1]) == (Names{"b", "d"}));
 }
 
+void test_without_look_ahead() {
+  const std::vector<Fusible> ready{item("a", allreduce(1)), item("b", allreduce(1)),
+                                   item("c", allreduce(1, DType::Float16)), item("d", allreduce(1))};
+  const std::vector<Bundle> bundles = fuse(ready, 1024, false);
+  CHECK_EQ(bundles.size(), 3U);
+  CHECK(names_of(bundles[0]) == (Names{"a", "b"}));
+  CHECK(names_of(bundles[2]) == (Names{"d"}));
+}
+
 void test_threshold() {
   const std::vector<Fusible> ready{item("a", allreduce(4)), item("b", allreduce(4)), item("c", allreduce(1)),
                                    item("big", allreduce(100)), item("d", allreduce(1))};
@@ -110,6 +119,7 @@ void test_every_mix() {
 
 int main() {
   test_looks_past_other_types();
+  test_without_look_ahead();
   test_threshold();
   test_factors_operations_and_roots_stay_apart();
   test_every_mix();
