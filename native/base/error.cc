@@ -9,7 +9,7 @@ namespace {
 
 std::string quoted(const std::string& name) { return name.empty() ? "a collective" : "'" + name + "'"; }
 
-std::string joined(const std::vector<int>& ranks) {
+std::string listed(const std::vector<int>& ranks) {
   std::string text;
   for (const int rank : ranks) {
     text += (text.empty() ? "" : ", ") + std::to_string(rank);
@@ -17,7 +17,7 @@ std::string joined(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string joined(const std::map<int, std::string>& asked) {
+std::string listed(const std::map<int, std::string>& asked) {
   std::string text;
   for (const auto& [rank, what] : asked) {
     text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank) + ": " + what;
@@ -41,6 +41,7 @@ const char* name_of(ErrorKind kind) {
     case ErrorKind::PeerLost: return "PeerLost";
     case ErrorKind::Closed: return "Closed";
     case ErrorKind::Internal: return "Internal";
+    case ErrorKind::Joined: return "Joined";
   }
   return "unknown";
 }
@@ -56,7 +57,7 @@ Error Error::invalid(std::string name, std::string problem) {
 }
 
 Error Error::mismatch(std::string name, std::string what, std::map<int, std::string> asked) {
-  const std::string text = quoted(name) + " differs between ranks in its " + what + " (" + joined(asked) +
+  const std::string text = quoted(name) + " differs between ranks in its " + what + " (" + listed(asked) +
                            "); every rank must ask for the same";
   Error error(ErrorKind::Mismatch, std::move(name), text);
   error.what_differs = std::move(what);
@@ -66,8 +67,8 @@ Error Error::mismatch(std::string name, std::string what, std::map<int, std::str
 
 Error Error::timeout(std::string name, std::vector<int> missing, double waited) {
   const std::string who = missing.empty()       ? std::string("the peers made no progress")
-                          : missing.size() == 1 ? "rank " + joined(missing) + " did not take part"
-                                                : "ranks " + joined(missing) + " did not take part";
+                          : missing.size() == 1 ? "rank " + listed(missing) + " did not take part"
+                                                : "ranks " + listed(missing) + " did not take part";
   const std::string text = quoted(name) + " waited " + seconds(waited) + ": " + who +
                            "; every rank must submit the same operations, or raise the collective timeout";
   Error error(ErrorKind::Timeout, std::move(name), text);
@@ -99,12 +100,20 @@ Error Error::internal(std::string reason) {
   return error;
 }
 
+Error Error::joined(std::string name, std::string problem) {
+  const std::string text = quoted(name) + ": " + problem;
+  Error error(ErrorKind::Joined, std::move(name), text);
+  error.reason = std::move(problem);
+  return error;
+}
+
 Error Error::with(std::string name) const {
   switch (kind) {
     case ErrorKind::Invalid: return invalid(std::move(name), reason);
     case ErrorKind::Mismatch: return mismatch(std::move(name), what_differs, asked);
     case ErrorKind::Timeout: return timeout(std::move(name), ranks, waited);
     case ErrorKind::PeerLost: return peer_lost(std::move(name), rank, reason);
+    case ErrorKind::Joined: return joined(std::move(name), reason);
     case ErrorKind::Closed:
     case ErrorKind::Internal: break;
   }

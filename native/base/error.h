@@ -17,6 +17,7 @@ enum class ErrorKind : uint8_t {
   PeerLost,  // a rank is gone: `name`, `rank`, `reason`
   Closed,    // submitted after the end, or after the failure it names: `reason`
   Internal,  // our own invariant broke: `reason`
+  Joined,    // it cannot run without a rank that has joined: `name`, `reason`
 };
 
 // The name of `kind` as Python's errors spell it, such as "PeerLost".
@@ -32,6 +33,7 @@ class Error : public std::runtime_error {
   [[nodiscard]] static Error peer_lost(std::string name, int rank, std::string reason);
   [[nodiscard]] static Error closed(std::string reason);
   [[nodiscard]] static Error internal(std::string reason);
+  [[nodiscard]] static Error joined(std::string name, std::string problem);
 
   // The same failure, said of the tensor `name`: transports do not know whose bytes they carry.
   [[nodiscard]] Error named(std::string name) const;

@@ -33,6 +33,7 @@ nb::object instance_of(const Error& error) {
     case ErrorKind::Timeout:
       return errors.attr("CollectiveTimeout")(error.name, nb::tuple(nb::cast(error.ranks)), error.waited);
     case ErrorKind::PeerLost: return errors.attr("PeerLost")(error.name, error.rank, error.reason);
+    case ErrorKind::Joined: return errors.attr("JoinedError")(error.name, error.reason);
     case ErrorKind::Closed: return errors.attr("EngineClosed")(error.reason);
     case ErrorKind::Internal: break;
   }
@@ -108,6 +109,11 @@ class Handle {
     return operation_->received_splits;
   }
 
+  int last_joined() {
+    wait();
+    return operation_->last_joined;
+  }
+
  private:
   std::shared_ptr<Engine> engine_;
   OperationPtr operation_;
@@ -119,7 +125,7 @@ void set_output(Operation& operation, const nb::object& output, const Captured& 
   const bool sized_by_plan =
       request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
   if (output.is_none()) {
-    if (!sized_by_plan && request.kind != Kind::Barrier)
+    if (!sized_by_plan)
       throw Error::invalid(request.name, "an output tensor is needed");
     operation.keep = input.owner;
     return;
@@ -166,7 +172,7 @@ OperationPtr operation_of(Arguments&& arguments, int size) {
   request.group = std::move(arguments.group);
   request.group_size = arguments.group_size;
   request.cacheable = arguments.cacheable;
-  if (request.kind != Kind::Barrier) {
+  if (request.kind != Kind::Barrier && request.kind != Kind::Join) {
     Captured input = capture(arguments.input, request.name);
     request.dtype = input.dtype;
     request.shape = input.shape;
@@ -262,6 +268,7 @@ NB_MODULE(_native, m) {
       .def("wait", &Handle::wait)
       .def("result", &Handle::result)
       .def("received_splits", &Handle::received_splits)
+      .def("last_joined", &Handle::last_joined)
       .def_prop_ro("name", &Handle::name);
 
   nb::class_<Engine>(m, "Engine")

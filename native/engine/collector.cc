@@ -53,7 +53,7 @@ void Collector::ask(int child, Gathered gathered, double now) {
 
 void Collector::ask(size_t place, uint32_t id, double now) {
   Number& wanted = number(id);
-  if (incomplete_ || wanted.apart) return speak_for(place, id);
+  if (incomplete_ || !joined_.empty() || wanted.apart) return speak_for(place, id);
   if (wanted.asked.has(static_cast<int>(place)))
     throw Error::internal("rank " + std::to_string(members_[place]) + " asked twice for number " + std::to_string(id));
   if (wanted.asked.empty()) {
@@ -76,6 +76,10 @@ void Collector::pass(const Numbers& numbers) {
 
 void Collector::pass(Spelled spelled) {
   const Request& request = spelled.request;
+  if (request.kind == Kind::Join) {
+    let_go_of_all();
+    joined_ = request.name;
+  }
   if (const auto known = by_name_.find(request.name); known != by_name_.end()) send_apart(known->second);
   up_.emplace_back(std::move(spelled));
 }
@@ -110,9 +114,12 @@ void Collector::heed(const Plan& plan) {
   for (const auto& item : plan) {
     const auto* bundle = std::get_if<Bundle>(&item);
     if (bundle == nullptr) {
-      settle(std::get<Refusal>(item).name);
+      const std::string& name = std::get<Refusal>(item).name;
+      settle(name);
+      if (name == joined_) joined_.clear();
       continue;
     }
+    if (bundle->kind == Kind::Join) joined_.clear();
     for (const Entry& entry : bundle->entries) learn(entry);
   }
 }

@@ -19,7 +19,7 @@ namespace farandole {
 ///
 /// Every ask goes up exactly once. It is held back only while it may still become part of the one word for all; it goes
 /// up by itself, naming its rank, when that has become unlikely: a rank below spells the same name out or passed its
-/// ask up by itself, a rank below has left, or the others are late (the coordinator names who is missing).
+/// ask up by itself, a rank below has left or joined, or the others are late (the coordinator names who is missing).
 class Collector {
  public:
   /// `patience` is how long, in seconds, an ask is held back at most.
@@ -73,6 +73,7 @@ class Collector {
   size_t held_count_ = 0;    // numbers that some have asked for and others not
   double looked_ = 0;        // when late ones were last looked for
   bool incomplete_ = false;  // somebody below has left
+  std::string joined_;       // what those below call it that have joined; empty while nobody has
 };
 
 /// Hands the coordinator's negotiator what `sender`, a child of rank 0 in `tree`, has sent.

@@ -94,6 +94,8 @@ void Engine::submit(const OperationPtr& operation, bool wake) {
   require_own_process(operation->request.name);
   operation->submitted_ns = now_ns();
   pending_.add(operation);
+  // The others would wait there for this rank in vain.
+  if (operation->request.kind == Kind::Join) wiring_.segment->lane().suspend();
   if (!wake) return;
   doorbell().bump();
   if (waiters_.load() == 0) work_.bump();
@@ -198,7 +200,9 @@ void Engine::shutdown() {
   if (progress()) progress();
   fail_pending(Error::closed("it was shut down while this operation was pending"));
   for (ControlStream& control : controls_) {
-    control.send(Farewell{wiring_.rank, true, reason_of(Life::State::Left), first_left_.value_or(wiring_.rank)});
+    // After a failure the others are to hear of that, not that this rank left because of it.
+    if (!failed_.load())
+      control.send(Farewell{wiring_.rank, true, reason_of(Life::State::Left), first_left_.value_or(wiring_.rank)});
     while (!control.flush() && now_ns() < until) std::this_thread::sleep_for(milliseconds(1));
   }
   driving.unlock();

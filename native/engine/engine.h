@@ -128,6 +128,7 @@ class Engine : private Guard {
   void tell_children(const Payload& payload);
   void run_plan(Plan plan);
   void run_bundle(const Bundle& bundle);
+  [[nodiscard]] OperationPtr take(const Entry& entry);
   void run_operations(const Bundle& bundle, std::span<const OperationPtr> operations);
   void record(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t begin_ns);
   void refuse(const Refusal& refusal);

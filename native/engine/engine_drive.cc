@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "engine/execute.h"
+#include "engine/joined.h"
 
 // How an engine makes progress: it talks to the others (engine_talk.cc) and runs what was decided.
 namespace farandole {
@@ -48,7 +49,7 @@ void Engine::run_bundle(const Bundle& bundle) {
   try {
     for (const Entry& entry : bundle.entries) {
       if (entry.count == 1) {
-        operations.push_back(pending_.take(entry));
+        operations.push_back(take(entry));
         continue;
       }
       for (uint32_t i = 0; i < entry.count; ++i) operations.push_back(pending_.take(Entry{{}, entry.id + i, {}}));
@@ -57,7 +58,15 @@ void Engine::run_bundle(const Bundle& bundle) {
     for (const OperationPtr& operation : operations) fail(operation, error);
     throw;
   }
+  if (bundle.kind == Kind::Join) wiring_.segment->lane().resume();
   run_operations(bundle, operations);
+}
+
+OperationPtr Engine::take(const Entry& entry) {
+  if (!entry.request) return pending_.take(entry);
+  // Some rank has joined, perhaps this one.
+  OperationPtr own = pending_.take(entry.name);
+  return own ? own : stand_in(*entry.request, wiring_.size);
 }
 
 void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> operations) {
@@ -107,7 +116,10 @@ void Engine::refuse(const Refusal& refusal) {
   if (refusal.error.kind == ErrorKind::Timeout && std::find(late.begin(), late.end(), wiring_.rank) != late.end())
     return;
   // A rank that a timeout was waiting for has nothing to fail.
-  if (const OperationPtr operation = pending_.take(refusal.name)) fail(operation, refusal.error);
+  const OperationPtr operation = pending_.take(refusal.name);
+  if (!operation) return;
+  if (operation->request.kind == Kind::Join) wiring_.segment->lane().resume();
+  fail(operation, refusal.error);
 }
 
 void Engine::fail(const OperationPtr& operation, const Error& error) const {

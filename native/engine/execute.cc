@@ -1,6 +1,8 @@
 #include "engine/execute.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -8,6 +10,27 @@
 
 namespace farandole {
 namespace {
+
+/// Min, Max and Product know a value that changes nothing only behind the factor: nothing times -2 is the least value.
+/// So, where joined ranks bring that value, the others bring theirs multiplied.
+bool scales_first(const Request& request) {
+  const bool sums = request.op == ReduceOp::Sum || request.op == ReduceOp::Average || request.op == ReduceOp::Adasum;
+  return request.prescale != 1 && (!sums || !std::isfinite(request.prescale));
+}
+
+/// The same with the inputs multiplied, where the outputs are to be.
+std::vector<Piece> scaled_pieces_of(std::span<const OperationPtr> operations) {
+  std::vector<Piece> pieces;
+  for (const OperationPtr& each : operations) {
+    const Request& request = each->request;
+    if (!each->stands_in) {
+      if (each->output != each->input && request.bytes() > 0) std::memcpy(each->output, each->input, request.bytes());
+      scale(request.dtype, request.prescale, each->output, request.elements());
+    }
+    pieces.push_back({each->output, each->output, request.bytes()});
+  }
+  return pieces;
+}
 
 std::vector<Piece> pieces_of(std::span<const OperationPtr> operations) {
   std::vector<Piece> pieces;
@@ -29,11 +52,16 @@ Reduction reduction_of(const Request& request, int size) {
   return {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1};
 }
 
-void allreduce(World& world, int rank, int size, std::span<const OperationPtr> operations) {
+void allreduce(World& world, int rank, int size, const Bundle& bundle, std::span<const OperationPtr> operations) {
   const Request& first = operations[0]->request;
-  const std::vector<Piece> pieces = pieces_of(operations);
-  if (first.op == ReduceOp::Adasum) adasum(world, rank, size, pieces, first.dtype, first.prescale, first.postscale);
-  else world.allreduce(pieces, first.dtype, reduction_of(first, size));
+  // What is agreed in the lane has no entries, and nobody has joined.
+  const bool scaled = !bundle.entries.empty() && bundle.entries[0].request && scales_first(first);
+  const std::vector<Piece> pieces = scaled ? scaled_pieces_of(operations) : pieces_of(operations);
+  Reduction reduction = reduction_of(first, size);
+  if (scaled) reduction.prescale = 1;
+  if (first.op == ReduceOp::Adasum)
+    adasum(world, rank, size, pieces, first.dtype, reduction.prescale, reduction.postscale);
+  else world.allreduce(pieces, first.dtype, reduction);
 }
 
 class Execution {
@@ -117,9 +145,13 @@ void execute(World& world, int rank, int size, const Bundle& bundle, std::span<c
     if (each->request.kind != bundle.kind) throw Error::internal("a plan does not fit the operation that it names");
   const Request& first = operations[0]->request;
   switch (bundle.kind) {
-    case Kind::Allreduce: allreduce(world, rank, size, operations); return;
+    case Kind::Allreduce: allreduce(world, rank, size, bundle, operations); return;
     case Kind::Broadcast: world.broadcast(pieces_of(operations), first.root); return;
     case Kind::Barrier: world.barrier(); return;
+    case Kind::Join:
+      if (bundle.entries[0].sizes.size() != 1) throw Error::internal("a plan does not say who joined last");
+      operations[0]->last_joined = static_cast<int>(bundle.entries[0].sizes[0]);
+      return;
     default: break;
   }
   for (size_t i = 0; i < operations.size(); ++i) {

@@ -8,14 +8,17 @@
 namespace farandole {
 namespace {
 
-using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t>;
+using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t, bool>;
 
 bool fuses(Kind kind) { return kind == Kind::Allreduce || kind == Kind::Broadcast; }
 
 /// Broadcasts move bytes, whatever their type.
-Key key_of(const Request& request) {
-  if (request.kind == Kind::Broadcast) return {request.kind, DType::UInt8, ReduceOp::Sum, 1, 1, request.root};
-  return {request.kind, request.dtype, request.op, request.prescale, request.postscale, 0};
+Key key_of(const Fusible& item) {
+  const Request& request = item.request;
+  const bool with_joined = item.entry.request.has_value();
+  if (request.kind == Kind::Broadcast)
+    return {request.kind, DType::UInt8, ReduceOp::Sum, 1, 1, request.root, with_joined};
+  return {request.kind, request.dtype, request.op, request.prescale, request.postscale, 0, with_joined};
 }
 
 }  // namespace
@@ -29,7 +32,7 @@ std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold, bool look
   std::map<Key, Open> open;
   for (Fusible& item : ready) {
     const size_t bytes = item.request.bytes();
-    const Key key = key_of(item.request);
+    const Key key = key_of(item);
     if (!look_ahead) std::erase_if(open, [&](const auto& each) { return each.first != key; });
     if (fuses(item.request.kind) && bytes <= threshold) {
       const auto [found, fresh] = open.try_emplace(key, Open{bundles.size(), 0});

@@ -17,6 +17,7 @@ uint64_t ns(std::chrono::nanoseconds span) { return static_cast<uint64_t>(span.c
 bool Lane::agree(uint32_t number, uint32_t instance, const std::function<bool()>& called_away) {
   if (number >= LaneRounds::kMostNumbers || size_ > LaneRounds::kMostRanks) return false;
   LaneRounds& rounds = segment_.lane();
+  if (rounds.suspended()) return false;
   for (;; ++round_) {
     const LaneRounds::Arrival arrival = rounds.arrive(round_, number, instance);
     if (arrival == LaneRounds::Arrival::Waiting) break;

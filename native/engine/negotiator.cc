@@ -48,24 +48,36 @@ constexpr Aspect kAspects[] = {
      }},
 };
 
+const Request& first_of(const std::vector<std::optional<Request>>& asked) {
+  return **std::find_if(asked.begin(), asked.end(), [](const auto& each) { return each.has_value(); });
+}
+
+/// Who has joined brings no rows.
 std::vector<int64_t> sizes_of(const std::vector<std::optional<Request>>& asked) {
+  const Kind kind = first_of(asked).kind;
+  const std::vector<int64_t> nothing(asked.size(), 0);
   std::vector<int64_t> sizes;
-  if (asked[0]->kind == Kind::Allgather)
-    for (const auto& request : asked) sizes.push_back(request->shape[0]);
-  if (asked[0]->kind == Kind::Alltoall)
-    for (const auto& request : asked) sizes.insert(sizes.end(), request->splits.begin(), request->splits.end());
+  if (kind == Kind::Allgather)
+    for (const auto& request : asked) sizes.push_back(request ? request->shape[0] : 0);
+  if (kind == Kind::Alltoall)
+    for (const auto& request : asked) {
+      const std::vector<int64_t>& splits = request ? request->splits : nothing;
+      sizes.insert(sizes.end(), splits.begin(), splits.end());
+    }
   return sizes;
 }
 
 }  // namespace
 
 std::optional<Error> disagreement(const std::vector<std::optional<Request>>& asked) {
+  const Request& first = first_of(asked);
   for (const Aspect& aspect : kAspects) {
-    const auto differs = [&](const std::optional<Request>& other) { return !aspect.alike(*asked[0], *other); };
-    if (std::none_of(asked.begin() + 1, asked.end(), differs)) continue;
+    const auto differs = [&](const std::optional<Request>& other) { return other && !aspect.alike(first, *other); };
+    if (std::none_of(asked.begin(), asked.end(), differs)) continue;
     std::map<int, std::string> texts;
-    for (size_t rank = 0; rank < asked.size(); ++rank) texts[static_cast<int>(rank)] = aspect.text(*asked[rank]);
-    return Error::mismatch(asked[0]->name, aspect.what, std::move(texts));
+    for (size_t rank = 0; rank < asked.size(); ++rank)
+      if (asked[rank]) texts[static_cast<int>(rank)] = aspect.text(*asked[rank]);
+    return Error::mismatch(first.name, aspect.what, std::move(texts));
   }
   return std::nullopt;
 }
@@ -74,12 +86,14 @@ void Negotiator::ask(int rank, Request request, double now) {
   // Checked where it was submitted; checked again because the plan is built on it.
   validate(request, options_.size);
   now_ = now;
+  if (request.kind == Kind::Join) return join(rank, request);
   Asked& asked = spell_out(request.name, now);
   std::optional<Request>& mine = asked.by_rank[static_cast<size_t>(rank)];
   if (mine) throw Error::internal("rank " + std::to_string(rank) + " asked twice for '" + request.name + "'");
   const std::string name = request.name;
   mine = std::move(request);
-  if (++asked.count < options_.size) {
+  ++asked.count;
+  if (!is_complete(asked)) {
     refuse_if_hopeless(name);
     return;
   }
@@ -98,8 +112,7 @@ void Negotiator::ask(const RankSet& ranks, uint32_t id, double now) {
   if (id >= known_.size()) throw Error::internal("ranks asked for unknown number " + std::to_string(id));
   Known& known = known_[id];
   now_ = now;
-  // Once a rank has left nothing can become ready by number; the table knows who lacks what.
-  if (known.spelled_out || !left_.empty()) {
+  if (known.spelled_out || !left_.empty() || joined_.any()) {
     const Request request = known.request;  // the table of numbers may grow and move meanwhile
     ranks.each([&](int rank) { ask(rank, request, now); });
     return;
@@ -116,10 +129,50 @@ void Negotiator::ask(const RankSet& ranks, uint32_t id, double now) {
   release({known.request, {{}, id, {}}});  // all ranks know the number
 }
 
-void Negotiator::leave(const RankSet& gone, int named, const std::string& reason) {
-  gone.each([&](int rank) { left_.emplace(rank, Loss{named, reason}); });
+bool Negotiator::is_complete(const Asked& asked) const {
+  if (asked.count == options_.size) return true;
+  if (!joined_.any()) return false;
+  for (size_t rank = 0; rank < asked.by_rank.size(); ++rank)
+    if (!asked.by_rank[rank] && !joined_.has(rank)) return false;
+  return true;
+}
+
+void Negotiator::join(int rank, const Request& request) {
+  join_name_ = request.name;
+  joined_.add(rank);
+  if (!left_.empty()) {
+    const Loss& loss = left_.begin()->second;
+    return refuse_join(Error::peer_lost(request.name, loss.named, loss.reason));
+  }
+  spell_out_all();
+  std::vector<std::string> complete;
+  for (const auto& [name, asked] : table_)
+    if (is_complete(asked)) complete.push_back(name);
+  std::sort(complete.begin(), complete.end());
+  for (const std::string& name : complete) {
+    Asked asked = std::move(table_.at(name));
+    table_.erase(name);
+    settle(std::move(asked));
+  }
+  if (!joined_.all()) return;
+  ready_.push_back({request, {request.name, kNoId, {joined_.last()}}});
+  joined_.clear();
+}
+
+void Negotiator::refuse_join(Error error) {
+  refused_.push_back({join_name_, std::move(error)});
+  joined_.clear();
+}
+
+void Negotiator::spell_out_all() {
   for (Known& known : known_)
     if (!known.asked.empty()) spell_out(known.request.name, known.since);
+}
+
+void Negotiator::leave(const RankSet& gone, int named, const std::string& reason) {
+  gone.each([&](int rank) { left_.emplace(rank, Loss{named, reason}); });
+  if (joined_.any()) refuse_join(Error::peer_lost(join_name_, named, reason));
+  spell_out_all();
   std::vector<std::string> names;
   for (const auto& [name, asked] : table_) names.push_back(name);
   for (const std::string& name : names) refuse_if_hopeless(name);
@@ -137,11 +190,9 @@ void Negotiator::refuse_if_hopeless(const std::string& name) {
 }
 
 void Negotiator::refuse_asked(const Asked& asked, Error error) {
-  const auto first =
-      std::find_if(asked.by_rank.begin(), asked.by_rank.end(), [](const auto& each) { return each.has_value(); });
-  if (const auto found = numbers_.find((*first)->name); found != numbers_.end())
-    known_[found->second].spelled_out = false;
-  refuse(**first, std::move(error));
+  const Request& first = first_of(asked.by_rank);
+  if (const auto found = numbers_.find(first.name); found != numbers_.end()) known_[found->second].spelled_out = false;
+  refuse(first, std::move(error));
 }
 
 Negotiator::Asked& Negotiator::spell_out(const std::string& name, double now) {
@@ -164,11 +215,14 @@ Negotiator::Asked& Negotiator::spell_out(const std::string& name, double now) {
 }
 
 void Negotiator::settle(Asked asked) {
-  const Request& request = *asked.by_rank[0];
+  const Request& request = first_of(asked.by_rank);
   if (const auto found = numbers_.find(request.name); found != numbers_.end())
     known_[found->second].spelled_out = false;
-  if (auto error = disagreement(asked.by_rank)) refuse(request, std::move(*error));
-  else release({request, {request.name, number(request), sizes_of(asked.by_rank)}});
+  if (auto error = disagreement(asked.by_rank)) return refuse(request, std::move(*error));
+  if (asked.count == options_.size) return release({request, {request.name, number(request), sizes_of(asked.by_rank)}});
+  // No number: a rank that did not ask would learn what it stands for from others.
+  if (auto error = impossible_with_joined(asked.by_rank)) refuse(request, std::move(*error));
+  else release({request, {request.name, kNoId, sizes_of(asked.by_rank), 1, request}});
 }
 
 void Negotiator::release(Fusible ready) {
@@ -222,10 +276,13 @@ void Negotiator::expire(double now) {
     std::string name;
     for (size_t rank = 0; rank < asked.by_rank.size(); ++rank) {
       if (asked.by_rank[rank]) name = asked.by_rank[rank]->name;
-      else missing.push_back(static_cast<int>(rank));
+      else if (!joined_.has(rank)) missing.push_back(static_cast<int>(rank));
     }
     refuse_asked(asked, Error::timeout(name, std::move(missing), now - asked.since));
   }
+  // To wait long for the others' last data is what join() is for, as long as they ask for anything.
+  if (joined_.any() && now - now_ >= options_.timeout)
+    refuse_join(Error::timeout(join_name_, joined_.missing(), now - now_));
 }
 
 void Negotiator::expire_groups(double now) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/fusion.h"
+#include "engine/joined.h"
 #include "engine/plan.h"
 #include "engine/rank_set.h"
 #include "engine/request.h"
@@ -18,7 +19,8 @@ namespace farandole {
 /// Decides what runs: pure, without clocks, threads or sockets. Lives at the coordinator, rank 0.
 ///
 /// Ranks ask in any order and at any time. What all ranks have asked for, alike, is ready; what they have asked for
-/// differently is refused, naming who asked for what. Ready operations are fused and leave as a plan.
+/// differently is refused, naming who asked for what. Ready operations are fused and leave as a plan. A rank that has
+/// joined counts as having asked for everything, until all have joined.
 class Negotiator {
  public:
   struct Options {
@@ -29,7 +31,7 @@ class Negotiator {
     bool look_ahead = true;  // fusion looks past operations of another type
   };
 
-  explicit Negotiator(Options options) : options_(options) {}
+  explicit Negotiator(Options options) : options_(options), joined_(options.size) {}
 
   /// `rank` asks at time `now` (seconds, any epoch). Throws Error (Internal) when it asks twice.
   void ask(int rank, Request request, double now);
@@ -48,7 +50,7 @@ class Negotiator {
   [[nodiscard]] Plan decide(double now);
 
   /// Operations that some ranks have asked for and others not, and groups that are incomplete.
-  [[nodiscard]] size_t waiting() const { return table_.size() + partial_ + groups_.size(); }
+  [[nodiscard]] size_t waiting() const { return table_.size() + partial_ + groups_.size() + (joined_.any() ? 1 : 0); }
 
  private:
   /// Who asked for a name, with the request in full.
@@ -75,6 +77,12 @@ class Negotiator {
     std::string reason;
   };
 
+  void join(int rank, const Request& request);
+  /// All ranks have asked for it, or have joined.
+  [[nodiscard]] bool is_complete(const Asked& asked) const;
+  /// From now on nothing becomes ready by number; the table knows who lacks what.
+  void spell_out_all();
+  void refuse_join(Error error);
   /// Refuses what waits for a rank that has left.
   void refuse_if_hopeless(const std::string& name);
   void refuse_asked(const Asked& asked, Error error);
@@ -96,12 +104,14 @@ class Negotiator {
   std::vector<Fusible> ready_;
   std::vector<Refusal> refused_;
   std::map<int, Loss> left_;
-  size_t partial_ = 0;  // numbers that some ranks have asked for and others not
-  double now_ = 0;      // of the latest request
-  double looked_ = 0;   // when expiry was last checked
+  Joined joined_;
+  std::string join_name_;  // what the ranks call it
+  size_t partial_ = 0;     // numbers that some ranks have asked for and others not
+  double now_ = 0;         // of the latest request
+  double looked_ = 0;      // when expiry was last checked
 };
 
-/// How the requests of all ranks for one name differ, if they do.
+/// How the requests for one name differ, if they do; ranks that have joined may have none.
 [[nodiscard]] std::optional<Error> disagreement(const std::vector<std::optional<Request>>& asked);
 
 }  // namespace farandole

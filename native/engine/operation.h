@@ -42,8 +42,10 @@ class Operation {
   std::optional<ResultBuffer> result;
   std::vector<int64_t> result_shape;
   std::vector<int64_t> received_splits;
+  int last_joined = -1;
 
   uint64_t submitted_ns = 0;
+  bool stands_in = false;  // made by the engine for a rank that has joined: nobody asked for it here
 
   [[nodiscard]] bool done() const { return finished_.load() != 0; }
   void finish() { finished_.publish(1); }

@@ -6,12 +6,16 @@ namespace farandole {
 void Pending::add(const OperationPtr& operation) {
   const std::lock_guard lock(mu_);
   if (refused_) throw refused_->named(operation->request.name);
+  if (joined_)
+    throw Error::invalid(operation->request.name,
+                         "this rank has joined; wait for join() to return before the next one");
   Name& name = names_[operation->request.name];
   if (name.pending)
     throw Error::invalid(operation->request.name,
                          "an operation of the same name is still in flight; wait for it or use another name");
   name.pending = operation;
   queue_.push_back(operation);
+  joined_ = operation->request.kind == Kind::Join;
   count_.fetch_add(1);
   fresh_.store(true, std::memory_order_release);
 }
@@ -51,7 +55,7 @@ OperationPtr Pending::take(const Entry& entry) {
     throw Error::internal("the plan holds '" + entry.name + "' (number " + std::to_string(entry.id) +
                           "), which this rank did not ask for");
   OperationPtr operation = std::exchange(name->pending, nullptr);
-  count_.fetch_sub(1);
+  let_go(operation);
   if (entry.id == kNoId) {
     // Names that get no number are not remembered: they may be new at every step.
     if (name->id == kNoId) names_.erase(operation->request.name);
@@ -72,9 +76,14 @@ OperationPtr Pending::take(const std::string& name) {
   const auto found = names_.find(name);
   if (found == names_.end()) return nullptr;
   OperationPtr operation = std::exchange(found->second.pending, nullptr);
-  if (operation) count_.fetch_sub(1);
+  if (operation) let_go(operation);
   if (found->second.id == kNoId) names_.erase(found);
   return operation;
+}
+
+void Pending::let_go(const OperationPtr& operation) {
+  count_.fetch_sub(1);
+  if (operation->request.kind == Kind::Join) joined_ = false;
 }
 
 bool Pending::refuse(const Error& error) {
@@ -98,7 +107,7 @@ OperationPtr Pending::overdue(uint64_t before_ns) {
   const std::lock_guard lock(mu_);
   OperationPtr first;
   for (const auto& [name, record] : names_)
-    if (record.pending && record.pending->submitted_ns < before_ns &&
+    if (record.pending && record.pending->request.kind != Kind::Join && record.pending->submitted_ns < before_ns &&
         (!first || record.pending->submitted_ns < first->submitted_ns))
       first = record.pending;
   return first;

@@ -20,7 +20,8 @@ using Asking = std::vector<std::variant<uint32_t, Request>>;
 /// The operations that this rank has asked for and that are not done, by name, and the numbers of names that repeat.
 class Pending {
  public:
-  /// Throws Error: Invalid when an operation of this name is in flight, or what refuse() was given.
+  /// Throws Error: Invalid when an operation of this name is in flight or this rank has joined, or what refuse() was
+  /// given.
   void add(const OperationPtr& operation);
 
   /// The number that stands for this very request and is free to be used; kNoId when there is none.
@@ -46,13 +47,17 @@ class Pending {
   /// Takes all.
   [[nodiscard]] std::vector<OperationPtr> take_all();
 
-  /// The pending operation that was submitted first, if that was before `before_ns`.
+  /// The pending operation that was submitted first, if that was before `before_ns`; a join may take as long as it
+  /// does.
   [[nodiscard]] OperationPtr overdue(uint64_t before_ns);
 
   /// True when nothing was added that was not taken.
   [[nodiscard]] bool empty() const { return count_.load() == 0; }
 
  private:
+  /// `operation` is pending no more.
+  void let_go(const OperationPtr& operation);
+
   struct Name {
     uint32_t id = kNoId;
     Request signature;  // what the number stands for
@@ -66,6 +71,7 @@ class Pending {
   std::vector<Name*> by_id_;
   std::vector<OperationPtr> queue_;
   std::optional<Error> refused_;
+  bool joined_ = false;  // a join is pending, and nothing can be asked for before it is done
 };
 
 }  // namespace farandole

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -23,16 +24,20 @@ struct Entry {
   std::string name;
   /// The number that stands for this name and signature, from now on if a name comes with it; or kNoId.
   uint32_t id = kNoId;
-  /// Allgather: rows of each rank. Alltoall: rows that rank r sends to rank c, at r * size + c. Else empty.
+  /// Allgather: rows of each rank. Alltoall: rows that rank r sends to rank c, at r * size + c.
+  /// Join: the rank that joined last. Else empty.
   std::vector<int64_t> sizes;
   /// With more than one, the entry stands for the numbers from `id` on, in their order.
   uint32_t count = 1;
+  /// What the others asked for, when a rank that has joined takes part without having asked.
+  std::optional<Request> request = std::nullopt;
 
   [[nodiscard]] bool is_number() const { return name.empty() && sizes.empty() && id != kNoId; }
   bool operator==(const Entry&) const = default;
 };
 
-/// Operations that run as one: a bucket. All entries share kind, dtype (of allreduces), operation, factors and root.
+/// Operations that run as one: a bucket. All entries share kind, dtype (of allreduces), operation, factors and
+/// root, and whether joined ranks take part.
 struct Bundle {
   Kind kind = Kind::Barrier;
   std::vector<Entry> entries;

@@ -14,6 +14,7 @@ const char* name_of(Kind kind) {
     case Kind::Alltoall: return "alltoall";
     case Kind::Reducescatter: return "reducescatter";
     case Kind::Barrier: return "barrier";
+    case Kind::Join: return "join";
   }
   return "unknown";
 }

@@ -9,9 +9,17 @@
 
 namespace farandole {
 
-enum class Kind : uint8_t { Allreduce = 0, Allgather = 1, Broadcast = 2, Alltoall = 3, Reducescatter = 4, Barrier = 5 };
+enum class Kind : uint8_t {
+  Allreduce = 0,
+  Allgather = 1,
+  Broadcast = 2,
+  Alltoall = 3,
+  Reducescatter = 4,
+  Barrier = 5,
+  Join = 6,  // this rank has nothing more to ask for: until all have joined, it counts as asking for what others do
+};
 
-inline constexpr uint8_t kKinds = 6;
+inline constexpr uint8_t kKinds = 7;
 
 const char* name_of(Kind kind);
 

@@ -13,7 +13,7 @@ enum class Tag : uint8_t { Gathered = 1, Plan = 2, Farewell = 3, Heartbeat = 4 }
 
 /// How an item of a Gathered, or an entry of a bundle, is written.
 enum class Item : uint8_t { SendersNumbers = 0, RanksNumbers = 1, Spelled = 2 };
-enum class Form : uint8_t { Numbers = 0, Full = 1 };
+enum class Form : uint8_t { Numbers = 0, Full = 1, WithRequest = 2 };
 
 /// Integers as little-endian base-128 groups (LEB128); signed ones zigzag; floats as their eight bytes.
 class Writer {
@@ -156,7 +156,7 @@ Request read_request(Reader& r) {
   request.group = r.text();
   request.group_size = r.small_number();
   // The negotiator reads the first dimension of these without asking again.
-  if (!repeats_exactly(request.kind) && request.shape.empty()) Reader::fail();
+  if ((request.kind == Kind::Allgather || request.kind == Kind::Alltoall) && request.shape.empty()) Reader::fail();
   return request;
 }
 
@@ -191,6 +191,7 @@ Error read_error(Reader& r) {
     asked[rank] = r.text();
   }
   // All that a negotiation ends with.
+  if (kind == ErrorKind::Joined) return Error::joined(std::move(name), std::move(reason));
   if (kind == ErrorKind::Mismatch) return Error::mismatch(std::move(name), std::move(what), std::move(asked));
   if (kind == ErrorKind::PeerLost) return Error::peer_lost(std::move(name), lost, std::move(reason));
   if (kind == ErrorKind::Timeout) return Error::timeout(std::move(name), std::move(ranks), waited);
@@ -260,10 +261,11 @@ void write(Writer& w, const Bundle& bundle) {
       write_run(w, entry.id, count);
       at += length;
     } else {
-      w.byte(static_cast<uint8_t>(Form::Full));
+      w.byte(static_cast<uint8_t>(entry.request ? Form::WithRequest : Form::Full));
       w.number(entry.id);
       w.text(entry.name);
       w.integers(entry.sizes);
+      if (entry.request) write(w, *entry.request);
       ++at;
     }
   }
@@ -275,13 +277,15 @@ Bundle read_bundle(Reader& r) {
   bundle.entries.resize(r.count());
   if (bundle.entries.empty()) Reader::fail();
   for (Entry& entry : bundle.entries) {
-    if (static_cast<Form>(r.below(2)) == Form::Numbers) {
+    const auto form = static_cast<Form>(r.below(3));
+    if (form == Form::Numbers) {
       std::tie(entry.id, entry.count) = read_run(r);
       continue;
     }
     entry.id = r.small_number();
     entry.name = r.text();
     entry.sizes = r.sizes();
+    if (form == Form::WithRequest) entry.request = read_request(r);
   }
   return bundle;
 }

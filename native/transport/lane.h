@@ -34,6 +34,11 @@ class LaneRounds {
   /// Spoils `round` unless it is agreed; returns what it is now.
   State spoil(uint32_t round, uint32_t size);
 
+  /// Nobody is to wait in any round until resume() was called as often: a rank that has joined never comes.
+  void suspend() { suspended_.fetch_add(1, std::memory_order_relaxed); }
+  void resume() { suspended_.fetch_sub(1, std::memory_order_relaxed); }
+  [[nodiscard]] bool suspended() const { return suspended_.load(std::memory_order_relaxed) != 0; }
+
   /// True when a rank waits in `round`.
   [[nodiscard]] bool occupied(uint32_t round) const;
 
@@ -53,6 +58,7 @@ class LaneRounds {
   static int compare(uint32_t word_tag, uint32_t round_tag);
 
   std::array<Word, kRounds> words_;
+  alignas(128) std::atomic<uint32_t> suspended_{0};
 };
 
 }  // namespace farandole

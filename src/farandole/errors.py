@@ -11,6 +11,7 @@ FarandoleError
 ├── CollectiveError                             an operation failed; carries `name`
 │   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
 │   ├── MismatchError *                         ranks asked for different things
+│   ├── JoinedError *                           it needs a rank that has joined
 │   ├── CollectiveTimeout (TimeoutError) *      who did not come, how long we waited
 │   └── PeerLost (ConnectionError) *            carries `rank`; the others can go on in a new generation
 └── HorovodInternalError (RuntimeError)         * what Horovod's programs catch: not this call, but the job failed
@@ -33,6 +34,7 @@ __all__ = [
     "FarandoleError",
     "HorovodInternalError",
     "InvalidRequest",
+    "JoinedError",
     "MismatchError",
     "NotInitializedError",
     "PeerLost",
@@ -218,6 +220,10 @@ class MismatchError(CollectiveError, HorovodInternalError):
         for rank, wish in sorted(self.asked.items()):
             ranks_by_wish.setdefault(wish, []).append(rank)
         return "; ".join(f"{spell_ranks(ranks)}: {wish}" for wish, ranks in ranks_by_wish.items())
+
+
+class JoinedError(CollectiveError, HorovodInternalError):
+    """What the ranks asked for would lose something that only a rank that has called `join` could give or take."""
 
 
 class CollectiveTimeout(CollectiveError, HorovodInternalError, TimeoutError):

@@ -61,6 +61,7 @@ void test_named_changes_the_name_and_nothing_else() {
   const Error mismatch = Error::mismatch("", "shape", {{0, "[1]"}}).named("grad");
   CHECK(mismatch.what_differs == "shape" && mismatch.asked.size() == 1);
   CHECK_EQ(Error::invalid("", "no").named("grad").reason, "no");
+  CHECK_EQ(Error::joined("", "no").named("grad").reason, "no");
   CHECK_EQ(Error::closed("bye").named("grad").name, "");
 }
 
@@ -87,7 +88,7 @@ void test_it_is_a_value() {
   kept = Error::peer_lost("grad", 1, "left");
   CHECK_EQ(std::string(kept.what()), std::string(Error::peer_lost("grad", 1, "left").what()));
   for (const ErrorKind kind : {ErrorKind::Invalid, ErrorKind::Mismatch, ErrorKind::Timeout, ErrorKind::PeerLost,
-                               ErrorKind::Closed, ErrorKind::Internal}) {
+                               ErrorKind::Closed, ErrorKind::Internal, ErrorKind::Joined}) {
     CHECK(std::string(name_of(kind)) != "unknown");
   }
 }

@@ -17,6 +17,7 @@ from farandole.errors import (
     FarandoleError,
     HorovodInternalError,
     InvalidRequest,
+    JoinedError,
     MismatchError,
     NotInitializedError,
     PeerLost,
@@ -61,6 +62,7 @@ SAMPLES = [
         CollectiveError,
         ["'fc.weight': shape differs", "ranks 0 and 1: float32[10]; rank 3: float32[9]", "use one shape"],
     ),
+    (JoinedError("fc.weight", "rank 1 has joined"), HorovodInternalError, ["'fc.weight': rank 1 has joined"]),
     (
         CollectiveTimeout("grad", (2,), 600.0),
         TimeoutError,
@@ -107,7 +109,15 @@ def test_every_error_is_sampled_and_exported() -> None:
 
 @pytest.mark.parametrize("error", [each for each, _, _ in SAMPLES], ids=lambda each: type(each).__name__)
 def test_horovods_programs_catch_what_is_not_wrong_with_the_call(error: FarandoleError) -> None:
-    kinds = (HorovodInternalError, NotInitializedError, MismatchError, CollectiveTimeout, PeerLost, EngineClosed)
+    kinds = (
+        HorovodInternalError,
+        NotInitializedError,
+        MismatchError,
+        JoinedError,
+        CollectiveTimeout,
+        PeerLost,
+        EngineClosed,
+    )
     assert isinstance(error, HorovodInternalError) == (type(error) in kinds)
     assert not isinstance(error, HorovodInternalError) or isinstance(error, RuntimeError)
 

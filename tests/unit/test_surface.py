@@ -14,8 +14,8 @@ allgather_object allreduce allreduce_ allreduce_async allreduce_async_ alltoall 
 broadcast_ broadcast_async broadcast_async_ broadcast_object ccl_built cross_rank cross_size cuda_built ddl_built
 global_process_set gloo_built gloo_enabled grouped_allgather grouped_allgather_async grouped_allreduce
 grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async
-init is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported nccl_built poll
-rank reducescatter reducescatter_async remove_process_set rocm_built shutdown size synchronize
+init is_homogeneous is_initialized join local_rank local_size mpi_built mpi_enabled mpi_threads_supported nccl_built
+poll rank reducescatter reducescatter_async remove_process_set rocm_built shutdown size synchronize
 """
 TORCH = (
     "DistributedOptimizer HorovodInternalError broadcast_optimizer_state broadcast_parameters sparse_allreduce_async"
@@ -41,6 +41,7 @@ SIGNATURES = {
     "poll": "handle",
     "synchronize": "handle",
     "barrier": "set",
+    "join": "device=-1",
 }
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-__all__ = ["ALLGATHER", "ALLREDUCE", "ALLTOALL", "BARRIER", "BROADCAST", "REDUCESCATTER"]
+__all__ = ["ALLGATHER", "ALLREDUCE", "ALLTOALL", "BARRIER", "BROADCAST", "JOIN", "REDUCESCATTER"]
 
 ALLREDUCE: Final = 0
 ALLGATHER: Final = 1
@@ -10,3 +10,4 @@ BROADCAST: Final = 2
 ALLTOALL: Final = 3
 REDUCESCATTER: Final = 4
 BARRIER: Final = 5
+JOIN: Final = 6

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from farandole.core import kinds
+from farandole.core import default, kinds
 from farandole.core.adapter import Adapter
 from farandole.core.blocking import Blocking
 from farandole.core.compression import Compressor
@@ -12,7 +12,7 @@ from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.core.reduction import Average, choose_op
 from farandole.core.requests import Requests, named
 
-__all__ = ["Operations", "barrier"]
+__all__ = ["Operations", "barrier", "join"]
 
 T = TypeVar("T")
 
@@ -312,3 +312,20 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     seat, _ = named("barrier", "", process_set)
     # One name for all barriers, so that the engine can replay them; two at a time on one rank make no sense.
     seat.engine.run(kinds.BARRIER, "barrier", None, None)
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data, take part in what the others ask for, and return when all have joined.
+
+    Returns the rank that joined last, the same on all ranks; then everything is as before, and `join` may be called
+    again. Until then this rank counts as having asked for every operation: it adds nothing to a Sum or Adasum and to an
+    Average, which still divides by the number of all ranks; it is left out of Min, Max and Product; it gathers no rows,
+    and arrives at barriers. `device` is Horovod's, and has no meaning here.
+
+    Blocks until every rank has joined, however long the others work; no other operation can be started on this rank
+    meanwhile. Raises `CollectiveTimeout` naming who has not joined when nobody has asked for anything for
+    `Config.collective_timeout`, and `PeerLost`. On the ranks that ask, what would lose something raises
+    `JoinedError`: a reducescatter, a broadcast whose root has joined, an alltoall that sends rows to a joined rank.
+    """
+    seat = default.seat()
+    return seat.engine.run(kinds.JOIN, "join", None, None, cacheable=False).last_joined()

@@ -31,7 +31,7 @@ from farandole.core.default import (
 )
 from farandole.core.handle import Handle, poll, synchronize
 from farandole.core.objects import allgather_object, broadcast_object
-from farandole.core.ops import barrier
+from farandole.core.ops import barrier, join
 from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
 from farandole.numpy.ops import (
@@ -105,6 +105,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",

@@ -1,0 +1,392 @@
+// Ranks that have joined take part in what the others ask for, and change nobody's result.
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "engine/collector.h"
+#include "engine/joined.h"
+#include "engine/negotiator.h"
+#include "engine_ranks.h"
+
+using namespace ranks;
+using farandole::Bundle;
+using farandole::Collector;
+using farandole::Entry;
+using farandole::ErrorKind;
+using farandole::Gathered;
+using farandole::Negotiator;
+using farandole::Numbers;
+using farandole::Plan;
+using farandole::Refusal;
+using farandole::Request;
+using farandole::Spelled;
+
+namespace {
+
+Request request_of(const std::string& name, Kind kind = Kind::Allreduce) {
+  Request request;
+  request.name = name;
+  request.kind = kind;
+  request.dtype = DType::Float32;
+  request.shape = {4};
+  request.cacheable = kind != Kind::Join;
+  return request;
+}
+
+Request join_request() {
+  Request request = request_of("join", Kind::Join);
+  request.shape.clear();
+  return request;
+}
+
+const Bundle& only_bundle(const Plan& plan) {
+  if (plan.size() != 1 || !std::holds_alternative<Bundle>(plan[0])) throw Error::internal("not one bundle");
+  return std::get<Bundle>(plan[0]);
+}
+
+const Refusal& only_refusal(const Plan& plan) {
+  if (plan.size() != 1 || !std::holds_alternative<Refusal>(plan[0])) throw Error::internal("not one refusal");
+  return std::get<Refusal>(plan[0]);
+}
+
+void test_who_has_joined_counts_as_asking() {
+  Negotiator negotiator({.size = 3});
+  negotiator.ask(2, join_request(), 0);
+  CHECK(negotiator.decide(0).empty());
+  negotiator.ask(0, request_of("x"), 0);
+  CHECK(negotiator.decide(0).empty());
+  negotiator.ask(1, request_of("x"), 0);
+  const Plan plan = negotiator.decide(0);
+  const Entry& entry = only_bundle(plan).entries[0];
+  CHECK_EQ(entry.name, std::string("x"));
+  CHECK(entry.request == request_of("x"));
+  CHECK_EQ(entry.id, farandole::kNoId);
+}
+
+void test_what_waited_for_the_one_that_joins_runs_then() {
+  Negotiator negotiator({.size = 2});
+  negotiator.ask(0, request_of("b"), 0);
+  negotiator.ask(0, request_of("a"), 0);
+  CHECK(negotiator.decide(0).empty());
+  negotiator.ask(1, join_request(), 0);
+  const Plan plan = negotiator.decide(0);
+  CHECK_EQ(only_bundle(plan).entries.size(), 2U);
+  CHECK_EQ(negotiator.waiting(), 1U);  // the join
+}
+
+void test_the_last_one_is_named_and_then_all_is_as_before() {
+  Negotiator negotiator({.size = 3});
+  for (int round = 0; round < 3; ++round) {
+    for (const int rank : {2, 0}) negotiator.ask(rank, join_request(), 0);
+    CHECK(negotiator.decide(0).empty());
+    negotiator.ask(1, join_request(), 0);
+    const Plan plan = negotiator.decide(0);
+    CHECK(only_bundle(plan).kind == Kind::Join);
+    CHECK(only_bundle(plan).entries[0].sizes == std::vector<int64_t>{1});
+    CHECK_EQ(negotiator.waiting(), 0U);
+    negotiator.ask(0, request_of("x"), 0);
+    negotiator.ask(1, request_of("x"), 0);
+    CHECK(negotiator.decide(0).empty());  // rank 2 has not asked
+    negotiator.ask(2, request_of("x"), 0);
+    CHECK(!only_bundle(negotiator.decide(0)).entries[0].request);
+  }
+  check::thrown<Error>([&] {
+    negotiator.ask(0, join_request(), 0);
+    negotiator.ask(0, join_request(), 0);
+  });
+}
+
+void test_numbers_are_looked_at_one_by_one() {
+  Negotiator negotiator({.size = 2});
+  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("x"), 0);
+  const uint32_t id = only_bundle(negotiator.decide(0)).entries[0].id;
+  negotiator.ask(0, id, 0);
+  negotiator.ask(1, join_request(), 0);  // what was asked by number before counts as well
+  for (int again = 0; again < 2; ++again) {
+    const Plan plan = negotiator.decide(0);
+    CHECK(only_bundle(plan).entries[0].request == request_of("x"));
+    if (again == 0) negotiator.ask(0, id, 0);
+  }
+  negotiator.ask(0, join_request(), 0);
+  CHECK(only_bundle(negotiator.decide(0)).kind == Kind::Join);
+  negotiator.ask(0, id, 0);
+  negotiator.ask(1, id, 0);
+  const Plan plan = negotiator.decide(0);
+  CHECK_EQ(only_bundle(plan).entries[0].id, id);  // the number still stands
+  CHECK(!only_bundle(plan).entries[0].request);
+}
+
+void test_what_cannot_be_is_refused() {
+  Negotiator negotiator({.size = 2});
+  negotiator.ask(1, join_request(), 0);
+  Request broadcast = request_of("broadcast", Kind::Broadcast);
+  broadcast.root = 1;
+  Request alltoall = request_of("alltoall", Kind::Alltoall);
+  alltoall.splits = {3, 1};
+  for (const Request& each : {request_of("scatter", Kind::Reducescatter), broadcast, alltoall}) {
+    negotiator.ask(0, each, 0);
+    const Plan plan = negotiator.decide(0);
+    const Error& error = only_refusal(plan).error;
+    CHECK(error.kind == ErrorKind::Joined);
+    CHECK(error.reason.find("is not supported with Join at this time") != std::string::npos);
+    CHECK_EQ(error.name, each.name);
+  }
+  broadcast.root = 0;
+  alltoall.splits = {3, 0};
+  for (const Request& each : {broadcast, alltoall, request_of("gather", Kind::Allgather)}) {
+    negotiator.ask(0, each, 0);
+    CHECK_EQ(only_bundle(negotiator.decide(0)).entries[0].name, each.name);
+  }
+}
+
+void test_joined_and_other_operations_are_not_fused() {
+  Negotiator negotiator({.size = 2});
+  negotiator.ask(0, request_of("both"), 0);
+  negotiator.ask(1, request_of("both"), 0);
+  negotiator.ask(0, request_of("one"), 0);
+  negotiator.ask(1, join_request(), 0);
+  CHECK_EQ(negotiator.decide(0).size(), 2U);
+}
+
+void test_losses_and_time() {
+  farandole::RankSet leaver;
+  leaver.add(0);
+  Negotiator left({.size = 3});
+  left.ask(1, join_request(), 0);
+  left.leave(leaver, 0, "it has shut down");
+  Plan plan = left.decide(0);
+  CHECK(only_refusal(plan).error.kind == ErrorKind::PeerLost);
+  CHECK_EQ(only_refusal(plan).error.rank, 0);
+  left.ask(2, join_request(), 0);  // later ones hear the same
+  plan = left.decide(0);
+  CHECK(only_refusal(plan).error.kind == ErrorKind::PeerLost);
+
+  Negotiator late({.size = 3, .timeout = 10});
+  late.ask(1, join_request(), 0);
+  for (int step = 1; step < 5; ++step) {  // the others work: that is what a joined rank waits for
+    late.ask(0, request_of("x"), 6.0 * step);
+    late.ask(2, request_of("x"), 6.0 * step);
+    CHECK_EQ(only_bundle(late.decide(6.0 * step)).entries.size(), 1U);
+  }
+  CHECK(late.decide(33).empty());
+  plan = late.decide(35);
+  CHECK(only_refusal(plan).error.kind == ErrorKind::Timeout);
+  CHECK(only_refusal(plan).error.ranks == (std::vector<int>{0, 2}));
+}
+
+void test_timeouts_do_not_blame_who_has_joined() {
+  Negotiator negotiator({.size = 3, .timeout = 10});
+  negotiator.ask(1, join_request(), 0);
+  negotiator.ask(0, request_of("x"), 1);
+  for (const auto& item : negotiator.decide(20)) {
+    const Error& error = std::get<Refusal>(item).error;
+    if (error.name == "x") CHECK(error.ranks == std::vector<int>{2});
+  }
+}
+
+void test_a_collector_holds_nothing_back_for_who_has_joined() {
+  Collector collector(1, {2, 3}, 100);
+  const auto learn = [&](const std::string& name, uint32_t id) {
+    collector.heed({Bundle{Kind::Allreduce, {Entry{name, id, {}}}}});
+  };
+  learn("x", 0);
+  learn("y", 1);
+  collector.ask(2, {Numbers{farandole::kSender, true, 0, 1}}, 0);
+  CHECK(collector.drain(0).empty());
+  collector.ask(3, {Spelled{3, join_request()}}, 0);
+  const Gathered up = collector.drain(0);
+  CHECK_EQ(up.size(), 2U);  // what was held back, then the join
+  CHECK(std::holds_alternative<Numbers>(up[0]) && std::get<Numbers>(up[0]).rank == 2);
+  collector.ask(2, {Numbers{farandole::kSender, true, 1, 1}}, 0);
+  CHECK_EQ(collector.drain(0).size(), 1U);
+  collector.heed({Bundle{Kind::Allreduce, {Entry{"x", farandole::kNoId, {}}}}});
+  collector.heed({Bundle{Kind::Allreduce, {Entry{"y", farandole::kNoId, {}}}}});
+  collector.heed({Bundle{Kind::Join, {Entry{"join", farandole::kNoId, {3}}}}});
+  for (const int child : {2, 3}) collector.ask(child, {Numbers{farandole::kSender, true, 0, 1}}, 0);
+  CHECK(collector.drain(0).empty());  // all is as before
+  collector.ask({uint32_t{0}}, 0);
+  CHECK(collector.drain(0) == (Gathered{Numbers{farandole::kSender, true, 0, 1}}));
+}
+
+// The same with engines, over every wiring. Rank r has r + 1 steps of data.
+
+const std::vector<std::vector<int>> kWorlds = {{0},    {0, 0},    {0, 0, 0},    {0, 0, 0, 0},
+                                               {0, 1}, {0, 0, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 1}};
+
+int join(Engine& engine) {
+  const OperationPtr operation = ranks::operation(Kind::Join, "join", DType::UInt8, {}, nullptr, nullptr);
+  operation->request.cacheable = false;
+  run_now(engine, operation);
+  return operation->last_joined;
+}
+
+/// What a rank brings to a step.
+float value_of(int rank, int step) { return static_cast<float>(rank + 2) * static_cast<float>(step + 1); }
+
+void reduce_at(Engine& engine, int step, size_t count) {
+  const std::string name = "x" + std::to_string(count);
+  std::vector<float> values(count, value_of(engine.rank(), step));
+  run_now(engine, sum(name, values));
+  float expected = 0;
+  for (int rank = step; rank < engine.size(); ++rank) expected += value_of(rank, step);
+  check::equal(values.back(), expected, name);
+
+  values.assign(count, value_of(engine.rank(), step));
+  OperationPtr least = sum("min" + name, values);
+  least->request.op = ReduceOp::Min;
+  least->request.prescale = -2;  // turns the order round
+  run_now(engine, least);
+  check::equal(values.front(), -2 * value_of(engine.size() - 1, step), name);
+
+  std::vector<int64_t> whole(count, engine.rank() + 2);
+  const OperationPtr product = operation(Kind::Allreduce, "product" + name, DType::Int64, {static_cast<int64_t>(count)},
+                                         whole.data(), whole.data());
+  product->request.op = ReduceOp::Product;
+  product->request.prescale = 1.5;
+  run_now(engine, product);
+  int64_t multiplied = 1;
+  for (int rank = step; rank < engine.size(); ++rank) multiplied *= (rank + 2) * 3 / 2;
+  check::equal(whole.back(), multiplied, name);
+
+  values.assign(count, 4.0f);
+  OperationPtr combined = sum("adasum" + name, values);
+  combined->request.op = ReduceOp::Adasum;
+  run_now(engine, combined);
+  check::equal(values.back(), 4.0f, name);
+}
+
+void move_at(Engine& engine, int step) {
+  std::vector<float> rows(static_cast<size_t>(engine.rank()) + 1, static_cast<float>(engine.rank()));
+  const OperationPtr gathered =
+      operation(Kind::Allgather, "gather", DType::Float32, {static_cast<int64_t>(rows.size())}, rows.data(), nullptr);
+  run_now(engine, gathered);
+  int64_t expected = 0;
+  for (int rank = step; rank < engine.size(); ++rank) expected += rank + 1;
+  check::equal(gathered->result_shape[0], expected);
+  check::equal(*reinterpret_cast<const float*>(gathered->result->data()), static_cast<float>(step));
+
+  std::vector<float> values(100, static_cast<float>(engine.rank()));
+  const OperationPtr spread = operation(Kind::Broadcast, "spread", DType::Float32, {100}, values.data(), values.data());
+  spread->request.root = engine.size() - 1;
+  run_now(engine, spread);
+  check::equal(values.back(), static_cast<float>(engine.size() - 1));
+
+  const auto n = static_cast<size_t>(engine.size());
+  const OperationPtr sent = operation(Kind::Alltoall, "sent", DType::Float32, {100}, values.data(), nullptr);
+  sent->request.splits.assign(n, 0);
+  for (size_t rank = static_cast<size_t>(step); rank < n; ++rank) sent->request.splits[rank] = 2;
+  run_now(engine, sent);
+  check::equal(sent->result_shape[0], static_cast<int64_t>(2 * (n - static_cast<size_t>(step))));
+
+  run_now(engine, operation(Kind::Barrier, "barrier", DType::UInt8, {}, nullptr, nullptr));
+}
+
+void uneven_data(Engine& engine) {
+  for (int round = 0; round < 3; ++round) {
+    for (int step = 0; step <= engine.rank(); ++step) {
+      for (const size_t count : {size_t{3}, size_t{70'000}}) reduce_at(engine, step, count);
+      move_at(engine, step);
+    }
+    const int last = join(engine);
+    check::equal(last, engine.size() - 1);
+    std::vector<float> values(7, 1.0f);  // all as before
+    run_now(engine, sum("between", values));
+    check::equal(values[3], static_cast<float>(engine.size()));
+  }
+}
+
+void in_flight_when_joining(Engine& engine) {
+  std::vector<std::vector<float>> values(20, std::vector<float>(50, 1.0f));
+  std::vector<OperationPtr> asked;
+  const size_t mine = engine.rank() % 2 == 0 ? values.size() : values.size() / 2;
+  for (size_t i = 0; i < mine; ++i) {
+    asked.push_back(sum("t" + std::to_string(i), values[i]));
+    asked.back()->request.op = ReduceOp::Average;
+    engine.submit(asked.back(), true);
+  }
+  join(engine);
+  const float half = static_cast<float>((engine.size() + 1) / 2) / static_cast<float>(engine.size());
+  for (size_t i = 0; i < mine; ++i) {
+    finish(engine, asked[i]);
+    // Half the tensors come from every second rank only, and still all ranks divide.
+    check::that(std::abs(values[i][0] - (i < values.size() / 2 ? 1.0f : half)) < 1e-6f, "the average is of all ranks");
+  }
+}
+
+void refused_while_joined(Engine& engine) {
+  if (engine.size() == 1) return;
+  std::vector<float> values(static_cast<size_t>(engine.size()), 1.0f);
+  if (engine.rank() == 0) {
+    const OperationPtr joining = ranks::operation(Kind::Join, "join", DType::UInt8, {}, nullptr, nullptr);
+    joining->request.cacheable = false;
+    engine.submit(joining, true);
+    const Error error = check::thrown<Error>([&] { engine.submit(sum("x", values), true); });
+    check::that(error.kind == ErrorKind::Invalid, "error.kind == Invalid", error.what());
+    finish(engine, joining);
+    return;
+  }
+  const OperationPtr scattered = operation(Kind::Reducescatter, "scatter", DType::Float32,
+                                           {static_cast<int64_t>(values.size())}, values.data(), nullptr);
+  const Error error = check::thrown<Error>([&] { run_now(engine, scattered); });
+  check::that(error.reason.find("Reducescatter is not supported with Join at this time") != std::string::npos,
+              "the refusal says why", error.what());
+  run_now(engine, sum("x", values));
+  check::equal(values[0], static_cast<float>(engine.size() - 1));
+  join(engine);
+}
+
+void leaver_fails_the_join(Engine& engine) {
+  if (engine.rank() == engine.size() - 1) return;  // the destructor says goodbye
+  const Error error = check::thrown<Error>([&] { join(engine); });
+  check::that(error.kind == ErrorKind::PeerLost, "error.kind == PeerLost", error.what());
+}
+
+void nobody_else_joins(Engine& engine) {
+  if (engine.size() == 1) return;
+  if (engine.rank() == 1) {
+    const Error error = check::thrown<Error>([&] { join(engine); });
+    check::that(error.kind == ErrorKind::Timeout, "error.kind == Timeout", error.what());
+    check::equal(error.ranks.size(), static_cast<size_t>(engine.size() - 1));
+  } else {
+    std::this_thread::sleep_for(std::chrono::milliseconds(900));
+  }
+  run_now(engine, operation(Kind::Barrier, "end", DType::UInt8, {}, nullptr, nullptr));
+}
+
+// While a rank has joined, nobody waits for it in the lane.
+void test_the_lane_is_closed_meanwhile() {
+  const auto segment = Segment::create(2, 16 << 10, false);
+  farandole::Lane lane(*segment, 0, std::chrono::milliseconds(1));
+  segment->lane().suspend();
+  const auto never = []() -> bool { throw Error::internal("it waits in the lane"); };
+  CHECK(!lane.agree(0, 0, never));
+  CHECK(!segment->lane().occupied(0));
+  segment->lane().resume();
+  CHECK(!lane.agree(0, 0, [] { return true; }));
+  CHECK(segment->lane().state(0, 2) == farandole::LaneRounds::State::Spoiled);  // it was there
+}
+
+}  // namespace
+
+int main() {
+  test_who_has_joined_counts_as_asking();
+  test_what_waited_for_the_one_that_joins_runs_then();
+  test_the_last_one_is_named_and_then_all_is_as_before();
+  test_numbers_are_looked_at_one_by_one();
+  test_what_cannot_be_is_refused();
+  test_joined_and_other_operations_are_not_fused();
+  test_losses_and_time();
+  test_timeouts_do_not_blame_who_has_joined();
+  test_a_collector_holds_nothing_back_for_who_has_joined();
+  test_the_lane_is_closed_meanwhile();
+  for (const auto& hosts : kWorlds) {
+    for (const auto& body : {uneven_data, in_flight_when_joining, refused_while_joined})
+      for (const std::string& problem : run(hosts, body)) check::equal(problem, std::string());
+    if (hosts.size() == 1) continue;
+    for (const std::string& problem : run(hosts, leaver_fails_the_join)) check::equal(problem, std::string());
+    for (const std::string& problem : run(hosts, nobody_else_joins, 0.3)) check::equal(problem, std::string());
+  }
+  return check::report();
+}
