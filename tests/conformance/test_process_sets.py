@@ -153,9 +153,14 @@ def test_only_members_of_a_set_that_is_there_can_use_it() -> None:
 
 
 @every_binding
-@pytest.mark.parametrize("how", ["threads", "processes"])
-def test_every_operation_in_a_set(binding: Binding, how: str) -> None:
-    run_ranks(4, use_every_operation, binding.name, how=how)
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_every_operation_in_a_set(binding: Binding, hosts: int) -> None:
+    run_ranks(4, use_every_operation, binding.name, hosts=hosts)
+
+
+@every_binding
+def test_every_operation_in_a_set_of_processes(binding: Binding) -> None:
+    run_ranks(4, use_every_operation, binding.name, how="processes")
 
 
 def use_every_operation(context: Context, name: str) -> None:
