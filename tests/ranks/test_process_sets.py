@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import farandole.numpy as hvd
 from farandole.config import Config
+from farandole.core import connect as connecting
 from farandole.core import default, sets
 from farandole.core.context import Context
 from farandole.core.default import use
@@ -210,6 +211,25 @@ def test_a_death_reaches_the_sets_that_the_dead_was_in_and_no_other() -> None:
     assert texts[0] == texts[2] == ""
     assert str(texts[1]).startswith("'allreduce.x")
     assert "' in process set 1 (ranks 1 and 3): rank 3 is lost" in str(texts[1])
+
+
+def dies_while_it_connects(context: Context) -> str:
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if context.rank == 3:
+        connecting._share_segment = die  # type: ignore[assignment]
+    # Who waits for the dead to dial gives up first, all others hear of it at once.
+    with pytest.raises(PeerLost) as lost:
+        hvd.add_process_set([1, 3])
+    assert lost.value.rank == 3
+    return "lost"
+
+
+def test_a_member_that_dies_while_it_connects_is_lost_to_all_ranks() -> None:
+    limit = Config.from_environment({}, start_timeout=4.0)
+    results = run_ranks(4, dies_while_it_connects, how="processes", dies=(3,), config=limit)
+    assert results[:3] == ["lost"] * 3
 
 
 def starts_with_sets(outer: Context) -> None:

@@ -108,6 +108,20 @@ def outcomes(size: int, members: list[int], rounds: int, fails: dict[int, int]) 
     return results
 
 
+def test_ranks_that_were_missed_are_named_by_their_numbers_in_the_job() -> None:
+    said = [b""]
+
+    def alone(word: bytes) -> list[bytes]:
+        said[0] = word
+        return [b"d", word, b"d", b"d"]
+
+    forming = Forming(alone, [1, 3], "the set")
+    with pytest.raises(RendezvousError) as caught:
+        forming.finish(RendezvousError("rank 1 cannot be reached", missing=(1,)))
+    assert caught.value.missing == (3,)
+    assert str(caught.value).startswith("the set was not made (rank 1: rank 3 did not connect); missing: rank 3.")
+
+
 @given(data=st.data())
 def test_all_ranks_hear_the_same_whoever_fails_and_when(data: st.DataObject) -> None:
     members = sorted(data.draw(st.sets(st.integers(0, SIZE - 1), min_size=1)))

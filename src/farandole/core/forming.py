@@ -1,8 +1,9 @@
 """The rounds in which all ranks hear how the members of a new process set get on."""
 
+import json
 from collections.abc import Callable, Sequence
 
-from farandole.errors import RendezvousError
+from farandole.errors import RendezvousError, spell_ranks
 
 __all__ = ["Forming"]
 
@@ -32,12 +33,20 @@ class Forming:
         """Say how it went here, and return when all members are done; raises the same for all when one has failed."""
         if self._over is not None:
             raise self._over
-        word = DONE if failure is None else FAILED + f"{type(failure).__name__}: {failure}".encode()
+        word = DONE if failure is None else FAILED + json.dumps(self._told(failure)).encode()
         try:
             while any(each.startswith(CARD) for each in self._round(word)):
                 pass
         except RendezvousError as error:
             raise error from failure
+
+    def _told(self, failure: Exception) -> tuple[str, list[int]]:
+        """What the others hear of `failure`: a text, and the ranks of the job that were missed."""
+        if isinstance(failure, RendezvousError) and failure.missing:
+            # Members count themselves from 0 among themselves, and its text speaks of them so.
+            missed = [self._members[place] for place in failure.missing]
+            return f"{spell_ranks(missed)} did not connect", missed
+        return f"{type(failure).__name__}: {failure}", []
 
     def _round(self, word: bytes) -> list[bytes]:
         try:
@@ -45,9 +54,10 @@ class Forming:
         except Exception as error:
             self._over = error
             raise
-        failed = {rank: each[1:].decode() for rank, each in enumerate(said) if each.startswith(FAILED)}
+        failed = {rank: json.loads(each[1:]) for rank, each in enumerate(said) if each.startswith(FAILED)}
         if failed:
-            each = "; ".join(f"rank {rank}: {text}" for rank, text in failed.items())
-            self._over = RendezvousError(f"{self._name} was not made ({each})")
+            each = "; ".join(f"rank {rank}: {text}" for rank, (text, _) in failed.items())
+            missed = sorted({rank for _, ranks in failed.values() for rank in ranks})
+            self._over = RendezvousError(f"{self._name} was not made ({each})", missed)
             raise self._over
         return said
