@@ -1,4 +1,5 @@
 """How long does an asynchronous allreduce of 4 B take while both cores compute, and what does it cost the computation?
+What does it cost to submit a tensor, and to keep a timeline?
 
     python bench/latency.py [--full] [--rounds 5]
 
@@ -7,7 +8,9 @@ and to do the work beside the computation; before it submits again it waits for 
 from the last rank's submit to the last rank's completion, as the engine's trace or the peer's callback tells it. The
 "1 ms cycle" is a thread that looks once per millisecond for what was submitted, as Horovod's does, over farandole's own
 blocking allreduce. The computation's speed, the slowest rank's, is compared with that of rounds without any operation.
-Prints one table, writes bench/results/*-latency.json."""
+Submitting is timed without waiting, through the public function and at the engine's own. A timeline's cost is the
+difference between blocking operations with and without one, by event. Prints one table, writes
+bench/results/*-latency.json."""
 
 import json
 import queue
@@ -33,6 +36,7 @@ import farandole.torch as hvd
 from farandole.config import Config
 from farandole.core import default
 from farandole.core.context import Context
+from farandole.core.kinds import ALLREDUCE
 from farandole.core.timeline import timeline_path
 
 ASYNC, WORK = "async 4 B while computing", "work done beside it"
@@ -41,6 +45,11 @@ MUST: Mapping[str, Mapping[str, float]] = {ASYNC: {CYCLE: 20}, WORK: {IDLE: 0.95
 LIMIT_US = 40.0
 PIECE_US, JITTER = 300.0, 0.25
 NAME = "late"
+SUBMIT, SUBMIT_ENGINE = "submit one torch tensor", "submit one torch tensor, engine"
+TIMELINE, UNTRACED, EVENT = "blocking 4 B with a timeline", "without a timeline", "timeline, per event"
+SUBMIT_LIMIT_US, EVENT_LIMIT_US = 0.3, 0.025
+SUBMITS, BLOCKING = 100, 1000  # operations of one turn
+SUM = 1
 CATCH_UP = timedelta(seconds=30)
 
 
@@ -175,6 +184,8 @@ def measure(seat: Seat) -> dict[str, Times]:
             running.enter_context(default.use(context))
             ways: dict[str, Way | None] = {OURS: ours(context), IDLE: None, GLOO: by_gloo()}
             ways[CYCLE] = running.enter_context(by_cycle(context))
+            for title, times in measure_submits(seat, context, rounds).items():
+                results[title] = times
             work = Work(seat.rank)
             for number in range(rounds + 1):
                 for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -187,11 +198,70 @@ def measure(seat: Seat) -> dict[str, Times]:
                         # As the time of a thousand steps, so that it is compared like all other times.
                         results[WORK][name].append([(0, int(1e12 / speed))])
         completions = iter(read_trace(timeline_path(trace, seat.rank)))
+        with ExitStack() as running:
+            blocking = str(Path(folder, "blocking.json"))
+            contexts = {
+                OURS: running.enter_context(seat.context("timeline", Config.from_environment(timeline=blocking))),
+                UNTRACED: running.enter_context(seat.context("no timeline", Config.from_environment())),
+            }
+            results[TIMELINE] = measure_timeline(seat, contexts, rounds)
+        events = json.loads(timeline_path(blocking, seat.rank).read_text(encoding="utf-8"))
+        recorded = sum(each["ph"] == "X" for each in events)
+        results[EVENT] = {OURS: [[(0, round(recorded / BLOCKING / (rounds + 1)) or 1)]]}
         for number, begins in enumerate(submitted):
             pairs = [(begin, next(completions)) for begin in begins]
             if number > 0:
                 results[ASYNC][OURS].append(pairs)
     return results
+
+
+def measure_submits(seat: Seat, context: Context, rounds: int) -> dict[str, Times]:
+    """The nanoseconds of one submit, among many that nobody waits for yet."""
+    tensors = [torch.ones(1) for _ in range(SUBMITS)]
+    names = [f"submitted.{place}" for place in range(SUBMITS)]
+    submit = context.engine.submit
+    ways: dict[str, Callable[[torch.Tensor, str], object]] = {
+        SUBMIT: lambda tensor, name: hvd.allreduce_async_(tensor, name=name, op=hvd.Sum),
+        SUBMIT_ENGINE: lambda tensor, name: submit(ALLREDUCE, name, tensor, tensor, op=SUM),
+        GLOO: lambda tensor, name: dist.all_reduce(tensor, async_op=True),
+    }
+    taken: dict[str, list[list[tuple[int, int]]]] = {name: [] for name in ways}
+    with default.use(context):
+        for number in range(rounds + 1):
+            for kind, way in ways.items():
+                seat.barrier()
+                begin = time.perf_counter_ns()
+                pending = [way(tensor, name) for tensor, name in zip(tensors, names, strict=True)]
+                each = (time.perf_counter_ns() - begin) // SUBMITS
+                for handle in pending:
+                    handle.wait()  # type: ignore[attr-defined]
+                if number > 0:
+                    taken[kind].append([(0, each)])
+    gloo = taken[GLOO]
+    return {SUBMIT: {OURS: taken[SUBMIT], GLOO: gloo}, SUBMIT_ENGINE: {OURS: taken[SUBMIT_ENGINE], GLOO: gloo}}
+
+
+def measure_timeline(seat: Seat, contexts: Mapping[str, Context], rounds: int) -> Times:
+    """The nanoseconds of one blocking operation, by context."""
+    tensor = torch.ones(1)
+    taken: Times = {name: [] for name in contexts}
+    for number in range(rounds + 1):
+        for name, context in contexts.items():
+            with default.use(context):
+                seat.barrier()
+                begin = time.perf_counter_ns()
+                for _ in range(BLOCKING):
+                    hvd.allreduce_(tensor, name="traced", op=hvd.Sum)
+                if number > 0:
+                    taken[name].append([(0, (time.perf_counter_ns() - begin) // BLOCKING)])
+    return taken
+
+
+def per_event(race: Race, events: int) -> Race:
+    """What one event costs, from operations with `events` each and operations without."""
+    pairs = zip(race.seconds[OURS], race.seconds[UNTRACED], strict=True)
+    # The difference of two noisy times may be below zero; that is as good as nothing.
+    return Race({OURS: [max((on - off) / events, 1e-10) for on, off in pairs]}, {})
 
 
 def read_trace(path: Path) -> list[int]:
@@ -204,12 +274,19 @@ def read_trace(path: Path) -> list[int]:
 def main() -> None:
     given = peers.arguments(__doc__).parse_args()
     options = {"rounds": given.rounds, "count": 1000 if given.full else 200}
-    races: dict[str, Race] = peers.races_of(peers.run_ranks(__file__, 2, LAUNCHERS["plain"], options))
+    ranks = peers.run_ranks(__file__, 2, LAUNCHERS["plain"], options)
+    events = ranks[0][EVENT][OURS][0][0][1]
+    races: dict[str, Race] = peers.races_of(ranks)
+    races[EVENT] = per_event(races[TIMELINE], events)
     lines: list[Line] = compare(ASYNC, races[ASYNC], MUST[ASYNC])
     lines.append(limit(ASYNC, races[ASYNC], LIMIT_US))
     lines += compare(WORK, races[WORK], MUST[WORK])
+    lines += compare(SUBMIT, races[SUBMIT], {}) + compare(SUBMIT_ENGINE, races[SUBMIT_ENGINE], {})
+    lines.append(limit(SUBMIT_ENGINE, races[SUBMIT_ENGINE], SUBMIT_LIMIT_US))
+    lines += compare(TIMELINE, races[TIMELINE], {})
+    lines.append(limit(f"{EVENT} of {events}", races[EVENT], EVENT_LIMIT_US))
     sys.stdout.write(f"{table('asynchronous operations, 2 ranks', lines)}\n")
-    sys.stdout.write(f"{record('latency', races, ('farandole', 'torch'))}\n")
+    sys.stdout.write(f"{record('latency', races, ('farandole', 'torch'), lines)}\n")
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def main() -> None:
         races |= races_of_simulation(simulated)
     else:
         sys.stdout.write("The simulation is left out: it has not been built, tools/bench.sh does that.\n")
-    sys.stdout.write(f"{record('negotiation', races, ('farandole', 'torch'))}\n")
+    sys.stdout.write(f"{record('negotiation', races, ('farandole', 'torch'), lines)}\n")
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ class FolderRendezvous:
         deadline = time.monotonic() + timeout.total_seconds()
         files = [self._folder / f"{self._round}.{rank}" for rank in range(self.size)]
         self._round += 1
-        draft = files[self.rank].with_suffix(".draft")
+        draft = self._folder / f"{files[self.rank].name}.draft"  # no two ranks write the same
         draft.write_bytes(payload)
         draft.rename(files[self.rank])
         while missing := [file.name for file in files if not file.exists()]:
@@ -365,7 +365,7 @@ def _end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
 
 def races_of(ranks: Sequence[Mapping[str, Times]]) -> dict[str, Race]:
     """Join the ranks' times: an operation lasts from the last begin to the last end; a round counts as its median."""
-    return {title: _race([rank[title] for rank in ranks]) for title in ranks[0]}
+    return {title: _race([rank[title] for rank in ranks]) for title in ranks[0]} if ranks else {}
 
 
 def _race(ranks: Sequence[Times]) -> Race:

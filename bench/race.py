@@ -68,8 +68,10 @@ def race(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Race:
     return Race(seconds, ratios)
 
 
-def record(name: str, races: Mapping[str, Race], packages: Sequence[str]) -> Path:
-    """Write all measurements with the machine and the versions of `packages`; gives the file."""
+def record(name: str, races: Mapping[str, Race], packages: Sequence[str], lines: Sequence[object] = ()) -> Path:
+    """Write all measurements with the machine and the versions of `packages`; gives the file.
+
+    `lines` are the dataclasses of what was compared, which `summary.py` puts into one table."""
     machine = platform.node()
     path = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{machine}-{name}.json"
     content = {
@@ -84,6 +86,7 @@ def record(name: str, races: Mapping[str, Race], packages: Sequence[str]) -> Pat
         "python": sys.version.split()[0],
         "packages": {each: _version(each) for each in packages},
         "races": {title: asdict(each) for title, each in races.items()},
+        "lines": [asdict(each) for each in lines],  # type: ignore[call-overload]
     }
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the measurements: bench.sh [--full] [name ...], by default all: bench/native_*.cc, then bench/*.py.
-# Python ones write bench/results/*.json; --full is for those that have a quick form.
+# Python ones write bench/results/*.json, of which one table is made in the end; --full is for those with a quick form.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH="$PWD/.venv/bin:$PATH"
@@ -15,7 +15,7 @@ names=("$@")
 if ((${#names[@]} == 0)); then
   # What other measurements import is no measurement: it has no main.
   mapfile -t names < <(find bench -maxdepth 1 -name 'native_*.cc' -printf '%f\n' | sed 's/\.cc$//' | sort &&
-    grep -l '__main__' bench/*.py | xargs -n 1 basename -s .py)
+    grep -l '__main__' bench/*.py | xargs -n 1 basename -s .py | grep -v '^summary$')
 fi
 
 # The peers from PyPI; what else is missing (Open MPI) the measurements name themselves.
@@ -25,16 +25,28 @@ fi
 
 cmake -S . -B "$FOLDER" -DFARANDOLE_PYTHON=OFF -DFARANDOLE_BENCH=ON >/dev/null
 cmake --build "$FOLDER" --parallel "$(nproc)" >/dev/null
+mkdir -p bench/results
+touch build/bench/started
+failed=()
 for name in "${names[@]}"; do
   echo "== $name"
-  if [[ -f bench/$name.py ]]; then
-    # Those built on peers.py have a quick form and a full one.
-    if grep -q '^import peers' "bench/$name.py"; then
-      python "bench/$name.py" "${full[@]}"
-    else
-      python "bench/$name.py"
-    fi
-  else
-    "$FOLDER/bench/$name"
+  if [[ $name == launch_spark ]] && ! tools/check_java.sh; then
+    echo "launch_spark is left out: it needs Java."
+    continue
   fi
+  if [[ -f bench/$name.py ]]; then
+    command=(python "bench/$name.py")
+    # Those built on peers.py have a quick form and a full one.
+    ! grep -q '^import peers' "bench/$name.py" || command+=("${full[@]}")
+  else
+    command=("$FOLDER/bench/$name")
+  fi
+  # What has been measured is worth a table, whatever fails after it.
+  "${command[@]}" || failed+=("$name")
 done
+mapfile -t results < <(find bench/results -name '*.json' -newer build/bench/started ! -name '*-summary.json' | sort)
+((${#results[@]} == 0)) || python bench/summary.py "${results[@]}"
+if ((${#failed[@]})); then
+  echo "bench: failed: ${failed[*]}" >&2
+  exit 1
+fi

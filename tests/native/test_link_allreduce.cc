@@ -47,7 +47,14 @@ struct Tensors {
   }
 };
 
+/// Under a sanitizer one case in three: none of the loops below has a length that always leaves out the same ones.
+bool has_its_turn() {
+  static unsigned turn = 0;
+  return !check::kSlow || turn++ % 3 == 0;
+}
+
 void check_case(Ranks& ranks, const Case& c) {
+  if (!has_its_turn()) return;
   const std::string context = text_of(c, ranks.size());
   std::vector<std::vector<std::byte>> results(static_cast<size_t>(ranks.size()));
   ranks.must_run(
