@@ -89,7 +89,9 @@ Plan random_plan(Random& random) {
   Plan plan;
   for (size_t i = random() % 5; i > 0; --i) {
     const std::string name = random_text(random);
-    if (random() % 3 == 0) {
+    if (random() % 6 == 0) {
+      plan.emplace_back(Refusal{name, Error::joined(name, random_text(random))});
+    } else if (random() % 3 == 0) {
       plan.emplace_back(Refusal{name, Error::timeout(name, {3, 1 << 20}, 12.5)});
     } else if (random() % 5 == 0) {
       plan.emplace_back(Refusal{name, Error::peer_lost(name, static_cast<int>(random() % 9), random_text(random))});
@@ -99,8 +101,12 @@ Plan random_plan(Random& random) {
       Bundle bundle{static_cast<Kind>(random() % kKinds), {}};
       for (size_t entries = random() % 4 + 1; entries > 0; --entries) {
         const auto id = static_cast<uint32_t>(random() % kNoId);
-        if (random() % 2 == 0) bundle.entries.push_back({{}, id, {}, random_count(random, id)});
-        else bundle.entries.push_back({random_text(random), id, {random_size(random)}});
+        if (random() % 2 == 0) {
+          bundle.entries.push_back({{}, id, {}, random_count(random, id)});
+          continue;
+        }
+        bundle.entries.push_back({random_text(random), id, {random_size(random)}});
+        if (random() % 3 == 0) bundle.entries.back().request = random_request(random);
       }
       plan.emplace_back(std::move(bundle));
     }

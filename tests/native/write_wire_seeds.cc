@@ -48,6 +48,9 @@ std::map<std::string, std::string> seeds() {
   const Bundle fused{Kind::Allreduce, {{"a", 1, {}}, {"b", 2, {}}, {"c", 300, {}}}};
   const Bundle known{Kind::Allreduce, {{{}, 0, {}, 200}, {{}, 1000, {}}, {"new", 1001, {}}}};
   const Bundle ragged{Kind::Allgather, {{"rows", 7, {0, 5, int64_t{1} << 40}}}};
+  const Bundle joined{Kind::Allreduce, {{"grouped.0", kNoId, {}, 1, grouped}}};
+  const Bundle all_joined{Kind::Join, {{"join", kNoId, {2}}}};
+  const Refusal lost_rows{"x", Error::joined("x", "Reducescatter is not supported with Join at this time")};
   return {
       {"asking_nothing", body(Gathered{})},
       {"asking_by_number", body(many)},
@@ -55,6 +58,7 @@ std::map<std::string, std::string> seeds() {
       {"asking_in_full", body(in_full)},
       {"plan_bundles", body(Plan{fused, ragged})},
       {"plan_numbers", body(Plan{known})},
+      {"plan_joined", body(Plan{joined, lost_rows, all_joined})},
       {"plan_mismatch", body(Plan{Refusal{"x", Error::mismatch("x", "dtype", {{0, "float32"}, {3, "float16"}})}})},
       {"plan_timeout", body(Plan{Refusal{"x", Error::timeout("x", {1, 2, 70000}, 600.5)}, fused})},
       {"plan_lost", body(Plan{Refusal{"x", Error::peer_lost("x", 5, "its process was killed or crashed")}})},
