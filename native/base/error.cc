@@ -1,6 +1,7 @@
 #include "base/error.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <utility>
 
@@ -136,7 +137,15 @@ Error Error::among(const std::string& process_set, const std::vector<int>& membe
   error.rank = number(rank);
   std::transform(ranks.begin(), ranks.end(), error.ranks.begin(), number);
   error.asked.clear();
-  for (const auto& [rank, what] : asked) error.asked.emplace(number(rank), what);
+  for (const auto& [rank, what] : asked) {
+    // Ranks that differ in a root speak of a rank, too: "root 2".
+    constexpr std::string_view kRoot = "root ";
+    int root = 0;
+    const bool names_root =
+        what_differs == "root rank" && what.starts_with(kRoot) &&
+        std::from_chars(what.data() + kRoot.size(), what.data() + what.size(), root).ec == std::errc{};
+    error.asked.emplace(number(rank), names_root ? std::string(kRoot) + std::to_string(number(root)) : what);
+  }
   error = kind == ErrorKind::Internal ? internal(reason + " (in " + process_set + ")") : error.with(name);
   error.process_set = process_set;
   return error;

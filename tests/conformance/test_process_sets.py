@@ -221,7 +221,11 @@ def test_errors_name_the_ranks_of_the_job_and_the_set(binding: Binding) -> None:
             hvd.allreduce(binding.make(np.ones(context.rank), "float32"), name="t", process_set=some)
         assert set(caught.value.asked) == {1, 3}
         assert caught.value.process_set == "process set 1 (ranks 1 and 3)"
-        return str(caught.value)
+        text = str(caught.value)
+        with pytest.raises(MismatchError) as caught:
+            hvd.broadcast(binding.make(np.ones(2), "float32"), context.rank, name="b", process_set=some)
+        assert caught.value.asked == {1: "root 1", 3: "root 3"}
+        return text
 
     texts = run_ranks(4, body)
     assert texts[1] == texts[3]

@@ -76,6 +76,8 @@ void test_some_ranks_are_named_by_their_numbers_in_the_job() {
   CHECK((late.ranks == std::vector<int>{1, 4}) && late.waited == 3);
   const Error mismatch = Error::mismatch("grad", "shape", {{0, "[1]"}, {2, "[2]"}}).among("process set 3", members);
   CHECK((mismatch.asked == std::map<int, std::string>{{1, "[1]"}, {7, "[2]"}}));
+  const Error roots = Error::mismatch("grad", "root rank", {{0, "root 1"}, {1, "root 2"}}).among("a set", members);
+  CHECK((roots.asked == std::map<int, std::string>{{1, "root 4"}, {4, "root 7"}}));
   check_contains(Error::internal("no").among("process set 3", members), {"no (in process set 3)"});
   CHECK(Error::closed("bye").among("process set 3", members).process_set == "process set 3");
   const Error of_all = Error::peer_lost("grad", 2, "left").among("", {});
