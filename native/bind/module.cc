@@ -15,6 +15,7 @@
 #include "base/reduce.h"
 #include "bind/capture.h"
 #include "bind/dlpack.h"
+#include "collectives/grid.h"
 #include "engine/engine.h"
 
 namespace nb = nanobind;
@@ -209,15 +210,17 @@ Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name,
 using RemoteTuple = std::tuple<int, int, int>;
 
 std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
-                                    const std::vector<RemoteTuple>& remotes, std::vector<int> parents,
-                                    size_t fusion_threshold, size_t cache_capacity, double spin, double timeout,
-                                    bool trace, std::vector<int> members, std::string process_set, bool look_ahead) {
+                                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts,
+                                    std::vector<int> parents, size_t fusion_threshold, size_t cache_capacity,
+                                    double spin, double timeout, bool trace, std::vector<int> members,
+                                    std::string process_set, bool look_ahead) {
   Wiring wiring{rank,
                 size,
                 std::move(local_ranks),
                 std::move(segment),
                 {},
                 std::move(parents),
+                std::move(hosts),
                 std::move(members),
                 std::move(process_set)};
   for (const auto& [peer, control, data] : remotes)
@@ -271,9 +274,15 @@ NB_MODULE(_native, m) {
       .def("last_joined", &Handle::last_joined)
       .def_prop_ro("name", &Handle::name);
 
+  m.def("data_peers", &data_peers, "rank"_a, "hosts"_a,
+        "The ranks of other hosts that `rank` exchanges data with, when `hosts[r]` is the number of rank r's host.");
+  m.def(
+      "make_grid", [](const std::vector<int>& hosts) { return grid_of(0, hosts).has_value(); }, "hosts"_a,
+      "Do all hosts run equally many ranks, more than one?");
+
   nb::class_<Engine>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
-           "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a,
+           "hosts"_a, "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a,
            "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
       .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",

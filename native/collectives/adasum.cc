@@ -139,13 +139,11 @@ class Adasum {
     std::byte* arrived = is_half() ? halves.data() : reinterpret_cast<std::byte*>(values_.data());
     std::vector<const std::byte*> in(n_);
     std::vector<std::byte*> out(n_);
-    std::vector<size_t> send(n_), receive(n_, shard * width_);
     for (size_t peer = 0; peer < n_; ++peer) {
       in[peer] = bytes + shards_[peer].begin * width_;
-      send[peer] = shards_[peer].elements() * width_;
       out[peer] = arrived + peer * shard * width_;
     }
-    world_.alltoall(in, send, out, receive, shards_[0].elements() * width_);
+    world_.alltoall(in, out, [this](int, int to) { return shards_[static_cast<size_t>(to)].elements() * width_; });
     if (is_half()) widen(dtype_, halves.data(), values_.data(), values_.size());
   }
 

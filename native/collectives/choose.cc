@@ -1,5 +1,13 @@
 #include "collectives/choose.h"
 
+#include <algorithm>
+#include <vector>
+
+#include "collectives/grid_allgather.h"
+#include "collectives/grid_allreduce.h"
+#include "collectives/grid_barrier.h"
+#include "collectives/grid_broadcast.h"
+#include "collectives/grid_reducescatter.h"
 #include "collectives/link_allgather.h"
 #include "collectives/link_allreduce.h"
 #include "collectives/link_alltoall.h"
@@ -13,21 +21,33 @@ namespace farandole {
 
 void World::allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
   if (shared_) shm_allreduce(*shared_, pieces, dtype, reduction);
+  else if (grid_) grid_allreduce(*grid_, pieces, dtype, reduction);
   else link_allreduce(*links_, pieces, dtype, reduction);
 }
 
 void World::allgather(const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes) {
   if (shared_) shm_allgather(*shared_, mine, out, bytes);
+  else if (grid_) grid_allgather(*grid_, mine, out, bytes);
   else link_allgather(*links_, {mine, bytes[static_cast<size_t>(links_->rank())]}, out, bytes);
 }
 
 void World::broadcast(std::span<const Piece> pieces, int root) {
   if (shared_) shm_broadcast(*shared_, pieces, root);
+  else if (grid_) grid_broadcast(*grid_, pieces, root);
   else link_broadcast(*links_, pieces, root);
 }
 
-void World::alltoall(std::span<const std::byte* const> in, std::span<const size_t> send,
-                     std::span<std::byte* const> out, std::span<const size_t> receive, size_t longest) {
+void World::alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out, const Shares& shares) {
+  if (grid_) return grid_alltoall(*grid_, in, out, shares);
+  const int size = shared_ ? shared_->size() : links_->size();
+  const int rank = shared_ ? shared_->rank() : links_->rank();
+  std::vector<size_t> send, receive;
+  size_t longest = 0;
+  for (int peer = 0; peer < size; ++peer) {
+    send.push_back(shares(rank, peer));
+    receive.push_back(shares(peer, rank));
+    for (int to = 0; to < size; ++to) longest = std::max(longest, shares(peer, to));
+  }
   if (shared_) shm_alltoall(*shared_, in, send, out, receive, longest);
   else link_alltoall(*links_, in, send, out, receive);
 }
@@ -35,11 +55,13 @@ void World::alltoall(std::span<const std::byte* const> in, std::span<const size_
 void World::reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
                           const Reduction& reduction) {
   if (shared_) shm_reducescatter(*shared_, in, out, counts, dtype, reduction);
+  else if (grid_) grid_reducescatter(*grid_, in, out, counts, dtype, reduction);
   else link_reducescatter(*links_, in, out, counts, dtype, reduction);
 }
 
 void World::barrier() {
   if (shared_) shm_barrier(*shared_);
+  else if (grid_) grid_barrier(*grid_);
   else link_barrier(*links_);
 }
 

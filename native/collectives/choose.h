@@ -5,6 +5,8 @@
 
 #include "base/dtype.h"
 #include "base/reduce.h"
+#include "collectives/grid.h"
+#include "collectives/grid_alltoall.h"
 #include "collectives/piece.h"
 #include "transport/mesh.h"
 #include "transport/shared_mesh.h"
@@ -13,21 +15,30 @@ namespace farandole {
 
 /// All ranks as the collectives see them, and the one place that decides which algorithm runs.
 ///
-/// | world          | algorithms                                             |
-/// |----------------|--------------------------------------------------------|
-/// | one host       | shm_*: through the slots of the shared segment         |
-/// | several hosts  | link_*: over one link per peer, memory or TCP          |
+/// | world                          | algorithms                                                                 |
+/// |--------------------------------|----------------------------------------------------------------------------|
+/// | one host                       | shm_*: through the slots of the shared segment                             |
+/// | hosts of equally many ranks,   | grid_*: shm_* in the host, link_* over one link per other host             |
+/// | more than one each             |                                                                            |
+/// | any other several hosts        | link_*: over one link per peer, memory or TCP                              |
+///
+/// Within each, the number of bytes decides, which is the same on all ranks:
+///
+/// | allreduce, N ranks of L a host | few bytes (constants in its file)      | more                                |
+/// |--------------------------------|----------------------------------------|-------------------------------------|
+/// | shm                            | all inputs at once                     | pipeline of reduced segments        |
+/// | link                           | all inputs at once, or doubling (N > 8)| segments, chunk by chunk            |
+/// | grid                           | shm, then link over the column         | shards: shm, link and shm pipelined |
 class World {
  public:
   explicit World(std::unique_ptr<SharedMesh> shared) : shared_(std::move(shared)) {}
   explicit World(std::unique_ptr<Mesh> links) : links_(std::move(links)) {}
+  explicit World(std::unique_ptr<GridMesh> grid) : grid_(std::move(grid)) {}
 
   void allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
   void allgather(const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes);
   void broadcast(std::span<const Piece> pieces, int root);
-  /// `longest` is the largest share of all: the same on every rank.
-  void alltoall(std::span<const std::byte* const> in, std::span<const size_t> send, std::span<std::byte* const> out,
-                std::span<const size_t> receive, size_t longest);
+  void alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out, const Shares& shares);
   void reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
                      const Reduction& reduction);
   void barrier();
@@ -35,6 +46,7 @@ class World {
  private:
   std::unique_ptr<SharedMesh> shared_;
   std::unique_ptr<Mesh> links_;
+  std::unique_ptr<GridMesh> grid_;
 };
 
 }  // namespace farandole

@@ -32,7 +32,7 @@ bool Incoming::pull() {
   return got != 0;
 }
 
-LinkWaiter::LinkWaiter(Mesh& mesh) : waiter_(mesh.waiter()) {
+LinkWaiter::LinkWaiter(Mesh& mesh) : mesh_(mesh), waiter_(mesh.waiter()) {
   fds_.reserve(static_cast<size_t>(mesh.size()));
   peers_.reserve(static_cast<size_t>(mesh.size()));
   for (int peer = 0; peer < mesh.size(); ++peer) {
@@ -76,7 +76,7 @@ void LinkWaiter::look_for_lost() {
     const uint64_t now = now_ns();
     if (hung_up_since_ns_ == 0) hung_up_since_ns_ = now;
     if (now - hung_up_since_ns_ < kGraceNs) return;
-    throw Error::peer_lost("", peers_[i], "closed the connection");
+    throw Error::peer_lost("", mesh_.link(peers_[i]).rank(), "closed the connection");
   }
 }
 

@@ -46,12 +46,16 @@ class LinkWaiter {
   /// For the next pause: wake when `peer` has sent something, when it takes something.
   void want(int peer, bool reading, bool writing);
 
+  /// For the next pause: something in memory is awaited too, which can wake nobody who sleeps.
+  void want_memory() { wants_memory_ = true; }
+
   /// Nothing moved: waits a little for what was wanted, then forgets it. Throws what the guard throws, or `peer_lost`.
   void pause();
 
  private:
   void look_for_lost();
 
+  Mesh& mesh_;
   Waiter waiter_;
   std::vector<pollfd> fds_;    // of the links that have one
   std::vector<int> peers_;     // whom each of them leads to

@@ -17,9 +17,10 @@ constexpr size_t kLead = 1;
 // Raw chunks of one peer that may have arrived and not been reduced.
 constexpr size_t kSlots = 2;
 
-size_t chunk_for(size_t longest_segment, size_t peers) {
-  const size_t largest = std::clamp(kArrivedBytes / peers, kSmallestChunk, kLargestChunk);
-  return std::clamp(whole_lines(longest_segment / 2), kSmallestChunk, whole_lines(largest));
+size_t longest_of(std::span<const size_t> bounds) {
+  size_t longest = 0;
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) longest = std::max(longest, bounds[i + 1] - bounds[i]);
+  return longest;
 }
 
 }  // namespace
@@ -33,28 +34,51 @@ SegmentReduce::Stream::Next SegmentReduce::Stream::next() const {
 
 void SegmentReduce::Stream::advance() { ++(next() == Next::Raw ? raw : finished); }
 
+size_t SegmentReduce::chunk_for(size_t longest, size_t peers) {
+  const size_t largest = std::clamp(kArrivedBytes / std::max<size_t>(peers, 1), kSmallestChunk, kLargestChunk);
+  return std::clamp(whole_lines(longest / 2), kSmallestChunk, whole_lines(largest));
+}
+
 SegmentReduce::SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
                              const Reduction& reduction, std::optional<std::byte*> mine)
-    : mesh_(mesh), bucket_(bucket), bounds_(bounds), dtype_(dtype), reduction_(reduction), mine_(mine) {
-  const int size = mesh.size();
-  const size_t peers = static_cast<size_t>(size) - 1;
-  size_t longest = 0;
-  for (size_t rank = 0; rank <= peers; ++rank) longest = std::max(longest, bounds[rank + 1] - bounds[rank]);
-  chunk_bytes_ = chunk_for(longest, std::max<size_t>(peers, 1));
+    : mesh_(mesh),
+      bucket_(bucket),
+      bounds_(bounds),
+      dtype_(dtype),
+      reduction_(reduction),
+      mine_(mine),
+      chunk_bytes_(chunk_for(longest_of(bounds), static_cast<size_t>(mesh.size()) - 1)) {
+  take_scratch();
+}
 
-  std::byte* scratch = mesh.scratch(peers * (kSlots + 2) * chunk_bytes_);
+SegmentReduce::SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
+                             const Reduction& reduction, size_t chunk_bytes)
+    : mesh_(mesh),
+      bucket_(bucket),
+      bounds_(bounds),
+      dtype_(dtype),
+      reduction_(reduction),
+      chunk_bytes_(chunk_bytes),
+      allowed_(0) {
+  take_scratch();
+}
+
+void SegmentReduce::take_scratch() {
+  const int size = mesh_.size();
+  const size_t peers = static_cast<size_t>(size) - 1;
+  std::byte* scratch = mesh_.scratch(peers * (kSlots + 2) * chunk_bytes_);
   const auto take = [&](size_t chunks) { return std::exchange(scratch, scratch + chunks * chunk_bytes_); };
   lanes_.resize(peers);
   sources_.resize(static_cast<size_t>(size));
   for (size_t i = 0; i < peers; ++i) {
     Lane& lane = lanes_[i];
     // Each rank starts with its right-hand neighbor, so that no rank is everybody's first.
-    const int peer = (mesh.rank() + 1 + static_cast<int>(i)) % size;
-    lane.out.link = lane.in.link = &mesh.link(peer);
+    const int peer = (mesh_.rank() + 1 + static_cast<int>(i)) % size;
+    lane.out.link = lane.in.link = &mesh_.link(peer);
     lane.send.raw_chunks = chunks_of(peer);
-    lane.receive.raw_chunks = chunks_of(mesh.rank());
-    if (!mine) {
-      lane.send.finished_chunks = chunks_of(mesh.rank());
+    lane.receive.raw_chunks = chunks_of(mesh_.rank());
+    if (!mine_) {
+      lane.send.finished_chunks = chunks_of(mesh_.rank());
       lane.receive.finished_chunks = chunks_of(peer);
     }
     lane.slots = take(kSlots);
@@ -77,21 +101,39 @@ SegmentReduce::Range SegmentReduce::chunk(int rank, size_t number) const {
 void SegmentReduce::run() {
   LinkWaiter waiter(mesh_);
   for (;;) {
-    bool moved = false;
-    for (Lane& lane : lanes_) {
-      moved |= push(lane);
-      moved |= pull(lane);
-      moved |= reduce_arrived();
-    }
-    if (lanes_.empty()) moved = reduce_arrived();
+    const bool moved = step();
     if (done()) return;
     if (moved) {
       waiter.moved();
       continue;
     }
-    for (const Lane& lane : lanes_) waiter.want(peer_of(lane), lane.in.left != 0, lane.out.left != 0);
+    want(waiter);
     waiter.pause();
   }
+}
+
+bool SegmentReduce::step() {
+  bool moved = false;
+  for (Lane& lane : lanes_) {
+    moved |= push(lane);
+    moved |= pull(lane);
+    moved |= reduce_arrived();
+  }
+  return lanes_.empty() ? reduce_arrived() : moved;
+}
+
+void SegmentReduce::want(LinkWaiter& waiter) const {
+  for (const Lane& lane : lanes_) waiter.want(peer_of(lane), lane.in.left != 0, lane.out.left != 0);
+}
+
+size_t SegmentReduce::gathered() const {
+  constexpr size_t kAll = std::numeric_limits<size_t>::max();
+  size_t chunks = reduced_ == chunks_of(mesh_.rank()) ? kAll : reduced_;
+  for (const Lane& lane : lanes_) {
+    const Stream& stream = lane.receive;
+    if (stream.finished < stream.finished_chunks) chunks = std::min(chunks, stream.finished);
+  }
+  return chunks;
 }
 
 bool SegmentReduce::done() const {
@@ -114,6 +156,7 @@ bool SegmentReduce::load(Lane& lane) {
   const auto next = stream.next();
   if (next == Stream::Next::None) return false;
   if (next == Stream::Next::Raw) {
+    if (stream.raw >= allowed_) return false;
     const Range range = chunk(peer_of(lane), stream.raw);
     lane.out.at = input_run(bucket_, range.offset, range.bytes, stream.staging);
     lane.out.left = range.bytes;
@@ -159,7 +202,8 @@ bool SegmentReduce::make_room(Lane& lane) {
 bool SegmentReduce::reduce_arrived() {
   const size_t before = reduced_;
   const auto arrived = [&](const Lane& lane) { return lane.receive.raw > reduced_; };
-  while (reduced_ < chunks_of(mesh_.rank()) && std::ranges::all_of(lanes_, arrived)) reduce_chunk(reduced_++);
+  const size_t end = std::min(chunks_of(mesh_.rank()), allowed_);
+  while (reduced_ < end && std::ranges::all_of(lanes_, arrived)) reduce_chunk(reduced_++);
   return reduced_ != before;
 }
 

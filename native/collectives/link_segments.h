@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -25,8 +26,29 @@ class SegmentReduce {
   SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
                 const Reduction& reduction, std::optional<std::byte*> mine);
 
+  /// The same for who makes the inputs while this runs: `chunk_bytes` instead of a size of our own choice, and nothing
+  /// is read before allow() says that it is there.
+  SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
+                const Reduction& reduction, size_t chunk_bytes);
+
   /// Blocks until this rank has sent and received all its part.
   void run();
+
+  /// The first `chunks` chunks of all segments may be read from now on.
+  void allow(size_t chunks) { allowed_ = chunks; }
+
+  /// Moves what can be moved without waiting; returns whether anything did.
+  [[nodiscard]] bool step();
+  [[nodiscard]] bool done() const;
+
+  /// Tells `waiter` what the next step needs.
+  void want(LinkWaiter& waiter) const;
+
+  /// So many chunks of every segment lie in the outputs, as far as the segments reach.
+  [[nodiscard]] size_t gathered() const;
+
+  /// The chunk for segments of at most `longest` bytes.
+  [[nodiscard]] static size_t chunk_for(size_t longest, size_t peers);
 
  private:
   /// One direction of one link: a fixed interleaving of raw chunks to reduce and finished chunks to gather, which both
@@ -59,7 +81,7 @@ class SegmentReduce {
   [[nodiscard]] bool make_room(Lane& lane);
   [[nodiscard]] bool reduce_arrived();
   void reduce_chunk(size_t number);
-  [[nodiscard]] bool done() const;
+  void take_scratch();
 
   Mesh& mesh_;
   const Bucket& bucket_;
@@ -67,8 +89,9 @@ class SegmentReduce {
   DType dtype_;
   const Reduction& reduction_;
   std::optional<std::byte*> mine_;
-  size_t chunk_bytes_ = 0;
-  size_t reduced_ = 0;  // chunks of the own segment
+  size_t chunk_bytes_;
+  size_t allowed_ = std::numeric_limits<size_t>::max();  // chunks of each segment whose input is there
+  size_t reduced_ = 0;                                   // chunks of the own segment
   std::vector<Lane> lanes_;
   std::vector<const void*> sources_;
 };

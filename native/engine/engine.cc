@@ -57,20 +57,34 @@ Engine::~Engine() {
 
 World Engine::make_world() {
   const auto& local = wiring_.local_ranks;
+  const bool one_host = local.size() == wiring_.hosts.size();
+  const auto grid = grid_of(wiring_.rank, wiring_.hosts);
   local_rank_ = static_cast<int>(std::find(local.begin(), local.end(), wiring_.rank) - local.begin());
-  if (local_rank_ == static_cast<int>(local.size()) || wiring_.segment->ranks() != static_cast<int>(local.size()) ||
-      wiring_.segment->has_pair_rings() == wiring_.remotes.empty())
+  if (static_cast<int>(wiring_.hosts.size()) != wiring_.size || local_rank_ == static_cast<int>(local.size()) ||
+      wiring_.segment->ranks() != static_cast<int>(local.size()) ||
+      wiring_.segment->has_pair_rings() == (one_host || grid.has_value()))
     throw Error::internal("the segment does not fit the ranks of this host");
   Guard& guard = *this;
   // More ranks than cores: whoever spins keeps the one it waits for from running.
   if (local.size() > std::thread::hardware_concurrency())
     options_.spin = std::min<nanoseconds>(options_.spin, std::chrono::microseconds(2));
-  else if (wiring_.remotes.empty()) lane_.emplace(*wiring_.segment, wiring_.rank, options_.spin);
+  else if (one_host) lane_.emplace(*wiring_.segment, wiring_.rank, options_.spin);
   const Patience patience{options_.spin};
-  if (wiring_.remotes.empty())
-    return World(std::make_unique<SharedMesh>(wiring_.segment, wiring_.rank, guard, patience));
+  const auto shared = [&] { return SharedMesh(wiring_.segment, local_rank_, local, guard, patience); };
+  if (one_host) return World(std::make_unique<SharedMesh>(shared()));
 
-  std::vector<std::unique_ptr<Link>> links(static_cast<size_t>(wiring_.size));
+  std::vector<std::unique_ptr<Link>> links(static_cast<size_t>(grid ? grid->hosts : wiring_.size));
+  for (const int peer : data_peers(wiring_.rank, wiring_.hosts)) {
+    const auto remote = std::ranges::find(wiring_.remotes, peer, &Wiring::Remote::peer);
+    if (remote == wiring_.remotes.end() || !remote->data.is_open())
+      throw Error::internal("there is no connection to rank " + std::to_string(peer));
+    const int place = grid ? grid->place_of(peer).first : peer;
+    links[static_cast<size_t>(place)] = std::make_unique<TcpLink>(place, remote->data.release(), peer);
+  }
+  if (grid) {
+    Mesh column(grid->host, std::move(links), guard, patience);
+    return World(std::make_unique<GridMesh>(*grid, shared(), std::move(column)));
+  }
   for (size_t i = 0; i < local.size(); ++i) {
     const auto peer = static_cast<int>(i);
     if (peer != local_rank_)
@@ -78,8 +92,6 @@ World Engine::make_world() {
           local[i], wiring_.segment->area(peer), wiring_.segment->pair_ring(local_rank_, peer),
           wiring_.segment->pair_ring(peer, local_rank_), false);
   }
-  for (Wiring::Remote& remote : wiring_.remotes)
-    links[static_cast<size_t>(remote.peer)] = std::make_unique<TcpLink>(remote.peer, remote.data.release());
   return World(std::make_unique<Mesh>(wiring_.rank, std::move(links), guard, patience));
 }
 

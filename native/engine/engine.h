@@ -36,15 +36,16 @@ struct Wiring {
   struct Remote {
     int peer;
     Descriptor control;  // closed unless one of the two is the other's parent
-    Descriptor data;
+    Descriptor data;     // closed unless the two are in data_peers() of each other
   };
   int rank = 0;
   int size = 1;
   std::vector<int> local_ranks{0};  // the ranks of this host, in the order of their areas in the segment
   std::shared_ptr<Segment> segment;
-  std::vector<Remote> remotes;  // every rank that is not local
+  std::vector<Remote> remotes;  // ranks that are not local and that this one has a connection to
   // The tree of control connections: who asks whom, -1 for rank 0. Ranks of one host ask the first of them, or are it.
   std::vector<int> parents{-1};
+  std::vector<int> hosts{0};   // hosts[r] is the number of the host of rank r
   std::vector<int> members{};  // when these are some of the job's ranks: their numbers in the job
   std::string process_set{};   // what people call them then
 };

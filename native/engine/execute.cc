@@ -89,28 +89,26 @@ class Execution {
 
   void alltoall() {
     expect(entry_.sizes.size() == size_ * size_);
+    const Shares shares = [this](int from, int to) {
+      return static_cast<size_t>(entry_.sizes[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)]) * row_;
+    };
     std::vector<const std::byte*> in(size_);
     std::vector<std::byte*> out(size_);
-    std::vector<size_t> send(size_), receive(size_);
     int64_t rows = 0;
     for (size_t peer = 0; peer < size_; ++peer) {
-      const int64_t from_peer = entry_.sizes[peer * size_ + rank_];
-      operation_.received_splits.push_back(from_peer);
-      rows += from_peer;
-      send[peer] = static_cast<size_t>(entry_.sizes[rank_ * size_ + peer]) * row_;
-      receive[peer] = static_cast<size_t>(from_peer) * row_;
+      operation_.received_splits.push_back(entry_.sizes[peer * size_ + rank_]);
+      rows += operation_.received_splits.back();
     }
     std::byte* to = result_of(operation_, rows);
     const std::byte* from = operation_.input;
     for (size_t peer = 0; peer < size_; ++peer) {
       in[peer] = from;
-      from += send[peer];
+      from += shares(static_cast<int>(rank_), static_cast<int>(peer));
       out[peer] = to;
-      to += receive[peer];
+      to += shares(static_cast<int>(peer), static_cast<int>(rank_));
     }
     expect(static_cast<size_t>(from - operation_.input) <= operation_.request.bytes());
-    const int64_t longest = *std::max_element(entry_.sizes.begin(), entry_.sizes.end());
-    world_.alltoall(in, send, out, receive, static_cast<size_t>(longest) * row_);
+    world_.alltoall(in, out, shares);
   }
 
   void reducescatter() {

@@ -8,7 +8,9 @@ namespace farandole {
 /// Bytes to and from one peer: ordered, reliable, never blocking.
 class Link {
  public:
-  explicit Link(int peer) : peer_(peer) {}
+  /// `peer` is its place in the mesh; `rank` what errors call it, where that differs.
+  explicit Link(int peer) : Link(peer, peer) {}
+  Link(int peer, int rank) : peer_(peer), rank_(rank) {}
   virtual ~Link() = default;
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -24,9 +26,11 @@ class Link {
   [[nodiscard]] virtual int fd() const = 0;
 
   [[nodiscard]] int peer() const { return peer_; }
+  [[nodiscard]] int rank() const { return rank_; }
 
  private:
   int peer_;
+  int rank_;
 };
 
 }  // namespace farandole

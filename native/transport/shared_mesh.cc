@@ -44,8 +44,20 @@ void SharedMesh::await_one(int peer, Signal RankArea::* signal, uint32_t target)
   RankArea& area = segment_->area(peer);
   if ((area.*signal).reached(target)) [[likely]]
     return;
-  PeerGuard guard(guard_, area.life, area.*signal, target, peer);
+  PeerGuard guard(guard_, area.life, area.*signal, target, names_[static_cast<size_t>(peer)]);
   Waiter(guard, patience_).until(area.*signal, target);
+}
+
+bool SharedMesh::have(Signal RankArea::* signal, uint32_t target) {
+  for (int peer = 0; peer < size(); ++peer) {
+    RankArea& area = segment_->area(peer);
+    if ((area.*signal).reached(target)) continue;
+    const Life::State state = area.life.state();
+    if (state == Life::State::Dead || state == Life::State::Left)
+      PeerGuard(guard_, area.life, area.*signal, target, names_[static_cast<size_t>(peer)]).check();
+    return (area.*signal).reached(target);
+  }
+  return true;
 }
 
 }  // namespace farandole

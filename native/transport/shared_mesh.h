@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "transport/segment.h"
 #include "transport/waiter.h"
@@ -14,8 +15,9 @@ namespace farandole {
 /// reset.
 class SharedMesh {
  public:
-  SharedMesh(std::shared_ptr<Segment> segment, int rank, Guard& guard, Patience patience)
-      : segment_(std::move(segment)), rank_(rank), guard_(guard), patience_(patience) {}
+  /// `rank` counts the ranks of this host; `names[r]` is what errors call rank r.
+  SharedMesh(std::shared_ptr<Segment> segment, int rank, std::vector<int> names, Guard& guard, Patience patience)
+      : segment_(std::move(segment)), rank_(rank), names_(std::move(names)), guard_(guard), patience_(patience) {}
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return segment_->ranks(); }
@@ -43,6 +45,10 @@ class SharedMesh {
   void finish(uint32_t stripe) { segment_->area(rank_).reduced.publish(stripe + 1); }
   void await_finished(uint32_t stripe) { await(&RankArea::reduced, stripe + 1); }
 
+  /// The same for who has something else to do meanwhile. False throws `PeerLost` when it will stay so.
+  [[nodiscard]] bool have_arrived(uint32_t stripe) { return have(&RankArea::arrived, stripe + 1); }
+  [[nodiscard]] bool have_finished(uint32_t stripe) { return have(&RankArea::reduced, stripe + 1); }
+
   /// The next small operation: its parity slots alternate, so that nobody need acknowledge.
   uint32_t begin_small() { return ++small_; }
   [[nodiscard]] std::byte* small_slot(int rank, uint32_t number) {
@@ -56,9 +62,11 @@ class SharedMesh {
     for (int peer = 0; peer < size(); ++peer) await_one(peer, signal, target);
   }
   void await_one(int peer, Signal RankArea::* signal, uint32_t target);
+  bool have(Signal RankArea::* signal, uint32_t target);
 
   std::shared_ptr<Segment> segment_;
   int rank_;
+  std::vector<int> names_;
   Guard& guard_;
   Patience patience_;
   uint32_t stripes_ = 0;     // used so far

@@ -18,11 +18,11 @@ namespace {
 
 std::string text_of(int code) { return std::generic_category().message(code); }
 
-Error lost(int peer, int code) {
+Error lost(int rank, int code) {
   switch (code) {
-    case ECONNRESET: return Error::peer_lost("", peer, "connection reset");
-    case EPIPE: return Error::peer_lost("", peer, "closed the connection");
-    default: return Error::peer_lost("", peer, "connection failed: " + text_of(code));
+    case ECONNRESET: return Error::peer_lost("", rank, "connection reset");
+    case EPIPE: return Error::peer_lost("", rank, "closed the connection");
+    default: return Error::peer_lost("", rank, "connection failed: " + text_of(code));
   }
 }
 
@@ -50,7 +50,7 @@ void configure(int fd) {
 
 }  // namespace
 
-TcpLink::TcpLink(int peer, int fd) : Link(peer), fd_(fd) {
+TcpLink::TcpLink(int peer, int fd, int rank) : Link(peer, rank), fd_(fd) {
   try {
     configure(fd);
   } catch (...) {
@@ -72,7 +72,7 @@ size_t TcpLink::try_send(std::span<const std::byte> bytes) {
     const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) return static_cast<size_t>(sent);
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return 0;
-    if (errno != EINTR) throw lost(peer(), errno);
+    if (errno != EINTR) throw lost(rank(), errno);
   }
 }
 
@@ -82,9 +82,9 @@ size_t TcpLink::try_recv(std::span<std::byte> bytes) {
   for (;;) {
     const ssize_t got = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got > 0) return static_cast<size_t>(got);
-    if (got == 0) throw lost(peer(), EPIPE);
+    if (got == 0) throw lost(rank(), EPIPE);
     if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
-    if (errno != EINTR) throw lost(peer(), errno);
+    if (errno != EINTR) throw lost(rank(), errno);
   }
 }
 

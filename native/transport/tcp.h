@@ -16,7 +16,8 @@ class TcpLink final : public Link {
  public:
   /// Takes ownership of `fd`, connected and authenticated, and makes it non-blocking. Throws `Error` when it is no
   /// socket; `fd` is closed then too.
-  TcpLink(int peer, int fd);
+  TcpLink(int peer, int fd) : TcpLink(peer, fd, peer) {}
+  TcpLink(int peer, int fd, int rank);
   ~TcpLink() override;
 
   [[nodiscard]] size_t try_send(std::span<const std::byte> bytes) override;

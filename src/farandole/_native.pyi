@@ -23,6 +23,14 @@ class Handle:
     @property
     def name(self) -> str: ...
 
+def data_peers(rank: int, hosts: Sequence[int]) -> list[int]:
+    """
+    The ranks of other hosts that `rank` exchanges data with, when `hosts[r]` is the number of rank r's host.
+    """
+
+def make_grid(hosts: Sequence[int]) -> bool:
+    """Do all hosts run equally many ranks, more than one?"""
+
 class Engine:
     def __init__(
         self,
@@ -32,6 +40,7 @@ class Engine:
         local_ranks: Sequence[int],
         segment: Segment,
         remotes: Sequence[tuple[int, int, int]],
+        hosts: Sequence[int],
         parents: Sequence[int],
         fusion_threshold: int,
         cache_capacity: int,

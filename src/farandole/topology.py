@@ -77,6 +77,12 @@ class Topology:
         return [-1 if rank == 0 else above.get(rank, firsts[host]) for rank, host in enumerate(self.hosts)]
 
     @property
+    def host_numbers(self) -> list[int]:
+        """The host of each rank as a number: hosts count from 0 in the order of their first ranks."""
+        numbers: dict[str, int] = {}
+        return [numbers.setdefault(host, len(numbers)) for host in self.hosts]
+
+    @property
     def is_homogeneous(self) -> bool:
         """Does each host run the same number of ranks?"""
         return len(set(Counter(self.hosts).values())) == 1

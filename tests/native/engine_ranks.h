@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -50,17 +51,21 @@ inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8
   for (int rank = 0; rank < size; ++rank) members[hosts[rank]].push_back(rank);
   std::map<int, std::shared_ptr<Segment>> segments;
   for (const auto& [host, local] : members)
-    segments[host] = Segment::create(static_cast<int>(local.size()), 16 << 10, static_cast<int>(local.size()) < size);
+    segments[host] = Segment::create(static_cast<int>(local.size()), 16 << 10,
+                                     static_cast<int>(local.size()) < size && !farandole::grid_of(0, hosts));
   std::vector<Wiring> wirings(hosts.size());
   for (int rank = 0; rank < size; ++rank)
-    wirings[rank] = {rank, size, members[hosts[rank]], segments[hosts[rank]], {}, parents};
+    wirings[rank] = {rank, size, members[hosts[rank]], segments[hosts[rank]], {}, parents, hosts};
   for (int a = 0; a < size; ++a) {
     for (int b = a + 1; b < size; ++b) {
       if (hosts[a] == hosts[b]) continue;
       int control[2] = {-1, -1};
       int data[2] = {-1, -1};
       const bool talk = parents[static_cast<size_t>(b)] == a;
-      if (socketpair(AF_UNIX, SOCK_STREAM, 0, data) != 0 || (talk && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0))
+      const std::vector<int> wanted = farandole::data_peers(a, hosts);
+      const bool exchange = std::find(wanted.begin(), wanted.end(), b) != wanted.end();
+      if ((exchange && socketpair(AF_UNIX, SOCK_STREAM, 0, data) != 0) ||
+          (talk && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0))
         std::abort();
       wirings[a].remotes.push_back({b, Descriptor(control[0]), Descriptor(data[0])});
       wirings[b].remotes.push_back({a, Descriptor(control[1]), Descriptor(data[1])});

@@ -1,9 +1,9 @@
 """From a rendezvous to wired peers: who is where, one shared segment per host, sockets between hosts.
 
 Every rank opens its listeners, tells all others where they are, and then connects: to the first rank of its host for
-the descriptor of the shared segment, and to lower ranks of other hosts: to each for a data socket, and to its parent
-in the tree of control connections for a control socket. Listeners exist only while this lasts. No byte of a peer is
-used before the peer has proved the job's secret.
+the descriptor of the shared segment, and to lower ranks of other hosts: to those that it exchanges data with
+(`data_peers`) for a data socket, and to its parent in the tree of control connections for a control socket. Listeners
+exist only while this lasts. No byte of a peer is used before the peer has proved the job's secret.
 """
 
 import json
@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from farandole._native import Segment
+from farandole._native import Segment, data_peers, make_grid
 from farandole.config import Config
 from farandole.errors import AuthenticationError, RendezvousError
 from farandole.handshake import Deadline, authenticate, join_address, split_address
@@ -43,7 +43,7 @@ class Wiring:
     topology: Topology
     segment: Segment
     deadline: Deadline
-    remotes: list[tuple[int, int, int]] = field(default_factory=list)  # (peer, control fd or -1, data fd)
+    remotes: list[tuple[int, int, int]] = field(default_factory=list)  # (peer, control fd or -1, data fd or -1)
     companions: dict[int, socket.socket] = field(default_factory=dict)
 
     def settle(self) -> None:
@@ -177,10 +177,12 @@ def _share_segment(
     listener: socket.socket,
     deadline: Deadline,
 ) -> tuple[Segment, dict[int, socket.socket]]:
-    local, several_hosts = topology.local_ranks, topology.local_size < topology.size
+    local = topology.local_ranks
+    # Whoever exchanges data with all ranks does so with those of its own host by rings.
+    pair_rings = topology.local_size < topology.size and not make_grid(topology.host_numbers)
 
     def make() -> Segment:
-        return Segment.create(ranks=len(local), slot_bytes=config.slot_bytes, pair_rings=several_hosts)
+        return Segment.create(ranks=len(local), slot_bytes=config.slot_bytes, pair_rings=pair_rings)
 
     met = _first_met(rendezvous)
     if isinstance(met, ThreadRendezvous):
@@ -221,15 +223,17 @@ def _receive_segment(sock: socket.socket, deadline: Deadline) -> Segment:
 def _connect_remotes(
     rendezvous: Rendezvous, topology: Topology, cards: list[_Card], listener: socket.socket, deadline: Deadline
 ) -> list[tuple[int, int, int]]:
-    """Connect to every rank of another host: the higher rank dials, the lower one accepts."""
+    """Connect to the ranks of other hosts that this one talks to: the higher rank dials, the lower one accepts."""
     rank = topology.rank
     remote = [peer for peer in range(topology.size) if topology.hosts[peer] != topology.hosts[rank]]
+    exchanging = set(data_peers(rank, topology.host_numbers))
     sockets: dict[tuple[int, str], socket.socket] = {}
 
     parents = topology.control_parents
 
     def purposes(peer: int) -> tuple[str, ...]:
-        return ("data", "control") if parents[peer] == rank or parents[rank] == peer else ("data",)
+        data = ("data",) if peer in exchanging else ()
+        return (*data, "control") if parents[peer] == rank or parents[rank] == peer else data
 
     def keep(sock: socket.socket, peer: int, purpose: str) -> None:
         sockets[peer, purpose] = sock.dup()
@@ -265,7 +269,7 @@ def _connect_remotes(
         sock = sockets.get((peer, purpose))
         return -1 if sock is None else sock.detach()
 
-    return [(peer, fd_of(peer, "control"), fd_of(peer, "data")) for peer in remote]
+    return [(peer, fd_of(peer, "control"), fd_of(peer, "data")) for peer in remote if purposes(peer)]
 
 
 @contextmanager

@@ -25,6 +25,7 @@ def start_engine(
             segment=wiring.segment,
             remotes=wiring.remotes,
             parents=wiring.topology.control_parents,
+            hosts=wiring.topology.host_numbers,
             fusion_threshold=config.fusion_threshold,
             cache_capacity=config.cache_capacity,
             spin=config.spin.total_seconds(),
