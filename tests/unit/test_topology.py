@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole._native import data_peers, make_grid
 from farandole.errors import ConfigError
 from farandole.topology import CONTROL_DEGREE, JobEnvironment, Topology, host_identity, interface_address
 
@@ -79,6 +80,23 @@ def test_names_of_hosts_do_not_matter(hosts: list[str], names: list[str]) -> Non
             other.cross_rank,
             other.local_ranks,
         )
+
+
+@given(host_lists)
+def test_data_goes_along_columns_or_to_everybody(hosts: list[str]) -> None:
+    places = [Topology.from_hosts(rank, hosts) for rank in range(len(hosts))]
+    numbers = places[0].host_numbers
+    peers = [data_peers(rank, numbers) for rank in range(len(hosts))]
+    grid = places[0].is_homogeneous and 1 < places[0].local_size < len(hosts)
+    assert make_grid(numbers) == grid
+    for place in places:
+        mine = peers[place.rank]
+        assert all(place.rank in peers[other] for other in mine)
+        others = {each.rank for each in places if hosts[each.rank] != hosts[place.rank]}
+        same_place = {rank for rank in others if places[rank].local_rank == place.local_rank}
+        assert mine == sorted(same_place if grid else others)
+        if grid:
+            assert len(mine) == place.cross_size - 1
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
