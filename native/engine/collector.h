@@ -19,7 +19,8 @@ namespace farandole {
 ///
 /// Every ask goes up exactly once. It is held back only while it may still become part of the one word for all; it goes
 /// up by itself, naming its rank, when that has become unlikely: a rank below spells the same name out or passed its
-/// ask up by itself, a rank below has left or joined, or the others are late (the coordinator names who is missing).
+/// ask up by itself, a rank has left, one below has joined, or the others are late (the coordinator names who is
+/// missing).
 class Collector {
  public:
   /// `patience` is how long, in seconds, an ask is held back at most.
@@ -32,7 +33,7 @@ class Collector {
   /// The same for what has come from a child.
   void ask(int child, Gathered gathered, double now);
 
-  /// A rank below has left for good: it will not ask any more.
+  /// A rank has left for good. Nothing can be complete any more, here or elsewhere: all is passed on at once.
   void leave();
 
   /// What the coordinator has decided passes by on its way down: the names of numbers, and what is settled.
@@ -72,7 +73,7 @@ class Collector {
   Gathered up_;
   size_t held_count_ = 0;    // numbers that some have asked for and others not
   double looked_ = 0;        // when late ones were last looked for
-  bool incomplete_ = false;  // somebody below has left
+  bool incomplete_ = false;  // somebody has left
   std::string joined_;       // what those below call it that have joined; empty while nobody has
 };
 

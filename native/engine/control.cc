@@ -12,13 +12,14 @@ constexpr size_t kReadAhead = 16 << 10;
 
 bool ControlStream::flush() {
   try {
-    while (out_at_ < out_.size() && !lost_) {
+    while (out_at_ < out_.size() && !closed_) {
       const size_t sent = link_->try_send(std::span(out_).subspan(out_at_));
       if (sent == 0) return false;
       out_at_ += sent;
     }
-  } catch (const Error& error) {
-    lost_ = error;
+  } catch (const Error&) {
+    // What it said before it closed its end may still be unread, and may say why: receiving tells that it is lost.
+    closed_ = true;
   }
   out_.clear();
   out_at_ = 0;

@@ -36,7 +36,7 @@ class ControlStream {
   /// The next message that has arrived in whole.
   [[nodiscard]] std::optional<Message> receive();
 
-  /// Why the peer cannot be reached any more; messages that it sent before may still be waiting.
+  /// Why nothing more will come from the peer; messages that it sent before may still be waiting.
   [[nodiscard]] const std::optional<Error>& lost() const { return lost_; }
 
  private:
@@ -49,6 +49,7 @@ class ControlStream {
   size_t in_at_ = 0;
   size_t in_end_ = 0;
   std::optional<Error> lost_;
+  bool closed_ = false;  // the peer takes nothing more
 };
 
 }  // namespace farandole

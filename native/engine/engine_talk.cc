@@ -93,12 +93,16 @@ void Engine::heed(const ControlStream& from, Message message) {
     if (!farewell->clean) throw Error::peer_lost("", farewell->rank, farewell->reason);
     if (!tree_.holds(farewell->rank) || !tree_.holds(farewell->first))
       throw Error::internal("an unknown rank has left");
-    if (from_parent) {
-      // It may go only because another rank went before it, and names that one.
-      left_[static_cast<size_t>(from.peer())] = true;
-      first_left_ = farewell->first;
-    } else {
+    if (!from_parent) {
       part_with(farewell->rank, farewell->first);
+      return;
+    }
+    first_left_ = farewell->first;
+    if (farewell->rank == from.peer()) {
+      left_[static_cast<size_t>(from.peer())] = true;
+    } else {
+      collector_.leave();
+      tell_children(*farewell);
     }
   }
 }
@@ -122,14 +126,17 @@ bool Engine::decide() {
 }
 
 /// `rank`, which is below this one, has shut down, and `first` was the first to do so. It did its part of all that it
-/// had asked for; what it has not asked for can never run, nor what the ranks below it have not.
+/// had asked for; what it has not asked for can never run, nor what the ranks below it have not. All ranks hear of the
+/// first one, so that no ask is held back any more.
 void Engine::part_with(int rank, int first) {
   if (told_[static_cast<size_t>(rank)]) return;
   left_[static_cast<size_t>(rank)] = told_[static_cast<size_t>(rank)] = true;
-  if (!first_left_) first_left_ = first;
+  const bool is_first = !first_left_;
+  if (is_first) first_left_ = first;
   const std::string reason = reason_of(Life::State::Left);
   if (leads()) {
     negotiator_.leave(tree_.below(rank), rank, reason);
+    if (is_first) tell_children(Farewell{rank, true, reason, first});
     return;
   }
   collector_.leave();
@@ -141,7 +148,7 @@ template <class Payload>
 void Engine::tell_children(const Payload& payload) {
   Bytes frame;
   for (ControlStream& control : controls_) {
-    if (is_parent(control)) continue;
+    if (is_parent(control) || left_[static_cast<size_t>(control.peer())]) continue;
     if (frame.empty()) encode(payload, frame);
     control.send_frame(frame);
   }

@@ -86,6 +86,9 @@ void test_last_words_arrive_before_the_loss() {
   while (!sender.flush()) {
   }
   there.broken = true;
+  back.broken = true;
+  receiver.send(Farewell{0, true, "", 0});  // to a peer that takes nothing more
+  CHECK(!receiver.lost());
   std::optional<Message> message;
   for (int tries = 0; tries < 1000 && !message; ++tries) message = receiver.receive();
   CHECK(message && std::get<Farewell>(*message).reason == "it has shut down");
@@ -93,7 +96,8 @@ void test_last_words_arrive_before_the_loss() {
   CHECK(receiver.lost() && receiver.lost()->kind == ErrorKind::PeerLost);
   // A stream to a lost peer swallows what it is given.
   sender.send(Farewell{1, true, "", 1});
-  CHECK(sender.lost() && sender.flush());
+  CHECK(sender.flush() && !sender.lost());
+  CHECK(!sender.receive() && sender.lost());
 }
 
 void test_absurd_length() {
