@@ -126,8 +126,7 @@ void set_output(Operation& operation, const nb::object& output, const Captured& 
   const bool sized_by_plan =
       request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
   if (output.is_none()) {
-    if (!sized_by_plan)
-      throw Error::invalid(request.name, "an output tensor is needed");
+    if (!sized_by_plan) throw Error::invalid(request.name, "an output tensor is needed");
     operation.keep = input.owner;
     return;
   }
@@ -212,7 +211,7 @@ using RemoteTuple = std::tuple<int, int, int>;
 std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                                     const std::vector<RemoteTuple>& remotes, std::vector<int> hosts,
                                     std::vector<int> parents, size_t fusion_threshold, size_t cache_capacity,
-                                    double spin, double timeout, bool trace, std::vector<int> members,
+                                    double spin, double timeout, double heartbeat, bool trace, std::vector<int> members,
                                     std::string process_set, bool look_ahead) {
   Wiring wiring{rank,
                 size,
@@ -228,7 +227,8 @@ std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_r
   const auto span = [](double seconds) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
-  const EngineOptions options{fusion_threshold, cache_capacity, span(spin), span(timeout), trace, look_ahead};
+  const EngineOptions options{fusion_threshold, cache_capacity, span(spin), span(timeout),
+                              span(heartbeat),  trace,          look_ahead};
   return std::make_shared<Engine>(std::move(wiring), options);
 }
 
@@ -282,8 +282,8 @@ NB_MODULE(_native, m) {
 
   nb::class_<Engine>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
-           "hosts"_a, "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "trace"_a,
-           "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
+           "hosts"_a, "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a,
+           "trace"_a, "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
       .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)

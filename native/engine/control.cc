@@ -10,12 +10,16 @@ constexpr size_t kReadAhead = 16 << 10;
 
 }  // namespace
 
-bool ControlStream::flush() {
+bool ControlStream::push() {
   try {
     while (out_at_ < out_.size() && !closed_) {
       const size_t sent = link_->try_send(std::span(out_).subspan(out_at_));
-      if (sent == 0) return false;
+      if (sent == 0) {
+        waiting_.store(true, std::memory_order_relaxed);
+        return false;
+      }
       out_at_ += sent;
+      spoke_ = true;
     }
   } catch (const Error&) {
     // What it said before it closed its end may still be unread, and may say why: receiving tells that it is lost.
@@ -23,7 +27,18 @@ bool ControlStream::flush() {
   }
   out_.clear();
   out_at_ = 0;
+  waiting_.store(false, std::memory_order_relaxed);
   return true;
+}
+
+void ControlStream::beat() {
+  const std::lock_guard lock(sending_);
+  // What waits to be sent is a sign of life too, once there is room for it.
+  if (!spoke_ && out_.empty()) {
+    encode(Heartbeat{}, out_);
+    push();
+  }
+  spoke_ = false;
 }
 
 void ControlStream::pull() {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -10,7 +12,8 @@
 
 namespace farandole {
 
-/// Control messages to and from one peer, over a link that takes bytes when it likes.
+/// Control messages to and from one peer, over a link that takes bytes when it likes. One thread sends and receives;
+/// another may send heartbeats meanwhile.
 class ControlStream {
  public:
   explicit ControlStream(std::unique_ptr<Link> link) : link_(std::move(link)) {}
@@ -20,18 +23,31 @@ class ControlStream {
 
   template <class Payload>
   void send(const Payload& payload) {
+    const std::lock_guard lock(sending_);
     encode(payload, out_);
-    flush();
+    push();
   }
 
   /// The same for a message that is encoded already, for several peers.
   void send_frame(const Bytes& frame) {
+    const std::lock_guard lock(sending_);
     out_.insert(out_.end(), frame.begin(), frame.end());
-    flush();
+    push();
   }
 
   /// Hands waiting bytes to the link; true when none are left.
-  bool flush();
+  bool flush() {
+    if (!waiting_.load(std::memory_order_relaxed)) return true;
+    const std::lock_guard lock(sending_);
+    return push();
+  }
+
+  /// Sends a heartbeat, unless something was sent since the last call. For a thread beside the one that drives.
+  void beat();
+
+  /// The peer has been silent for too long. For the same thread.
+  void give_up() { silent_.store(true); }
+  [[nodiscard]] bool silent() const { return silent_.load(); }
 
   /// The next message that has arrived in whole.
   [[nodiscard]] std::optional<Message> receive();
@@ -40,16 +56,21 @@ class ControlStream {
   [[nodiscard]] const std::optional<Error>& lost() const { return lost_; }
 
  private:
+  bool push();
   void pull();
 
   std::unique_ptr<Link> link_;
+  std::atomic<bool> silent_{false};
+  std::atomic<bool> waiting_{false};  // there are bytes in out_
+  std::mutex sending_;                // guards the following four
   Bytes out_;
   size_t out_at_ = 0;
+  bool spoke_ = false;   // since the last beat()
+  bool closed_ = false;  // the peer takes nothing more
   Bytes in_;
   size_t in_at_ = 0;
   size_t in_end_ = 0;
   std::optional<Error> lost_;
-  bool closed_ = false;  // the peer takes nothing more
 };
 
 }  // namespace farandole

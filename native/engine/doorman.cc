@@ -2,30 +2,49 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <string>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace farandole {
+namespace {
 
-Doorman::Doorman(std::span<const int> fds, Signal& doorbell)
-    : doorbell_(doorbell), epoll_(epoll_create1(EPOLL_CLOEXEC)), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+constexpr uint64_t kStop = ~uint64_t{0};
+
+bool has_unread(int fd) {
+  int bytes = 0;
+  return ioctl(fd, FIONREAD, &bytes) == 0 && bytes > 0;
+}
+
+}  // namespace
+
+Doorman::Doorman(std::deque<ControlStream>& streams, Signal& doorbell, std::chrono::nanoseconds heartbeat)
+    : doorbell_(doorbell),
+      heartbeat_(static_cast<uint64_t>(heartbeat.count())),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   bool watching = epoll_ >= 0 && stop_ >= 0;
-  const auto watch_fd = [&](int fd, uint32_t events) {
+  const auto watch_fd = [&](int fd, uint32_t events, uint64_t place) {
     epoll_event event{};
     event.events = events;
-    event.data.fd = fd;
+    event.data.u64 = place;
     watching = watching && epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0;
   };
-  watch_fd(stop_, EPOLLIN);
-  // Edge-triggered: one ring per arrival, whether or not anybody reads yet.
-  for (const int fd : fds) watch_fd(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
+  watch_fd(stop_, EPOLLIN, kStop);
+  for (ControlStream& stream : streams) {
+    if (stream.fd() < 0) continue;
+    // Edge-triggered: one ring per arrival, whether or not anybody reads yet.
+    watch_fd(stream.fd(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, watched_.size());
+    watched_.push_back({&stream, Silence(heartbeat_)});
+  }
   if (!watching) {
     const std::string why = std::strerror(errno);
     if (epoll_ >= 0) close(epoll_);
@@ -45,12 +64,48 @@ Doorman::~Doorman() {
 void Doorman::watch() noexcept {
   std::array<epoll_event, 16> events;
   for (;;) {
-    const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), -1);
-    for (int i = 0; i < count; ++i)
-      if (events[static_cast<size_t>(i)].data.fd == stop_) return;
-    if (count > 0) doorbell_.bump();
+    const int count =
+        epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), milliseconds_to_sleep(now_ns()));
     if (count < 0 && errno != EINTR) return;
+    const uint64_t now = now_ns();
+    for (Watched& each : watched_) each.silence.look(now);
+    for (int i = 0; i < count; ++i) {
+      const epoll_event& event = events[static_cast<size_t>(i)];
+      if (event.data.u64 == kStop) return;
+      Watched& each = watched_[event.data.u64];
+      if ((event.events & EPOLLIN) != 0) each.silence.hear();
+      // Its end is heard by reading.
+      if ((event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) each.ended = true;
+    }
+    if (count > 0) doorbell_.bump();
+    if (heartbeat_ != 0) look(now);
   }
+}
+
+void Doorman::look(uint64_t now) {
+  for (Watched& each : watched_) {
+    if (each.ended || !each.silence.is_over_limit()) continue;
+    if (has_unread(each.stream->fd())) {
+      // It is this rank that does not listen: there may be no room for what the peer has to say.
+      each.silence.hear();
+      continue;
+    }
+    each.ended = true;
+    each.stream->give_up();
+    doorbell_.bump();
+  }
+  if (now < next_beat_) return;
+  // A stream that was used since the last time is left alone, so that there is a sign in every fourth of the limit.
+  next_beat_ = now + heartbeat_ / 8;
+  for (const Watched& each : watched_) each.stream->beat();
+}
+
+int Doorman::milliseconds_to_sleep(uint64_t now) const {
+  if (heartbeat_ == 0) return -1;
+  uint64_t ns = next_beat_ > now ? next_beat_ - now : 0;
+  for (const Watched& each : watched_)
+    if (!each.ended) ns = std::min(ns, each.silence.left());
+  return static_cast<int>((ns + 999'999) / 1'000'000);
 }
 
 }  // namespace farandole

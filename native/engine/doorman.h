@@ -1,25 +1,46 @@
 #pragma once
 
-#include <span>
+#include <chrono>
+#include <cstdint>
+#include <deque>
 #include <thread>
+#include <vector>
 
+#include "engine/control.h"
+#include "engine/silence.h"
 #include "transport/futex.h"
 
 namespace farandole {
 
-/// Rings a doorbell when one of some sockets has news: the driver sleeps on memory, remote peers write to sockets.
+/// Rings a doorbell when one of some control streams has news: the driver sleeps on memory, remote peers write to
+/// sockets.
+///
+/// It also keeps the peers sure of this rank, by a heartbeat on each stream that carries nothing else, and notices when
+/// one of them falls silent. All that on a thread of its own, because the driver may be busy with a long operation.
 class Doorman {
  public:
-  /// Watches `fds`, which must stay open until the destructor returns.
-  Doorman(std::span<const int> fds, Signal& doorbell);
+  /// Watches those of `streams` that have a socket; they must stay until the destructor returns. `heartbeat` is the
+  /// longest silence of a peer that lives; 0 switches heartbeats off.
+  Doorman(std::deque<ControlStream>& streams, Signal& doorbell, std::chrono::nanoseconds heartbeat);
   ~Doorman();
   Doorman(const Doorman&) = delete;
   Doorman& operator=(const Doorman&) = delete;
 
  private:
-  void watch() noexcept;
+  struct Watched {
+    ControlStream* stream;
+    Silence silence;
+    bool ended = false;  // the peer has closed its end, or is known to be silent
+  };
 
+  void watch() noexcept;
+  void look(uint64_t now);
+  [[nodiscard]] int milliseconds_to_sleep(uint64_t now) const;
+
+  std::vector<Watched> watched_;
   Signal& doorbell_;
+  uint64_t heartbeat_;  // ns
+  uint64_t next_beat_ = 0;
   int epoll_;
   int stop_;  // an eventfd
   std::thread thread_;

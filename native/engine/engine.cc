@@ -214,7 +214,8 @@ void Engine::shutdown() {
   for (ControlStream& control : controls_) {
     // After a failure the others are to hear of that, not that this rank left because of it.
     if (!failed_.load())
-      control.send(Farewell{wiring_.rank, true, reason_of(Life::State::Left), first_left_.value_or(wiring_.rank)});
+      control.send(
+          Farewell{wiring_.rank, true, farandole::reason_of(Life::State::Left), first_left_.value_or(wiring_.rank)});
     while (!control.flush() && now_ns() < until) std::this_thread::sleep_for(milliseconds(1));
   }
   driving.unlock();

@@ -54,7 +54,8 @@ struct EngineOptions {
   size_t fusion_threshold = size_t{128} << 20;
   size_t cache_capacity = 16384;
   std::chrono::nanoseconds spin{100'000};
-  std::chrono::nanoseconds timeout{0};  // of one operation; 0 = never
+  std::chrono::nanoseconds timeout{0};                // of one operation; 0 = never
+  std::chrono::nanoseconds heartbeat{3'000'000'000};  // the longest silence of a remote peer that lives; 0 = any
   bool trace = false;
   bool look_ahead = true;  // of fusion, past operations of another type; off to measure what it is worth
 };
@@ -140,6 +141,8 @@ class Engine : private Guard {
   [[nodiscard]] std::optional<Error> lost_remote() const;
   void look_for_overdue();
   void poison(Error error) noexcept;
+  [[nodiscard]] std::string reason_of(Abort::Reason reason) const;
+  [[nodiscard]] Abort abort_of(const Error& error) const;
 
   /// Whatever leaves the engine speaks of ranks by their numbers in the job.
   [[nodiscard]] Error told(const Error& error) const { return error.among(wiring_.process_set, wiring_.members); }
@@ -163,6 +166,7 @@ class Engine : private Guard {
   std::vector<bool> left_;              // by rank: it has shut down, having done all its part
   std::vector<bool> told_;              // by rank: who has to hear of it has been told
   std::optional<int> first_left_;       // who shut down before all others, as far as is known here
+  std::optional<Error> verdict_;        // what a peer said has ended the job
   uint64_t looked_ns_ = 0;              // when overdue operations were last looked for
   uint32_t executed_ = 0;               // operations so far: the same on every rank between two of them
   uint64_t operation_deadline_ns_ = 0;  // of what is being executed

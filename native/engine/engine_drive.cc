@@ -21,7 +21,10 @@ bool Engine::progress() noexcept {
 }
 
 bool Engine::drive_once() {
-  if (failed_.load() || stop_.load()) return false;
+  if (failed_.load() || stop_.load()) {
+    for (ControlStream& control : controls_) control.flush();  // the news of it may still wait for room
+    return false;
+  }
   bool moved = ask();
   moved = hear() || moved;
   if (leads()) moved = decide() || moved;

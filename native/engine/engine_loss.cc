@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -14,29 +16,40 @@ using std::chrono::nanoseconds;
 
 constexpr milliseconds kHearsay{400};  // for news that explain a broken connection
 
-const char* reason_of(Abort::Reason reason) {
+std::string text_of(nanoseconds span) {
+  std::ostringstream text;
+  text << seconds_of(static_cast<uint64_t>(span.count())) << " s";
+  return text.str();
+}
+
+}  // namespace
+
+std::string Engine::reason_of(Abort::Reason reason) const {
   switch (reason) {
     case Abort::Reason::Died: return "its process was killed or crashed";
     case Abort::Reason::Left: return "it has shut down";
     case Abort::Reason::Unreachable: return "its connection broke";
-    case Abort::Reason::Failed: return "it failed";
+    case Abort::Reason::Silent:
+      return "no sign of life for " + text_of(options_.heartbeat) +
+             ": its host is down or cannot be reached, or its process is stopped; if it may pause for so long, raise "
+             "the setting 'heartbeat'";
+    case Abort::Reason::Failed: break;
   }
   return "it failed";
 }
 
 /// What to tell the other ranks of this host about `error`.
-Abort abort_of(const Error& error, int own_rank) {
-  if (error.kind == ErrorKind::Closed) return {own_rank, Abort::Reason::Left};
-  if (error.kind != ErrorKind::PeerLost) return {own_rank, Abort::Reason::Failed};
-  for (const auto reason : {Abort::Reason::Died, Abort::Reason::Left, Abort::Reason::Failed})
+Abort Engine::abort_of(const Error& error) const {
+  if (error.kind == ErrorKind::Closed) return {wiring_.rank, Abort::Reason::Left};
+  if (error.kind != ErrorKind::PeerLost) return {wiring_.rank, Abort::Reason::Failed};
+  for (const auto reason : {Abort::Reason::Died, Abort::Reason::Left, Abort::Reason::Failed, Abort::Reason::Silent})
     if (error.reason == reason_of(reason)) return {error.rank, reason};
   return {error.rank, Abort::Reason::Unreachable};
 }
 
-}  // namespace
-
 Error Engine::root_cause(const Error& error) {
   if (error.kind != ErrorKind::PeerLost) return error;
+  if (verdict_) return *verdict_;
   // A peer that is gone may only have given up because of a third rank.
   const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kHearsay).count());
   try {
@@ -76,8 +89,11 @@ void Engine::check() {
 
 std::optional<Error> Engine::lost_remote() const {
   // Peers in memory are known by their life words.
-  for (const ControlStream& control : controls_)
-    if (control.fd() >= 0 && control.lost() && !left_[static_cast<size_t>(control.peer())]) return control.lost();
+  for (const ControlStream& control : controls_) {
+    if (control.fd() < 0 || left_[static_cast<size_t>(control.peer())]) continue;
+    if (control.lost()) return control.lost();
+    if (control.silent()) return Error::peer_lost("", control.peer(), reason_of(Abort::Reason::Silent));
+  }
   return std::nullopt;
 }
 
@@ -100,7 +116,8 @@ void Engine::look_for_lost() {
     // What the lost rank said before it went still counts: only what is pending after that has failed.
     while (drive_once()) {
     }
-    if (!pending_.empty()) throw *lost;
+    // Who connects hosts tells the others also when it has nothing to lose itself.
+    if (!pending_.empty() || listens_always_) throw *lost;
   } catch (const Error& error) {
     poison(error);
   } catch (const std::exception& error) {
@@ -143,7 +160,7 @@ void Engine::look_for_overdue() {
 void Engine::poison(Error error) noexcept {
   if (failed_.exchange(true)) return;
   pending_.refuse(told(error));
-  wiring_.segment->abort(abort_of(error, wiring_.rank));
+  wiring_.segment->abort(abort_of(error));
   const Farewell farewell = error.kind == ErrorKind::PeerLost
                                 ? Farewell{error.rank, false, error.reason}
                                 : Farewell{wiring_.rank, false, std::string("it failed: ") + told(error).what()};

@@ -13,7 +13,6 @@ namespace farandole {
 
 void Engine::connect_control() {
   const auto& local = wiring_.local_ranks;
-  std::vector<int> fds;
   const auto connect = [&](int peer) {
     const auto at = std::find(local.begin(), local.end(), peer);
     if (at != local.end()) {
@@ -30,13 +29,11 @@ void Engine::connect_control() {
     if (remote == wiring_.remotes.end())
       throw Error::internal("there is no control connection to rank " + std::to_string(peer));
     controls_.emplace_back(std::make_unique<TcpLink>(peer, remote->control.release()));
-    fds.push_back(controls_.back().fd());
+    listens_always_ = true;
   };
   if (!leads()) connect(tree_.parent(wiring_.rank));
   for (const int child : tree_.children(wiring_.rank)) connect(child);
-  if (fds.empty()) return;
-  listens_always_ = true;
-  doorman_ = std::make_unique<Doorman>(fds, doorbell());
+  if (listens_always_) doorman_ = std::make_unique<Doorman>(controls_, doorbell(), options_.heartbeat);
 }
 
 bool Engine::ask() {
@@ -90,7 +87,7 @@ void Engine::heed(const ControlStream& from, Message message) {
     collector_.heed(*plan);
     heed(std::move(*plan));
   } else if (const auto* farewell = std::get_if<Farewell>(&message)) {
-    if (!farewell->clean) throw Error::peer_lost("", farewell->rank, farewell->reason);
+    if (!farewell->clean) throw verdict_.emplace(Error::peer_lost("", farewell->rank, farewell->reason));
     if (!tree_.holds(farewell->rank) || !tree_.holds(farewell->first))
       throw Error::internal("an unknown rank has left");
     if (!from_parent) {
@@ -133,7 +130,7 @@ void Engine::part_with(int rank, int first) {
   left_[static_cast<size_t>(rank)] = told_[static_cast<size_t>(rank)] = true;
   const bool is_first = !first_left_;
   if (is_first) first_left_ = first;
-  const std::string reason = reason_of(Life::State::Left);
+  const std::string reason = farandole::reason_of(Life::State::Left);
   if (leads()) {
     negotiator_.leave(tree_.below(rank), rank, reason);
     if (is_first) tell_children(Farewell{rank, true, reason, first});

@@ -46,6 +46,7 @@ class Engine:
         cache_capacity: int,
         spin: float,
         timeout: float,
+        heartbeat: float,
         trace: bool,
         members: Sequence[int] = [],
         process_set: str = "",

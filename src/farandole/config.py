@@ -91,6 +91,12 @@ class Config:
         default=timedelta(seconds=600),
         metadata=_about("duration", "how long an operation waits for the other ranks; 0 waits for ever"),
     )
+    heartbeat: timedelta = field(
+        default=timedelta(seconds=3),
+        metadata=_about(
+            "duration", "longest silence of a rank on another host before it counts as lost; 0: not measured"
+        ),
+    )
     start_timeout: timedelta = field(
         default=timedelta(seconds=120),
         metadata=_about("duration", "how long ranks wait for each other at init", "HOROVOD_START_TIMEOUT"),

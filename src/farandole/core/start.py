@@ -30,6 +30,7 @@ def start_engine(
             cache_capacity=config.cache_capacity,
             spin=config.spin.total_seconds(),
             timeout=config.collective_timeout.total_seconds(),
+            heartbeat=config.heartbeat.total_seconds(),
             trace=trace,
             members=list(members),
             process_set=process_set,

@@ -1,0 +1,218 @@
+// Ranks that ask and hear along a tree, simulated: collectors, the negotiator, and the messages on their way.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "engine/collector.h"
+
+namespace collectors {
+
+using namespace farandole;
+
+inline constexpr double kPatience = 1;
+inline constexpr double kTimeout = 10;
+
+inline Request request_of(const std::string& name, int64_t rows = 4) {
+  Request request;
+  request.name = name;
+  request.kind = Kind::Allreduce;
+  request.dtype = DType::Float32;
+  request.shape = {rows};
+  request.cacheable = true;
+  return request;
+}
+
+// What became of a name: "runs", or the error.
+using Outcomes = std::map<std::string, std::string>;
+
+inline std::string text_of(const Error& error) {
+  std::string text = std::string(name_of(error.kind)) + " " + error.what_differs;
+  for (const int rank : error.ranks) text += " " + std::to_string(rank);
+  for (const auto& [rank, asked] : error.asked) text += " " + std::to_string(rank) + ":" + asked;
+  if (error.kind == ErrorKind::PeerLost) text += " " + std::to_string(error.rank);
+  return text;
+}
+
+// Ranks with their collectors, and the messages that are on their way between them.
+class Ranks {
+ public:
+  Ranks(std::vector<int> parents, unsigned seed)
+      : tree_(parents), negotiator_(options(parents.size())), random_(seed), ranks_(parents.size()) {
+    for (int rank = 0; rank < tree_.size(); ++rank)
+      ranks_[static_cast<size_t>(rank)].collector.emplace(rank, tree_.children(rank), kPatience);
+  }
+
+  static Negotiator::Options options(size_t size) {
+    return {.size = static_cast<int>(size), .cache_capacity = 7, .timeout = kTimeout};
+  }
+
+  void ask(int rank, const Request& request) {
+    Rank& own = at(rank);
+    const auto known = own.numbers.find(request.name);
+    const bool by_number = known != own.numbers.end() && known->second.second == request;
+    own.asked.insert(request.name);
+    own.last[request.name] = request;
+    if (rank == 0) {
+      Gathered gathered;
+      if (by_number) gathered.emplace_back(Numbers{0, false, known->second.first, 1});
+      else gathered.emplace_back(Spelled{0, request});
+      hand_over(std::move(gathered), 0, tree_, negotiator_, now);
+      return;
+    }
+    if (by_number) own.collector->ask(Asking{known->second.first}, now);
+    else own.collector->ask(Asking{request}, now);
+    if (random_() % 2 == 0) forward(rank);
+  }
+
+  void leave(int rank) {
+    forward(rank);
+    at(rank).up.push_back(Farewell{rank, true, "it has shut down", rank});
+  }
+
+  // One message gets one step further, if there is one where chance looks.
+  void move() {
+    const auto rank = static_cast<int>(random_() % ranks_.size());
+    if (rank == 0) decide();
+    else if (random_() % 2 == 0) forward(rank), rise(rank);
+    else sink(rank);
+  }
+
+  // Everything arrives.
+  void settle() {
+    for (int rounds = 0; rounds < 3 * tree_.size(); ++rounds) {
+      for (int rank = 1; rank < tree_.size(); ++rank) forward(rank), rise(rank);
+      decide();
+      for (int rank = 1; rank < tree_.size(); ++rank)
+        while (sink(rank)) {
+        }
+    }
+  }
+
+  Outcomes take_outcomes() { return std::exchange(outcomes_, {}); }
+  [[nodiscard]] size_t messages_up() const { return messages_up_; }
+  [[nodiscard]] size_t waiting() const { return negotiator_.waiting(); }
+  [[nodiscard]] bool waits_for(int rank, const std::string& name) { return at(rank).asked.contains(name); }
+
+  double now = 0;
+
+ private:
+  using Up = std::variant<Gathered, Farewell>;
+  using Down = std::variant<Plan, Farewell>;
+  struct Rank {
+    std::optional<Collector> collector;
+    std::deque<Up> up;      // to its parent
+    std::deque<Down> down;  // from its parent
+    std::map<std::string, std::pair<uint32_t, Request>> numbers;
+    std::map<std::string, Request> last;  // asked for last under a name
+    std::set<std::string> asked;          // and not settled
+  };
+
+  Rank& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
+
+  void forward(int rank) {
+    Gathered gathered = at(rank).collector->drain(now);
+    if (gathered.empty()) return;
+    Bytes frame;
+    encode(gathered, frame);
+    at(rank).up.push_back(std::get<Gathered>(decode(std::span(frame).subspan(kFrameHeader))));
+    ++messages_up_;
+  }
+
+  void rise(int rank) {
+    if (at(rank).up.empty()) return;
+    Up message = std::move(at(rank).up.front());
+    at(rank).up.pop_front();
+    const int parent = tree_.parent(rank);
+    if (auto* gathered = std::get_if<Gathered>(&message)) {
+      if (parent == 0) hand_over(std::move(*gathered), rank, tree_, negotiator_, now);
+      else at(parent).collector->ask(rank, std::move(*gathered), now);
+      return;
+    }
+    const auto& farewell = std::get<Farewell>(message);
+    if (parent == 0) {
+      negotiator_.leave(tree_.below(farewell.rank), farewell.rank, farewell.reason);
+      for (const int child : tree_.children(0)) at(child).down.push_back(farewell);
+      return;
+    }
+    at(parent).collector->leave();
+    forward(parent);
+    at(parent).up.push_back(farewell);
+  }
+
+  void decide() {
+    Plan plan = negotiator_.decide(now);
+    if (plan.empty()) return;
+    Bytes frame;
+    encode(plan, frame);
+    plan = std::get<Plan>(decode(std::span(frame).subspan(kFrameHeader)));
+    for (const auto& item : plan) note(item);
+    obey(0, plan);
+  }
+
+  void note(const std::variant<Bundle, Refusal>& item) {
+    if (const auto* refusal = std::get_if<Refusal>(&item)) {
+      outcomes_[refusal->name] += text_of(refusal->error);
+      return;
+    }
+    for (const Entry& entry : std::get<Bundle>(item).entries)
+      for (uint32_t i = 0; i < entry.count; ++i)
+        outcomes_[entry.is_number() ? names_.at(entry.id + i) : entry.name] += "runs";
+    for (const Entry& entry : std::get<Bundle>(item).entries)
+      if (!entry.is_number() && entry.id != kNoId) names_[entry.id] = entry.name;
+  }
+
+  bool sink(int rank) {
+    Rank& own = at(rank);
+    if (own.down.empty()) return false;
+    const Down word = std::move(own.down.front());
+    own.down.pop_front();
+    if (const auto* plan = std::get_if<Plan>(&word)) {
+      own.collector->heed(*plan);
+      obey(rank, *plan);
+    } else {
+      own.collector->leave();
+      for (const int child : tree_.children(rank)) at(child).down.push_back(word);
+    }
+    return true;
+  }
+
+  void obey(int rank, const Plan& plan) {
+    for (const int child : tree_.children(rank)) at(child).down.push_back(plan);
+    Rank& own = at(rank);
+    for (const auto& item : plan) {
+      if (const auto* refusal = std::get_if<Refusal>(&item)) {
+        const auto& late = refusal->error.ranks;
+        if (std::find(late.begin(), late.end(), rank) == late.end()) own.asked.erase(refusal->name);
+        continue;
+      }
+      for (const Entry& entry : std::get<Bundle>(item).entries) {
+        for (uint32_t i = 0; i < entry.count; ++i) {
+          const std::string& name = entry.is_number() ? names_.at(entry.id + i) : entry.name;
+          check::that(own.asked.erase(name) == 1, "the plan holds what the rank has asked for", name);
+          if (!entry.is_number() && entry.id != kNoId) own.numbers[name] = {entry.id, own.last.at(name)};
+        }
+      }
+    }
+  }
+
+  Tree tree_;
+  Negotiator negotiator_;
+  std::mt19937 random_;
+  std::vector<Rank> ranks_;
+  std::map<uint32_t, std::string> names_;
+  Outcomes outcomes_;
+  size_t messages_up_ = 0;
+};
+
+}  // namespace collectors
