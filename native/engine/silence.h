@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace farandole {
@@ -11,11 +12,12 @@ class Silence {
   /// `limit` is the longest silence, in nanoseconds.
   explicit Silence(uint64_t limit) : limit_(limit) {}
 
-  /// To be called often: when nobody has looked for a quarter of the limit, the silence begins anew.
+  /// To be called often. Time in which nobody looked counts as a quarter of the limit at most: after standing still
+  /// there is time left for what the peer has sent meanwhile, and on a busy machine silence is noticed all the same.
   void look(uint64_t now) {
-    const uint64_t gap = now - looked_;
+    const uint64_t gap = std::min(now - looked_, limit_ / 4);
     looked_ = now;
-    silent_ = !begun_ || gap > limit_ / 4 ? 0 : silent_ + gap;
+    silent_ = begun_ ? silent_ + gap : 0;
   }
 
   /// The peer has said something. Only from its first word on is its silence measured: it may start later than we do.
