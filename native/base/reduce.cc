@@ -119,12 +119,14 @@ void check_reduction(DType dtype, const Reduction& reduction) {
   }
 }
 
-void reduce(DType dtype, const Reduction& reduction, void* dst, std::span<const void* const> sources, size_t count) {
+void reduce(DType dtype, const Reduction& reduction, void* dst, std::span<const void* const> sources, size_t count,
+            void* also) {
   check_reduction(dtype, reduction);
   if (sources.empty()) {
     throw Error::internal("a reduction without sources");
   }
   ReduceJob job{dst,
+                also,
                 sources.data(),
                 sources.size(),
                 count,
@@ -133,9 +135,8 @@ void reduce(DType dtype, const Reduction& reduction, void* dst, std::span<const 
                 reduction.op == ReduceOp::Average ? reduction.divisor : 1};
   const Scaling scaling = scaling_of(dtype, job);
   if (scaling == Scaling::Plain && sources.size() == 1 && dtype != DType::Bool) {
-    if (dst != sources[0] && count != 0) {
-      std::memcpy(dst, sources[0], count * size_of(dtype));
-    }
+    for (void* to : {dst, also})
+      if (to != nullptr && to != sources[0] && count != 0) std::memcpy(to, sources[0], count * size_of(dtype));
     return;
   }
   const ReduceTable* table = active_table().load(std::memory_order_relaxed);
@@ -146,6 +147,10 @@ void reduce(DType dtype, const Reduction& reduction, void* dst, std::span<const 
 void scale(DType dtype, double factor, void* data, size_t count) {
   const void* const source = data;
   reduce(dtype, Reduction{.op = ReduceOp::Sum, .postscale = factor}, data, {&source, 1}, count);
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
+  active_table().load(std::memory_order_relaxed)->copy(to, from, bytes);
 }
 
 const char* simd_level() { return active_table().load(std::memory_order_relaxed)->level; }

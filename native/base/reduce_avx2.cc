@@ -49,6 +49,7 @@ struct Bf16 {
 }  // namespace
 
 void fill_avx2(ReduceTable& table) {
+  table.copy = &copy_lanes<32>;
   fill_float<Fp16>(table, DType::Float16);
   fill_float<Bf16>(table, DType::BFloat16);
   fill_float<OwnType<float, 32>>(table, DType::Float32);

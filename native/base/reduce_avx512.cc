@@ -47,6 +47,7 @@ struct Bf16 {
 }  // namespace
 
 void fill_avx512(ReduceTable& table) {
+  table.copy = &copy_lanes<64>;
   fill_float<Fp16>(table, DType::Float16);
   fill_float<Bf16>(table, DType::BFloat16);
   fill_float<OwnType<float, 64>>(table, DType::Float32);

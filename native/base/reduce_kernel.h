@@ -10,6 +10,7 @@ namespace farandole {
 
 struct ReduceJob {
   void* dst;
+  void* also;  // a second place for the result, or nullptr
   const void* const* sources;
   size_t source_count;  // >= 1
   size_t count;
@@ -19,6 +20,7 @@ struct ReduceJob {
 };
 
 using ReduceKernel = void (*)(const ReduceJob& job);
+using CopyKernel = void (*)(std::byte* to, const std::byte* from, size_t bytes);
 
 enum class Combine : uint8_t { Sum, Min, Max, Product };
 inline constexpr int kCombines = 4;
@@ -32,6 +34,7 @@ inline constexpr int kScalings = 3;
 
 struct ReduceTable {
   const char* level = "";
+  CopyKernel copy = nullptr;
   ReduceKernel kernels[kDTypes][kCombines][kScalings] = {};  // nullptr: there is no such reduction
 
   // Out of line: see reduce_lanes.h for what may not be inline here.

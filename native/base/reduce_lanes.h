@@ -130,8 +130,16 @@ struct Loop {
     }
   }
 
-  // kRegisters registers from element `at` on. Every source is read before `dst` is written: `dst` may be one of them.
   template <size_t kRegisters>
+  static void store(const Lanes (&sums)[kRegisters], Stored* to, const Factors& factors) {
+    for (size_t r = 0; r < kRegisters; ++r) {
+      Codec::store(to + r * kWidth, last(sums[r], factors));
+    }
+  }
+
+  // kRegisters registers from element `at` on. Every source is read before anything is written: `dst` and `also` may be
+  // among them.
+  template <size_t kRegisters, bool kTwice>
   static void block(const ReduceJob& job, const Factors& factors, size_t at) {
     Lanes sums[kRegisters];
     const Stored* source = static_cast<const Stored*>(job.sources[0]) + at;
@@ -144,23 +152,20 @@ struct Loop {
         sums[r] = combined<Combiner>(sums[r], first(Codec::load(source + r * kWidth), factors));
       }
     }
-    Stored* dst = static_cast<Stored*>(job.dst) + at;
-    for (size_t r = 0; r < kRegisters; ++r) {
-      Codec::store(dst + r * kWidth, last(sums[r], factors));
-    }
+    store(sums, static_cast<Stored*>(job.dst) + at, factors);
+    if constexpr (kTwice) store(sums, static_cast<Stored*>(job.also) + at, factors);
   }
 
   // The two-source case without the loop over sources: what two ranks, and every hop of a ring, run.
-  template <size_t kRegisters>
-  static void pair(const Stored* a, const Stored* b, Stored* dst, const Factors& factors) {
+  template <size_t kRegisters, bool kTwice>
+  static void pair(const Stored* a, const Stored* b, Stored* dst, Stored* also, const Factors& factors) {
     Lanes sums[kRegisters];
     for (size_t r = 0; r < kRegisters; ++r) {
       sums[r] =
           combined<Combiner>(first(Codec::load(a + r * kWidth), factors), first(Codec::load(b + r * kWidth), factors));
     }
-    for (size_t r = 0; r < kRegisters; ++r) {
-      Codec::store(dst + r * kWidth, last(sums[r], factors));
-    }
+    store(sums, dst, factors);
+    if constexpr (kTwice) store(sums, also, factors);
   }
 
   // Fewer elements than a register holds go through a padded one; the padding is never stored.
@@ -175,9 +180,11 @@ struct Loop {
     }
     Codec::store(padded, last(sum, factors));
     __builtin_memcpy(static_cast<Stored*>(job.dst) + at, padded, bytes);
+    if (job.also != nullptr) __builtin_memcpy(static_cast<Stored*>(job.also) + at, padded, bytes);
   }
 
-  static void run(const ReduceJob& job) {
+  template <bool kTwice>
+  static void all(const ReduceJob& job) {
     const Factors factors{static_cast<Math>(job.prescale), static_cast<Math>(job.postscale),
                           static_cast<Math>(job.divisor)};
     constexpr size_t kStep = kUnrolled * kWidth;
@@ -186,20 +193,26 @@ struct Loop {
       const Stored* a = static_cast<const Stored*>(job.sources[0]);
       const Stored* b = static_cast<const Stored*>(job.sources[1]);
       Stored* dst = static_cast<Stored*>(job.dst);
+      Stored* also = static_cast<Stored*>(job.also);
       for (; at + kStep <= job.count; at += kStep) {
-        pair<kUnrolled>(a + at, b + at, dst + at, factors);
+        pair<kUnrolled, kTwice>(a + at, b + at, dst + at, kTwice ? also + at : nullptr, factors);
       }
     } else {
       for (; at + kStep <= job.count; at += kStep) {
-        block<kUnrolled>(job, factors, at);
+        block<kUnrolled, kTwice>(job, factors, at);
       }
     }
     for (; at + kWidth <= job.count; at += kWidth) {
-      block<1>(job, factors, at);
+      block<1, kTwice>(job, factors, at);
     }
     if (at < job.count) {
       rest(job, factors, at);
     }
+  }
+
+  static void run(const ReduceJob& job) {
+    if (job.also == nullptr) all<false>(job);
+    else all<true>(job);
   }
 };
 
@@ -217,6 +230,31 @@ struct OwnType {
   }
   static void store(T* to, Lanes lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
 };
+
+// Copies in registers of kBytes; stores are aligned, for one that crosses lines costs twice.
+template <int kBytes>
+void copy_lanes(std::byte* to, const std::byte* from, size_t bytes) {
+  using Codec = OwnType<uint8_t, kBytes>;
+  constexpr size_t kStep = 4 * size_t{kBytes};
+  if (bytes < 2 * kStep) {
+    if (bytes > 0) __builtin_memcpy(to, from, bytes);
+    return;
+  }
+  auto* target = reinterpret_cast<uint8_t*>(to);
+  const auto* source = reinterpret_cast<const uint8_t*>(from);
+  Codec::store(target, Codec::load(source));
+  size_t at = kBytes - reinterpret_cast<uintptr_t>(target) % kBytes;
+  for (; at + kStep <= bytes; at += kStep) {
+    typename Codec::Lanes lanes[4];
+    for (size_t r = 0; r < 4; ++r) {
+      lanes[r] = Codec::load(source + at + r * kBytes);
+    }
+    for (size_t r = 0; r < 4; ++r) {
+      Codec::store(target + at + r * kBytes, lanes[r]);
+    }
+  }
+  __builtin_memcpy(target + at, source + at, bytes - at);
+}
 
 // Bytes of any value, read as 0 or 1.
 template <int kBytes>

@@ -1,5 +1,6 @@
 // The portable kernels: what every processor runs, and the integer averages and scalings that no level specializes.
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -33,8 +34,13 @@ T load_at(const void* base, size_t at) {
 }
 
 template <class T>
-void store_at(void* base, size_t at, T value) {
-  OwnType<T, sizeof(T)>::store(static_cast<T*>(base) + at, value);
+void store_at(const ReduceJob& job, size_t at, T value) {
+  OwnType<T, sizeof(T)>::store(static_cast<T*>(job.dst) + at, value);
+  if (job.also != nullptr) OwnType<T, sizeof(T)>::store(static_cast<T*>(job.also) + at, value);
+}
+
+void copy_plainly(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
 // C leaves a conversion undefined when the value does not fit; here it clamps.
@@ -74,7 +80,7 @@ void average(const ReduceJob& job) {
       sum += load_at<T>(job.sources[s], i);
     }
     // The mean of as many values as the divisor says fits T; with fewer or more sources it wraps like a Sum.
-    store_at(job.dst, i, static_cast<T>(divided<T>(sum, job.divisor)));
+    store_at(job, i, static_cast<T>(divided<T>(sum, job.divisor)));
   }
 }
 
@@ -97,7 +103,7 @@ void scaled(const ReduceJob& job) {
     }
     const T value = static_cast<T>(result);
     // A factor of 1 must not send 64-bit values through a double.
-    store_at(job.dst, i, job.postscale == 1 ? value : truncated<T>(static_cast<double>(value) * job.postscale));
+    store_at(job, i, job.postscale == 1 ? value : truncated<T>(static_cast<double>(value) * job.postscale));
   }
 }
 
@@ -112,7 +118,7 @@ void scaled_sum(const ReduceJob& job) {
     for (size_t s = 0; s < job.source_count; ++s) {
       sum += prescaled<T>(job, s, i);
     }
-    store_at(job.dst, i,
+    store_at(job, i,
              job.postscale == 1 ? static_cast<T>(divided<T>(sum, job.divisor))
                                 : truncated<T>(static_cast<double>(sum) * job.postscale / job.divisor));
   }
@@ -139,6 +145,7 @@ void fill_pair(ReduceTable& table, DType signed_dtype, DType unsigned_dtype) {
 }  // namespace
 
 void fill_scalar(ReduceTable& table) {
+  table.copy = &copy_plainly;
   fill_float<Fp16>(table, DType::Float16);
   fill_float<Bf16>(table, DType::BFloat16);
   fill_float<OwnType<float, sizeof(float)>>(table, DType::Float32);

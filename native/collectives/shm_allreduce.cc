@@ -8,7 +8,6 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kCacheBlock = 16 << 10;  // reduced and copied on while still in the first-level cache
 constexpr size_t kLine = 64;
 
 void all_at_once(SharedMesh& mesh, const Bucket& bucket, DType dtype, const Reduction& reduction) {
@@ -78,7 +77,7 @@ class Pipeline {
       const Range range = segment(k, owner);
       std::byte* slot = mesh_.slot(mesh_.rank(), first_ + k, owner);
       bucket_.for_each(range.offset, range.bytes,
-                       [&](const Piece& part, size_t done) { std::memcpy(slot + done, part.in, part.bytes); });
+                       [&](const Piece& part, size_t done) { copy_bytes(slot + done, part.in, part.bytes); });
     }
     mesh_.arrive(first_ + k);
   }
@@ -96,14 +95,9 @@ class Pipeline {
     const Range range = segment(k, me);
     std::byte* out = result(k, me);
     bucket_.for_each(range.offset, range.bytes, [&](const Piece& part, size_t done) {
-      for (size_t at = 0; at < part.bytes; at += kCacheBlock) {
-        const size_t bytes = std::min(kCacheBlock, part.bytes - at);
-        for (int peer = 0; peer < mesh_.size(); ++peer)
-          sources_[static_cast<size_t>(peer)] =
-              peer == me ? part.in + at : mesh_.slot(peer, first_ + k, me) + done + at;
-        reduce(dtype_, reduction_, part.out + at, sources_, bytes / size_of(dtype_));
-        std::memcpy(out + done + at, part.out + at, bytes);
-      }
+      for (int peer = 0; peer < mesh_.size(); ++peer)
+        sources_[static_cast<size_t>(peer)] = peer == me ? part.in : mesh_.slot(peer, first_ + k, me) + done;
+      reduce(dtype_, reduction_, part.out, sources_, part.bytes / size_of(dtype_), out + done);
     });
     mesh_.finish(first_ + k);
   }
@@ -115,7 +109,7 @@ class Pipeline {
       const Range range = segment(k, owner);
       const std::byte* from = result(k, owner);
       bucket_.for_each(range.offset, range.bytes,
-                       [&](const Piece& part, size_t done) { std::memcpy(part.out, from + done, part.bytes); });
+                       [&](const Piece& part, size_t done) { copy_bytes(part.out, from + done, part.bytes); });
     }
   }
 

@@ -1,4 +1,5 @@
 // Every dtype, operation and scaling at every SIMD level, against reduce_reference.h.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -63,7 +64,14 @@ void check_shape(DType dtype, const Reduction& reduction, const Shape& shape, st
     for (const std::vector<uint8_t>& buffer : buffers) {
       sources.push_back(buffer.data() + shape.offset);
     }
-    reduce(dtype, reduction, target.data() + shape.offset, sources, shape.count);
+    // The second place, where there is one, is another source (as slots are) or memory of its own.
+    std::vector<uint8_t> spare(shape.offset + bytes + 64, kCanary);
+    std::vector<uint8_t>* also = nullptr;
+    if (shape.count % 3 == 1) also = &spare;
+    if (shape.count % 3 == 2) also = &buffers.back() == &target ? &spare : &buffers.back();
+    reduce(dtype, reduction, target.data() + shape.offset, sources, shape.count,
+           also == nullptr ? nullptr : also->data() + shape.offset);
+    check::that(also == nullptr || *also == target, "the result is the same in both places");
 
     const auto context = [&](size_t at) {
       return std::string(name_of(dtype)) + " " + name_of(reduction.op) + " " + level + ", element " +
@@ -85,7 +93,7 @@ void check_shape(DType dtype, const Reduction& reduction, const Shape& shape, st
       }
     }
     for (size_t s = 0; s < buffers.size(); ++s) {
-      if (&target != &buffers[s] && buffers[s] != inputs[s]) {
+      if (&target != &buffers[s] && also != &buffers[s] && buffers[s] != inputs[s]) {
         check::fail("wrote to a source: " + context(s), std::source_location::current());
       }
     }
@@ -235,6 +243,20 @@ void test_what_is_refused() {
   CHECK(known.find("sse9") != std::string::npos && known.find("scalar") != std::string::npos);
 }
 
+void test_copy() {
+  std::mt19937 random(3);
+  for (size_t bytes = 0; bytes < 5000; bytes = bytes < 700 ? bytes + 1 : bytes + 97) {
+    const size_t from = random() % 70, to = random() % 70;
+    std::vector<std::byte> source(bytes + 140), target(bytes + 140, std::byte{kCanary});
+    for (std::byte& each : source) each = static_cast<std::byte>(random());
+    std::vector<std::byte> expected = target;
+    std::copy_n(source.begin() + static_cast<long>(from), bytes, expected.begin() + static_cast<long>(to));
+    copy_bytes(target.data() + to, source.data() + from, bytes);
+    check::that(target == expected, "copied, and nothing beside",
+                std::to_string(bytes) + " bytes from " + std::to_string(from) + " to " + std::to_string(to));
+  }
+}
+
 // The first use picks the table; under ThreadSanitizer this shows that ranks as threads may do it at once.
 void test_first_use_from_many_threads() {
   std::vector<std::jthread> threads;
@@ -259,6 +281,7 @@ int main() {
     test_floats_by_hand();
     test_nan_payloads();
     test_scale();
+    test_copy();
   }
   test_what_is_refused();
   test_dtype<uint8_t>(DType::UInt8);
