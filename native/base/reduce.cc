@@ -153,6 +153,10 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
   active_table().load(std::memory_order_relaxed)->copy(to, from, bytes);
 }
 
+void stream_bytes(std::byte* to, const std::byte* from, size_t bytes) {
+  active_table().load(std::memory_order_relaxed)->stream(to, from, bytes);
+}
+
 const char* simd_level() { return active_table().load(std::memory_order_relaxed)->level; }
 
 std::vector<const char*> simd_levels() {

@@ -50,6 +50,9 @@ void scale(DType dtype, double factor, void* data, size_t count);
 // takes `rep movsb` from a few KiB on, was measured up to 1.4 times slower (shared slots, Zen 4, glibc 2.36).
 void copy_bytes(std::byte* to, const std::byte* from, size_t bytes);
 
+// The same past the caches: a line is neither fetched to be overwritten nor taken from the cores that have read it.
+void stream_bytes(std::byte* to, const std::byte* from, size_t bytes);
+
 // The level in use: "scalar", "avx2" or "avx512"; the best that this processor runs unless forced.
 [[nodiscard]] const char* simd_level();
 // The levels that this processor runs, slowest first.

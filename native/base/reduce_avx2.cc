@@ -46,10 +46,23 @@ struct Bf16 {
   }
 };
 
+// Stores that go past the caches.
+struct Streamed : OwnType<uint8_t, 32> {
+  static void store(uint8_t* to, Lanes lanes) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<__m256i>(lanes));
+  }
+};
+
+void streamed(std::byte* to, const std::byte* from, size_t bytes) {
+  copy_lanes<32, Streamed>(to, from, bytes);
+  _mm_sfence();  // such stores are not ordered with those that tell other ranks of them
+}
+
 }  // namespace
 
 void fill_avx2(ReduceTable& table) {
-  table.copy = &copy_lanes<32>;
+  table.copy = &copy_lanes<32, OwnType<uint8_t, 32>>;
+  table.stream = &streamed;
   fill_float<Fp16>(table, DType::Float16);
   fill_float<Bf16>(table, DType::BFloat16);
   fill_float<OwnType<float, 32>>(table, DType::Float32);

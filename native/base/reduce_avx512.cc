@@ -44,10 +44,23 @@ struct Bf16 {
   }
 };
 
+// Stores that go past the caches.
+struct Streamed : OwnType<uint8_t, 64> {
+  static void store(uint8_t* to, Lanes lanes) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i>(lanes));
+  }
+};
+
+void streamed(std::byte* to, const std::byte* from, size_t bytes) {
+  copy_lanes<64, Streamed>(to, from, bytes);
+  _mm_sfence();  // such stores are not ordered with those that tell other ranks of them
+}
+
 }  // namespace
 
 void fill_avx512(ReduceTable& table) {
-  table.copy = &copy_lanes<64>;
+  table.copy = &copy_lanes<64, OwnType<uint8_t, 64>>;
+  table.stream = &streamed;
   fill_float<Fp16>(table, DType::Float16);
   fill_float<Bf16>(table, DType::BFloat16);
   fill_float<OwnType<float, 64>>(table, DType::Float32);

@@ -35,6 +35,7 @@ inline constexpr int kScalings = 3;
 struct ReduceTable {
   const char* level = "";
   CopyKernel copy = nullptr;
+  CopyKernel stream = nullptr;
   ReduceKernel kernels[kDTypes][kCombines][kScalings] = {};  // nullptr: there is no such reduction
 
   // Out of line: see reduce_lanes.h for what may not be inline here.

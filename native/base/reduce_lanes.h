@@ -231,8 +231,8 @@ struct OwnType {
   static void store(T* to, Lanes lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
 };
 
-// Copies in registers of kBytes; stores are aligned, for one that crosses lines costs twice.
-template <int kBytes>
+// Copies in registers of kBytes. Sink's stores are aligned: one that crosses lines costs twice.
+template <int kBytes, class Sink>
 void copy_lanes(std::byte* to, const std::byte* from, size_t bytes) {
   using Codec = OwnType<uint8_t, kBytes>;
   constexpr size_t kStep = 4 * size_t{kBytes};
@@ -250,7 +250,7 @@ void copy_lanes(std::byte* to, const std::byte* from, size_t bytes) {
       lanes[r] = Codec::load(source + at + r * kBytes);
     }
     for (size_t r = 0; r < 4; ++r) {
-      Codec::store(target + at + r * kBytes, lanes[r]);
+      Sink::store(target + at + r * kBytes, lanes[r]);
     }
   }
   __builtin_memcpy(target + at, source + at, bytes - at);

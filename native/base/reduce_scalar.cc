@@ -146,6 +146,7 @@ void fill_pair(ReduceTable& table, DType signed_dtype, DType unsigned_dtype) {
 
 void fill_scalar(ReduceTable& table) {
   table.copy = &copy_plainly;
+  table.stream = &copy_plainly;
   fill_float<Fp16>(table, DType::Float16);
   fill_float<Bf16>(table, DType::BFloat16);
   fill_float<OwnType<float, sizeof(float)>>(table, DType::Float32);

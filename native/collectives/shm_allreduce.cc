@@ -46,7 +46,9 @@ class Pipeline {
         n_(static_cast<size_t>(mesh.size())),
         sources_(n_) {
     const size_t share = (bucket.bytes() + n_ - 1) / n_;
-    segment_ = std::min(mesh.slot_bytes(), (share + kLine - 1) / kLine * kLine);
+    // Of two ranks neither uses its own part of its slots: the other's has all the room.
+    const size_t room = n_ == 2 ? 2 * mesh.slot_bytes() : mesh.slot_bytes();
+    segment_ = std::min(room, (share + kLine - 1) / kLine * kLine);
     stripes_ = static_cast<uint32_t>((bucket.bytes() + segment_ * n_ - 1) / (segment_ * n_));
   }
 
@@ -75,9 +77,11 @@ class Pipeline {
     for (int owner = 0; owner < mesh_.size(); ++owner) {
       if (owner == mesh_.rank()) continue;
       const Range range = segment(k, owner);
-      std::byte* slot = mesh_.slot(mesh_.rank(), first_ + k, owner);
-      bucket_.for_each(range.offset, range.bytes,
-                       [&](const Piece& part, size_t done) { copy_bytes(slot + done, part.in, part.bytes); });
+      std::byte* slot = place(k, mesh_.rank(), owner);
+      bucket_.for_each(range.offset, range.bytes, [&](const Piece& part, size_t done) {
+        if (n_ == 2) copy_bytes(slot + done, part.in, part.bytes);  // the peer has written here
+        else SharedMesh::lay_out(slot + done, part.in, part.bytes);
+      });
     }
     mesh_.arrive(first_ + k);
   }
@@ -86,7 +90,12 @@ class Pipeline {
   /// and the peer is about to read: measured twice as fast at 64 KiB as a place of its own.
   std::byte* result(uint32_t k, int owner) {
     const int holder = mesh_.size() == 2 ? 1 - owner : owner;
-    return mesh_.slot(holder, first_ + k, owner);
+    return place(k, holder, owner);
+  }
+
+  /// Where `holder` keeps the bytes of stripe k that `owner` reduces.
+  std::byte* place(uint32_t k, int holder, int owner) {
+    return mesh_.size() == 2 ? mesh_.slot(holder, first_ + k) : mesh_.slot(holder, first_ + k, owner);
   }
 
   void reduce_mine(uint32_t k) {
@@ -96,8 +105,14 @@ class Pipeline {
     std::byte* out = result(k, me);
     bucket_.for_each(range.offset, range.bytes, [&](const Piece& part, size_t done) {
       for (int peer = 0; peer < mesh_.size(); ++peer)
-        sources_[static_cast<size_t>(peer)] = peer == me ? part.in : mesh_.slot(peer, first_ + k, me) + done;
-      reduce(dtype_, reduction_, part.out, sources_, part.bytes / size_of(dtype_), out + done);
+        sources_[static_cast<size_t>(peer)] = peer == me ? part.in : place(k, peer, me) + done;
+      const size_t count = part.bytes / size_of(dtype_);
+      if (n_ == 2) {
+        reduce(dtype_, reduction_, part.out, sources_, count, out + done);
+        return;
+      }
+      reduce(dtype_, reduction_, part.out, sources_, count);
+      SharedMesh::lay_out(out + done, part.out, part.bytes);
     });
     mesh_.finish(first_ + k);
   }
@@ -138,37 +153,39 @@ void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, st
                        DType dtype, const Reduction& reduction) {
   const size_t width = size_of(dtype);
   const int me = mesh.rank();
-  const int n = mesh.size();
-  std::vector<size_t> starts(static_cast<size_t>(n));
-  size_t longest = 0;
-  for (size_t at = 0, rank = 0; rank < counts.size(); ++rank) {
-    starts[rank] = at * width;
-    at += counts[rank];
-    longest = std::max(longest, counts[rank] * width);
-  }
-  std::vector<const void*> sources(static_cast<size_t>(n));
-  const uint32_t first = mesh.begin_stripes(false);
-  uint32_t stripe = first;
+  const auto n = static_cast<size_t>(mesh.size());
+  const size_t longest = width * *std::max_element(counts.begin(), counts.end());
+  std::vector<const std::byte*> shares(n);
+  for (size_t rank = 0; rank < n; in += counts[rank++] * width) shares[rank] = in;
+  std::vector<const void*> sources(n);
+  const size_t step = mesh.slot_bytes();
   const auto part = [&](int owner, size_t at) {
     const size_t bytes = counts[static_cast<size_t>(owner)] * width;
-    return at < bytes ? std::min(mesh.slot_bytes(), bytes - at) : 0;
+    return at < bytes ? std::min(step, bytes - at) : 0;
   };
-  for (size_t at = 0; at < longest; at += mesh.slot_bytes(), ++stripe) {
-    if (stripe - first >= kStripes) mesh.await_finished(stripe - kStripes);
-    for (int owner = 0; owner < n; ++owner)
-      if (const size_t bytes = part(owner, at); owner != me && bytes > 0)
-        std::memcpy(mesh.slot(me, stripe, owner), in + starts[static_cast<size_t>(owner)] + at, bytes);
-    mesh.arrive(stripe);
+  const uint32_t first = mesh.begin_stripes(false);
+  const auto stripes = static_cast<uint32_t>((longest + step - 1) / step);
+  for (uint32_t k = 0; k <= stripes; ++k) {
+    if (k < stripes) {
+      if (k >= kStripes) mesh.await_finished(first + k - kStripes);
+      for (int owner = 0; owner < mesh.size(); ++owner)
+        if (const size_t bytes = part(owner, k * step); owner != me && bytes > 0)
+          SharedMesh::lay_out(mesh.slot(me, first + k, owner), shares[static_cast<size_t>(owner)] + k * step, bytes);
+      mesh.arrive(first + k);
+    }
+    if (k == 0) continue;
+    // One stripe behind: while this one is reduced, the others' next one is being written.
+    const size_t at = (k - 1) * step;
     if (const size_t bytes = part(me, at); bytes > 0) {
-      mesh.await_arrived(stripe);
-      for (int peer = 0; peer < n; ++peer)
+      mesh.await_arrived(first + k - 1);
+      for (int peer = 0; peer < mesh.size(); ++peer)
         sources[static_cast<size_t>(peer)] =
-            peer == me ? in + starts[static_cast<size_t>(me)] + at : mesh.slot(peer, stripe, me);
+            peer == me ? shares[static_cast<size_t>(me)] + at : mesh.slot(peer, first + k - 1, me);
       reduce(dtype, reduction, out + at, sources, bytes / width);
     }
-    mesh.finish(stripe);
+    mesh.finish(first + k - 1);
   }
-  mesh.end_stripes(stripe);
+  mesh.end_stripes(first + stripes);
 }
 
 }  // namespace farandole

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/reduce.h"
 #include "transport/segment.h"
 #include "transport/waiter.h"
 
@@ -14,6 +15,8 @@ namespace farandole {
 /// Every rank runs the same operations in the same order, so the counters of all ranks tell the same story and need no
 /// reset.
 class SharedMesh {
+  static constexpr size_t kStreamed = 4096;  // below, the wait for such stores to end is longer than what they save
+
  public:
   /// `rank` counts the ranks of this host; `names[r]` is what errors call rank r.
   SharedMesh(std::shared_ptr<Segment> segment, int rank, std::vector<int> names, Guard& guard, Patience patience)
@@ -32,6 +35,13 @@ class SharedMesh {
     return slot(rank, stripe) + static_cast<size_t>(owner) * slot_bytes();
   }
 
+  /// Copies into a slot of this rank that others only read. Its lines are this core's, and in the others' caches too:
+  /// where the cores share no cache, taking each back costs 26 ns, and going past the caches an eighth of that.
+  static void lay_out(std::byte* slot, const std::byte* from, size_t bytes) {
+    if (bytes >= kStreamed) stream_bytes(slot, from, bytes);
+    else copy_bytes(slot, from, bytes);
+  }
+
   /// Starts an operation on stripes; returns the number of its first stripe. Waits until the operation before has left
   /// the slots, unless both are pipelines whose own order already guarantees that.
   uint32_t begin_stripes(bool pipeline);
@@ -40,6 +50,7 @@ class SharedMesh {
   /// Stripe `stripe` of this rank is in the slots / all ranks' are.
   void arrive(uint32_t stripe) { segment_->area(rank_).arrived.publish(stripe + 1); }
   void await_arrived(uint32_t stripe) { await(&RankArea::arrived, stripe + 1); }
+  void await_arrived(uint32_t stripe, int peer) { await_one(peer, &RankArea::arrived, stripe + 1); }
 
   /// This rank's result of `stripe` is in the slots, or it has read what it needs / all ranks' are.
   void finish(uint32_t stripe) { segment_->area(rank_).reduced.publish(stripe + 1); }
