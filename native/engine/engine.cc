@@ -225,6 +225,7 @@ void Engine::shutdown() {
   thread_.join();
   for (int rank = 0; rank < wiring_.segment->ranks(); ++rank) wiring_.segment->area(rank).doorbell.bump();
   doorman_.reset();
+  results_->close();
 }
 
 EngineStats Engine::stats() {

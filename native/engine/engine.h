@@ -53,6 +53,7 @@ struct Wiring {
 struct EngineOptions {
   size_t fusion_threshold = size_t{128} << 20;
   size_t cache_capacity = 16384;
+  size_t kept_results = size_t{256} << 20;  // bytes of results that nobody uses any more, kept for the next ones
   std::chrono::nanoseconds spin{100'000};
   std::chrono::nanoseconds timeout{0};                // of one operation; 0 = never
   std::chrono::nanoseconds heartbeat{3'000'000'000};  // the longest silence of a remote peer that lives; 0 = any
@@ -159,6 +160,7 @@ class Engine : private Guard {
   Negotiator negotiator_;               // used by rank 0 only
   Collector collector_;                 // used by all others
   std::optional<Lane> lane_;            // in a world of one host with a core for every rank
+  std::shared_ptr<ResultPool> results_ = ResultPool::make(options_.kept_results);
   World world_;                         // after what make_world() fills in
   std::deque<ControlStream> controls_;  // to the parent (first, but rank 0 has none), and to the children
   bool listens_always_ = false;         // remote ranks cannot wake the thread unless it listens

@@ -78,7 +78,7 @@ void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> 
   operation_deadline_ns_ = options_.timeout.count() > 0 ? begin + static_cast<uint64_t>(options_.timeout.count()) : 0;
   std::optional<Error> error;
   try {
-    execute(world_, wiring_.rank, wiring_.size, bundle, operations);
+    execute(world_, *results_, wiring_.rank, wiring_.size, bundle, operations);
   } catch (const Error& raised) {
     error = root_cause(raised);
   } catch (const std::exception& raised) {

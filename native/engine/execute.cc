@@ -39,13 +39,13 @@ std::vector<Piece> pieces_of(std::span<const OperationPtr> operations) {
   return pieces;
 }
 
-/// Gives the operation its output: the caller's, or memory of our own for `rows` rows of the request's shape.
-std::byte* result_of(Operation& operation, int64_t rows) {
+/// Gives the operation its output: the caller's, or memory of the pool's for `rows` rows of the request's shape.
+std::byte* result_of(Operation& operation, int64_t rows, ResultPool& pool) {
   operation.result_shape = operation.request.shape;
   operation.result_shape[0] = rows;
   if (operation.output != nullptr) return operation.output;
   const size_t row = operation.request.row_elements() * size_of(operation.request.dtype);
-  return operation.result.emplace(static_cast<size_t>(rows) * row).data();
+  return operation.result.emplace(pool.take(static_cast<size_t>(rows) * row)).data();
 }
 
 Reduction reduction_of(const Request& request, int size) {
@@ -66,8 +66,9 @@ void allreduce(World& world, int rank, int size, const Bundle& bundle, std::span
 
 class Execution {
  public:
-  Execution(World& world, int rank, int size, const Entry& entry, Operation& operation)
+  Execution(World& world, ResultPool& pool, int rank, int size, const Entry& entry, Operation& operation)
       : world_(world),
+        pool_(pool),
         rank_(static_cast<size_t>(rank)),
         size_(static_cast<size_t>(size)),
         entry_(entry),
@@ -77,7 +78,7 @@ class Execution {
   void allgather() {
     expect(entry_.sizes.size() == size_ && entry_.sizes[rank_] == operation_.request.shape[0]);
     const int64_t rows = std::accumulate(entry_.sizes.begin(), entry_.sizes.end(), int64_t{0});
-    std::byte* at = result_of(operation_, rows);
+    std::byte* at = result_of(operation_, rows, pool_);
     std::vector<std::byte*> out(size_);
     std::vector<size_t> bytes(size_);
     for (size_t peer = 0; peer < size_; at += bytes[peer++]) {
@@ -99,7 +100,7 @@ class Execution {
       operation_.received_splits.push_back(entry_.sizes[peer * size_ + rank_]);
       rows += operation_.received_splits.back();
     }
-    std::byte* to = result_of(operation_, rows);
+    std::byte* to = result_of(operation_, rows, pool_);
     const std::byte* from = operation_.input;
     for (size_t peer = 0; peer < size_; ++peer) {
       in[peer] = from;
@@ -118,7 +119,7 @@ class Execution {
     for (int owner = 0; owner < size; ++owner)
       counts[static_cast<size_t>(owner)] =
           static_cast<size_t>(scattered_rows(request.shape[0], owner, size)) * request.row_elements();
-    std::byte* out = result_of(operation_, scattered_rows(request.shape[0], static_cast<int>(rank_), size));
+    std::byte* out = result_of(operation_, scattered_rows(request.shape[0], static_cast<int>(rank_), size), pool_);
     world_.reducescatter(operation_.input, out, counts, request.dtype, reduction_of(request, size));
   }
 
@@ -128,6 +129,7 @@ class Execution {
   }
 
   World& world_;
+  ResultPool& pool_;
   size_t rank_, size_;
   const Entry& entry_;
   Operation& operation_;
@@ -138,7 +140,8 @@ class Execution {
 
 int64_t scattered_rows(int64_t rows, int owner, int size) { return rows / size + (owner < rows % size ? 1 : 0); }
 
-void execute(World& world, int rank, int size, const Bundle& bundle, std::span<const OperationPtr> operations) {
+void execute(World& world, ResultPool& pool, int rank, int size, const Bundle& bundle,
+             std::span<const OperationPtr> operations) {
   for (const OperationPtr& each : operations)
     if (each->request.kind != bundle.kind) throw Error::internal("a plan does not fit the operation that it names");
   const Request& first = operations[0]->request;
@@ -153,7 +156,7 @@ void execute(World& world, int rank, int size, const Bundle& bundle, std::span<c
     default: break;
   }
   for (size_t i = 0; i < operations.size(); ++i) {
-    Execution execution(world, rank, size, bundle.entries[i], *operations[i]);
+    Execution execution(world, pool, rank, size, bundle.entries[i], *operations[i]);
     if (bundle.kind == Kind::Allgather) execution.allgather();
     else if (bundle.kind == Kind::Alltoall) execution.alltoall();
     else execution.reducescatter();

@@ -8,9 +8,11 @@
 
 namespace farandole {
 
-/// Runs one bundle of a plan: `operations[i]` is this rank's side of `bundle.entries[i]`. Blocks until this rank's part
+/// Runs one bundle of a plan: `operations[i]` is this rank's side of `bundle.entries[i]`; results whose size
+/// only the plan tells come from `pool`. Blocks until this rank's part
 /// is done; throws what the collectives throw, and Error (Internal) when bundle and operations do not fit.
-void execute(World& world, int rank, int size, const Bundle& bundle, std::span<const OperationPtr> operations);
+void execute(World& world, ResultPool& pool, int rank, int size, const Bundle& bundle,
+             std::span<const OperationPtr> operations);
 
 /// Rows of the first dimension that rank `owner` gets of a reducescatter: the first `rows % size` ranks get one more.
 [[nodiscard]] int64_t scattered_rows(int64_t rows, int owner, int size);

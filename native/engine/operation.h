@@ -2,32 +2,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "base/error.h"
 #include "engine/request.h"
+#include "engine/result_pool.h"
 #include "transport/futex.h"
 
 namespace farandole {
-
-/// Memory that the engine allocates for results whose size only the plan tells. TensorFlow aborts on anything that is
-/// aligned to less than 64 bytes.
-class ResultBuffer {
- public:
-  static constexpr size_t kAlignment = 64;
-
-  explicit ResultBuffer(size_t bytes);
-  [[nodiscard]] std::byte* data() const { return data_.get(); }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const { std::free(data); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
-};
 
 /// One rank's side of one collective operation, from submission to completion. Shared by the engine and the handle.
 class Operation {
