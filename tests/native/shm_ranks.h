@@ -27,7 +27,7 @@ class Limit : public farandole::Guard {
   }
 
  private:
-  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::seconds(300);
 };
 
 // Runs `body` on `size` threads; what one of them throws is a failed check.
