@@ -232,6 +232,13 @@ std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_r
   return std::make_shared<Engine>(std::move(wiring), options);
 }
 
+nb::ndarray<nb::array_api> shared_buffer(Engine& engine, size_t bytes) {
+  using Held = std::shared_ptr<std::byte>;
+  auto* owner = new Held(engine.shared_buffer(bytes));
+  const nb::capsule capsule(owner, [](void* held) noexcept { delete static_cast<Held*>(held); });
+  return nb::ndarray<nb::array_api>(owner->get(), {bytes}, capsule, {}, nb::dtype<uint8_t>());
+}
+
 nb::dict stats_of(Engine& engine) {
   const EngineStats stats = engine.stats();
   nb::dict counters;
@@ -290,6 +297,7 @@ NB_MODULE(_native, m) {
       .def("run", &submit<true>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)
+      .def("shared_buffer", &shared_buffer, "nbytes"_a)
       .def("shutdown", &Engine::shutdown, nb::call_guard<nb::gil_scoped_release>())
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, int]"))
       .def("trace", &trace_of, nb::sig("def trace(self) -> list[tuple[str, str, int, int, int]]"));

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "collectives/shm_direct.h"
+
 namespace farandole {
 namespace {
 
@@ -146,7 +148,7 @@ void shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType dtype,
   if (bucket.bytes() == 0) return;
   // Everybody reads everybody's bytes, so the gain of the single step fades as ranks grow.
   if (bucket.bytes() * static_cast<size_t>(mesh.size()) <= kSmallBytes) all_at_once(mesh, bucket, dtype, reduction);
-  else Pipeline(mesh, bucket, dtype, reduction).run();
+  else if (!shm_direct_allreduce(mesh, bucket, dtype, reduction)) Pipeline(mesh, bucket, dtype, reduction).run();
 }
 
 void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts,

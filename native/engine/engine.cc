@@ -71,7 +71,10 @@ World Engine::make_world() {
   else if (one_host) lane_.emplace(*wiring_.segment, wiring_.rank, options_.spin);
   const Patience patience{options_.spin};
   const auto shared = [&] { return SharedMesh(wiring_.segment, local_rank_, local, guard, patience); };
-  if (one_host) return World(std::make_unique<SharedMesh>(shared()));
+  if (one_host) {
+    arena_ = Arena::make(wiring_.segment, wiring_.rank);
+    return World(std::make_unique<SharedMesh>(shared()));
+  }
 
   std::vector<std::unique_ptr<Link>> links(static_cast<size_t>(grid ? grid->hosts : wiring_.size));
   for (const int peer : data_peers(wiring_.rank, wiring_.hosts)) {
@@ -100,6 +103,14 @@ void Engine::require_own_process(const std::string& name) const {
     throw Error::invalid(name,
                          "this process was forked from a rank after its start, and only the rank itself can run "
                          "collectives; fork before init(), or start this process by spawn");
+}
+
+std::shared_ptr<std::byte> Engine::shared_buffer(size_t bytes) {
+  require_own_process("empty_shared");
+  if (closed_.load()) throw Error::closed("it was shut down");
+  if (arena_) return arena_->take(bytes);
+  const auto buffer = std::make_shared<ResultBuffer>(results_->take(bytes));
+  return {buffer, buffer->data()};
 }
 
 void Engine::submit(const OperationPtr& operation, bool wake) {

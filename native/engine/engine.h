@@ -25,6 +25,7 @@
 #include "engine/pending.h"
 #include "engine/trace.h"
 #include "engine/tree.h"
+#include "transport/arena.h"
 #include "transport/segment.h"
 #include "transport/waiter.h"
 
@@ -93,6 +94,10 @@ class Engine : private Guard {
   /// then.
   bool wait(Operation& operation, std::chrono::nanoseconds limit);
 
+  /// A buffer that the other ranks of the host see too, so that allreduces in place need not copy it: Arena::take. In a
+  /// world of several hosts, ordinary memory. Lives as long as somebody holds it, also when the engine is gone.
+  [[nodiscard]] std::shared_ptr<std::byte> shared_buffer(size_t bytes);
+
   /// Says goodbye to the others, fails what is pending, and stops. Idempotent. Does nothing in a forked child.
   void shutdown();
 
@@ -157,10 +162,11 @@ class Engine : private Guard {
   int local_rank_ = 0;
   Trace trace_;
   Tree tree_;
-  Negotiator negotiator_;               // used by rank 0 only
-  Collector collector_;                 // used by all others
-  std::optional<Lane> lane_;            // in a world of one host with a core for every rank
+  Negotiator negotiator_;     // used by rank 0 only
+  Collector collector_;       // used by all others
+  std::optional<Lane> lane_;  // in a world of one host with a core for every rank
   std::shared_ptr<ResultPool> results_ = ResultPool::make(options_.kept_results);
+  std::shared_ptr<Arena> arena_;        // in a world of one host
   World world_;                         // after what make_world() fills in
   std::deque<ControlStream> controls_;  // to the parent (first, but rank 0 has none), and to the children
   bool listens_always_ = false;         // remote ranks cannot wake the thread unless it listens

@@ -13,12 +13,15 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace farandole {
 namespace {
 
 constexpr uint64_t kMagic = 0x666172616e646f31;  // "farando1"
 constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+static_assert(kMostOffers * sizeof(uint64_t) <= kPage);
 constexpr size_t kControlRing = 1 << 16;
 constexpr size_t kPairRing = 1 << 18;
 constexpr size_t kSlotBudget = size_t{256} << 20;
@@ -37,16 +40,18 @@ struct Segment::Header {
   LaneRounds lane;
 
   // Offsets of the parts, in the order in which they lie.
-  uint64_t areas, small, control, pairs, slots, total;
+  uint64_t areas, small, offers, control, pairs, slots, arenas, total;
 
   void lay_out() {
     const size_t n = ranks;
     areas = round_up(sizeof(Header), kPage);
     small = round_up(areas + n * sizeof(RankArea), kPage);
-    control = round_up(small + n * 2 * kSmallBytes, kPage);
+    offers = round_up(small + n * 2 * kSmallBytes, kPage);
+    control = round_up(offers + n * kPage, kPage);
     pairs = round_up(control + 2 * n * Ring::bytes_for(kControlRing), kPage);
     slots = round_up(pairs + (pair_rings != 0 ? n * n * Ring::bytes_for(kPairRing) : 0), kPage);
-    total = slots + n * kStripes * n * slot_bytes;
+    arenas = round_up(slots + n * kStripes * n * slot_bytes, kHugePage);
+    total = arenas + n * Segment::kArenaBytes;
   }
 };
 
@@ -64,13 +69,13 @@ std::shared_ptr<Segment> Segment::create(int ranks, size_t slot_bytes, bool pair
   if (fd < 0) throw Error::internal(std::string("memfd_create failed: ") + std::strerror(errno));
   void* base = MAP_FAILED;
   if (ftruncate(fd, static_cast<off_t>(header.total)) == 0)
-    base = mmap(nullptr, header.total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    base = mmap(nullptr, header.arenas, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) {
     const std::string why = std::strerror(errno);
     close(fd);
-    throw Error::internal("no shared memory of " + std::to_string(header.total) + " bytes: " + why);
+    throw Error::internal("no shared memory of " + std::to_string(header.arenas) + " bytes: " + why);
   }
-  std::shared_ptr<Segment> segment(new Segment(fd, static_cast<std::byte*>(base), header.total));
+  std::shared_ptr<Segment> segment(new Segment(fd, static_cast<std::byte*>(base), header.arenas));
   auto* placed = new (base) Header{};
   placed->ranks = header.ranks;
   placed->pair_rings = header.pair_rings;
@@ -94,28 +99,31 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     if (own >= 0) close(own);
     throw Error::internal("the descriptor received is no shared segment of farandole");
   }
-  const auto bytes = static_cast<size_t>(status.st_size);
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+  Header told{};
+  const bool ours = pread(own, &told, sizeof told, 0) == static_cast<ssize_t>(sizeof told) && told.magic == kMagic;
+  Header expected{};
+  expected.ranks = told.ranks;
+  expected.pair_rings = told.pair_rings;
+  expected.slot_bytes = told.slot_bytes;
+  expected.lay_out();
+  if (!ours || expected.total != static_cast<size_t>(status.st_size)) {
+    close(own);
+    throw Error::internal(
+        "the shared segment was made by another version of farandole; install one version on all ranks");
+  }
+  void* base = mmap(nullptr, expected.arenas, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
   if (base == MAP_FAILED) {
     const std::string why = std::strerror(errno);
     close(own);
     throw Error::internal("mapping the shared segment failed: " + why);
   }
-  std::shared_ptr<Segment> segment(new Segment(own, static_cast<std::byte*>(base), bytes));
-  Header expected{};
-  expected.ranks = segment->header().ranks;
-  expected.pair_rings = segment->header().pair_rings;
-  expected.slot_bytes = segment->header().slot_bytes;
-  expected.lay_out();
-  if (segment->header().magic != kMagic || expected.total != bytes)
-    throw Error::internal(
-        "the shared segment was made by another version of farandole; install one version on all ranks");
-  return segment;
+  return std::shared_ptr<Segment>(new Segment(own, static_cast<std::byte*>(base), expected.arenas));
 }
 
 Segment::Segment(int fd, std::byte* base, size_t bytes) : fd_(fd), base_(base), bytes_(bytes) {}
 
 Segment::~Segment() {
+  if (std::byte* arenas = arenas_.load()) munmap(arenas, static_cast<size_t>(ranks()) * kArenaBytes);
   munmap(base_, bytes_);
   close(fd_);
 }
@@ -134,6 +142,38 @@ std::byte* Segment::slot(int rank, int index) {
 
 std::byte* Segment::small_slot(int rank, int parity) {
   return base_ + header().small + static_cast<size_t>(rank * 2 + parity) * kSmallBytes;
+}
+
+uint64_t* Segment::offers(int rank) {
+  return reinterpret_cast<uint64_t*>(base_ + header().offers + static_cast<size_t>(rank) * kPage);
+}
+
+std::byte* Segment::arena(int rank) {
+  const std::lock_guard lock(mapping_);
+  if (arenas_.load() == nullptr) {
+    const size_t bytes = static_cast<size_t>(ranks()) * kArenaBytes;
+    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_,
+                      static_cast<off_t>(header().arenas));
+    if (base == MAP_FAILED)
+      throw Error::internal("mapping " + std::to_string(bytes) +
+                            " bytes of address space for registered buffers failed: " + std::strerror(errno));
+    // A wish: large pages where the system allows them for shared memory.
+    madvise(base, bytes, MADV_HUGEPAGE);
+    arenas_.store(static_cast<std::byte*>(base));
+  }
+  return arena_if_mapped(rank);
+}
+
+std::byte* Segment::arena_if_mapped(int rank) {
+  std::byte* arenas = arenas_.load(std::memory_order_acquire);
+  return arenas == nullptr ? nullptr : arenas + static_cast<size_t>(rank) * kArenaBytes;
+}
+
+void Segment::forget(int rank, size_t offset, size_t bytes) {
+  const size_t begin = header().arenas + static_cast<size_t>(rank) * kArenaBytes + offset;
+  if (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                static_cast<off_t>(bytes)) != 0)
+    log(LogLevel::Warning, "memory of a registered buffer could not be given back: ", std::strerror(errno));
 }
 
 LaneRounds& Segment::lane() { return header().lane; }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "transport/futex.h"
@@ -20,6 +21,9 @@ inline constexpr int kStripes = 4;
 /// Messages up to this size go through the small slots in one step.
 inline constexpr size_t kSmallBytes = 4096;
 
+/// How many buffers of a bundle a rank can offer to the others (see shm_direct.h).
+inline constexpr size_t kMostOffers = 511;
+
 /// What each rank owns in the segment. Written by its owner, read by its peers, one cache-line pair per concern.
 struct RankArea {
   Life life;
@@ -28,6 +32,8 @@ struct RankArea {
   Signal reduced;   // stripes whose result lies in the slots, or whose input was read
   Signal finished;  // operations that this rank has left
   Signal small;     // small operations whose payload lies in the small slots
+  Signal offered;   // twice the number of an allreduce, and one more if all its buffers lie in this rank's arena
+  Signal settled;   // allreduces between arenas in which this rank has done its share
 };
 
 /// Why a job ended before its time, as told by the first rank that knew.
@@ -64,6 +70,18 @@ class Segment {
   [[nodiscard]] std::byte* slot(int rank, int index);
   /// The small slot of `rank` with the given parity: kSmallBytes bytes.
   [[nodiscard]] std::byte* small_slot(int rank, int parity);
+  /// Where `rank` offers its buffers: kMostOffers offsets in its arena.
+  [[nodiscard]] uint64_t* offers(int rank);
+
+  /// Room for the registered buffers of `rank`, kArenaBytes of it; only what is written takes memory. Mapped when first
+  /// asked for. Throws Error (Internal) when the address space is too small for all ranks' arenas.
+  [[nodiscard]] std::byte* arena(int rank);
+  /// The same, or null as long as this process has asked for none.
+  [[nodiscard]] std::byte* arena_if_mapped(int rank);
+  /// Gives the memory of a part of an arena back to the system; it reads as zeros then.
+  void forget(int rank, size_t offset, size_t bytes);
+  static constexpr size_t kArenaBytes = size_t{4} << 30;
+
   [[nodiscard]] LaneRounds& lane();
   [[nodiscard]] Ring& control_ring(int from, int to);
   [[nodiscard]] Ring& pair_ring(int from, int to);
@@ -79,7 +97,9 @@ class Segment {
 
   int fd_;
   std::byte* base_;
-  size_t bytes_;
+  size_t bytes_;  // mapped at base_
+  std::mutex mapping_;
+  std::atomic<std::byte*> arenas_{nullptr};
 };
 
 }  // namespace farandole

@@ -40,6 +40,24 @@ void SharedMesh::end_stripes(uint32_t next_stripe) {
   segment_->area(rank_).finished.publish(++operations_);
 }
 
+uint32_t SharedMesh::offer(bool mine) {
+  ++offered_;
+  segment_->area(rank_).offered.publish(2 * offered_ + (mine ? 1 : 0));
+  return offered_;
+}
+
+bool SharedMesh::all_offer(uint32_t number) {
+  await(&RankArea::offered, 2 * number);
+  for (int peer = 0; peer < size(); ++peer)
+    if (segment_->area(peer).offered.load() != 2 * number + 1) return false;
+  return true;
+}
+
+void SharedMesh::settle(uint32_t number) {
+  segment_->area(rank_).settled.publish(number);
+  await(&RankArea::settled, number);
+}
+
 void SharedMesh::await_one(int peer, Signal RankArea::* signal, uint32_t target) {
   RankArea& area = segment_->area(peer);
   if ((area.*signal).reached(target)) [[likely]]

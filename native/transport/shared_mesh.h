@@ -68,6 +68,17 @@ class SharedMesh {
   void publish_small(uint32_t number) { segment_->area(rank_).small.publish(number); }
   void await_small(int peer, uint32_t number) { await_one(peer, &RankArea::small, number); }
 
+  /// Tells the others of the next allreduce whether all its buffers lie in this rank's arena; their places must be in
+  /// offers(rank()) before. Returns its number.
+  uint32_t offer(bool mine);
+  /// True when all ranks said so, and then their places may be read. Only for a rank that said so itself: nobody gets
+  /// past this allreduce without it, so nobody has told of the next yet.
+  [[nodiscard]] bool all_offer(uint32_t number);
+  /// This rank has done its share between the arenas; returns when all have.
+  void settle(uint32_t number);
+  [[nodiscard]] uint64_t* offers(int rank) { return segment_->offers(rank); }
+  [[nodiscard]] std::byte* arena_if_mapped(int rank) { return segment_->arena_if_mapped(rank); }
+
  private:
   void await(Signal RankArea::* signal, uint32_t target) {
     for (int peer = 0; peer < size(); ++peer) await_one(peer, signal, target);
@@ -83,6 +94,7 @@ class SharedMesh {
   uint32_t stripes_ = 0;     // used so far
   uint32_t operations_ = 0;  // on stripes, so far
   uint32_t small_ = 0;
+  uint32_t offered_ = 0;  // allreduces that told of their buffers' places
   bool after_pipeline_ = true;
 };
 
