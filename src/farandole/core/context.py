@@ -74,6 +74,14 @@ class Context:
     def cross_size(self) -> int:
         return self.topology.cross_size
 
+    def empty_shared(self, nbytes: int) -> SharedMemory:
+        """Return `nbytes` of uninitialized memory that the other ranks of this host can reach, for DLPack.
+
+        An allreduce in place of such memory on every rank copies nothing. It goes back when the last view of it dies,
+        also after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` when this rank's room
+        for it is exhausted."""
+        return self.engine.shared_buffer(nbytes)
+
     def shutdown(self) -> None:
         """Leave the job and its process sets; operations in flight fail, here and on the other ranks. Idempotent.
 

@@ -59,6 +59,7 @@ from farandole.numpy.ops import (
     reducescatter,
     reducescatter_async,
 )
+from farandole.numpy.shared import empty_shared
 
 __all__ = [
     "Adasum",
@@ -91,6 +92,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "empty_shared",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

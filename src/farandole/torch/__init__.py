@@ -64,6 +64,7 @@ from farandole.torch.ops import (
 from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.sparse import sparse_allreduce_async
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
+from farandole.torch.shared import empty_shared
 
 __all__ = [
     "Adasum",
@@ -100,6 +101,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "empty_shared",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

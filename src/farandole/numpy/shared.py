@@ -1,0 +1,25 @@
+"""Arrays in memory that the ranks of a host share."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from farandole.core import default
+from farandole.numpy.adapter import Array
+
+__all__ = ["empty_shared"]
+
+
+def empty_shared(shape: int | Sequence[int], dtype: npt.DTypeLike = float) -> Array:
+    """Return an uninitialized array, as `numpy.empty` does, that the other ranks of this host can reach.
+
+    An allreduce in place of such arrays on every rank copies nothing. Its memory goes back when the last view of it
+    dies, also after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` when this rank's
+    room for such memory is exhausted.
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    kind = np.dtype(dtype)
+    memory = default.context().empty_shared(math.prod(sizes) * kind.itemsize)
+    return np.asarray(memory).view(kind).reshape(sizes)

@@ -1,0 +1,23 @@
+"""Tensors in memory that the ranks of a host share."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from farandole.core import default
+
+__all__ = ["empty_shared"]
+
+
+def empty_shared(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return an uninitialized tensor, as `torch.empty` does, that the other ranks of this host can reach.
+
+    An allreduce in place of such tensors on every rank copies nothing. Its memory goes back when the last view of it
+    dies, also after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` when this rank's
+    room for such memory is exhausted.
+    """
+    shape = torch.empty(*size, device="meta").shape
+    kind = torch.get_default_dtype() if dtype is None else dtype
+    memory = default.context().empty_shared(shape.numel() * kind.itemsize)
+    return from_dlpack(memory).view(kind).view(shape)
