@@ -54,12 +54,12 @@ struct Wiring {
 struct EngineOptions {
   size_t fusion_threshold = size_t{128} << 20;
   size_t cache_capacity = 16384;
-  size_t kept_results = size_t{256} << 20;  // bytes of results that nobody uses any more, kept for the next ones
   std::chrono::nanoseconds spin{100'000};
   std::chrono::nanoseconds timeout{0};                // of one operation; 0 = never
   std::chrono::nanoseconds heartbeat{3'000'000'000};  // the longest silence of a remote peer that lives; 0 = any
   bool trace = false;
   bool look_ahead = true;  // of fusion, past operations of another type; off to measure what it is worth
+  size_t kept_results = size_t{256} << 20;  // bytes of results that nobody uses any more, kept for the next ones
 };
 
 struct EngineStats {

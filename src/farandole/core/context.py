@@ -74,7 +74,7 @@ class Context:
     def cross_size(self) -> int:
         return self.topology.cross_size
 
-    def empty_shared(self, nbytes: int) -> SharedMemory:
+    def empty_shared(self, nbytes: int) -> object:
         """Return `nbytes` of uninitialized memory that the other ranks of this host can reach, for DLPack.
 
         An allreduce in place of such memory on every rank copies nothing. It goes back when the last view of it dies,

@@ -62,9 +62,9 @@ from farandole.torch.ops import (
     reducescatter_async,
 )
 from farandole.torch.optimizer import DistributedOptimizer
+from farandole.torch.shared import empty_shared
 from farandole.torch.sparse import sparse_allreduce_async
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
-from farandole.torch.shared import empty_shared
 
 __all__ = [
     "Adasum",
