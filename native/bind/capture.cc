@@ -1,8 +1,11 @@
 #include "bind/capture.h"
 
+#include <atomic>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "bind/dlpack.h"
@@ -18,18 +21,22 @@ class Graveyard {
   void bury(PyObject* object) {
     const std::lock_guard lock(mu_);
     dead_.push_back(object);
+    occupied_.store(true, std::memory_order_relaxed);
   }
   void sweep() {
+    // What is buried at this very moment is found the next time.
+    if (!occupied_.load(std::memory_order_relaxed)) return;
     std::vector<PyObject*> dead;
     {
       const std::lock_guard lock(mu_);
-      if (dead_.empty()) return;
       dead.swap(dead_);
+      occupied_.store(false, std::memory_order_relaxed);
     }
     for (PyObject* object : dead) Py_DECREF(object);
   }
 
  private:
+  std::atomic<bool> occupied_{false};
   std::mutex mu_;
   std::vector<PyObject*> dead_;
 };
@@ -40,14 +47,28 @@ Graveyard& graveyard() {
   return *instance;
 }
 
-std::shared_ptr<void> own(nb::handle object) {
-  Py_INCREF(object.ptr());
-  return {object.ptr(), [](void* held) { graveyard().bury(static_cast<PyObject*>(held)); }};
-}
+/// References to one or two objects.
+class Held {
+ public:
+  Held(PyObject* first, PyObject* second) : first_(first), second_(second) {
+    Py_INCREF(first_);
+    Py_XINCREF(second_);
+  }
+  ~Held() {
+    graveyard().bury(first_);
+    if (second_ != nullptr) graveyard().bury(second_);
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  PyObject* first_;
+  PyObject* second_;
+};
 
 std::string spell_type(nb::handle object) { return nb::cast<std::string>(nb::type_name(object.type())); }
 
-DType dtype_of(dlpack::DataType type, const std::string& name) {
+DType dtype_of(dlpack::DataType type, std::string_view name) {
   const auto is = [&](dlpack::Code code, int bits) {
     return type.lanes == 1 && type.code == code && type.bits == bits;
   };
@@ -65,11 +86,12 @@ DType dtype_of(dlpack::DataType type, const std::string& name) {
   if (is(dlpack::kUInt, 64)) return DType::UInt64;
   if (is(dlpack::kBool, 8)) return DType::Bool;
   throw Error::invalid(
-      name, "its element type (DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) +
-                " bits) is not supported; use bool, an integer of 8 to 64 bits, float16, bfloat16, float32 or float64");
+      std::string(name),
+      "its element type (DLPack code " + std::to_string(type.code) + ", " + std::to_string(type.bits) +
+          " bits) is not supported; use bool, an integer of 8 to 64 bits, float16, bfloat16, float32 or float64");
 }
 
-DType dtype_of(const Py_buffer& view, const std::string& name) {
+DType dtype_of(const Py_buffer& view, std::string_view name) {
   const std::string format = view.format == nullptr ? "B" : view.format;
   const char code = format.empty() ? '\0' : format.back();
   const bool native =
@@ -107,25 +129,25 @@ DType dtype_of(const Py_buffer& view, const std::string& name) {
       default: break;
     }
   }
-  throw Error::invalid(name,
+  throw Error::invalid(std::string(name),
                        "its element type (buffer format '" + format +
                            "') is not supported; use bool, an integer of 8 to 64 bits, float16, float32 or float64");
 }
 
-[[noreturn]] void refuse_strides(const std::string& name) {
+[[noreturn]] void refuse_strides(std::string_view name) {
   throw Error::invalid(
-      name,
+      std::string(name),
       "Tensor is required to be contiguous. Pass a C-contiguous copy (tensor.contiguous(), numpy.ascontiguousarray)");
 }
 
-Captured from_dlpack(const dlpack::Tensor& tensor, const std::string& name) {
+Captured from_dlpack(const dlpack::Tensor& tensor, std::string_view name) {
   if (tensor.device.type != dlpack::kCpu && tensor.device.type != dlpack::kCpuPinned)
-    throw Error::invalid(name, "it lies on a device (DLPack type " + std::to_string(tensor.device.type) +
-                                   "), and this version reduces in CPU memory only; pass tensor.cpu()");
+    throw Error::invalid(std::string(name), "it lies on a device (DLPack type " + std::to_string(tensor.device.type) +
+                                                "), and this version reduces in CPU memory only; pass tensor.cpu()");
   Captured captured;
   captured.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   captured.dtype = dtype_of(tensor.dtype, name);
-  captured.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
+  captured.shape = {tensor.shape, static_cast<size_t>(tensor.ndim)};
   int64_t expected = 1;
   bool contiguous = true;
   for (int32_t dim = tensor.ndim - 1; dim >= 0 && tensor.strides != nullptr; --dim) {
@@ -155,7 +177,7 @@ const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
   return api;
 }
 
-Captured capture_buffer(nb::handle tensor, const std::string& name) {
+Captured capture_buffer(nb::handle tensor, std::string_view name) {
   // The view itself is what the operation owns: while it lives, nobody can resize the memory away.
   const nb::object held = nb::steal(PyMemoryView_FromObject(tensor.ptr()));
   if (!held.is_valid()) throw nb::python_error();
@@ -164,35 +186,42 @@ Captured capture_buffer(nb::handle tensor, const std::string& name) {
   captured.dtype = dtype_of(view, name);
   if (PyBuffer_IsContiguous(&view, 'C') == 0) refuse_strides(name);
   captured.data = static_cast<std::byte*>(view.buf);
-  captured.shape.assign(view.shape, view.shape + view.ndim);
+  static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+  captured.shape = {reinterpret_cast<const int64_t*>(view.shape), static_cast<size_t>(view.ndim)};
   captured.writable = view.readonly == 0;
-  captured.owner = own(held);
+  captured.owner = held;
   return captured;
 }
 
-Captured capture_dlpack(nb::handle tensor, const std::string& name) {
+Captured capture_dlpack(nb::handle tensor, std::string_view name) {
   const nb::object capsule = tensor.attr("__dlpack__")();
   const auto* managed = static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (managed == nullptr) throw nb::python_error();
   Captured captured = from_dlpack(managed->tensor, name);
-  captured.owner = own(capsule);  // the capsule's destructor calls the producer's deleter
+  captured.owner = capsule;  // the capsule's destructor calls the producer's deleter
   return captured;
 }
 
 }  // namespace
 
-Captured capture(nb::handle tensor, const std::string& name) {
+Captured capture(nb::handle tensor, std::string_view name) {
   if (const auto* api = exchange_api(Py_TYPE(tensor.ptr())); api != nullptr) {
     dlpack::Tensor view{};
     if (api->tensor_from_object(tensor.ptr(), &view) != 0) throw nb::python_error();
     Captured captured = from_dlpack(view, name);
-    captured.owner = own(tensor);
+    captured.owner = nb::borrow(tensor);
     return captured;
   }
   if (PyObject_CheckBuffer(tensor.ptr()) != 0) return capture_buffer(tensor, name);
   if (nb::hasattr(tensor, "__dlpack__")) return capture_dlpack(tensor, name);
-  throw Error::invalid(name, "a " + spell_type(tensor) +
-                                 " is no tensor; pass one with DLPack or the buffer protocol (torch, numpy, ...)");
+  throw Error::invalid(
+      std::string(name),
+      "a " + spell_type(tensor) + " is no tensor; pass one with DLPack or the buffer protocol (torch, numpy, ...)");
+}
+
+std::shared_ptr<void> keep_alive(const Captured& input, const Captured* output) {
+  PyObject* second = output != nullptr && output->owner.ptr() != input.owner.ptr() ? output->owner.ptr() : nullptr;
+  return std::make_shared<Held>(input.owner.ptr(), second);
 }
 
 void sweep_references() { graveyard().sweep(); }

@@ -13,8 +13,9 @@
 
 #include "base/error.h"
 #include "base/reduce.h"
+#include "bind/calls.h"
 #include "bind/capture.h"
-#include "bind/dlpack.h"
+#include "bind/handle.h"
 #include "collectives/grid.h"
 #include "engine/engine.h"
 
@@ -23,8 +24,6 @@ using namespace nb::literals;
 
 namespace farandole {
 namespace {
-
-constexpr std::chrono::milliseconds kSignalsEvery{50};  // how soon Ctrl-C ends a wait
 
 nb::object instance_of(const Error& error) {
   const nb::module_ errors = nb::module_::import_("farandole.errors");
@@ -57,69 +56,6 @@ void translate(const std::exception_ptr& raised, void*) {
   }
 }
 
-dlpack::DataType dlpack_type(DType dtype) {
-  const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
-  switch (dtype) {
-    case DType::Bool: return {dlpack::kBool, bits, 1};
-    case DType::BFloat16: return {dlpack::kBfloat, bits, 1};
-    case DType::Float16:
-    case DType::Float32:
-    case DType::Float64: return {dlpack::kFloat, bits, 1};
-    case DType::UInt8:
-    case DType::UInt16:
-    case DType::UInt32:
-    case DType::UInt64: return {dlpack::kUInt, bits, 1};
-    default: return {dlpack::kInt, bits, 1};
-  }
-}
-
-class Handle {
- public:
-  Handle(std::shared_ptr<Engine> engine, OperationPtr operation)
-      : engine_(std::move(engine)), operation_(std::move(operation)) {}
-
-  bool done() const { return operation_->done(); }
-  const std::string& name() const { return operation_->request.name; }
-
-  void wait() {
-    for (bool done = operation_->done(); !done;) {
-      {
-        const nb::gil_scoped_release release;
-        done = engine_->wait(*operation_, kSignalsEvery);
-      }
-      if (!done && PyErr_CheckSignals() != 0) throw nb::python_error();
-    }
-    sweep_references();
-    if (operation_->error) throw *operation_->error;
-  }
-
-  /// The memory that the engine allocated, as an object for DLPack and the buffer protocol; None when there is none.
-  std::optional<nb::ndarray<nb::array_api>> result() {
-    wait();
-    if (!operation_->result) return std::nullopt;
-    const dlpack::DataType type = dlpack_type(operation_->request.dtype);
-    std::vector<size_t> shape(operation_->result_shape.begin(), operation_->result_shape.end());
-    auto* owner = new OperationPtr(operation_);
-    const nb::capsule capsule(owner, [](void* held) noexcept { delete static_cast<OperationPtr*>(held); });
-    return nb::ndarray<nb::array_api>(operation_->result->data(), shape.size(), shape.data(), capsule, nullptr,
-                                      nb::dlpack::dtype{type.code, type.bits, type.lanes});
-  }
-
-  std::vector<int64_t> received_splits() {
-    wait();
-    return operation_->received_splits;
-  }
-
-  int last_joined() {
-    wait();
-    return operation_->last_joined;
-  }
-
- private:
-  std::shared_ptr<Engine> engine_;
-  OperationPtr operation_;
-};
-
 /// Gives `operation` the memory that its result goes to. Collectives whose result has a size of its own may do without.
 void set_output(Operation& operation, const nb::object& output, const Captured& input) {
   Request& request = operation.request;
@@ -127,18 +63,15 @@ void set_output(Operation& operation, const nb::object& output, const Captured& 
       request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
   if (output.is_none()) {
     if (!sized_by_plan) throw Error::invalid(request.name, "an output tensor is needed");
-    operation.keep = input.owner;
+    operation.keep = keep_alive(input, nullptr);
     return;
   }
   if (sized_by_plan)
     throw Error::invalid(request.name, "the engine allocates the output of " + std::string(name_of(request.kind)));
   const Captured captured = capture(output, request.name);
-  if (captured.dtype != input.dtype || captured.shape != input.shape)
-    throw Error::invalid(request.name, "the output differs from the input in type or shape");
-  if (!captured.writable) throw Error::invalid(request.name, "its memory is read-only; pass a writable tensor");
+  require_room(captured, input, request.name);
   operation.output = captured.data;
-  using Both = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
-  operation.keep = std::make_shared<Both>(input.owner, captured.owner);
+  operation.keep = keep_alive(input, &captured);
 }
 
 struct Arguments {
@@ -175,7 +108,7 @@ OperationPtr operation_of(Arguments&& arguments, int size) {
   if (request.kind != Kind::Barrier && request.kind != Kind::Join) {
     Captured input = capture(arguments.input, request.name);
     request.dtype = input.dtype;
-    request.shape = input.shape;
+    request.shape.assign(input.shape.begin(), input.shape.end());
     operation->input = input.data;
     set_output(*operation, arguments.output, input);
   }
@@ -184,23 +117,27 @@ OperationPtr operation_of(Arguments&& arguments, int size) {
 }
 
 template <bool kWaits>
-Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name, nb::object input, nb::object output,
-              int op, double prescale, double postscale, int root, std::optional<std::vector<int64_t>> splits,
+Handle submit(const Calls& calls, int kind, std::string name, nb::object input, nb::object output, int op,
+              double prescale, double postscale, int root, std::optional<std::vector<int64_t>> splits,
               std::string group, uint32_t group_size, bool cacheable) {
+  const std::shared_ptr<Engine>& engine = calls.engine();
   OperationPtr operation = operation_of({kind, std::move(name), std::move(input), std::move(output), op, prescale,
                                          postscale, root, std::move(splits), std::move(group), group_size, cacheable},
                                         engine->size());
   if constexpr (!kWaits) {
-    engine->submit(operation, true);
+    engine->submit({&operation, 1}, true);
     sweep_references();  // only now: a forked child is turned away above, and must take no lock before
     return {engine, std::move(operation)};
   }
+  Recurring once;
+  once.operations = {operation};
+  once.arrange();
   bool done = false;
   {
-    const nb::gil_scoped_release release;
-    done = engine->run_in_lane(operation);
+    std::optional<nb::gil_scoped_release> released;
+    done = engine->run_in_lane(once, [&released] { released.emplace(); });
   }
-  if (!done) engine->submit(operation, false);
+  if (!done) engine->submit({&operation, 1}, false);
   Handle handle(engine, std::move(operation));
   handle.wait();
   return handle;
@@ -208,11 +145,10 @@ Handle submit(const std::shared_ptr<Engine>& engine, int kind, std::string name,
 
 using RemoteTuple = std::tuple<int, int, int>;
 
-std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
-                                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts,
-                                    std::vector<int> parents, size_t fusion_threshold, size_t cache_capacity,
-                                    double spin, double timeout, double heartbeat, bool trace, std::vector<int> members,
-                                    std::string process_set, bool look_ahead) {
+Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
+                   const std::vector<RemoteTuple>& remotes, std::vector<int> hosts, std::vector<int> parents,
+                   size_t fusion_threshold, size_t cache_capacity, double spin, double timeout, double heartbeat,
+                   bool trace, std::vector<int> members, std::string process_set, bool look_ahead) {
   Wiring wiring{rank,
                 size,
                 std::move(local_ranks),
@@ -229,17 +165,18 @@ std::shared_ptr<Engine> make_engine(int rank, int size, std::vector<int> local_r
   };
   const EngineOptions options{fusion_threshold, cache_capacity, span(spin), span(timeout),
                               span(heartbeat),  trace,          look_ahead};
-  return std::make_shared<Engine>(std::move(wiring), options);
+  return new Calls(std::make_shared<Engine>(std::move(wiring), options), cache_capacity);
 }
 
-nb::ndarray<nb::array_api> shared_buffer(Engine& engine, size_t bytes) {
+nb::ndarray<nb::array_api> shared_buffer(const Calls& calls, size_t bytes) {
   using Held = std::shared_ptr<std::byte>;
-  auto* owner = new Held(engine.shared_buffer(bytes));
+  auto* owner = new Held(calls.engine()->shared_buffer(bytes));
   const nb::capsule capsule(owner, [](void* held) noexcept { delete static_cast<Held*>(held); });
   return nb::ndarray<nb::array_api>(owner->get(), {bytes}, capsule, {}, nb::dtype<uint8_t>());
 }
 
-nb::dict stats_of(Engine& engine) {
+nb::dict stats_of(const Calls& calls) {
+  Engine& engine = *calls.engine();
   const EngineStats stats = engine.stats();
   nb::dict counters;
   counters["operations"] = stats.operations;
@@ -251,9 +188,9 @@ nb::dict stats_of(Engine& engine) {
   return counters;
 }
 
-nb::list trace_of(Engine& engine) {
+nb::list trace_of(const Calls& calls) {
   nb::list events;
-  for (const TraceEvent& event : engine.trace().drain())
+  for (const TraceEvent& event : calls.engine()->trace().drain())
     events.append(nb::make_tuple(event.name, event.phase, event.begin_ns, event.end_ns, event.bytes));
   return events;
 }
@@ -287,7 +224,12 @@ NB_MODULE(_native, m) {
       "make_grid", [](const std::vector<int>& hosts) { return grid_of(0, hosts).has_value(); }, "hosts"_a,
       "Do all hosts run equally many ranks, more than one?");
 
-  nb::class_<Engine>(m, "Engine")
+  nb::class_<GroupHandle>(m, "GroupHandle")
+      .def("done", &GroupHandle::done)
+      .def("wait", &GroupHandle::wait)
+      .def("parts", &GroupHandle::parts);
+
+  nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "hosts"_a, "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a,
            "trace"_a, "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
@@ -298,7 +240,19 @@ NB_MODULE(_native, m) {
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)
       .def("shared_buffer", &shared_buffer, "nbytes"_a)
-      .def("shutdown", &Engine::shutdown, nb::call_guard<nb::gil_scoped_release>())
+       // Arguments without names are parsed fastest.
+      .def("reduce", &Calls::reduce,
+           nb::sig("def reduce(self, name: str, input: object, output: object, op: int, prescale: float, "
+                   "postscale: float, /) -> None"))
+      .def("start_reduce", &Calls::start_reduce,
+           nb::sig("def start_reduce(self, name: str, input: object, output: object, op: int, prescale: float, "
+                   "postscale: float, /) -> Handle"))
+      .def("reduce_group", &Calls::reduce_group, "name"_a, "inputs"_a, "outputs"_a, "op"_a, "prescale"_a, "postscale"_a,
+           "cacheable"_a)
+      .def("start_group", &Calls::start_group, "kind"_a, "name"_a, "inputs"_a, "outputs"_a, "op"_a, "prescale"_a,
+           "postscale"_a, "cacheable"_a)
+      .def(
+          "shutdown", [](const Calls& calls) { calls.engine()->shutdown(); }, nb::call_guard<nb::gil_scoped_release>())
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, int]"))
       .def("trace", &trace_of, nb::sig("def trace(self) -> list[tuple[str, str, int, int, int]]"));
 

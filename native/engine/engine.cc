@@ -113,37 +113,16 @@ std::shared_ptr<std::byte> Engine::shared_buffer(size_t bytes) {
   return {buffer, buffer->data()};
 }
 
-void Engine::submit(const OperationPtr& operation, bool wake) {
-  require_own_process(operation->request.name);
-  operation->submitted_ns = now_ns();
-  pending_.add(operation);
+void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
+  require_own_process(operations.front()->request.name);
+  const uint64_t now = now_ns();
+  for (const OperationPtr& operation : operations) operation->submitted_ns = now;
+  pending_.add(operations);
   // The others would wait there for this rank in vain.
-  if (operation->request.kind == Kind::Join) wiring_.segment->lane().suspend();
+  if (operations.front()->request.kind == Kind::Join) wiring_.segment->lane().suspend();
   if (!wake) return;
   doorbell().bump();
   if (waiters_.load() == 0) work_.bump();
-}
-
-bool Engine::run_in_lane(const OperationPtr& operation) {
-  require_own_process(operation->request.name);
-  const Request& request = operation->request;
-  // Only what no rank can finish without all others: a rank that ran ahead could reuse a round that we still look at.
-  const bool meets = request.kind == Kind::Barrier ||
-                     ((request.kind == Kind::Allreduce || request.kind == Kind::Broadcast) && request.bytes() > 0);
-  if (!lane_ || !meets) return false;
-  const uint32_t number = pending_.number_of(request);
-  if (number == kNoId) return false;
-  const std::unique_lock driving(driver_, std::try_to_lock);
-  // What is pending comes first, on every rank; so whoever is in the lane has run the same plans.
-  if (!driving || !pending_.empty() || !plans_.empty()) return false;
-  operation->submitted_ns = now_ns();
-  if (!lane_->agree(number, executed_, [this] { return pending_.fresh(); })) return false;
-  try {
-    run_operations({request.kind, {}}, {&operation, 1});
-  } catch (const Error& error) {
-    poison(error);
-  }
-  return true;
 }
 
 bool Engine::wait(Operation& operation, nanoseconds limit) {
@@ -151,35 +130,43 @@ bool Engine::wait(Operation& operation, nanoseconds limit) {
   require_own_process(operation.request.name);
   const uint64_t deadline = now_ns() + static_cast<uint64_t>(limit.count());
   waiters_.fetch_add(1);
+  std::unique_lock driving(driver_, std::defer_lock);
   uint64_t pauses = 0;
   uint64_t idle_since = 0;
-  for (;;) {
-    const uint32_t seen = doorbell().load();
-    std::unique_lock driving(driver_, std::try_to_lock);
-    if (!driving) {
-      // Somebody else drives; if it sleeps, our submission is news to it.
-      doorbell().bump();
-      operation.sleep(kNap);
-    } else if (progress()) {
-      pauses = 0;
-    } else if (!operation.done()) {
-      ++pauses;
-      relax();
-      if (pauses % kLookEvery == 0) {
-        const uint64_t now = now_ns();
-        if (pauses == kLookEvery) idle_since = now;
-        look_for_lost();
-        if (now - idle_since > static_cast<uint64_t>(options_.spin.count())) {
-          driving.unlock();
-          doorbell().sleep(seen, kNap);
-          pauses = 0;
-        }
-      }
+  while (!operation.done()) {
+    const uint32_t turn = turn_.load();
+    if (!driving && !driving.try_lock()) {
+      turn_.sleep_unless(turn, kNap, [&] { return operation.done() || driving.try_lock(); });
+      if (now_ns() > deadline) break;
+      continue;
     }
-    if (operation.done() || (pauses % kLookEvery == 0 && now_ns() > deadline)) break;
+    const uint32_t seen = doorbell().load();
+    if (progress()) {
+      if (waiters_.load() > 1) tell_waiters();
+      pauses = 0;
+      continue;
+    }
+    relax();
+    if (++pauses % kLookEvery != 0) continue;
+    const uint64_t now = now_ns();
+    if (pauses == kLookEvery) idle_since = now;
+    look_for_lost();
+    if (now > deadline) break;
+    if (now - idle_since <= static_cast<uint64_t>(options_.spin.count())) continue;
+    driving.unlock();
+    turn_.nudge();
+    doorbell().sleep_unless(seen, kNap, [this] { return pending_.fresh(); });
+    pauses = 0;
   }
+  if (driving) driving.unlock();
+  turn_.nudge();
   if (waiters_.fetch_sub(1) == 1 && has_work()) work_.bump();
   return operation.done();
+}
+
+void Engine::tell_waiters() {
+  turn_.nudge();
+  doorbell().nudge();  // who drove before sleeps there
 }
 
 void Engine::background() noexcept {

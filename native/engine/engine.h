@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -23,6 +24,7 @@
 #include "engine/negotiator.h"
 #include "engine/operation.h"
 #include "engine/pending.h"
+#include "engine/recurring.h"
 #include "engine/trace.h"
 #include "engine/tree.h"
 #include "transport/arena.h"
@@ -82,13 +84,15 @@ class Engine : private Guard {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Takes an operation; never blocks. With `wake` the engine's thread is told, else the caller is about to wait.
-  /// Throws Error: Invalid (a name that is in flight), Closed, or the failure that ended the job.
-  void submit(const OperationPtr& operation, bool wake);
+  /// Takes operations, all or none; never blocks. With `wake` the engine's thread is told, else the caller is about to
+  /// wait. Throws Error: Invalid (a name that is in flight), Closed, or the failure that ended the job.
+  void submit(std::span<const OperationPtr> operations, bool wake);
+  void submit(const OperationPtr& operation, bool wake) { submit({&operation, 1}, wake); }
 
-  /// Runs an operation to its end if all ranks are about to run it now; returns whether it is done. Else nothing has
-  /// happened, and the operation is to be submitted. Spins for a moment at most.
-  bool run_in_lane(const OperationPtr& operation);
+  /// Runs operations to their end if all ranks are about to run just these now; returns whether they are done. Else
+  /// nothing has happened, and they are to be submitted. `settle` is called at most once, before anything that takes
+  /// longer than a moment; this returns within milliseconds when the other ranks do not come.
+  bool run_in_lane(Recurring& recurring, const std::function<void()>& settle);
 
   /// Drives until `operation` is done or `limit` has passed; returns whether it is done. Look at `operation->error`
   /// then.
@@ -121,6 +125,7 @@ class Engine : private Guard {
   [[nodiscard]] bool is_parent(const ControlStream& control) const {
     return !leads() && control.peer() == tree_.parent(wiring_.rank);
   }
+  void tell_waiters();
   [[nodiscard]] bool has_work() const { return !pending_.empty() || listens_always_; }
 
   // Only with `driver_` held; each returns whether anything moved.
@@ -138,6 +143,9 @@ class Engine : private Guard {
   void run_bundle(const Bundle& bundle);
   [[nodiscard]] OperationPtr take(const Entry& entry);
   void run_operations(const Bundle& bundle, std::span<const OperationPtr> operations);
+  void finish_in_lane(const Recurring& recurring, size_t payload);
+  void run_recurring(const Recurring& recurring);
+  void count(std::span<const OperationPtr> operations, uint64_t bytes);
   void record(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t begin_ns);
   void refuse(const Refusal& refusal);
   [[nodiscard]] Error root_cause(const Error& error);
@@ -182,6 +190,7 @@ class Engine : private Guard {
   std::mutex driver_;            // held by whoever makes progress
   std::atomic<int> waiters_{0};  // threads in wait(): they drive, not the background thread
   Signal work_;                  // the background thread's own bell, for this process only
+  Signal turn_;                  // for waiters while another thread drives: it has done something, or has stopped
   Pending pending_;
   std::mutex closing_;
   std::atomic<bool> closed_{false};

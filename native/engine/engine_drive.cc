@@ -99,18 +99,20 @@ void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> 
 void Engine::record(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t begin_ns) {
   uint64_t bytes = 0;
   for (const OperationPtr& operation : operations) bytes += operation->request.bytes();
-  {
-    const std::lock_guard lock(stats_mu_);
-    ++stats_.bundles;
-    stats_.bytes += bytes;
-    stats_.operations += operations.size();
-  }
+  count(operations, bytes);
   if (!trace_.on()) return;
   const uint64_t end = now_ns();
   for (const OperationPtr& operation : operations) {
     trace_.add({operation->request.name, "negotiate", operation->submitted_ns, begin_ns, 0});
     trace_.add({operation->request.name, name_of(bundle.kind), begin_ns, end, operation->request.bytes()});
   }
+}
+
+void Engine::count(std::span<const OperationPtr> operations, uint64_t bytes) {
+  const std::lock_guard lock(stats_mu_);
+  ++stats_.bundles;
+  stats_.bytes += bytes;
+  stats_.operations += operations.size();
 }
 
 void Engine::refuse(const Refusal& refusal) {

@@ -48,10 +48,6 @@ std::byte* result_of(Operation& operation, int64_t rows, ResultPool& pool) {
   return operation.result.emplace(pool.take(static_cast<size_t>(rows) * row)).data();
 }
 
-Reduction reduction_of(const Request& request, int size) {
-  return {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1};
-}
-
 void allreduce(World& world, int rank, int size, const Bundle& bundle, std::span<const OperationPtr> operations) {
   const Request& first = operations[0]->request;
   // What is agreed in the lane has no entries, and nobody has joined.
@@ -137,6 +133,10 @@ class Execution {
 };
 
 }  // namespace
+
+Reduction reduction_of(const Request& request, int size) {
+  return {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1};
+}
 
 int64_t scattered_rows(int64_t rows, int owner, int size) { return rows / size + (owner < rows % size ? 1 : 0); }
 

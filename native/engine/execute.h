@@ -14,6 +14,9 @@ namespace farandole {
 void execute(World& world, ResultPool& pool, int rank, int size, const Bundle& bundle,
              std::span<const OperationPtr> operations);
 
+/// How the ranks' values of an allreduce or reducescatter become one.
+[[nodiscard]] Reduction reduction_of(const Request& request, int size);
+
 /// Rows of the first dimension that rank `owner` gets of a reducescatter: the first `rows % size` ranks get one more.
 [[nodiscard]] int64_t scattered_rows(int64_t rows, int owner, int size);
 

@@ -8,25 +8,32 @@ namespace {
 
 constexpr std::chrono::microseconds kNap{500};
 constexpr std::chrono::milliseconds kLongest{2};
+constexpr std::chrono::microseconds kMoment{1};
 constexpr uint64_t kLookEvery = 64;
 
 uint64_t ns(std::chrono::nanoseconds span) { return static_cast<uint64_t>(span.count()); }
 
 }  // namespace
 
-bool Lane::agree(uint32_t number, uint32_t instance, const std::function<bool()>& called_away) {
-  if (number >= LaneRounds::kMostNumbers || size_ > LaneRounds::kMostRanks) return false;
+std::byte* Lane::slot(uint32_t round, int rank, size_t bytes) {
+  std::byte* beside = segment_.lane().beside(round, static_cast<uint32_t>(rank), size_, bytes);
+  return beside != nullptr ? beside : segment_.lane_slot(rank, round);
+}
+
+bool Lane::agree(const Passage& passage) {
+  if (passage.number >= LaneRounds::kMostNumbers || size_ > LaneRounds::kMostRanks) return false;
   LaneRounds& rounds = segment_.lane();
   if (rounds.suspended()) return false;
   for (;; ++round_) {
-    const LaneRounds::Arrival arrival = rounds.arrive(round_, number, instance);
+    if (passage.payload > 0) passage.load(slot(round_, rank_, passage.payload));
+    const LaneRounds::Arrival arrival = rounds.arrive(round_, passage.number, passage.instance);
     if (arrival == LaneRounds::Arrival::Waiting) break;
     if (arrival == LaneRounds::Arrival::Missed) continue;
     tell_others();
     ++round_;
     return false;
   }
-  if (open()) wait(called_away);
+  if (open()) wait(passage);
   else tell_others();
   // Giving up and the last arrival exclude each other: only one of them changes the word first.
   const LaneRounds::State state = rounds.spoil(round_, size_);
@@ -34,15 +41,20 @@ bool Lane::agree(uint32_t number, uint32_t instance, const std::function<bool()>
   return state == LaneRounds::State::Agreed;
 }
 
-void Lane::wait(const std::function<bool()>& called_away) {
+void Lane::wait(const Passage& passage) {
   Signal& doorbell = segment_.area(rank_).doorbell;
   uint64_t begin = 0;
+  bool settled = false;
   for (uint64_t spins = 1; open(); ++spins) {
     relax();
     if (spins % kLookEvery != 0) continue;
     const uint64_t now = now_ns();
     if (begin == 0) begin = now;
-    if (called_away() || now - begin > ns(kLongest)) return;
+    if (passage.called_away() || now - begin > ns(kLongest)) return;
+    if (!settled && now - begin > ns(kMoment)) {
+      settled = true;
+      passage.settle();
+    }
     if (now - begin <= ns(spin_)) continue;
     const uint32_t seen = doorbell.load();
     doorbell.sleep_unless(seen, kNap, [this] { return !open(); });

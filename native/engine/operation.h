@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,7 +10,6 @@
 #include "base/error.h"
 #include "engine/request.h"
 #include "engine/result_pool.h"
-#include "transport/futex.h"
 
 namespace farandole {
 
@@ -31,12 +31,15 @@ class Operation {
   uint64_t submitted_ns = 0;
   bool stands_in = false;  // made by the engine for a rank that has joined: nobody asked for it here
 
-  [[nodiscard]] bool done() const { return finished_.load() != 0; }
-  void finish() { finished_.publish(1); }
-  void sleep(std::chrono::nanoseconds timeout) { finished_.sleep(0, timeout); }
+  [[nodiscard]] bool done() const { return done_.load(std::memory_order_acquire); }
+  /// Nobody is woken: who waits, drives or is told by whoever drives.
+  void finish() { done_.store(true, std::memory_order_release); }
+
+  /// Makes a finished operation one to be asked for again.
+  void renew();
 
  private:
-  Signal finished_;
+  std::atomic<bool> done_{false};
 };
 
 using OperationPtr = std::shared_ptr<Operation>;

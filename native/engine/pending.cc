@@ -3,29 +3,46 @@
 #include <utility>
 
 namespace farandole {
-void Pending::add(const OperationPtr& operation) {
+void Pending::add(std::span<const OperationPtr> operations) {
   const std::lock_guard lock(mu_);
-  if (refused_) throw refused_->named(operation->request.name);
+  if (refused_) throw refused_->named(operations.front()->request.name);
   if (joined_)
-    throw Error::invalid(operation->request.name,
+    throw Error::invalid(operations.front()->request.name,
                          "this rank has joined; wait for join() to return before the next one");
-  Name& name = names_[operation->request.name];
-  if (name.pending)
-    throw Error::invalid(operation->request.name,
-                         "an operation of the same name is still in flight; wait for it or use another name");
-  name.pending = operation;
-  queue_.push_back(operation);
-  joined_ = operation->request.kind == Kind::Join;
-  count_.fetch_add(1);
-  fresh_.store(true, std::memory_order_release);
+  for (size_t i = 0; i < operations.size(); ++i) {
+    Name& name = names_[operations[i]->request.name];
+    if (name.pending) {
+      for (const OperationPtr& taken : operations.first(i)) withdraw(taken->request.name);
+      throw Error::invalid(operations[i]->request.name,
+                           "an operation of the same name is still in flight; wait for it or use another name");
+    }
+    name.pending = operations[i];
+  }
+  joined_ = operations.front()->request.kind == Kind::Join;
+  queue_.insert(queue_.end(), operations.begin(), operations.end());
+  count_.fetch_add(static_cast<int64_t>(operations.size()));
+  // Whoever is about to sleep looks at this once more after it has said that it sleeps, see Signal.
+  fresh_.store(true, std::memory_order_seq_cst);
 }
 
-uint32_t Pending::number_of(const Request& request) {
+void Pending::withdraw(const std::string& name) {
+  const auto found = names_.find(name);
+  found->second.pending = nullptr;
+  // Names that get no number are not remembered: they may be new at every step.
+  if (found->second.id == kNoId) names_.erase(found);
+}
+
+uint32_t Pending::number_of(Recurring& recurring) {
+  if (recurring.numbered == numberings_) return recurring.number;
   const std::lock_guard lock(mu_);
-  if (refused_) return kNoId;
-  const auto found = names_.find(request.name);
-  if (found == names_.end() || found->second.pending || found->second.id == kNoId) return kNoId;
-  return found->second.signature == request ? found->second.id : kNoId;
+  recurring.numbered = numberings_;
+  recurring.number = kNoId;
+  for (const OperationPtr& operation : recurring.operations) {
+    const auto found = names_.find(operation->request.name);
+    if (found == names_.end() || found->second.id == kNoId || found->second.signature != operation->request)
+      return kNoId;
+  }
+  return recurring.number = names_.at(recurring.operations.front()->request.name).id;
 }
 
 Asking Pending::drain() {
@@ -57,14 +74,14 @@ OperationPtr Pending::take(const Entry& entry) {
   OperationPtr operation = std::exchange(name->pending, nullptr);
   let_go(operation);
   if (entry.id == kNoId) {
-    // Names that get no number are not remembered: they may be new at every step.
-    if (name->id == kNoId) names_.erase(operation->request.name);
+    withdraw(operation->request.name);
   } else if (name->id != entry.id) {
     // The coordinator counts its numbers up from zero.
     if (entry.id > by_id_.size() + kMostNumbers)
       throw Error::internal("the plan holds an absurd number, " + std::to_string(entry.id));
     name->id = entry.id;
     name->signature = operation->request;
+    ++numberings_;
     if (by_id_.size() <= entry.id) by_id_.resize(entry.id + 1, nullptr);
     by_id_[entry.id] = name;
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <variant>
@@ -11,6 +12,7 @@
 
 #include "engine/operation.h"
 #include "engine/plan.h"
+#include "engine/recurring.h"
 
 namespace farandole {
 
@@ -20,15 +22,16 @@ using Asking = std::vector<std::variant<uint32_t, Request>>;
 /// The operations that this rank has asked for and that are not done, by name, and the numbers of names that repeat.
 class Pending {
  public:
-  /// Throws Error: Invalid when an operation of this name is in flight or this rank has joined, or what refuse() was
-  /// given.
-  void add(const OperationPtr& operation);
+  /// Takes all or none. Throws Error: Invalid when an operation of one of these names is in flight or this rank has
+  /// joined, or what refuse() was given.
+  void add(std::span<const OperationPtr> operations);
 
-  /// The number that stands for this very request and is free to be used; kNoId when there is none.
-  [[nodiscard]] uint32_t number_of(const Request& request);
+  /// The number of the first operation if each has a number that stands for its very request, else kNoId. What it finds
+  /// it remembers in `recurring`. To be called like take(), with nothing pending.
+  [[nodiscard]] uint32_t number_of(Recurring& recurring);
 
   /// True when something was added since the last drain().
-  [[nodiscard]] bool fresh() const { return fresh_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool fresh() const { return fresh_.load(std::memory_order_seq_cst); }
 
   /// What was added since the last call, as the coordinator wants to hear it: by number where the signature is known.
   [[nodiscard]] Asking drain();
@@ -64,9 +67,12 @@ class Pending {
     OperationPtr pending;
   };
 
+  void withdraw(const std::string& name);  // with `mu_` held
+
   std::atomic<int64_t> count_{0};
   std::atomic<bool> fresh_{false};
-  std::mutex mu_;  // guards what follows
+  uint64_t numberings_ = 1;  // how often a name got a number; changes in take() only
+  std::mutex mu_;            // guards what follows
   std::unordered_map<std::string, Name> names_;
   std::vector<Name*> by_id_;
   std::vector<OperationPtr> queue_;

@@ -62,6 +62,12 @@ LaneRounds::State LaneRounds::spoil(uint32_t round, uint32_t size) {
   }
 }
 
+std::byte* LaneRounds::beside(uint32_t round, uint32_t rank, uint32_t size, size_t bytes) {
+  auto& payload = words_[round % kRounds].payload;
+  const size_t stride = (bytes + 7) / 8 * 8;
+  return stride * size <= payload.size() ? payload.data() + stride * rank : nullptr;
+}
+
 bool LaneRounds::occupied(uint32_t round) const {
   const Fields fields = unpack(words_[round % kRounds].bits.load(std::memory_order_acquire));
   return compare(fields.round, tag(round)) == 0 && fields.spoiled == 0 && fields.arrivals > 0;

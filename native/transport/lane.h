@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace farandole {
@@ -42,10 +43,16 @@ class LaneRounds {
   /// True when a rank waits in `round`.
   [[nodiscard]] bool occupied(uint32_t round) const;
 
+  /// Room for `bytes` of each of `size` ranks in the cache lines of the round's word, where `rank`'s part begins: who
+  /// sees that all have arrived has their data at hand. Null when there is too little room.
+  [[nodiscard]] std::byte* beside(uint32_t round, uint32_t rank, uint32_t size, size_t bytes);
+
  private:
   struct alignas(128) Word {
     std::atomic<uint64_t> bits{0};
+    std::array<std::byte, 120> payload;
   };
+  static_assert(sizeof(Word) == 128);
   // From the top: round + 1 (20 bits), spoiled (1), number (20), instance (12), arrivals (11). Zero: before the first
   // round.
   struct Fields {

@@ -40,14 +40,15 @@ struct Segment::Header {
   LaneRounds lane;
 
   // Offsets of the parts, in the order in which they lie.
-  uint64_t areas, small, offers, control, pairs, slots, arenas, total;
+  uint64_t areas, small, offers, lanes, control, pairs, slots, arenas, total;
 
   void lay_out() {
     const size_t n = ranks;
     areas = round_up(sizeof(Header), kPage);
     small = round_up(areas + n * sizeof(RankArea), kPage);
     offers = round_up(small + n * 2 * kSmallBytes, kPage);
-    control = round_up(offers + n * kPage, kPage);
+    lanes = round_up(offers + n * kPage, kPage);
+    control = round_up(lanes + n * LaneRounds::kRounds * kSmallBytes, kPage);
     pairs = round_up(control + 2 * n * Ring::bytes_for(kControlRing), kPage);
     slots = round_up(pairs + (pair_rings != 0 ? n * n * Ring::bytes_for(kPairRing) : 0), kPage);
     arenas = round_up(slots + n * kStripes * n * slot_bytes, kHugePage);
@@ -177,6 +178,11 @@ void Segment::forget(int rank, size_t offset, size_t bytes) {
 }
 
 LaneRounds& Segment::lane() { return header().lane; }
+
+std::byte* Segment::lane_slot(int rank, uint32_t round) {
+  const auto index = static_cast<size_t>(rank) * LaneRounds::kRounds + round % LaneRounds::kRounds;
+  return base_ + header().lanes + index * kSmallBytes;
+}
 
 Ring& Segment::control_ring(int from, int to) {
   // One end is always rank 0: index 2r is r -> 0, index 2r + 1 is 0 -> r.

@@ -83,6 +83,8 @@ class Segment {
   static constexpr size_t kArenaBytes = size_t{4} << 30;
 
   [[nodiscard]] LaneRounds& lane();
+  /// What `rank` brings along into a round of the lane: kSmallBytes bytes.
+  [[nodiscard]] std::byte* lane_slot(int rank, uint32_t round);
   [[nodiscard]] Ring& control_ring(int from, int to);
   [[nodiscard]] Ring& pair_ring(int from, int to);
 

@@ -30,6 +30,10 @@ def data_peers(rank: int, hosts: Sequence[int]) -> list[int]:
 
 def make_grid(hosts: Sequence[int]) -> bool:
     """Do all hosts run equally many ranks, more than one?"""
+class GroupHandle:
+    def done(self) -> bool: ...
+    def wait(self) -> None: ...
+    def parts(self) -> list[Handle]: ...
 
 class Engine:
     def __init__(
@@ -84,6 +88,33 @@ class Engine:
         group_size: int = 0,
         cacheable: bool = True,
     ) -> Handle: ...
+    def reduce(
+        self, name: str, input: object, output: object, op: int, prescale: float, postscale: float, /
+    ) -> None: ...
+    def start_reduce(
+        self, name: str, input: object, output: object, op: int, prescale: float, postscale: float, /
+    ) -> Handle: ...
+    def reduce_group(
+        self,
+        name: str,
+        inputs: Sequence[object],
+        outputs: Sequence[object],
+        op: int,
+        prescale: float,
+        postscale: float,
+        cacheable: bool,
+    ) -> None: ...
+    def start_group(
+        self,
+        kind: int,
+        name: str,
+        inputs: Sequence[object],
+        outputs: Sequence[object],
+        op: int,
+        prescale: float,
+        postscale: float,
+        cacheable: bool,
+    ) -> GroupHandle: ...
     def shutdown(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
     def trace(self) -> list[tuple[str, str, int, int, int]]: ...

@@ -125,8 +125,15 @@ inline void finish(Engine& engine, const OperationPtr& operation) {
   if (operation->error) throw *operation->error;
 }
 
+inline void submit(Engine& engine, const OperationPtr& operation, bool wake = true) {
+  engine.submit({&operation, 1}, wake);
+}
+
 inline void run_now(Engine& engine, const OperationPtr& operation) {
-  if (!engine.run_in_lane(operation)) engine.submit(operation, false);
+  farandole::Recurring recurring;
+  recurring.operations = {operation};
+  recurring.arrange();
+  if (!engine.run_in_lane(recurring, [] {})) submit(engine, operation, false);
   finish(engine, operation);
 }
 

@@ -62,7 +62,7 @@ void any_order_and_mixed_kinds(Engine& engine) {
         one->input = reinterpret_cast<const std::byte*>(mine.data());
       }
       asked[static_cast<size_t>(i)] = one;
-      engine.submit(one, true);
+      submit(engine, one);
     }
     for (int i = 0; i < kTensors; ++i) {
       const OperationPtr& one = asked[static_cast<size_t>(i)];
@@ -87,7 +87,7 @@ void more_names_than_a_ring_holds(Engine& engine) {
   for (int i = 0; i < kTensors; ++i) {
     const int mine = engine.rank() % 2 == 0 ? i : kTensors - 1 - i;
     asked.push_back(sum(prefix + std::to_string(mine), values[static_cast<size_t>(mine)]));
-    engine.submit(asked.back(), true);
+    submit(engine, asked.back());
   }
   for (const OperationPtr& one : asked) finish(engine, one);
   for (const auto& each : values) check::equal(each[2], static_cast<float>(engine.size()));
@@ -167,7 +167,7 @@ void pending_at_shutdown_fails(Engine& engine) {
   const OperationPtr never = sum("never " + std::to_string(engine.rank()), values);
   bool taken = true;
   try {
-    engine.submit(never, true);
+    submit(engine, never);
   } catch (const Error& error) {
     taken = false;  // others were faster and are gone
     check::that(error.kind == farandole::ErrorKind::PeerLost, "error.kind == PeerLost", error.what());
@@ -175,7 +175,7 @@ void pending_at_shutdown_fails(Engine& engine) {
   engine.shutdown();
   check::that(!taken || (never->done() && never->error.has_value()), "what was pending has failed");
   engine.shutdown();  // twice is once
-  check::thrown<Error>([&] { engine.submit(sum("after", values), true); });
+  check::thrown<Error>([&] { submit(engine, sum("after", values)); });
 }
 
 void same_name_twice_is_refused(Engine& engine) {
@@ -185,9 +185,9 @@ void same_name_twice_is_refused(Engine& engine) {
   const OperationPtr first = sum("twice", values);
   const OperationPtr go = operation(Kind::Barrier, "go", DType::UInt8, {}, nullptr, nullptr);
   if (engine.rank() != 0) run_now(engine, go);
-  engine.submit(first, true);
+  submit(engine, first);
   if (engine.rank() == 0) {
-    const Error error = check::thrown<Error>([&] { engine.submit(sum("twice", other), true); });
+    const Error error = check::thrown<Error>([&] { submit(engine, sum("twice", other)); });
     check::that(error.kind == farandole::ErrorKind::Invalid, "error.kind == Invalid", error.what());
     run_now(engine, go);
   }

@@ -1,6 +1,7 @@
 // Agreement in the lane is all or nothing: either every rank runs the operation from there, or none does.
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -16,6 +17,22 @@ using namespace farandole;
 namespace {
 
 constexpr int kSteps = 300;
+constexpr size_t kPayloads[] = {0, 8, 1000};  // nothing, what fits beside the round's word, what does not
+
+std::byte mark(size_t step, int rank) { return static_cast<std::byte>(7 * step + static_cast<size_t>(rank)); }
+
+Passage passage(int rank, size_t step, bool busy) {
+  const size_t payload = kPayloads[step % 3];
+  Passage made{static_cast<uint32_t>(step % 3), static_cast<uint32_t>(step), payload, {}, {}, {}};
+  made.load = [=](std::byte* to) { std::memset(to, static_cast<int>(mark(step, rank)), payload); };
+  made.called_away = [busy] { return busy; };
+  made.settle = [] {};
+  return made;
+}
+
+Passage empty(uint32_t number, uint32_t instance) {
+  return {number, instance, 0, {}, [] { return false; }, [] {}};
+}
 
 // What the ranks share for one operation, in place of a coordinator and of the collective itself.
 struct Step {
@@ -63,7 +80,13 @@ class Ranks {
       const bool busy = random() % 20 == 0;
       if (busy) ++busy_;
       if (random() % 30 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
-      if (sync && lane.agree(static_cast<uint32_t>(k % 3), static_cast<uint32_t>(k), [&] { return busy; })) {
+      if (sync && lane.agree(passage(rank, k, busy))) {
+        const size_t bytes = kPayloads[k % 3];
+        for (int peer = 0; peer < size_ && bytes > 0; ++peer) {
+          const std::byte* brought = lane.payload(peer, bytes);
+          check::that(brought[0] == mark(k, peer) && brought[bytes - 1] == mark(k, peer),
+                      "the payload of each is here");
+        }
         step.agreed.fetch_add(1);
         await(step.agreed, size_);  // the operation meets all ranks
         continue;
@@ -91,16 +114,15 @@ void test_all_or_none() {
 // Another operation, or one that the lane has no room for, sends both ranks to the coordinator.
 void test_other_numbers() {
   const std::shared_ptr<Segment> segment = Segment::create(2, 8192, false);
-  const auto never = [] { return false; };
   Lane first(*segment, 0, std::chrono::microseconds(0));
   Lane second(*segment, 1, std::chrono::microseconds(0));
-  CHECK(!first.agree(LaneRounds::kMostNumbers, 0, never));
-  CHECK(!first.agree(7, 0, never));   // nobody comes
-  CHECK(!second.agree(8, 0, never));  // the other has given up: at once
+  CHECK(!first.agree(empty(LaneRounds::kMostNumbers, 0)));
+  CHECK(!first.agree(empty(7, 0)));   // nobody comes
+  CHECK(!second.agree(empty(8, 0)));  // the other has given up: at once
   std::atomic<int> agreed{0};
   {
-    std::jthread other([&] { agreed += first.agree(1, 5, never) ? 1 : 0; });
-    agreed += second.agree(2, 5, never) ? 1 : 0;
+    std::jthread other([&] { agreed += first.agree(empty(1, 5)) ? 1 : 0; });
+    agreed += second.agree(empty(2, 5)) ? 1 : 0;
   }
   CHECK_EQ(agreed.load(), 0);
 }

@@ -25,31 +25,70 @@ OperationPtr operation_of(const std::string& name, int64_t elements = 4, uint64_
   return operation;
 }
 
+void add(Pending& pending, const OperationPtr& operation) { pending.add({&operation, 1}); }
+
+uint32_t number_of(Pending& pending, const OperationPtr& operation) {
+  Recurring recurring;
+  recurring.operations = {operation};
+  recurring.arrange();
+  return pending.number_of(recurring);
+}
+
 void test_a_number_stands_for_a_signature() {
   Pending pending;
   const OperationPtr first = operation_of("w");
-  CHECK_EQ(pending.number_of(first->request), kNoId);
-  pending.add(first);
+  CHECK_EQ(number_of(pending, first), kNoId);
+  add(pending, first);
   CHECK(pending.fresh());
   CHECK(pending.drain() == (Asking{first->request}));
   CHECK(pending.drain().empty());
   CHECK(pending.take(Entry{"w", 5, {}}) == first);
 
   const OperationPtr again = operation_of("w");
-  CHECK_EQ(pending.number_of(again->request), 5U);
-  pending.add(again);
-  CHECK_EQ(pending.number_of(again->request), kNoId);  // its name is in flight
+  CHECK_EQ(number_of(pending, again), 5U);
+  add(pending, again);
   CHECK(pending.drain() == (Asking{5U}));
   CHECK(pending.take(Entry{"", 5, {}}) == again);
 
   const OperationPtr other = operation_of("w", 9);
-  CHECK_EQ(pending.number_of(other->request), kNoId);
-  pending.add(other);
+  CHECK_EQ(number_of(pending, other), kNoId);
+  add(pending, other);
   CHECK(pending.drain() == (Asking{other->request}));
   CHECK(pending.take(Entry{"w", kNoId, {}}) == other);  // no number for the new signature: the old one keeps its own
 
-  pending.add(operation_of("w"));
+  add(pending, operation_of("w"));
   CHECK(pending.drain() == (Asking{5U}));
+}
+
+// One signature of many makes all of them new.
+void test_a_group_has_the_number_of_its_first() {
+  Pending pending;
+  Recurring group;
+  for (const char* name : {"a", "b"}) group.operations.push_back(operation_of(name));
+  group.arrange();
+  pending.add(group.operations);
+  CHECK_EQ(pending.drain().size(), 2U);
+  CHECK(pending.take(Entry{"b", 3, {}}) == group.operations[1]);
+  CHECK_EQ(pending.number_of(group), kNoId);
+  CHECK(pending.take(Entry{"a", 4, {}}) == group.operations[0]);
+  CHECK_EQ(pending.number_of(group), 4U);
+  group.operations[1] = operation_of("b", 9);
+  group.arrange();
+  CHECK_EQ(pending.number_of(group), kNoId);
+}
+
+// Members of one type lie together, in the order in which they were given.
+void test_arrangement() {
+  Recurring group;
+  for (const char* name : {"a", "b", "c", "d"}) group.operations.push_back(operation_of(name));
+  group.operations[1]->request.dtype = DType::Float64;
+  group.operations[3]->request.dtype = DType::Float64;
+  group.arrange();
+  std::string order;
+  for (const OperationPtr& each : group.operations) order += each->request.name;
+  CHECK(order == "acbd" || order == "bdac");
+  CHECK(group.bundles == (std::vector<size_t>{2, 4}));
+  CHECK_EQ(group.bytes, size_t{2 * 16 + 2 * 32});
 }
 
 void test_what_cannot_be_taken() {
@@ -57,21 +96,25 @@ void test_what_cannot_be_taken() {
   for (const Entry& entry : {Entry{"w", kNoId, {}}, Entry{"", 0, {}}, Entry{"", kNoId, {}}})
     CHECK(CHECK_THROWS(Error, pending.take(entry)).kind == ErrorKind::Internal);
   CHECK(pending.take(std::string("w")) == nullptr);
-  pending.add(operation_of("w"));
-  CHECK(CHECK_THROWS(Error, pending.add(operation_of("w"))).kind == ErrorKind::Invalid);
+  add(pending, operation_of("w"));
+  CHECK(CHECK_THROWS(Error, add(pending, operation_of("w"))).kind == ErrorKind::Invalid);
+  const std::vector<OperationPtr> group = {operation_of("a"), operation_of("b"), operation_of("w")};
+  CHECK(CHECK_THROWS(Error, pending.add(group)).name == "w");
+  CHECK(pending.take(std::string("a")) == nullptr);  // all or none
+  CHECK_EQ(pending.drain().size(), 1U);
   CHECK(pending.take(std::string("w")) != nullptr);
   CHECK(pending.take(std::string("w")) == nullptr);
-  pending.add(operation_of("w"));
+  add(pending, operation_of("w"));
 }
 
 void test_after_a_failure() {
   Pending pending;
-  pending.add(operation_of("a"));
-  pending.add(operation_of("b"));
+  add(pending, operation_of("a"));
+  add(pending, operation_of("b"));
   CHECK(!pending.empty());
   CHECK(pending.refuse(Error::peer_lost("", 3, "its process was killed or crashed")));
   CHECK(!pending.refuse(Error::closed("it was shut down")));
-  const Error refused = CHECK_THROWS(Error, pending.add(operation_of("c")));
+  const Error refused = CHECK_THROWS(Error, add(pending, operation_of("c")));
   CHECK(refused.kind == ErrorKind::PeerLost && refused.rank == 3 && refused.name == "c");
   CHECK_EQ(pending.take_all().size(), 2U);
   CHECK(pending.drain().empty());
@@ -80,9 +123,9 @@ void test_after_a_failure() {
 
 void test_overdue_is_the_oldest() {
   Pending pending;
-  pending.add(operation_of("young", 4, 300));
-  pending.add(operation_of("old", 4, 100));
-  pending.add(operation_of("older than most", 4, 200));
+  add(pending, operation_of("young", 4, 300));
+  add(pending, operation_of("old", 4, 100));
+  add(pending, operation_of("older than most", 4, 200));
   CHECK(pending.overdue(100) == nullptr);
   CHECK_EQ(pending.overdue(1000)->request.name, "old");
 }
@@ -138,7 +181,7 @@ class Simulation {
     if (random_() % 3 == 0) tell(index);
     if (random_() % 4 == 0) decide();
     if (rank.wanted.empty()) return;
-    rank.pending.add(rank.wanted.back());
+    add(rank.pending, rank.wanted.back());
     rank.wanted.pop_back();
   }
 
@@ -177,6 +220,8 @@ class Simulation {
 
 int main() {
   test_a_number_stands_for_a_signature();
+  test_a_group_has_the_number_of_its_first();
+  test_arrangement();
   test_what_cannot_be_taken();
   test_after_a_failure();
   test_overdue_is_the_oldest();

@@ -24,6 +24,12 @@ class Adapter(Protocol[T]):
     def overwrite(self, tensor: T, name: str) -> None:
         """Do what `check` does for a tensor that the engine is about to write to; let the framework know of it."""
 
+    def check_each(self, tensors: Sequence[T], name: str) -> None:
+        """Do what `check` does for each of a group, in less time."""
+
+    def overwrite_each(self, tensors: Sequence[T], name: str) -> None:
+        """Do what `overwrite` does for each of a group, in less time."""
+
     def refusal(self, tensor: T) -> str | None:
         """Say in the framework's words why the engine cannot take a tensor (dtype, device, layout); None if it can."""
 

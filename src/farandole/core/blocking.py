@@ -27,7 +27,7 @@ class Blocking(Generic[T]):
         self, tensors: Sequence[T], name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet
     ) -> list[T]:
         """Return the reductions of a group."""
-        return self.requests.start_reduce_group(tensors, name, op, prescale, postscale, members, write=False).wait()
+        return self.requests.reduce_group(tensors, name, op, prescale, postscale, members, write=False)
 
     def allgather(self, tensor: T, name: str | None, members: ProcessSet) -> T:
         """Return the ranks' rows joined."""

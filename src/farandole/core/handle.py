@@ -1,6 +1,6 @@
 """What asynchronous operations return."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from farandole import _native
@@ -16,48 +16,46 @@ class Handle(Generic[R]):
     May be waited for any number of times, and by any thread: each gets the same result or the same error.
     """
 
-    __slots__ = ("_finish", "_parts", "_result")
+    __slots__ = ("_finish", "_part", "_result")
 
-    def __init__(self, parts: Sequence[_native.Handle], finish: Callable[[], R]) -> None:
-        self._parts = parts
-        self._finish: Callable[[], R] | None = finish
-        self._result: R
+    def __init__(
+        self,
+        part: _native.Handle | _native.GroupHandle,
+        result: R | None = None,
+        finish: Callable[[], R] | None = None,
+    ) -> None:
+        """The result is `result`, or what `finish` returns when the operation is done."""
+        self._part: _native.Handle | _native.GroupHandle | None = part
+        self._result = result
+        self._finish = finish
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
-        return all(part.done() for part in self._parts)
+        part = self._part
+        return part is None or part.done()
 
     def wait(self) -> R:
         """Return the result.
 
-        Blocks until every rank has taken part; raises what the operation failed with, as a `CollectiveError`.
+        Blocks until every rank has taken part; raises what the operation failed with, as a `CollectiveError`. Of a
+        group it waits for every member, also when one has failed: no buffer is still being written to then.
         """
-        if self._finish is not None:
-            wait_all(self._parts)
-            finish = self._finish
-            self._result = finish()
-            self._finish = None
-        return self._result
-
-
-def wait_all(parts: Sequence[_native.Handle]) -> None:
-    """Wait for every part, also when one of them fails, then raise the first failure.
-
-    No buffer is still being written to when this returns or raises a `CollectiveError`.
-    """
-    failed: Exception | None = None
-    for part in parts:
-        try:
+        part = self._part
+        if part is not None:
             part.wait()
-        except Exception as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
+            finish = self._finish
+            if finish is not None:
+                self._result = finish()
+            self._part = self._finish = None
+        result: R = self._result  # type: ignore[assignment]  # it is there now
+        return result
 
 
 def poll(handle: Handle[R]) -> bool:
     """Return whether `synchronize(handle)` would return at once."""
-    return _checked(handle).done()
+    if not isinstance(handle, Handle):
+        raise _refused(handle)
+    return handle.done()
 
 
 def synchronize(handle: Handle[R]) -> R:
@@ -65,10 +63,10 @@ def synchronize(handle: Handle[R]) -> R:
 
     Blocks until every rank has taken part; raises `MismatchError`, `CollectiveTimeout` or `PeerLost`.
     """
-    return _checked(handle).wait()
-
-
-def _checked(handle: Handle[R]) -> Handle[R]:
     if not isinstance(handle, Handle):
-        raise TypeError(f"expected what an asynchronous operation returned, got {type(handle).__name__}")
-    return handle
+        raise _refused(handle)
+    return handle.wait()
+
+
+def _refused(handle: object) -> TypeError:
+    return TypeError(f"expected what an asynchronous operation returned, got {type(handle).__name__}")

@@ -136,9 +136,8 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> list[T]:
         """Combine several tensors at once, in place, and return them; as `grouped_allreduce`."""
-        return self.grouped_allreduce_async_(
-            tensors, average, name, op, prescale_factor, postscale_factor, process_set
-        ).wait()
+        op = choose_op(op, average)
+        return self.requests.reduce_group(tensors, name, op, prescale_factor, postscale_factor, process_set, write=True)
 
     def grouped_allreduce_async(
         self,

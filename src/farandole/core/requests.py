@@ -8,10 +8,11 @@ from farandole.core import default, kinds
 from farandole.core.adapter import Adapter
 from farandole.core.handle import Handle
 from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
+from farandole.core.reduction import Sum
 from farandole.core.seat import Seat
 from farandole.errors import InvalidRequest
 
-__all__ = ["Requests", "member_name", "named"]
+__all__ = ["Requests", "named"]
 
 T = TypeVar("T")
 
@@ -40,16 +41,19 @@ class Requests(Generic[T]):
             self.adapter.check(tensor, wire)
             output = self.adapter.empty_like(tensor)
         try:
-            seat.engine.run(
-                kinds.ALLREDUCE,
-                wire,
-                tensor,
-                output,
-                op=op,
-                prescale=prescale,
-                postscale=postscale,
-                cacheable=name is not None,
-            )
+            if name is not None:
+                seat.engine.reduce(wire, tensor, output, op, prescale, postscale)
+            else:
+                seat.engine.run(
+                    kinds.ALLREDUCE,
+                    wire,
+                    tensor,
+                    output,
+                    op=op,
+                    prescale=prescale,
+                    postscale=postscale,
+                    cacheable=False,
+                )
         except Exception as error:
             raise self._explained(error, tensor, wire) from None
         return output
@@ -61,19 +65,22 @@ class Requests(Generic[T]):
         seat, wire = named("allreduce", name, members)
         output = self._output(tensor, wire, write)
         try:
-            part = seat.engine.submit(
-                kinds.ALLREDUCE,
-                wire,
-                tensor,
-                output,
-                op=op,
-                prescale=prescale,
-                postscale=postscale,
-                cacheable=name is not None,
-            )
+            if name is not None:
+                part = seat.engine.start_reduce(wire, tensor, output, op, prescale, postscale)
+            else:
+                part = seat.engine.submit(
+                    kinds.ALLREDUCE,
+                    wire,
+                    tensor,
+                    output,
+                    op=op,
+                    prescale=prescale,
+                    postscale=postscale,
+                    cacheable=False,
+                )
         except Exception as error:
             raise self._explained(error, tensor, wire) from None
-        return Handle((part,), lambda: output)
+        return Handle(part, output)
 
     def start_reduce_group(
         self,
@@ -86,26 +93,32 @@ class Requests(Generic[T]):
         write: bool,
     ) -> Handle[list[T]]:
         """Start an allreduce of several tensors, none of which begins before all are ready on all ranks."""
-        seat, wire = named("grouped_allreduce", name, members)
-        self._check_group(tensors, wire)
-        outputs = [self._output(tensor, wire, write) for tensor in tensors]
-        count = len(outputs)
-        parts = [
-            seat.engine.submit(
-                kinds.ALLREDUCE,
-                member_name(wire, place, count),
-                tensor,
-                output,
-                op=op,
-                prescale=prescale,
-                postscale=postscale,
-                group=wire,
-                group_size=count,
-                cacheable=name is not None,
+        seat, wire, outputs = self._reducible(tensors, name, members, write)
+        try:
+            part = seat.engine.start_group(
+                kinds.ALLREDUCE, wire, tensors, outputs, op, prescale, postscale, name is not None
             )
-            for place, (tensor, output) in enumerate(zip(tensors, outputs, strict=True))
-        ]
-        return Handle(parts, lambda: outputs)
+        except Exception as error:
+            raise self._explained_group(error, tensors, wire) from None
+        return Handle(part, outputs)
+
+    def reduce_group(
+        self,
+        tensors: Sequence[T],
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        members: ProcessSet,
+        write: bool,
+    ) -> list[T]:
+        """Do what `start_reduce_group` starts."""
+        seat, wire, outputs = self._reducible(tensors, name, members, write)
+        try:
+            seat.engine.reduce_group(wire, tensors, outputs, op, prescale, postscale, name is not None)
+        except Exception as error:
+            raise self._explained_group(error, tensors, wire) from None
+        return outputs
 
     def gather(self, tensor: T, name: str | None, members: ProcessSet, now: bool) -> Handle[T]:
         """Concatenate over ranks along the first dimension."""
@@ -116,26 +129,17 @@ class Requests(Generic[T]):
             part = start(kinds.ALLGATHER, wire, tensor, None, cacheable=name is not None)
         except Exception as error:
             raise self._explained(error, tensor, wire) from None
-        return Handle((part,), lambda: self.adapter.adopt(part.result(), tensor))
+        return Handle(part, finish=lambda: self.adapter.adopt(part.result(), tensor))
 
     def start_gather_group(self, tensors: Sequence[T], name: str | None, members: ProcessSet) -> Handle[list[T]]:
         """Start an allgather of several tensors, none of which begins before all are ready on all ranks."""
         seat, wire = named("grouped_allgather", name, members)
-        self._check_group(tensors, wire)
-        count = len(tensors)
-        parts = [
-            seat.engine.submit(
-                kinds.ALLGATHER,
-                member_name(wire, place, count),
-                tensor,
-                None,
-                group=wire,
-                group_size=count,
-                cacheable=name is not None,
-            )
-            for place, tensor in enumerate(tensors)
-        ]
-        return self._adopting(parts, tensors)
+        self.adapter.check_each(tensors, wire)
+        try:
+            part = seat.engine.start_group(kinds.ALLGATHER, wire, tensors, [], Sum, 1.0, 1.0, name is not None)
+        except Exception as error:
+            raise self._explained_group(error, tensors, wire) from None
+        return self._adopting(part, tensors)
 
     def broadcast(
         self, tensor: T, root: int, name: str | None, members: ProcessSet, write: bool, now: bool
@@ -149,7 +153,7 @@ class Requests(Generic[T]):
             part = start(kinds.BROADCAST, wire, tensor, output, root=place, cacheable=name is not None)
         except Exception as error:
             raise self._explained(error, tensor, wire) from None
-        return Handle((part,), lambda: output)
+        return Handle(part, output)
 
     def exchange(
         self, tensor: T, splits: object, name: str | None, members: ProcessSet, now: bool
@@ -166,8 +170,11 @@ class Requests(Generic[T]):
         except Exception as error:
             raise self._explained(error, tensor, wire) from None
         return Handle(
-            (part,),
-            lambda: (self.adapter.adopt(part.result(), tensor), self.adapter.make_splits(part.received_splits())),
+            part,
+            finish=lambda: (
+                self.adapter.adopt(part.result(), tensor),
+                self.adapter.make_splits(part.received_splits()),
+            ),
         )
 
     def scatter(
@@ -190,7 +197,7 @@ class Requests(Generic[T]):
             )
         except Exception as error:
             raise self._explained(error, tensor, wire) from None
-        return Handle((part,), lambda: self.adapter.adopt(part.result(), tensor))
+        return Handle(part, finish=lambda: self.adapter.adopt(part.result(), tensor))
 
     def start_scatter_group(
         self,
@@ -203,30 +210,32 @@ class Requests(Generic[T]):
     ) -> Handle[list[T]]:
         """Start a reducescatter of several tensors, none of which begins before all are ready on all ranks."""
         seat, wire = named("grouped_reducescatter", name, members)
-        self._check_group(tensors, wire)
-        count = len(tensors)
-        parts = [
-            seat.engine.submit(
-                kinds.REDUCESCATTER,
-                member_name(wire, place, count),
-                tensor,
-                None,
-                op=op,
-                prescale=prescale,
-                postscale=postscale,
-                group=wire,
-                group_size=count,
-                cacheable=name is not None,
+        self.adapter.check_each(tensors, wire)
+        try:
+            part = seat.engine.start_group(
+                kinds.REDUCESCATTER, wire, tensors, [], op, prescale, postscale, name is not None
             )
-            for place, tensor in enumerate(tensors)
-        ]
-        return self._adopting(parts, tensors)
+        except Exception as error:
+            raise self._explained_group(error, tensors, wire) from None
+        return self._adopting(part, tensors)
 
-    def _adopting(self, parts: Sequence[_native.Handle], tensors: Sequence[T]) -> Handle[list[T]]:
+    def _adopting(self, group: _native.GroupHandle, tensors: Sequence[T]) -> Handle[list[T]]:
         return Handle(
-            parts,
-            lambda: [self.adapter.adopt(part.result(), like) for part, like in zip(parts, tensors, strict=True)],
+            group,
+            finish=lambda: [
+                self.adapter.adopt(part.result(), like) for part, like in zip(group.parts(), tensors, strict=True)
+            ],
         )
+
+    def _reducible(
+        self, tensors: Sequence[T], name: str | None, members: ProcessSet, write: bool
+    ) -> tuple[Seat, str, list[T]]:
+        seat, wire = named("grouped_allreduce", name, members)
+        if write:
+            self.adapter.overwrite_each(tensors, wire)
+            return seat, wire, list(tensors)
+        self.adapter.check_each(tensors, wire)
+        return seat, wire, [self.adapter.empty_like(tensor) for tensor in tensors]
 
     def _output(self, tensor: T, wire: str, write: bool) -> T:
         if write:
@@ -240,21 +249,15 @@ class Requests(Generic[T]):
         refusal = self.adapter.refusal(tensor)
         return error if refusal is None else InvalidRequest(wire, refusal)
 
-    def _check_group(self, tensors: Sequence[T], wire: str) -> None:
-        """Refuse a group as a whole: one that is submitted in part would keep the other ranks waiting."""
+    def _explained_group(self, error: Exception, tensors: Sequence[T], wire: str) -> Exception:
         for tensor in tensors:
-            self.adapter.check(tensor, wire)
             refusal = self.adapter.refusal(tensor)
             if refusal is not None:
-                raise InvalidRequest(wire, refusal)
+                return InvalidRequest(wire, refusal)
+        return error
 
 
 def named(kind: str, name: str | None, members: ProcessSet) -> tuple[Seat, str]:
     """Return the caller's seat among `members` and the operation's name on the wire."""
     seat = default.seat() if members is global_process_set else seat_of(members, kind, name)
     return seat, seat.wire_name(kind, name)
-
-
-def member_name(wire: str, place: int, count: int) -> str:
-    """Return the name of one of a group's `count` tensors; `place` counts from 0."""
-    return f"{wire}_{place + 1}of{count}"

@@ -28,6 +28,15 @@ class NumpyAdapter:
         """Refuse what is no array; the engine finds out whether it is read-only."""
         self.check(tensor, name)
 
+    def check_each(self, tensors: Sequence[Array], name: str) -> None:
+        """As `check`."""
+        for tensor in tensors:
+            self.check(tensor, name)
+
+    def overwrite_each(self, tensors: Sequence[Array], name: str) -> None:
+        """As `overwrite`."""
+        self.check_each(tensors, name)
+
     def refusal(self, tensor: Array) -> str | None:
         """Name the dtype, where NumPy itself does not hand it out."""
         if tensor.dtype.kind not in "biuf" or not tensor.dtype.isnative or tensor.dtype.itemsize > 8:

@@ -43,8 +43,28 @@ class TorchAdapter:
 
     def overwrite(self, tensor: torch.Tensor, name: str) -> None:
         """As `check`; autograd hears that the tensor changes, so that a stale gradient is an error, not a number."""
-        self.check(tensor, name)
+        if not isinstance(tensor, torch.Tensor) or tensor.is_neg():
+            self.check(tensor, name)
         increment_version(tensor)
+
+    def check_each(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        """As `check`, without a call of Python per tensor."""
+        try:
+            wrong = any(map(torch.Tensor.is_neg, tensors))
+        except TypeError:
+            wrong = True
+        if wrong:
+            for tensor in tensors:
+                self.check(tensor, name)
+
+    def overwrite_each(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        """As `overwrite`."""
+        self.check_each(tensors, name)
+        try:
+            increment_version(tensors)
+        except TypeError:  # torch before 2.7 takes one at a time
+            for tensor in tensors:
+                increment_version(tensor)
 
     def refusal(self, tensor: torch.Tensor) -> str | None:
         """Name layout, device, dtype and strides, in this order."""
