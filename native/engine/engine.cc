@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -10,12 +12,16 @@
 namespace farandole {
 namespace {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 constexpr milliseconds kNap{5};           // how long a sleeper that watches for lost peers sleeps at most
 constexpr milliseconds kIdleNap{200};     // the same for a thread without work: it ticks for the negotiator
 constexpr milliseconds kLastWords{1000};  // for what is under way when the engine shuts down
+constexpr microseconds kFlow{10};         // requests at shorter distance belong together
+constexpr microseconds kGather{50};
+constexpr int kMostGathering = 4;
 constexpr uint64_t kLookEvery = 64;
 
 /// How long a rank waits, in seconds, for the ranks below it before the coordinator hears who is late.
@@ -121,8 +127,14 @@ void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
   // The others would wait there for this rank in vain.
   if (operations.front()->request.kind == Kind::Join) wiring_.segment->lane().suspend();
   if (!wake) return;
-  doorbell().bump();
-  if (waiters_.load() == 0) work_.bump();
+  submitted_ns_.store(now, std::memory_order_relaxed);
+  if (waiters_.load() > 0) {
+    doorbell().nudge();  // who waits drives, and looks by itself while it is awake
+  } else if (!called_.exchange(true)) {
+    // Once for all that comes before the thread is there: a call costs more than a request.
+    work_.bump();
+    doorbell().nudge();
+  }
 }
 
 bool Engine::wait(Operation& operation, nanoseconds limit) {
@@ -172,6 +184,8 @@ void Engine::tell_waiters() {
 void Engine::background() noexcept {
   Life& life = wiring_.segment->area(local_rank_).life;
   try {
+    // The kernel may be fifty microseconds late by default.
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
     life.begin();
     born_.set_value();
   } catch (...) {
@@ -180,10 +194,13 @@ void Engine::background() noexcept {
   }
   while (!stop_.load()) {
     const uint32_t work_seen = work_.load();
+    // In this order: who calls later also changes the bell.
+    called_.exchange(false);
     if (waiters_.load() > 0 || !has_work()) {
       work_.sleep(work_seen, kIdleNap);
       if (wiring_.rank != 0 || waiters_.load() > 0) continue;
     }
+    gather();
     const uint32_t seen = doorbell().load();
     bool moved = false;
     {
@@ -191,9 +208,21 @@ void Engine::background() noexcept {
       moved = progress();
       if (!moved) look_for_lost();
     }
-    if (!moved && has_work() && waiters_.load() == 0 && !stop_.load()) doorbell().sleep(seen, kNap);
+    if (!moved && has_work() && waiters_.load() == 0 && !stop_.load())
+      doorbell().sleep_unless(seen, kNap, [this] { return pending_.fresh(); });
   }
   life.end();
+}
+
+/// While requests come thick and fast, waits for more of them: taken one by one they would be many small bundles, and
+/// would disturb the thread that submits. One that comes alone does not wait.
+void Engine::gather() {
+  for (int naps = 0; naps < kMostGathering; ++naps) {
+    const uint64_t last = submitted_ns_.load(std::memory_order_relaxed);
+    const bool flows = pending_.queued() > 1 && now_ns() < last + static_cast<uint64_t>(nanoseconds(kFlow).count());
+    if (!flows || waiters_.load() > 0 || stop_.load()) return;
+    std::this_thread::sleep_for(kGather);
+  }
 }
 
 void Engine::shutdown() {

@@ -125,6 +125,7 @@ class Engine : private Guard {
   [[nodiscard]] bool is_parent(const ControlStream& control) const {
     return !leads() && control.peer() == tree_.parent(wiring_.rank);
   }
+  void gather();
   void tell_waiters();
   [[nodiscard]] bool has_work() const { return !pending_.empty() || listens_always_; }
 
@@ -187,10 +188,12 @@ class Engine : private Guard {
   uint32_t executed_ = 0;               // operations so far: the same on every rank between two of them
   uint64_t operation_deadline_ns_ = 0;  // of what is being executed
 
-  std::mutex driver_;            // held by whoever makes progress
-  std::atomic<int> waiters_{0};  // threads in wait(): they drive, not the background thread
-  Signal work_;                  // the background thread's own bell, for this process only
-  Signal turn_;                  // for waiters while another thread drives: it has done something, or has stopped
+  std::mutex driver_;                      // held by whoever makes progress
+  std::atomic<int> waiters_{0};            // threads in wait(): they drive, not the background thread
+  std::atomic<bool> called_{false};        // the background thread has been told, and has not come yet
+  std::atomic<uint64_t> submitted_ns_{0};  // when the last operation came that it is to drive
+  Signal work_;                            // the background thread's own bell, for this process only
+  Signal turn_;  // for waiters while another thread drives: it has done something, or has stopped
   Pending pending_;
   std::mutex closing_;
   std::atomic<bool> closed_{false};

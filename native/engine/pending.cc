@@ -20,6 +20,7 @@ void Pending::add(std::span<const OperationPtr> operations) {
   }
   joined_ = operations.front()->request.kind == Kind::Join;
   queue_.insert(queue_.end(), operations.begin(), operations.end());
+  queued_.store(queue_.size(), std::memory_order_relaxed);
   count_.fetch_add(static_cast<int64_t>(operations.size()));
   // Whoever is about to sleep looks at this once more after it has said that it sleeps, see Signal.
   fresh_.store(true, std::memory_order_seq_cst);
@@ -57,6 +58,7 @@ Asking Pending::drain() {
     else asking.emplace_back(operation->request);
   }
   queue_.clear();
+  queued_.store(0, std::memory_order_relaxed);
   return asking;
 }
 
@@ -116,6 +118,7 @@ std::vector<OperationPtr> Pending::take_all() {
   for (auto& [name, record] : names_)
     if (record.pending) all.push_back(std::exchange(record.pending, nullptr));
   queue_.clear();
+  queued_.store(0, std::memory_order_relaxed);
   count_.fetch_sub(static_cast<int64_t>(all.size()));
   return all;
 }

@@ -33,6 +33,9 @@ class Pending {
   /// True when something was added since the last drain().
   [[nodiscard]] bool fresh() const { return fresh_.load(std::memory_order_seq_cst); }
 
+  /// How many were.
+  [[nodiscard]] size_t queued() const { return queued_.load(std::memory_order_relaxed); }
+
   /// What was added since the last call, as the coordinator wants to hear it: by number where the signature is known.
   [[nodiscard]] Asking drain();
 
@@ -71,6 +74,7 @@ class Pending {
 
   std::atomic<int64_t> count_{0};
   std::atomic<bool> fresh_{false};
+  std::atomic<size_t> queued_{0};
   uint64_t numberings_ = 1;  // how often a name got a number; changes in take() only
   std::mutex mu_;            // guards what follows
   std::unordered_map<std::string, Name> names_;
