@@ -37,6 +37,64 @@ void sizes_from_one_to_many(Engine& engine) {
   }
 }
 
+// A group of two types, small and large: negotiated at first, then in the lane; a rank that submits it instead meets
+// those that wait at once.
+void groups_run_as_one(Engine& engine) {
+  for (const size_t count : {size_t{3}, size_t{70'000}}) {
+    farandole::Recurring group;
+    std::vector<float> floats(count), more(2 * count);
+    std::vector<double> doubles(count);
+    const std::string name = "group of " + std::to_string(count);
+    const auto add = [&](DType dtype, size_t elements, void* values) {
+      group.operations.push_back(operation(Kind::Allreduce, name + std::to_string(group.operations.size()), dtype,
+                                           {static_cast<int64_t>(elements)}, values, values));
+      group.operations.back()->request.group = name;
+      group.operations.back()->request.group_size = 3;
+    };
+    add(DType::Float32, count, floats.data());
+    add(DType::Float64, count, doubles.data());
+    add(DType::Float32, 2 * count, more.data());
+    group.arrange();
+    for (int round = 0; round < 6; ++round) {
+      const auto mine = static_cast<float>(engine.rank() + 1);
+      floats.assign(count, mine);
+      doubles.assign(count, 2 * mine);
+      more.assign(2 * count, 3 * mine);
+      for (const OperationPtr& each : group.operations) each->renew();
+      const bool submits = round == 4 && engine.rank() == 0;
+      if (submits || !engine.run_in_lane(group, [] {})) engine.submit(group.operations, submits);
+      for (const OperationPtr& each : group.operations) finish(engine, each);
+      check::equal(floats.back(), triangle(engine.size()));
+      check::equal(doubles.front(), static_cast<double>(2 * triangle(engine.size())));
+      check::equal(more.back(), 3 * triangle(engine.size()));
+    }
+  }
+}
+
+// Each of two waiting threads drives when the other does not, and hears when the other has finished its operation.
+void two_threads_wait(Engine& engine) {
+  for (int round = 0; round < 50; ++round) {
+    std::vector<float> one(5, 1.0f), two(3000, 2.0f);
+    const OperationPtr first = sum("first", one);
+    const OperationPtr second = sum("second", two);
+    submit(engine, first);
+    submit(engine, second);
+    std::exception_ptr problem;
+    std::thread other([&] {
+      try {
+        finish(engine, engine.rank() % 2 == 0 ? second : first);
+      } catch (...) {
+        problem = std::current_exception();
+      }
+    });
+    finish(engine, engine.rank() % 2 == 0 ? first : second);
+    other.join();
+    if (problem) std::rethrow_exception(problem);
+    check::equal(one[4], static_cast<float>(engine.size()));
+    check::equal(two[2999], static_cast<float>(2 * engine.size()));
+  }
+}
+
 void any_order_and_mixed_kinds(Engine& engine) {
   constexpr int kTensors = 40;
   std::mt19937 random(static_cast<unsigned>(engine.rank()));
@@ -199,6 +257,8 @@ void try_all(const std::vector<int>& hosts, size_t degree) {
     for (const std::string& problem : run(hosts, body, timeout, degree)) check::equal(problem, "", text(hosts));
   };
   expect_all_well(sizes_from_one_to_many);
+  expect_all_well(groups_run_as_one);
+  expect_all_well(two_threads_wait);
   expect_all_well(any_order_and_mixed_kinds);
   expect_all_well(more_names_than_a_ring_holds);
   expect_all_well(two_threads_at_once);
