@@ -361,10 +361,10 @@ void test_the_lane_is_closed_meanwhile() {
   farandole::Lane lane(*segment, 0, std::chrono::milliseconds(1));
   segment->lane().suspend();
   const auto never = []() -> bool { throw Error::internal("it waits in the lane"); };
-  CHECK(!lane.agree(0, 0, never));
+  CHECK(!lane.agree({0, 0, 0, {}, never, [] {}}));
   CHECK(!segment->lane().occupied(0));
   segment->lane().resume();
-  CHECK(!lane.agree(0, 0, [] { return true; }));
+  CHECK(!lane.agree({0, 0, 0, {}, [] { return true; }, [] {}}));
   CHECK(segment->lane().state(0, 2) == farandole::LaneRounds::State::Spoiled);  // it was there
 }
 
