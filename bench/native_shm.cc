@@ -16,6 +16,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -151,7 +152,9 @@ void be(int number, int size, int rounds, const std::string& only, std::shared_p
   const bool crowded = size > static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   const Patience patience{std::chrono::microseconds(crowded ? 2 : 100)};
   const auto own = Arena::make(segment, number)->take(64 * MiB);
-  Rank rank{number, size, board, SharedMesh(std::move(segment), number, guard, patience)};
+  std::vector<int> all(static_cast<size_t>(size));
+  std::iota(all.begin(), all.end(), 0);
+  Rank rank{number, size, board, SharedMesh(std::move(segment), number, all, guard, patience)};
   std::vector<std::byte> a(64 * MiB), b(std::max<size_t>(64 * MiB, static_cast<size_t>(size) * 16 * MiB));
   std::map<std::string, std::vector<double>> times;
   std::vector<std::string> order;

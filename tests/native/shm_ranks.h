@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +31,12 @@ class Limit : public farandole::Guard {
   std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::seconds(300);
 };
 
+inline std::vector<int> all_ranks(int size) {
+  std::vector<int> all(static_cast<size_t>(size));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 // Runs `body` on `size` threads; what one of them throws is a failed check.
 inline void run(int size, size_t slot_bytes, const std::function<void(farandole::SharedMesh&)>& body) {
   const auto segment = farandole::Segment::create(size, slot_bytes, false);
@@ -37,7 +44,7 @@ inline void run(int size, size_t slot_bytes, const std::function<void(farandole:
   for (int rank = 0; rank < size; ++rank)
     threads.emplace_back([&, rank] {
       Limit limit;
-      farandole::SharedMesh mesh(segment, rank, limit, {std::chrono::microseconds(5)});
+      farandole::SharedMesh mesh(segment, rank, all_ranks(size), limit, {std::chrono::microseconds(5)});
       try {
         body(mesh);
       } catch (const std::exception& error) {

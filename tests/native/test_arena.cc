@@ -97,7 +97,7 @@ void reduce_where_they_lie(int size) {
   for (int rank = 0; rank < size; ++rank)
     threads.emplace_back([&, rank] {
       ranks::Limit limit;
-      SharedMesh mesh(segment, rank, limit, {std::chrono::microseconds(5)});
+      SharedMesh mesh(segment, rank, ranks::all_ranks(size), limit, {std::chrono::microseconds(5)});
       const auto arena = Arena::make(segment, rank);
       for (int step = 0; step < 40; ++step) {
         const size_t count = 3000 + 977 * static_cast<size_t>(step % 20);
