@@ -4,6 +4,8 @@
 #include <atomic>
 #include <optional>
 
+#include "bind/released.h"
+
 namespace nb = nanobind;
 
 namespace farandole {
@@ -157,8 +159,8 @@ void Calls::run(Call& call, std::span<const Tensors> tensors) {
   bool done = false;
   {
     const Busy busy(call.busy);
-    std::optional<nb::gil_scoped_release> released;
-    done = engine_->run_in_lane(call.recurring, [&released] { released.emplace(); });
+    std::optional<Released> released;
+    done = engine_->run_in_lane(call.recurring, [&] { released.emplace(*engine_); });
   }
   if (!done) {
     start(call, tensors, false);

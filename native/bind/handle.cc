@@ -5,6 +5,7 @@
 
 #include "bind/capture.h"
 #include "bind/dlpack.h"
+#include "bind/released.h"
 
 namespace nb = nanobind;
 
@@ -35,7 +36,7 @@ void wait_for(Engine& engine, std::span<const OperationPtr> operations) {
   for (const OperationPtr& operation : operations) {
     for (bool done = operation->done(); !done;) {
       {
-        const nb::gil_scoped_release release;
+        const Released released(engine);
         done = engine.wait(*operation, kSignalsEvery);
       }
       if (!done && PyErr_CheckSignals() != 0) throw nb::python_error();

@@ -16,6 +16,7 @@
 #include "bind/calls.h"
 #include "bind/capture.h"
 #include "bind/handle.h"
+#include "bind/released.h"
 #include "collectives/grid.h"
 #include "engine/engine.h"
 
@@ -134,8 +135,8 @@ Handle submit(const Calls& calls, int kind, std::string name, nb::object input, 
   once.arrange();
   bool done = false;
   {
-    std::optional<nb::gil_scoped_release> released;
-    done = engine->run_in_lane(once, [&released] { released.emplace(); });
+    std::optional<Released> released;
+    done = engine->run_in_lane(once, [&] { released.emplace(*engine); });
   }
   if (!done) engine->submit({&operation, 1}, false);
   Handle handle(engine, std::move(operation));
@@ -240,7 +241,7 @@ NB_MODULE(_native, m) {
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)
       .def("shared_buffer", &shared_buffer, "nbytes"_a)
-       // Arguments without names are parsed fastest.
+      // Arguments without names are parsed fastest.
       .def("reduce", &Calls::reduce,
            nb::sig("def reduce(self, name: str, input: object, output: object, op: int, prescale: float, "
                    "postscale: float, /) -> None"))
@@ -252,7 +253,12 @@ NB_MODULE(_native, m) {
       .def("start_group", &Calls::start_group, "kind"_a, "name"_a, "inputs"_a, "outputs"_a, "op"_a, "prescale"_a,
            "postscale"_a, "cacheable"_a)
       .def(
-          "shutdown", [](const Calls& calls) { calls.engine()->shutdown(); }, nb::call_guard<nb::gil_scoped_release>())
+          "shutdown",
+          [](const Calls& calls) {
+            calls.engine()->shutdown();
+            calls.engine()->see_off();
+          },
+          nb::call_guard<nb::gil_scoped_release>())
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, int]"))
       .def("trace", &trace_of, nb::sig("def trace(self) -> list[tuple[str, str, int, int, int]]"));
 

@@ -255,6 +255,12 @@ void Engine::shutdown() {
   results_->close();
 }
 
+void Engine::see_off() const {
+  if (is_forked()) return;  // they are threads of the parent
+  const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kLastWords).count());
+  while (visitors_.load() > 0 && now_ns() < until) std::this_thread::sleep_for(milliseconds(1));
+}
+
 EngineStats Engine::stats() {
   const std::lock_guard lock(stats_mu_);
   return stats_;

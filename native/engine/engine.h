@@ -105,6 +105,12 @@ class Engine : private Guard {
   /// Says goodbye to the others, fails what is pending, and stops. Idempotent. Does nothing in a forked child.
   void shutdown();
 
+  /// Counts the threads that are inside a call and will come back to the binding that they came from.
+  void visit(int change) { visitors_.fetch_add(change); }
+
+  /// Waits after shutdown() until they have come back, a second at most.
+  void see_off() const;
+
   /// Is this a child of the process that the engine lives in? Its threads and its word to the peers are the parent's,
   /// and no lock may be taken: a thread that does not exist here may hold it.
   [[nodiscard]] bool is_forked() const { return fork_number() != fork_number_; }
@@ -188,7 +194,8 @@ class Engine : private Guard {
   uint32_t executed_ = 0;               // operations so far: the same on every rank between two of them
   uint64_t operation_deadline_ns_ = 0;  // of what is being executed
 
-  std::mutex driver_;                      // held by whoever makes progress
+  std::mutex driver_;  // held by whoever makes progress
+  std::atomic<int> visitors_{0};
   std::atomic<int> waiters_{0};            // threads in wait(): they drive, not the background thread
   std::atomic<bool> called_{false};        // the background thread has been told, and has not come yet
   std::atomic<uint64_t> submitted_ns_{0};  // when the last operation came that it is to drive
