@@ -73,7 +73,7 @@ bool SharedMesh::have(Signal RankArea::* signal, uint32_t target) {
     const Life::State state = area.life.state();
     if (state == Life::State::Dead || state == Life::State::Left)
       PeerGuard(guard_, area.life, area.*signal, target, names_[static_cast<size_t>(peer)]).check();
-    return (area.*signal).reached(target);
+    if (!(area.*signal).reached(target)) return false;
   }
   return true;
 }
