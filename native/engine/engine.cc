@@ -21,7 +21,7 @@ constexpr milliseconds kIdleNap{200};     // the same for a thread without work:
 constexpr milliseconds kLastWords{1000};  // for what is under way when the engine shuts down
 constexpr microseconds kFlow{10};         // requests at shorter distance belong together
 constexpr microseconds kGather{50};
-constexpr int kMostGathering = 4;
+constexpr int kMostGathering = 20;
 constexpr uint64_t kLookEvery = 64;
 
 /// How long a rank waits, in seconds, for the ranks below it before the coordinator hears who is late.
@@ -205,9 +205,12 @@ void Engine::background() noexcept {
     bool moved = false;
     {
       const std::lock_guard driving(driver_);
+      in_the_way_ = true;
       moved = progress();
       if (!moved) look_for_lost();
+      in_the_way_ = false;
     }
+    if (waiters_.load() > 0) turn_.nudge();  // who came meanwhile waits for its turn to drive
     if (!moved && has_work() && waiters_.load() == 0 && !stop_.load())
       doorbell().sleep_unless(seen, kNap, [this] { return pending_.fresh(); });
   }

@@ -122,6 +122,7 @@ class Engine : private Guard {
 
  private:
   void require_own_process(const std::string& name) const;
+  [[nodiscard]] bool is_in_the_way() const override { return in_the_way_; }
   void check() override;  // the guard of all waits inside collectives
 
   [[nodiscard]] World make_world();
@@ -194,7 +195,8 @@ class Engine : private Guard {
   uint32_t executed_ = 0;               // operations so far: the same on every rank between two of them
   uint64_t operation_deadline_ns_ = 0;  // of what is being executed
 
-  std::mutex driver_;  // held by whoever makes progress
+  std::mutex driver_;        // held by whoever makes progress
+  bool in_the_way_ = false;  // with `driver_`: the engine's thread drives, nobody waits
   std::atomic<int> visitors_{0};
   std::atomic<int> waiters_{0};            // threads in wait(): they drive, not the background thread
   std::atomic<bool> called_{false};        // the background thread has been told, and has not come yet

@@ -11,6 +11,9 @@ class Guard {
 
   /// Throws `Error` when waiting on makes no sense. Called every few microseconds while waiting, so it must be cheap.
   virtual void check() = 0;
+
+  /// Is somebody computing on the core that waiting would take? Then the wait spins for a moment only.
+  [[nodiscard]] virtual bool is_in_the_way() const { return false; }
 };
 
 }  // namespace farandole

@@ -19,6 +19,8 @@ class PeerGuard : public Guard {
     if (state == Life::State::Dead || state == Life::State::Left) throw Error::peer_lost("", peer_, reason_of(state));
   }
 
+  [[nodiscard]] bool is_in_the_way() const override { return outer_.is_in_the_way(); }
+
  private:
   Guard& outer_;
   const Life& life_;

@@ -29,7 +29,8 @@ bool Waiter::spin_on() {
     const uint64_t now = now_ns();
     if (pauses_ == kLookEvery) since_ns_ = now;
     guard_.check();
-    if (now - since_ns_ > static_cast<uint64_t>(patience_.spin.count())) return false;
+    const uint64_t most = static_cast<uint64_t>(guard_.is_in_the_way() ? 0 : patience_.spin.count());
+    if (now - since_ns_ > most) return false;
   } else if (pauses_ > kLookEvery && patience_.spin.count() < 10'000) {
     // More ranks than cores: whoever we wait for may need this very core.
     sched_yield();
