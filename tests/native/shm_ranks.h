@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <random>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
