@@ -202,6 +202,8 @@ nb::list trace_of(const Calls& calls) {
 NB_MODULE(_native, m) {
   using namespace farandole;  // NOLINT: the module is made of this namespace
   nb::register_exception_translator(translate);
+  // A tensor in shared memory may be alive when the interpreter ends, and its segment with it: no leak of ours.
+  nb::set_leak_warnings(false);
 
   nb::class_<Segment>(m, "Segment")
       .def_static("create", &Segment::create, "ranks"_a, "slot_bytes"_a, "pair_rings"_a)

@@ -1,6 +1,7 @@
 """Tensors in memory that the ranks of a host share."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -17,7 +18,7 @@ def empty_shared(*size: int | Sequence[int], dtype: torch.dtype | None = None) -
     dies, also after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` when this rank's
     room for such memory is exhausted.
     """
-    given = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
+    given: Any = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
     shape = torch.empty(given, device="meta").shape  # torch's own words for what is no size
     kind = torch.get_default_dtype() if dtype is None else dtype
     memory = default.context().empty_shared(shape.numel() * kind.itemsize)
