@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Self
@@ -33,13 +33,13 @@ CHILD = Path(__file__).with_name("rank_process.py")
 class _Child:
     """One rank's process: its own group, its output in a file, its result on a socket."""
 
-    def __init__(self, rank: int, env: dict[str, str]) -> None:
+    def __init__(self, rank: int, env: dict[str, str], prefix: Sequence[str]) -> None:
         self.rank = rank
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
         self.channel, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, str(CHILD), str(theirs.fileno())],
+                [*prefix, sys.executable, str(CHILD), str(theirs.fileno())],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=self.output,
@@ -93,14 +93,14 @@ class _Child:
 class _Children:
     """All ranks' processes, none of which outlives the `with` block."""
 
-    def __init__(self, envs: list[dict[str, str]]) -> None:
+    def __init__(self, envs: list[dict[str, str]], prefixes: Sequence[Sequence[str]]) -> None:
         self.all: list[_Child] = []
-        self.envs = envs
+        self.envs, self.prefixes = envs, prefixes
 
     def __enter__(self) -> Self:
         try:
-            for rank, env in enumerate(self.envs):
-                self.all.append(_Child(rank, env))
+            for rank, (env, prefix) in enumerate(zip(self.envs, self.prefixes, strict=True)):
+                self.all.append(_Child(rank, env, prefix))
         except BaseException:
             self.__exit__()
             raise
@@ -119,17 +119,21 @@ def run_processes(
     timeout: float,
     config: Config,
     dies: Collection[int] = (),
+    address: str = "127.0.0.1",
+    prefixes: Sequence[Sequence[str]] | None = None,
 ) -> list[Outcome]:
-    """Run `body(context, *args)` in `size` processes; return the outcomes in the order in which they came."""
+    """Run `body(context, *args)` in `size` processes; return the outcomes in the order in which they came.
+
+    The ranks meet at `address`; `prefixes` are the words before each rank's command, such as `ip netns exec`."""
     task = _pickled(body, args, config)
     secret = new_secret()
-    with RendezvousServer(size, secret) as server:
+    with RendezvousServer(size, secret, host=address) as server:
         envs = [
             os.environ
             | JobEnvironment(rank=rank, size=size, rendezvous=server.address, secret=secret, job="test").write()
             for rank in range(size)
         ]
-        with _Children(envs) as children, selectors.DefaultSelector() as selector:
+        with _Children(envs, prefixes or [()] * size) as children, selectors.DefaultSelector() as selector:
             for child in children.all:
                 child.channel.settimeout(30)
                 with contextlib.suppress(BrokenPipeError):  # it is dead already; its outcome says so
