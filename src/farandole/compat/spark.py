@@ -2,8 +2,8 @@
 
 import functools
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from farandole.compat.hook import install
 from farandole.launch.pickling import dumps
@@ -34,41 +34,11 @@ def _answering(fn: Callable[..., T]) -> Callable[..., T]:
     return functools.update_wrapper(Answering(fn), fn, updated=())
 
 
-def run(
-    fn: Callable[..., T],
-    args: Sequence[object] = (),
-    kwargs: Mapping[str, object] | None = None,
-    num_proc: int | None = None,
-    start_timeout: float | None = None,
-    use_mpi: bool | None = None,
-    use_gloo: bool | None = None,
-    extra_mpi_args: str | None = None,
-    env: Mapping[str, str] | None = None,
-    stdout: TextIO | None = None,
-    stderr: TextIO | None = None,
-    verbose: int = 1,
-    nics: Iterable[str] | str | None = None,
-    prefix_output_with_timestamp: bool = False,
-    executable: str | None = None,
-) -> list[T]:
-    """Call `fn(*args, **kwargs)` on the ranks of a Spark job, see `farandole.spark.run`."""
-    return run_in_spark(
-        _answering(fn),
-        args,
-        kwargs,
-        num_proc,
-        start_timeout,
-        use_mpi,
-        use_gloo,
-        extra_mpi_args,
-        env,
-        stdout,
-        stderr,
-        verbose,
-        nics,
-        prefix_output_with_timestamp,
-        executable,
-    )
+def run(fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+    return run_in_spark(_answering(fn), *args, **kwargs)
+
+
+functools.update_wrapper(run, run_in_spark)  # its arguments and its words, where programs and people ask for them
 
 
 class HorovodRunner(Runner):
