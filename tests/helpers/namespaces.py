@@ -1,6 +1,7 @@
 """Several hosts on one machine: network namespaces on one bridge. Needs root and `ip`."""
 
 import contextlib
+import functools
 import itertools
 import os
 import shutil
@@ -22,12 +23,16 @@ PREFIX = "fdtest-"
 PLUGS = itertools.count()  # the kernel takes its time to remove those of a namespace that is gone
 
 
+@functools.cache
 def problem() -> str:
-    """Say why there can be no namespaces here; empty when there can."""
+    """Say why there can be no such hosts here; empty when there can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "network namespaces need root and the command ip"
-    done = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
-    return done.stderr.strip()
+    try:
+        with _namespaces(1):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces can be made here: {' '.join(error.cmd)}: {error.stderr.strip()}"
 
 
 def run_on_hosts(
@@ -64,7 +69,7 @@ def run_on_hosts(
 def _namespaces(count: int) -> Iterator[Sequence[str]]:
     """Make namespaces, each with an address on a bridge that this process can reach; they go with the block."""
     _sweep()
-    bridge = f"{PREFIX}{os.getpid()}"[:15]
+    bridge = f"{PREFIX}{os.getpid()}"
     names = [f"{PREFIX}{os.getpid()}-{number}" for number in range(count)]
     try:
         _ip("link", "add", bridge, "type", "bridge")
@@ -85,11 +90,11 @@ def _namespaces(count: int) -> Iterator[Sequence[str]]:
 
 def _sweep() -> None:
     """Remove what test processes that are gone have left behind."""
-    left = [path.name for path in Path("/run/netns").glob(f"{PREFIX}*")] if Path("/run/netns").exists() else []
-    for name in left:
-        owner = name.removeprefix(PREFIX).split("-")[0]
+    namespaces = [path.name for path in Path("/run/netns").glob(f"{PREFIX}*")]
+    bridges = [path.name for path in Path("/sys/class/net").glob(f"{PREFIX}*")]
+    for owner in {name.removeprefix(PREFIX).split("-")[0] for name in namespaces + bridges}:
         if not Path("/proc", owner).exists():
-            _remove(f"{PREFIX}{owner}"[:15], [name])
+            _remove(f"{PREFIX}{owner}", [name for name in namespaces if name.startswith(f"{PREFIX}{owner}-")])
 
 
 def _remove(bridge: str, names: Sequence[str]) -> None:
