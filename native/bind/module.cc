@@ -149,7 +149,7 @@ using RemoteTuple = std::tuple<int, int, int>;
 Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts, std::vector<int> parents,
                    size_t fusion_threshold, size_t cache_capacity, double spin, double timeout, double heartbeat,
-                   bool trace, std::vector<int> members, std::string process_set, bool look_ahead) {
+                   std::vector<int> members, std::string process_set, bool look_ahead) {
   Wiring wiring{rank,
                 size,
                 std::move(local_ranks),
@@ -164,8 +164,7 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
   const auto span = [](double seconds) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
-  const EngineOptions options{fusion_threshold, cache_capacity, span(spin), span(timeout),
-                              span(heartbeat),  trace,          look_ahead};
+  const EngineOptions options{fusion_threshold, cache_capacity, span(spin), span(timeout), span(heartbeat), look_ahead};
   return new Calls(std::make_shared<Engine>(std::move(wiring), options), cache_capacity);
 }
 
@@ -235,7 +234,7 @@ NB_MODULE(_native, m) {
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "hosts"_a, "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a,
-           "trace"_a, "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
+           "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
       .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)
@@ -262,6 +261,10 @@ NB_MODULE(_native, m) {
           },
           nb::call_guard<nb::gil_scoped_release>())
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, int]"))
+      .def(
+          "start_trace", [](const Calls& calls, bool marks_plans) { calls.engine()->trace().start(marks_plans); },
+          "marks_plans"_a)
+      .def("stop_trace", [](const Calls& calls) { calls.engine()->trace().stop(); })
       .def("trace", &trace_of, nb::sig("def trace(self) -> list[tuple[str, str, int, int, int]]"));
 
   m.def("simd_level", &simd_level);

@@ -35,7 +35,6 @@ double patience_of(const EngineOptions& options) {
 Engine::Engine(Wiring wiring, EngineOptions options)
     : wiring_(std::move(wiring)),
       options_(options),
-      trace_(options.trace),
       tree_(wiring_.parents),
       negotiator_({wiring_.size, options.fusion_threshold, options.cache_capacity,
                    seconds_of(static_cast<uint64_t>(options.timeout.count())), options.look_ahead}),

@@ -59,7 +59,6 @@ struct EngineOptions {
   std::chrono::nanoseconds spin{100'000};
   std::chrono::nanoseconds timeout{0};                // of one operation; 0 = never
   std::chrono::nanoseconds heartbeat{3'000'000'000};  // the longest silence of a remote peer that lives; 0 = any
-  bool trace = false;
   bool look_ahead = true;  // of fusion, past operations of another type; off to measure what it is worth
   size_t kept_results = size_t{256} << 20;  // bytes of results that nobody uses any more, kept for the next ones
 };
@@ -155,6 +154,7 @@ class Engine : private Guard {
   void run_recurring(const Recurring& recurring);
   void count(std::span<const OperationPtr> operations, uint64_t bytes);
   void record(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t begin_ns);
+  void mark_plan(size_t bundles);
   void refuse(const Refusal& refusal);
   [[nodiscard]] Error root_cause(const Error& error);
   void look_for_lost();

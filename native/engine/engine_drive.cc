@@ -40,6 +40,7 @@ bool Engine::drive_once() {
 }
 
 void Engine::run_plan(Plan plan) {
+  mark_plan(plan.size());
   for (const auto& item : plan) {
     if (const auto* bundle = std::get_if<Bundle>(&item)) run_bundle(*bundle);
     else refuse(std::get<Refusal>(item));
@@ -103,9 +104,17 @@ void Engine::record(const Bundle& bundle, std::span<const OperationPtr> operatio
   if (!trace_.on()) return;
   const uint64_t end = now_ns();
   for (const OperationPtr& operation : operations) {
-    trace_.add({operation->request.name, "negotiate", operation->submitted_ns, begin_ns, 0});
+    // 0: nobody asked for it here, or not while there was a trace.
+    if (operation->submitted_ns > 0)
+      trace_.add({operation->request.name, "negotiate", operation->submitted_ns, begin_ns, 0});
     trace_.add({operation->request.name, name_of(bundle.kind), begin_ns, end, operation->request.bytes()});
   }
+}
+
+void Engine::mark_plan(size_t bundles) {
+  if (!trace_.marks_plans()) return;
+  const uint64_t now = now_ns();
+  trace_.add({"plans", "plan", now, now, bundles});
 }
 
 void Engine::count(std::span<const OperationPtr> operations, uint64_t bytes) {

@@ -54,6 +54,7 @@ bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& sett
     const uint64_t begin = trace_.on() ? now_ns() : 0;
     for (const OperationPtr& operation : recurring.operations) operation->submitted_ns = begin;
     if (!lane_->agree(passage)) return false;
+    mark_plan(recurring.bundles.size());
     if (passage.payload > 0 || first.kind == Kind::Barrier) {
       finish_in_lane(recurring, passage.payload);
     } else {

@@ -1,20 +1,42 @@
-"""The timeline: one file per rank, whole when the context has ended, and refused before anything starts."""
+"""The timeline: a file per rank, whole at any moment, switched on and off at any time, refused before any start."""
 
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import farandole.numpy as hvd
 from farandole.config import Config
+from farandole.core import timeline as module
 from farandole.core.context import Context
+from farandole.core.default import use
 from farandole.core.timeline import timeline_path
-from farandole.errors import ConfigError
+from farandole.core.trace_file import TraceFile
+from farandole.errors import ConfigError, EngineClosed, HorovodInternalError
 from farandole.rendezvous import SoloRendezvous
 from helpers.ranks import run_ranks
 
 ALLREDUCE = 0
+PATIENCE = 60.0
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(path.read_text())
+    return events
+
+
+def tensors(path: Path) -> list[str]:
+    """The tensors whose reductions a file shows, in its order."""
+    return [event["args"]["tensor"] for event in read(path) if event["name"] == "allreduce"]
 
 
 def reduce_twice(context: Context) -> None:
@@ -27,23 +49,169 @@ def test_each_rank_writes_what_it_did(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     run_ranks(2, reduce_twice, config=Config(timeline=str(path)))
     for rank in range(2):
-        events = json.loads(timeline_path(str(path), rank).read_text())
-        reductions = [event for event in events if event["name"] == "allreduce"]
+        reductions = [event for event in read(timeline_path(path, rank)) if event["name"] == "allreduce"]
         assert len(reductions) == 2
         assert all(event["args"] == {"tensor": "allreduce.x", "bytes": 4000} for event in reductions)
         assert all(event["pid"] == rank and event["dur"] >= 0 for event in reductions)
 
 
-def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [Config(), Config(timeline="DYNAMIC")], ids=["nothing said", "DYNAMIC"])
+def test_each_start_has_a_file_of_what_came_after_it(config: Config, tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        some = hvd.add_process_set([0])
+        for turn in range(3):
+            hvd.allreduce(np.ones(4), name=f"before{turn}")
+            hvd.start_timeline(tmp_path / f"{turn}.json")
+            hvd.allreduce(np.ones(4), name=f"x{turn}")
+            if some.included():
+                hvd.allreduce(np.ones(4), name=f"y{turn}", process_set=some)
+            hvd.stop_timeline()
+        hvd.allreduce(np.ones(4), name="behind")
+
+    run_ranks(2, body, config=config)
+    for turn in range(3):
+        of_rank = [tensors(timeline_path(tmp_path / f"{turn}.json", rank)) for rank in range(2)]
+        assert of_rank == [[f"allreduce.x{turn}", f"allreduce.y{turn}"], [f"allreduce.x{turn}"]]
+    assert not Path("DYNAMIC").exists()
+
+
+def test_what_was_asked_for_before_the_start_begins_with_it(tmp_path: Path) -> None:
+    path, started = tmp_path / "trace.json", threading.Event()
+
+    def body(context: Context) -> float:
+        if hvd.rank() == 0:
+            waiting = hvd.allreduce_async(np.ones(4), name="early")
+            begin = time.perf_counter_ns() / 1e3  # the same clock
+            hvd.start_timeline(path)
+            started.set()
+            hvd.synchronize(waiting)
+            return begin
+        else:
+            assert started.wait(PATIENCE)
+            hvd.allreduce(np.ones(4), name="early")
+        return 0.0
+
+    begin = max(run_ranks(2, body))
+    phases = {event["name"]: event for event in read(path) if event["ph"] == "X"}
+    assert set(phases) == {"negotiate", "allreduce"}
+    assert phases["negotiate"]["ts"] >= begin and phases["negotiate"]["dur"] >= 0
+    assert phases["negotiate"]["ts"] + phases["negotiate"]["dur"] == pytest.approx(phases["allreduce"]["ts"])
+
+
+@pytest.mark.parametrize("again", ["same.json", "other.json"])
+def test_a_start_completes_the_file_before(again: str, tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        hvd.start_timeline(str(tmp_path / "same.json"))
+        hvd.allreduce(np.ones(4), name="first")
+        hvd.start_timeline(str(tmp_path / again))
+        hvd.allreduce(np.ones(4), name="second")
+
+    run_ranks(1, body)
+    assert tensors(tmp_path / again) == ["allreduce.second"]
+    if again != "same.json":
+        assert tensors(tmp_path / "same.json") == ["allreduce.first"]
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_plans_are_marked(config: bool, tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        if not config:
+            hvd.start_timeline(path, mark_cycles=True)
+        for _ in range(3):
+            hvd.allreduce(np.ones(4), name="x")
+
+    path = tmp_path / "trace.json"
+    given = Config(timeline=str(path), timeline_mark_cycles=True) if config else Config()
+    run_ranks(2, body, config=given)
+    for rank in range(2):
+        events = read(timeline_path(path, rank))
+        # The first is agreed with the coordinator; whether the others are depends on the number of cores.
+        marks = [event["ts"] for event in events if event["name"] == "plan"]
+        begins = [event["ts"] for event in events if event["name"] == "allreduce"]
+        assert len(marks) == len(begins) == 3
+        assert all(mark <= begin for mark, begin in zip(marks, begins, strict=True))
+
+
+def test_what_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        hvd.start_timeline(tmp_path / "good.json")
+        os.mkfifo(tmp_path / "pipe")
+        for wrong, why in [("nowhere/trace.json", "No such file"), (".", "directory"), ("pipe", "No such device")]:
+            with pytest.raises(ConfigError, match=rf"timeline: cannot write .*{why}"):
+                hvd.start_timeline(tmp_path / wrong)
+        hvd.allreduce(np.ones(4), name="x")
+
+    run_ranks(1, body)
+    assert tensors(tmp_path / "good.json") == ["allreduce.x"]
     with pytest.raises(ConfigError, match=r"timeline: cannot write .*No such file or directory"):
         Context(SoloRendezvous(), Config(timeline=str(tmp_path / "nowhere" / "trace.json")))
 
 
-def test_settings_without_effect_are_named(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    with (
-        caplog.at_level(logging.WARNING),
-        Context(SoloRendezvous(), Config(timeline="DYNAMIC", stall_check_disable=True)),
-    ):
+def test_when_there_is_nothing_to_start_or_to_stop(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    for call in (lambda: hvd.start_timeline(tmp_path / "t.json"), hvd.stop_timeline):
+        with pytest.raises(ValueError, match="initialized") as raised:
+            call()
+        assert isinstance(raised.value, HorovodInternalError)
+    with Context(SoloRendezvous()) as context, use(context), caplog.at_level(logging.WARNING):
+        hvd.stop_timeline()
+    assert caplog.messages == ["no timeline is being written: there is nothing to stop"]
+    with pytest.raises(EngineClosed):
+        context.timeline.start(tmp_path / "t.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_ends_the_timeline_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    with Context(SoloRendezvous()) as context, use(context), caplog.at_level(logging.ERROR):
+        hvd.start_timeline("/dev/full")
+        assert hvd.allreduce(np.ones(4), name="x").tolist() == [1, 1, 1, 1]
+    assert "the timeline ends here: it cannot be written any more" in caplog.text
+
+
+ENDLESS = """
+import sys
+import numpy as np
+import farandole.numpy as hvd
+hvd.init()
+hvd.start_timeline(sys.argv[1])
+print("started", flush=True)
+while True:
+    hvd.allreduce(np.ones(4), name="x")
+"""
+
+
+def test_a_killed_rank_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        size = path.stat().st_size
+        while path.stat().st_size == size:
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert set(tensors(path)) == {"allreduce.x"}
+
+
+def test_a_file_is_whole_after_every_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, seen = tmp_path / "trace.json", []
+    write = os.pwrite
+
+    def pwrite(fd: int, data: bytes, at: int) -> int:
+        written = write(fd, data, at)
+        seen.append(len(read(path)))
+        return written
+
+    path.write_text("what was there before " * 1000)
+    monkeypatch.setattr(module.os, "pwrite", pwrite)
+    file = TraceFile(path)
+    file.append(json.dumps({"number": number}) for number in range(2000))
+    file.append([])
+    file.append(["{}"])
+    file.close()
+    assert len(seen) > 5 and seen == sorted(seen) and seen[-1] == 2001
+    assert read(path) == [*({"number": number} for number in range(2000)), {}]
+
+
+def test_settings_without_effect_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), Context(SoloRendezvous(), Config(stall_check_disable=True)):
         pass
-    assert "no effect in this version: stall_check_disable, timeline=DYNAMIC" in caplog.text
-    assert not Path("DYNAMIC").exists()
+    assert "no effect in this version: stall_check_disable" in caplog.text

@@ -66,10 +66,17 @@ def test_a_forked_child_is_refused_and_disturbs_nobody(hosts: int) -> None:
     assert results == [(0, 2.0**51)] * 2
 
 
+def refuses(call: Callable[[], None]) -> None:
+    with pytest.raises(InvalidRequest, match=r"timeline.*forked from rank 0"):
+        call()
+
+
 def test_a_child_does_not_write_into_the_timeline(tmp_path: Path) -> None:
     path, values = tmp_path / "timeline.json", np.ones(10, np.float32)
     with Context(SoloRendezvous(), Config(timeline=str(path))) as context:
         context.engine.run(ALLREDUCE, "before", values, values, op=SUM)
+        for refused in (context.timeline.stop, lambda: context.timeline.start(tmp_path / "other.json")):
+            assert in_a_child(lambda call=refused: refuses(call)) == 0
         assert in_a_child(context.shutdown) == 0
         context.engine.run(ALLREDUCE, "after", values, values, op=SUM)
     events = json.loads(path.read_text())

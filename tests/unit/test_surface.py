@@ -15,7 +15,8 @@ broadcast_ broadcast_async broadcast_async_ broadcast_object ccl_built cross_ran
 empty_shared global_process_set gloo_built gloo_enabled grouped_allgather grouped_allgather_async grouped_allreduce
 grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async
 init is_homogeneous is_initialized join local_rank local_size mpi_built mpi_enabled mpi_threads_supported nccl_built
-poll rank reducescatter reducescatter_async remove_process_set rocm_built shutdown size synchronize
+poll rank reducescatter reducescatter_async remove_process_set rocm_built shutdown size
+start_timeline stop_timeline synchronize
 """
 TORCH = (
     "DistributedOptimizer HorovodInternalError broadcast_optimizer_state broadcast_parameters sparse_allreduce_async"

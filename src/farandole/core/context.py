@@ -18,7 +18,7 @@ __all__ = ["Context"]
 log = logging.getLogger(__name__)
 
 # Accepted because programs set them; what they ask for is not there yet.
-PLANNED = ("stall_check_time", "stall_shutdown_time", "stall_check_disable", "timeline_mark_cycles")
+PLANNED = ("stall_check_time", "stall_shutdown_time", "stall_check_disable")
 DYNAMIC = "DYNAMIC"  # Horovod's word for a timeline that a later call starts
 
 
@@ -36,19 +36,18 @@ class Context:
         self._rendezvous = rendezvous
         self._process = os.getpid()
         # Opened before anything else starts: a path that cannot be written is the user's slip.
-        path = None if self.config.timeline == DYNAMIC else self.config.timeline
-        self._timeline = Timeline(path, rendezvous.rank) if path else None
+        self.timeline = Timeline(rendezvous.rank)
+        if self.config.timeline not in (None, DYNAMIC):
+            self.timeline.start(self.config.timeline, mark_plans=self.config.timeline_mark_cycles)
         try:
             wiring = connect(rendezvous, self.config, host=host)
             self.topology: Topology = wiring.topology
-            self.engine = start_engine(wiring, self.config, trace=self._timeline is not None)
+            self.engine = start_engine(wiring, self.config)
         except BaseException:
-            if self._timeline is not None:
-                self._timeline.close()
+            self.timeline.close()
             raise
-        if self._timeline is not None:
-            self._timeline.follow(self.engine)
-        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._timeline)
+        self.timeline.follow(self.engine)
+        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self.timeline)
 
     @property
     def rank(self) -> int:
@@ -90,8 +89,7 @@ class Context:
             return
         self.sets.shutdown()
         self.engine.shutdown()
-        if self._timeline is not None:
-            self._timeline.close()
+        self.timeline.close()
         self._rendezvous.close()
 
     def __enter__(self) -> Self:
@@ -109,7 +107,5 @@ def _warn_of_planned(config: Config) -> None:
         for setting in Config.settings()
         if setting.name in PLANNED and getattr(config, setting.name) != setting.default
     ]
-    if config.timeline == DYNAMIC:
-        given.append(f"timeline={DYNAMIC}")
     if given:
         log.warning("these settings have no effect in this version: %s", ", ".join(given))

@@ -5,6 +5,7 @@ many ranks can live in one process.
 """
 
 import atexit
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ __all__ = [
     "seat",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "use",
 ]
 
@@ -211,3 +214,20 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Return whether every host has the same number of ranks."""
     return context().topology.is_homogeneous
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Write from now on what this rank does: rank 0 to `file_path`, rank r beside it as `<stem>.rank<r><suffix>`.
+
+    Each rank writes if it calls, and waits for no other. The file can be read at any time; it is complete after
+    `stop_timeline` or `shutdown`, or when another one is started, and holds nothing from before this call.
+    `mark_cycles` marks each plan that ranks have agreed on, as there are no cycles. Raises `NotInitializedError` before
+    `init()`, and `ConfigError` when the file cannot be written: then nothing has changed."""
+    context().timeline.start(file_path, mark_plans=mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Complete the file of the timeline; when none is being written, that is logged.
+
+    Raises `NotInitializedError` before `init()`."""
+    context().timeline.stop()

@@ -40,7 +40,7 @@ class Sets:
     Adding and removing is for all ranks together, in the same order, members or not."""
 
     def __init__(
-        self, rendezvous: Rendezvous, config: Config, topology: Topology, engine: Engine, timeline: Timeline | None
+        self, rendezvous: Rendezvous, config: Config, topology: Topology, engine: Engine, timeline: Timeline
     ) -> None:
         self._rendezvous, self._config, self._topology = rendezvous, config, topology
         self._engine, self._timeline = engine, timeline
@@ -137,18 +137,15 @@ class Sets:
 
     def _begin(self, part: PartRendezvous, members: Ranks, name: str) -> Seat:
         wiring = connect(part, self._config, host=self._topology.hosts[self._topology.rank])
-        trace = self._timeline is not None
-        engine = start_engine(wiring, self._config, trace=trace, members=members, process_set=name)
-        if self._timeline is not None:
-            self._timeline.follow(engine, f"{name}: ")
+        engine = start_engine(wiring, self._config, members=members, process_set=name)
+        self._timeline.follow(engine, f"{name}: ")
         return Seat(engine, part.rank, part.size, Counters(), members)
 
     def _end(self, seat: Seat | None) -> None:
         if seat is None:
             return
         seat.engine.shutdown()
-        if self._timeline is not None:
-            self._timeline.leave(seat.engine)
+        self._timeline.leave(seat.engine)
 
     def _gather(self, payload: bytes) -> list[bytes]:
         done = self._engine.run(kinds.ALLGATHER, "process_sets", write_frame(payload), None, cacheable=False)

@@ -9,9 +9,7 @@ from farandole.core.connect import Wiring
 __all__ = ["start_engine"]
 
 
-def start_engine(
-    wiring: Wiring, config: Config, *, trace: bool, members: Sequence[int] = (), process_set: str = ""
-) -> Engine:
+def start_engine(wiring: Wiring, config: Config, *, members: Sequence[int] = (), process_set: str = "") -> Engine:
     """Start the engine of this rank, with a native thread of its own.
 
     For ranks that are only some of the job's, `members` are their numbers in the job, and `process_set` is
@@ -31,7 +29,6 @@ def start_engine(
             spin=config.spin.total_seconds(),
             timeout=config.collective_timeout.total_seconds(),
             heartbeat=config.heartbeat.total_seconds(),
-            trace=trace,
             members=list(members),
             process_set=process_set,
         )

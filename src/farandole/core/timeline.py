@@ -1,102 +1,165 @@
-"""The timeline: what the engine did when, as a file that chrome://tracing and Perfetto open.
+"""The timeline: what the engines of a rank do when, as files that chrome://tracing and Perfetto open.
 
 The format is Chrome's trace event format, array form. One process per rank, one track per tensor."""
 
 import json
+import logging
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from farandole._native import Engine
-from farandole.errors import ConfigError
+from farandole.core.trace_file import TraceFile
+from farandole.errors import ConfigError, EngineClosed, InvalidRequest
 
 __all__ = ["Timeline", "timeline_path"]
 
+log = logging.getLogger(__name__)
+
 DRAIN_SECONDS = 0.5
+PLAN = "plan"  # the phase by which the engine marks that a plan begins
 
 
-def timeline_path(path: str, rank: int) -> Path:
+def timeline_path(path: str | os.PathLike[str], rank: int) -> Path:
     """Where `rank` writes: rank 0 at `path`, rank r beside it as `<stem>.rank<r><suffix>`."""
     whole = Path(path)
     return whole if rank == 0 else whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix}")
 
 
 class Timeline:
-    """A file that follows engines of one rank: drains their traces, on a thread of its own, until closed.
+    """Writes what the engines of one rank do between `start` and `stop`, as often as these are called.
 
-    Making one opens the file; raises `ConfigError` when that cannot be."""
+    While it writes it has a thread of its own. The file can be read at any time; it is at most half a second behind."""
 
-    def __init__(self, path: str, rank: int) -> None:
-        self._rank = rank
-        self._tracks: dict[str, int] = {}
-        where = timeline_path(path, rank)
-        try:
-            self._file = where.open("w", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError("timeline", f"cannot write {where} ({error.strerror})") from error
-        self._write({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}, first=True)
+    def __init__(self, rank: int) -> None:
+        self._rank, self._process = rank, os.getpid()
         self._engines: dict[Engine, str] = {}
+        self._file: TraceFile | None = None  # being written
+        self._tracks: dict[str, tuple[int, str]] = {}  # by what is shown: its number, and the tensor as JSON
+        self._marks_plans = self._closed = False
         self._dropped = 0
-        self._writing = threading.Lock()
+        self._changing = threading.Lock()  # for one start or stop at a time
+        self._writing = threading.Lock()  # for all fields
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def start(self, path: str | os.PathLike[str], *, mark_plans: bool = False) -> None:
+        """Write what happens from now on to `timeline_path(path, rank)`; what was written before is complete then.
+
+        With `mark_plans` each plan that ranks have agreed on is marked. Raises `ConfigError` when the file cannot be
+        written; then nothing has changed. Raises `InvalidRequest` in a process forked from the rank."""
+        self._require_own_process()
+        where = timeline_path(path, self._rank)
+        with self._changing:
+            if self._closed:
+                raise EngineClosed("it was shut down")
+            try:
+                file = TraceFile(where)
+            except OSError as error:
+                raise ConfigError("timeline", f"cannot write {where} ({error.strerror})") from error
+            self._end()
+            with self._writing:
+                self._file, self._tracks, self._dropped, self._marks_plans = file, {}, 0, mark_plans
+                whose = {"name": "process_name", "ph": "M", "pid": self._rank, "args": {"name": f"rank {self._rank}"}}
+                self._append(iter([json.dumps(whose)]))
+                for engine in self._engines:
+                    engine.start_trace(mark_plans)
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._run, name="farandole-timeline", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is left and complete the file; a timeline that is not being written is only logged.
+
+        Raises `InvalidRequest` in a process forked from the rank."""
+        self._require_own_process()
+        with self._changing:
+            if not self._end():
+                log.warning("no timeline is being written: there is nothing to stop")
+
+    def close(self) -> None:
+        """Stop, for good. Idempotent."""
+        with self._changing:
+            self._closed = True
+            self._end()
 
     def follow(self, engine: Engine, label: str = "") -> None:
-        """Start to write what `engine` does; `label` stands before the names of its tensors."""
+        """Show from now on what `engine` does; `label` stands before the names of its tensors."""
         with self._writing:
             self._engines[engine] = label
+            if self._file is not None:
+                engine.start_trace(self._marks_plans)
 
     def leave(self, engine: Engine) -> None:
         """Write what `engine` has done since, and follow it no longer. Idempotent."""
         with self._writing:
-            if engine not in self._engines:
-                return
-            self._drain(engine, self._engines.pop(engine))
-            self._dropped += engine.stats()["trace_dropped"]
+            if engine in self._engines:
+                self._let_go(engine)
+                del self._engines[engine]
 
-    def close(self) -> None:
-        """Write what is left and complete the file. Idempotent."""
-        if self._file.closed:
-            return
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise InvalidRequest("timeline", f"this process was forked from rank {self._rank}, whose timeline it is")
+
+    def _end(self) -> bool:
+        """Complete the file that is being written, if there is one."""
+        if self._thread is None:
+            return False
         self._stop.set()
         self._thread.join()
-        for engine in list(self._engines):
-            self.leave(engine)
-        if self._dropped:
-            self._write(
-                {"name": f"{self._dropped} events dropped", "ph": "i", "s": "g", "ts": 0, "pid": self._rank, "tid": 0}
-            )
-        self._file.write("\n]\n")
-        self._file.close()
+        self._thread = None
+        with self._writing:
+            for engine in self._engines:
+                self._let_go(engine)
+            if self._dropped:
+                what = {"name": f"{self._dropped} events dropped", "ph": "i", "s": "g", "ts": 0}
+                self._append(iter([json.dumps({**what, "pid": self._rank, "tid": 0})]))
+            was_there = self._file is not None
+            self._abandon()
+        return was_there
 
     def _run(self) -> None:
         while not self._stop.wait(DRAIN_SECONDS):
             with self._writing:
                 for engine, label in self._engines.items():
-                    self._drain(engine, label)
+                    self._append(self._events(engine, label))
 
-    def _drain(self, engine: Engine, label: str) -> None:
+    def _let_go(self, engine: Engine) -> None:
+        if self._file is not None:
+            engine.stop_trace()
+            self._append(self._events(engine, self._engines[engine]))
+            self._dropped += engine.stats()["trace_dropped"]
+
+    def _append(self, events: Iterator[str]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.append(events)
+        except OSError as error:
+            # Training goes on: what a trace is worth, it is not worth more than that.
+            log.error("the timeline ends here: it cannot be written any more (%s)", error.strerror)
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        self._file = None
+        for engine in self._engines:
+            engine.stop_trace()
+            engine.trace()  # forget what nobody will read
+
+    def _events(self, engine: Engine, label: str) -> Iterator[str]:
         for name, phase, begin, end, size in engine.trace():
-            self._write(
-                {
-                    "name": phase,
-                    "cat": "collective",
-                    "ph": "X",
-                    "ts": begin / 1e3,
-                    "dur": (end - begin) / 1e3,
-                    "pid": self._rank,
-                    "tid": self._track(f"{label}{name}"),
-                    "args": {"tensor": name, "bytes": size},
-                }
-            )
-        self._file.flush()
-
-    def _track(self, name: str) -> int:
-        if name not in self._tracks:
-            self._tracks[name] = len(self._tracks) + 1
-            track = {"pid": self._rank, "tid": self._tracks[name]}
-            self._write({"name": "thread_name", "ph": "M", "args": {"name": name}, **track})
-        return self._tracks[name]
-
-    def _write(self, event: dict[str, object], *, first: bool = False) -> None:
-        self._file.write(("[\n" if first else ",\n") + json.dumps(event))
+            if (shown := f"{label}{name}") not in self._tracks:
+                self._tracks[shown] = len(self._tracks) + 1, json.dumps(name)
+                track = {"pid": self._rank, "tid": len(self._tracks)}
+                yield json.dumps({"name": "thread_name", "ph": "M", "args": {"name": shown}, **track})
+            number, tensor = self._tracks[shown]
+            what = f'"name": "{phase}", "ts": {begin / 1e3}, "pid": {self._rank}, "tid": {number}'
+            if phase == PLAN:
+                yield f'{{{what}, "ph": "i", "s": "p", "args": {{"bundles": {size}}}}}'
+            else:
+                args = f'{{"tensor": {tensor}, "bytes": {size}}}'
+                yield f'{{{what}, "cat": "collective", "ph": "X", "dur": {(end - begin) / 1e3}, "args": {args}}}'

@@ -28,6 +28,8 @@ from farandole.core.default import (
     rank,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from farandole.core.handle import Handle, poll, synchronize
 from farandole.core.objects import allgather_object, broadcast_object
@@ -122,5 +124,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

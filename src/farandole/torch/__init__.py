@@ -29,6 +29,8 @@ from farandole.core.default import (
     rank,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
 )
 from farandole.core.handle import Handle, poll, synchronize
 from farandole.core.objects import allgather_object, broadcast_object
@@ -132,5 +134,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
