@@ -19,6 +19,7 @@ import peers
 import torch
 import torch.distributed as dist
 from comparison import KIB, MIB, OURS, Line, compare, limit, size_text, table
+from namespaces import DEVICE, inside, join, namespaces
 from peers import LAUNCHERS, Contender, Launcher, Seat, Times
 from race import Race, record, spread
 
@@ -55,7 +56,7 @@ SHAPED_MUST: Mapping[int, Mapping[int, Mapping[str, float]]] = {
     1: {MIB: {"rate": 0.94}, 16 * MIB: {"rate": 0.94}, 64 * MIB: {"rate": 0.94}},
     10: {16 * MIB: {"rate": 0.85, "gloo": 1.05}, 64 * MIB: {"rate": 0.85, "gloo": 1.05}},
 }
-DEVICE, BURST = "veth0", "256kb"
+BURST = "256kb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +291,12 @@ def bytes_of(title: str) -> int:
 def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:
     """Two ranks in two network namespaces, `gbit` Gbit/s in each direction."""
     launcher = replace(LAUNCHERS["plain"], environment={"GLOO_SOCKET_IFNAME": DEVICE})
-    with namespaces(gbit) as (names, addresses):
+    with shaped_hosts(gbit) as (names, addresses):
         ranks = ranks_or_none(
             2,
             launcher,
             {**options, "over": "shaped", "gbit": gbit},
-            prefixes=[("ip", "netns", "exec", name) for name in names],
+            prefixes=[inside(name) for name in names],
             interfaces=addresses,
         )
     races: dict[str, Race] = {}
@@ -314,34 +315,21 @@ def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], l
 
 
 @contextmanager
-def namespaces(gbit: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Two network namespaces joined by a shaped veth pair; they go with the block."""
-    names = [f"farandole-{os.getpid()}-{side}" for side in "ab"]
-    addresses = ["10.213.77.1", "10.213.77.2"]
-    try:
+def shaped_hosts(gbit: int) -> Iterator[tuple[Sequence[str], list[str]]]:
+    """Two hosts and their addresses; the cable between them lets through `gbit` Gbit/s in each direction."""
+    shape = ("rate", f"{gbit}gbit", "burst", BURST, "limit", "8mb")
+    with namespaces(2) as names:
+        addresses = join(names)
         for name in names:
-            _ip("netns", "add", name)
-        _ip("link", "add", DEVICE, "netns", names[0], "type", "veth", "peer", "name", DEVICE, "netns", names[1])
-        for name, address in zip(names, addresses, strict=True):
-            _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", name, "address", "add", f"{address}/24", "dev", DEVICE)
-            _ip("-n", name, "link", "set", DEVICE, "up")
-            shape = ("rate", f"{gbit}gbit", "burst", BURST, "limit", "8mb")
-            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", DEVICE, "root", "tbf", *shape], check=True)
+            command = ["tc", "-n", name, "qdisc", "add", "dev", DEVICE, "root", "tbf", *shape]
+            subprocess.run(command, check=True, capture_output=True, text=True)
         yield names, addresses
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 def shaping_problem() -> str:
     """Why no shaped network can be made here, in a sentence; empty when it can."""
     try:
-        with namespaces(1):
+        with shaped_hosts(1):
             return ""
     except FileNotFoundError as error:
         return f"The shaped network is left out: there is no {error.filename}."

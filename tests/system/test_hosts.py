@@ -2,19 +2,21 @@
 
 import os
 import signal
-import subprocess
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
+from namespaces import DEVICE, ip, problem
 
+from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.kinds import ALLREDUCE, BARRIER
 from farandole.errors import PeerLost
+from farandole.topology import interface_address
 from helpers.collectives import check_collectives
-from helpers.namespaces import DEVICE, problem, run_on_hosts
+from helpers.hosts import SECOND_DEVICE, run_on_hosts
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,30 +30,45 @@ ESTABLISHED = "01"
 SUM = 1
 
 
-def connections() -> int:
-    """Count this namespace's open connections but those to the rendezvous, whose address ends with 254."""
+def connections(address: str) -> int:
+    """Count the open connections of this host's `address` but those to the rendezvous, whose own ends with 254."""
     lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     # Addresses are written as hexadecimal numbers in the byte order of this machine.
-    return sum(state == ESTABLISHED and int(remote[:2], 16) != 254 for _, _, remote, state, *_ in lines)
+    here = bytes(int(part) for part in reversed(address.split("."))).hex().upper()
+    return sum(
+        state == ESTABLISHED and local.startswith(here) and int(remote[:2], 16) != 254
+        for _, local, remote, state, *_ in lines
+    )
 
 
 def checks_and_counts(context: Context) -> tuple[int, list[int], list[int]]:
     check_collectives(context)
-    count = connections()
+    count = connections(interface_address(DEVICE))
     context.engine.run(BARRIER, "all have counted", None, None)
     return count, context.topology.host_numbers, context.topology.control_parents
 
 
-@pytest.mark.parametrize("ranks_each", [1, 2])
-@pytest.mark.parametrize("hosts", [2, 3, 4])
-def test_collectives_over_no_more_connections_than_needed(hosts: int, ranks_each: int) -> None:
-    results = run_on_hosts(hosts, ranks_each, checks_and_counts)
-    for rank, (count, host_of, parents) in enumerate(results):
-        assert host_of == [each // ranks_each for each in range(hosts * ranks_each)]
-        here = host_of[rank]
-        edges = [(child, parent) for child, parent in enumerate(parents) if parent >= 0]
-        control = sum((host_of[child] == here) != (host_of[parent] == here) for child, parent in edges)
-        assert count == ranks_each * (hosts - 1) + control
+@pytest.mark.parametrize("placement", ["AB", "ABCD", "AABB", "AABBCC", "AAB", "AAAB", "ABA", "ABAB", "ABBAC"])
+def test_collectives_over_no_more_connections_than_needed(placement: str) -> None:
+    size, hosts = len(placement), sorted(set(placement))
+    sizes = {host: placement.count(host) for host in hosts}
+    for host, (count, host_of, parents) in zip(placement, run_on_hosts(placement, checks_and_counts), strict=True):
+        assert "".join(hosts[number] for number in host_of) == placement
+        data = sizes[host] * (len(hosts) - 1 if len(set(sizes.values())) == 1 else size - sizes[host])
+        edges = [(placement[child], placement[parent]) for child, parent in enumerate(parents) if parent >= 0]
+        assert count == data + sum((host in edge) and edge[0] != edge[1] for edge in edges)
+
+
+def counts_both(context: Context) -> tuple[int, int]:
+    check_collectives(context)
+    counts = connections(interface_address(DEVICE)), connections(interface_address(SECOND_DEVICE))
+    context.engine.run(BARRIER, "all have counted", None, None)
+    return counts
+
+
+def test_hosts_with_two_interfaces_connect_by_the_one_that_is_named() -> None:
+    config = Config.from_environment({"HOROVOD_GLOO_IFACE": SECOND_DEVICE})
+    assert run_on_hosts("AAB", counts_both, config=config) == [(0, 3)] * 3  # two for data, one for control
 
 
 def works_until_a_loss(context: Context, victim: int, how: str) -> tuple[int, float]:
@@ -61,7 +78,7 @@ def works_until_a_loss(context: Context, victim: int, how: str) -> tuple[int, fl
         if context.rank == victim and step == 50:
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            subprocess.run(["ip", "link", "set", DEVICE, "down"], check=True)
+            ip("link", "set", DEVICE, "down")
         try:
             context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=SUM)
         except PeerLost as lost:
@@ -69,20 +86,36 @@ def works_until_a_loss(context: Context, victim: int, how: str) -> tuple[int, fl
     raise AssertionError("nobody was lost")
 
 
-@pytest.mark.parametrize(("hosts", "ranks_each"), [(2, 1), (3, 2)])
-def test_a_cable_that_is_pulled_is_noticed_on_both_sides(hosts: int, ranks_each: int) -> None:
+@pytest.mark.parametrize(("placement", "victim"), [("AB", 1), ("AABBCC", 5), ("ABAB", 0)])
+def test_a_cable_that_is_pulled_is_noticed_on_both_sides(placement: str, victim: int) -> None:
     began = time.monotonic()
-    victim = hosts * ranks_each - 1
-    cut_off = range(victim - ranks_each + 1, victim + 1)
-    results = run_on_hosts(hosts, ranks_each, works_until_a_loss, victim, "cable", heartbeat=HEARTBEAT)
+    config = Config(heartbeat=HEARTBEAT)
+    results = run_on_hosts(placement, works_until_a_loss, victim, "cable", config=config)
     for rank, (lost, noticed) in enumerate(results):
-        assert (lost in cut_off) != (rank in cut_off), f"rank {rank} blames rank {lost}"
+        cut_off = placement[rank] == placement[victim]
+        assert (placement[lost] == placement[victim]) != cut_off, f"rank {rank} blames rank {lost}"
         assert noticed - began < HEARTBEAT.total_seconds() + GENEROUS
 
 
-@pytest.mark.parametrize("victim", [0, 3])
-def test_a_rank_that_is_killed_is_named_on_all_hosts(victim: int) -> None:
-    results = run_on_hosts(3, 2, works_until_a_loss, victim, "kill", dies=[victim])
+def works_through_an_interruption(context: Context, victim: int) -> float:
+    values = np.ones(100_000, np.float32)
+    for step in range(100):
+        if context.rank == victim and step == 50:
+            ip("link", "set", DEVICE, "down")
+            time.sleep(HEARTBEAT.total_seconds() / 3)
+            ip("link", "set", DEVICE, "up")
+        context.engine.run(ALLREDUCE, f"x{step % 3}", np.ones_like(values), values, op=SUM)
+    return float(values.sum())
+
+
+def test_a_short_interruption_does_no_harm() -> None:
+    results = run_on_hosts("AAB", works_through_an_interruption, 2, config=Config(heartbeat=HEARTBEAT))
+    assert results == [3 * 100_000] * 3
+
+
+@pytest.mark.parametrize(("placement", "victim"), [("ABC", 0), ("AABBCC", 4), ("ABCBC", 2)])
+def test_a_rank_that_is_killed_is_named_on_all_hosts(placement: str, victim: int) -> None:
+    results = run_on_hosts(placement, works_until_a_loss, victim, "kill", dies=[victim])
     for rank, result in enumerate(results):
         if rank != victim:
             assert result[0] == victim

@@ -1,0 +1,105 @@
+"""Hosts on one machine: network namespaces, joined by a bridge or by one cable. Needs root, and `ip` of iproute2."""
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["DEVICE", "bridge", "inside", "ip", "join", "namespaces", "problem"]
+
+DEVICE = "fd-host"  # each namespace's end of its cable, unless told otherwise
+PREFIX = "fdhost-"
+PLUGS = itertools.count()  # the kernel takes its time to remove those of a namespace that is gone
+BRIDGES, LETTERS = itertools.count(), "abcdefgh"  # a process has no more than eight bridges at a time
+
+
+@functools.cache
+def problem() -> str:
+    """Say why there can be no such hosts here; empty when there can."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "network namespaces need root and the command ip (package iproute2)"
+    try:
+        with namespaces(1) as names, bridge(names):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces can be made here: {' '.join(error.cmd)}: {error.stderr.strip()}"
+
+
+@contextmanager
+def namespaces(count: int) -> Iterator[Sequence[str]]:
+    """Make namespaces without a cable; they, and all devices in them, go with the block."""
+    _sweep()
+    names = [f"{PREFIX}{os.getpid()}-{number}" for number in range(count)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        _remove(*(("netns", "delete", name) for name in names))
+
+
+@contextmanager
+def bridge(names: Sequence[str], device: str = DEVICE) -> Iterator[str]:
+    """Plug `device` of each namespace into one bridge; the i-th gets the address NET.i+1.
+
+    Gives the bridge's own address, by which this process reaches them: NET.254."""
+    number = next(BRIDGES) % len(LETTERS)
+    bridge, net = f"{PREFIX}{os.getpid()}{LETTERS[number]}", f"10.{214 + number}.{os.getpid() % 250}"
+    try:
+        ip("link", "add", bridge, "type", "bridge")
+        ip("address", "add", f"{net}.254/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
+        for place, name in enumerate(names):
+            plug = f"fd{os.getpid()}-{next(PLUGS)}"
+            ip("link", "add", plug, "type", "veth", "peer", "name", device, "netns", name)
+            ip("link", "set", plug, "master", bridge, "up")
+            _address(name, device, f"{net}.{place + 1}")
+        yield f"{net}.254"
+    finally:
+        _remove(("link", "delete", bridge))
+
+
+def join(names: Sequence[str], device: str = DEVICE) -> list[str]:
+    """Join two namespaces by one cable, with nothing between them; return their addresses."""
+    one, other = names
+    ip("link", "add", device, "netns", one, "type", "veth", "peer", "name", device, "netns", other)
+    addresses = ["10.213.77.1", "10.213.77.2"]
+    for name, address in zip(names, addresses, strict=True):
+        _address(name, device, address)
+    return addresses
+
+
+def inside(name: str) -> tuple[str, ...]:
+    """Return the words before a command that is to run in a namespace."""
+    return ("ip", "netns", "exec", name)
+
+
+def ip(*arguments: str) -> None:
+    """Run `ip`; raises `CalledProcessError`, with what it wrote."""
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+def _address(name: str, device: str, address: str) -> None:
+    ip("-n", name, "address", "add", f"{address}/24", "dev", device)
+    ip("-n", name, "link", "set", device, "up")
+
+
+def _sweep() -> None:
+    """Remove what processes that are gone have left behind."""
+    for folder, kind in (("/run/netns", "netns"), ("/sys/class/net", "link")):
+        for name in [path.name for path in Path(folder).glob(f"{PREFIX}*")]:
+            owner = name.removeprefix(PREFIX).split("-")[0].rstrip(LETTERS)
+            if not Path("/proc", owner).exists():
+                _remove((kind, "delete", name))
+
+
+def _remove(*commands: tuple[str, ...]) -> None:
+    for command in commands:
+        with contextlib.suppress(subprocess.CalledProcessError):  # it may never have been made
+            ip(*command)
