@@ -15,9 +15,9 @@ from farandole.core.context import Context
 from farandole.errors import InvalidRequest, MismatchError, PeerLost
 from helpers.bindings import SIZES
 from helpers.ranks import run_ranks
+from helpers.training import build, loss_of, values
 
 every_size = pytest.mark.parametrize("size", SIZES)
-ROWS = 12  # divisible by all sizes
 
 OPTIMIZERS: dict[str, Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -28,33 +28,6 @@ OPTIMIZERS: dict[str, Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optim
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=4),
 }
-
-
-def build() -> torch.nn.Module:
-    net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2)).double()
-    # The ranks are threads and share torch's random state, so the values come from a generator of our own.
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
-    return net
-
-
-def rows(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    return (
-        torch.randn(ROWS, 5, generator=generator, dtype=torch.float64),
-        torch.randn(ROWS, 2, generator=generator, dtype=torch.float64),
-    )
-
-
-def shard(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    return tensor.chunk(size)[rank]
-
-
-def loss_of(net: torch.nn.Module, step: int, rank: int = 0, size: int = 1) -> torch.Tensor:
-    inputs, targets = rows(step)
-    return torch.nn.functional.mse_loss(net(shard(inputs, rank, size)), shard(targets, rank, size))
 
 
 def train(
@@ -215,7 +188,7 @@ def test_a_step_skipped_after_synchronize_does_not_hide_new_gradients() -> None:
         optimizer.zero_grad()
         loss_of(net, 1, context.rank, 2).backward()
         optimizer.step()
-        return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+        return values(net)
 
     first, second = run_ranks(2, body)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
@@ -232,12 +205,12 @@ def test_gradient_scaler_recipe() -> None:
         with optimizer.skip_synchronize():
             scaler.step(optimizer)
         scaler.update()
-        return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+        return values(net)
 
     net = build()
     loss_of(net, 0).backward()
     OPTIMIZERS["sgd"](net.parameters()).step()
-    want = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    want = values(net)
     for got in run_ranks(2, body):
         torch.testing.assert_close(got, want)
 

@@ -132,6 +132,10 @@ class Passes(Generic[P]):
         self._due.add(group)
         return self._members[group]
 
+    def complete(self, parameter: P) -> bool:
+        """Return whether all passes of `parameter` were counted."""
+        return self._done.get(parameter, 0) >= self.per_step
+
     def rest(self, parameters: Iterable[P]) -> list[tuple[P, ...]]:
         """Return the groups of `parameters` that were not due yet: the step comes, with or without their gradients."""
         groups = [

@@ -82,13 +82,19 @@ class _Distributed(torch.optim.Optimizer):
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; raises `AssertionError` while they are being reduced."""
-        if self._reducer.started:
+        """Clear the gradients; raises `AssertionError` while they are being reduced.
+
+        Blocks until every rank has taken part when gradients were looked at and no step was taken, as by a gradient
+        scaler that has found infinities."""
+        if self._reducer.looked_at:
+            self.synchronize()
+        elif self._reducer.started:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
         super().zero_grad(set_to_none)
+        self._synchronized = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load, and forget which gradients were being reduced."""

@@ -13,6 +13,7 @@ from farandole.core.gradients import Passes, Scaling
 from farandole.core.handle import Handle
 from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.errors import InvalidRequest
+from farandole.torch.flight import Flight, InFlight
 from farandole.torch.ops import allreduce_async_, grouped_allreduce_async_
 from farandole.torch.sparse import sparse_allreduce_async
 
@@ -34,8 +35,8 @@ class Reduction:
 class Reducer:
     """Starts an allreduce for each gradient, or group of gradients, as soon as it has accumulated.
 
-    Gradients are reduced in place and must be left alone from the backward pass until `finish`. Parameters keep no
-    reference to the reducer: when it goes, its hooks go with it. With `attach` False, nothing is hooked.
+    Gradients are reduced in place. Who looks at one from the backward pass until `finish` waits for it. Parameters keep
+    no reference to the reducer: when it goes, its hooks go with it. With `attach` False, nothing is hooked.
     Reduces among `members`, of which this rank must be one unless nothing is ever due.
     """
 
@@ -51,7 +52,9 @@ class Reducer:
         self._names, self._groups, self._how = names, [list(group) for group in groups], how
         self._members, self._attach = members, attach
         self._passes = Passes(self._groups, passes)
-        self._pending: list[Callable[[], None]] = []
+        self._flights: dict[Parameter, Flight] = {}
+        self._looked_at = False
+        self._look = partial(_looked, weakref.ref(self))
         self._sparse: set[Parameter] = set()
         self._hooks: dict[Parameter, RemovableHandle] = {}
         # Not at exit: the hooks die with the process anyway.
@@ -63,6 +66,11 @@ class Reducer:
         """Whether a gradient has come since the last `finish` or `reset`."""
         return self._passes.started
 
+    @property
+    def looked_at(self) -> bool:
+        """Whether somebody has used a gradient since the last `finish` or `reset`, and has waited for it."""
+        return self._looked_at
+
     def add(self, parameters: Sequence[Parameter], names: dict[Parameter, str]) -> None:
         """Take more parameters, each reduced on its own."""
         self._names = self._names | names
@@ -71,8 +79,8 @@ class Reducer:
 
     def set_passes(self, passes: int) -> None:
         """Reduce after this many backward passes, and forget what was counted."""
+        self.reset()
         self._passes = Passes(self._groups, passes)
-        self._pending.clear()
         self.watch()
 
     def watch(self) -> None:
@@ -86,39 +94,73 @@ class Reducer:
 
     def accumulated(self, parameter: Parameter) -> None:
         """Count one backward pass of `parameter`, and start what is due."""
+        flight = self._flights.get(parameter)
+        if flight is not None and flight.outlived(parameter):
+            self.reset()  # A gradient scaler has left the last step out, and the gradients were cleared without us.
         group = self._passes.add(parameter)
         if group:
             self._start(group)
+        if self._passes.complete(parameter):
+            for member in group or (parameter,):
+                InFlight.cover(member, self._look)
+
+    def look(self, parameter: Parameter) -> None:
+        """Wait until the gradient of `parameter` is reduced, unless it waits for others to be reduced with."""
+        self._looked_at = True
+        if parameter in self._flights:
+            self._flights[parameter].land()
 
     def finish(self, parameters: Iterable[Parameter]) -> None:
         """Reduce all gradients of `parameters`, also those that did not come on this rank, which count as zeros.
 
-        Blocks until every rank has taken part. Raises the first failure, when no gradient is written to any more.
+        Blocks until every rank has taken part. Raises the first failure, when no gradient is written to any more, and
+        `InvalidRequest` when gradients were looked at before one that only other ranks had was reduced.
         """
         failed: list[Exception] = []
+        late = self._passes.rest(p for p in parameters if p.requires_grad or p.grad is not None)
+        looked_at = self._looked_at
         try:
-            for group in self._passes.rest(p for p in parameters if p.requires_grad or p.grad is not None):
+            for group in late:
                 _collect(partial(self._start, group), failed)
-            for complete in self._pending:
-                _collect(complete, failed)
+            for flight in dict.fromkeys(self._flights.values()):
+                _collect(flight.land, failed)
         finally:
             self.reset()
         if failed:
             raise failed[0]
+        if looked_at:
+            self._refuse_late(late)
         self.watch()
+
+    def _refuse_late(self, groups: Iterable[Sequence[Parameter]]) -> None:
+        for parameter in (parameter for group in groups for parameter in group):
+            gradient = parameter.grad
+            if gradient is not None and (gradient.coalesce().values() if gradient.is_sparse else gradient).any():
+                raise InvalidRequest(
+                    self._names[parameter],
+                    "its gradient did not come in this rank's backward pass, and other gradients were looked at "
+                    "(clipped, unscaled, ...) before it was reduced: ranks would go apart. Call optimizer.synchronize() "
+                    "after backward, and step in optimizer.skip_synchronize()",
+                )
 
     def reset(self) -> None:
         """Forget what was counted and started."""
         self._passes.reset()
-        self._pending.clear()
+        for parameter in self._names:
+            InFlight.uncover(parameter)
+        self._flights.clear()
+        self._looked_at = False
 
     def _start(self, group: Sequence[Parameter]) -> None:
+        self._flights.update(dict.fromkeys(group, Flight(group, self._reduce(group))))
+
+    def _reduce(self, group: Sequence[Parameter]) -> Callable[[], None]:
+        """Start reducing the gradients of `group`, and return what waits for them and puts them in their place."""
         gradients = [self._gradient(parameter) for parameter in group]
         first = group[0]
         if gradients[0].is_sparse:
             summed = sparse_allreduce_async(gradients[0], self._names[first], self._how.op, self._members)
-            self._pending.append(partial(_complete_sparse, first, summed))
-            return
+            return partial(_complete_sparse, first, summed)
         # A channels-last gradient is not contiguous; what is reduced then is a copy.
         packed = [self._how.compression.compress(gradient.contiguous()) for gradient in gradients]
         tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
@@ -133,10 +175,11 @@ class Reducer:
             wait = grouped_allreduce_async_(
                 tensors, None, self._names[first], self._how.op, scaling.prescale, scaling.postscale, self._members
             ).wait
-        self._pending.append(partial(_complete, gradients, wait, contexts, self._how.compression))
+        return partial(_complete, gradients, wait, contexts, self._how.compression)
 
     def _gradient(self, parameter: Parameter) -> torch.Tensor:
         """Return what is reduced: the gradient, made dense if asked, or zeros where none came on this rank."""
+        InFlight.uncover(parameter)
         gradient = parameter.grad
         if gradient is None:
             # Others may have one. If it was sparse before, theirs is sparse again.
@@ -167,6 +210,12 @@ def _accumulated(reducer: "weakref.ref[Reducer]", parameter: Parameter) -> None:
     alive = reducer()
     if alive is not None:
         alive.accumulated(parameter)
+
+
+def _looked(reducer: "weakref.ref[Reducer]", parameter: Parameter) -> None:
+    alive = reducer()
+    if alive is not None:
+        alive.look(parameter)
 
 
 def _collect(act: Callable[[], None], failed: list[Exception]) -> None:
