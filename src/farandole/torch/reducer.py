@@ -139,8 +139,8 @@ class Reducer:
                 raise InvalidRequest(
                     self._names[parameter],
                     "its gradient did not come in this rank's backward pass, and other gradients were looked at "
-                    "(clipped, unscaled, ...) before it was reduced: ranks would go apart. Call optimizer.synchronize() "
-                    "after backward, and step in optimizer.skip_synchronize()",
+                    "(clipped, unscaled, ...) before it was reduced: ranks would go apart. Call "
+                    "optimizer.synchronize() after backward, and step in optimizer.skip_synchronize()",
                 )
 
     def reset(self) -> None:
