@@ -53,6 +53,7 @@ void configure(int fd) {
 TcpLink::TcpLink(int peer, int fd, int rank) : Link(peer, rank), fd_(fd) {
   try {
     configure(fd);
+    own_.emplace(fd);
   } catch (...) {
     ::close(fd);
     throw;
@@ -64,6 +65,7 @@ TcpLink::~TcpLink() {
   std::array<std::byte, 16 << 10> unread;
   for (int reads = 0; reads < 64 && ::recv(fd_, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++reads) {
   }
+  own_.reset();  // before the number can be somebody else's
   ::close(fd_);
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 
+#include "base/fork.h"
 #include "transport/link.h"
 
 namespace farandole {
@@ -11,7 +13,7 @@ namespace farandole {
 ///
 /// A peer that closes or resets the connection is lost. A host that vanishes without a word is noticed after about half
 /// a minute of silence while we wait for it (keepalive); a peer that lives but is late is not: that is the guard's
-/// matter.
+/// matter. Forked children have no part in it, so that it ends with this process.
 class TcpLink final : public Link {
  public:
   /// Takes ownership of `fd`, connected and authenticated, and makes it non-blocking. Throws `Error` when it is no
@@ -26,6 +28,7 @@ class TcpLink final : public Link {
 
  private:
   int fd_;
+  std::optional<NotForChildren> own_;
 };
 
 }  // namespace farandole

@@ -1,8 +1,11 @@
 // A link over a socket: what it takes, what it gives, how it ends.
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "link_ranks.h"
 #include "transport/tcp.h"
@@ -140,6 +143,36 @@ void the_descriptor_is_owned() {
   check::thrown<Error>([&] { TcpLink(0, -1); });
 }
 
+void forked_children_have_no_part_in_it() {
+  const auto fds = check::unix_pair();
+  std::optional<TcpLink> a(std::in_place, 1, fds[0]);
+  TcpLink b(0, fds[1]);
+  const auto words = pattern(100);
+  CHECK_EQ(b.try_send(words), words.size());
+  std::array<int, 2> alive{};
+  CHECK_EQ(::pipe(alive.data()), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(alive[1]);
+    // What came for the parent is not the child's, and its number is not free for something else.
+    std::array<std::byte, 100> got{};
+    const bool apart = ::recv(fds[0], got.data(), got.size(), MSG_DONTWAIT) < 0 && ::fcntl(fds[0], F_GETFD) >= 0;
+    a.reset();
+    static_cast<void>(::read(alive[0], got.data(), 1));  // until the parent has looked
+    ::_exit(apart ? 0 : 1);
+  }
+  ::close(alive[0]);
+  std::vector<std::byte> got(words.size());
+  CHECK_EQ(a->try_recv(got), words.size());
+  a.reset();
+  wait_readable(b);
+  CHECK_EQ(check::thrown<Error>([&] { (void)b.try_recv(got); }).reason, "closed the connection");
+  ::close(alive[1]);
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+}
+
 }  // namespace
 
 int main() {
@@ -151,5 +184,6 @@ int main() {
   }
   a_reset_is_an_error();
   the_descriptor_is_owned();
+  forked_children_have_no_part_in_it();
   return check::report();
 }

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from farandole.config import Config
 from farandole.core import default
 from farandole.core.context import Context
 from farandole.core.kinds import ALLREDUCE
-from farandole.errors import InvalidRequest
+from farandole.errors import InvalidRequest, PeerLost
 from farandole.rendezvous import SoloRendezvous, from_environment
 from helpers.ranks import run_ranks
 
@@ -108,3 +110,30 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_interpreter_ends_as_usual() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def dies_with_a_child(outer: Context) -> tuple[int, float]:
+    """Return who was lost, and how long that took; rank 1 is killed, and leaves a child that sleeps."""
+    outer.shutdown()
+    # The end of its connections is to tell of its death, not its silence.
+    config = Config(heartbeat=timedelta(seconds=60))
+    with Context(from_environment(), config, host=f"host {outer.rank}") as context:
+        values = np.ones(1000, np.float32)
+        for step in range(50):
+            context.engine.run(ALLREDUCE, f"x{step % 2}", values, values, op=SUM)
+        if context.rank == 1:
+            if os.fork() == 0:
+                os.close(int(sys.argv[1]))  # the connection to the test, which waits for its end
+                signal.alarm(60)
+                signal.pause()
+            os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(PeerLost) as error:
+            context.engine.run(ALLREDUCE, "x0", values, values, op=SUM)
+        return error.value.rank, time.monotonic() - began
+
+
+def test_a_death_is_noticed_though_a_child_lives() -> None:
+    (lost, seconds), _ = run_ranks(2, dies_with_a_child, how="processes", dies=[1])
+    assert lost == 1
+    assert seconds < 10  # a moment, but the machine may be busy
