@@ -456,7 +456,8 @@ def test_arguments_are_checked(size: int) -> None:
             ("gradient_predivide_factor", {"gradient_predivide_factor": 2.0, "op": hvd.Sum}),
             ("groups", {"groups": 0}),
             ("more than once", {"groups": [[named[0][1]], [named[0][1]]]}),
-            ("Adasum", {"op": hvd.Adasum}),
+            ("gradient_predivide_factor", {"gradient_predivide_factor": 2.0, "op": hvd.Adasum}),
+            ("backward_passes_per_step", {"backward_passes_per_step": 0, "op": hvd.Adasum}),
         ):
             with pytest.raises(ValueError, match=problem):
                 hvd.DistributedOptimizer(inner, **arguments)

@@ -12,13 +12,15 @@ from farandole.core.gradients import choose_scaling, even_groups, explicit_group
 from farandole.core.objects import broadcast_object
 from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
 from farandole.core.reduction import Adasum, Average, choose_op
+from farandole.torch.adasum import AdasumFront, Combination
+from farandole.torch.front import Front, put_in_front
 from farandole.torch.ops import Compression
 from farandole.torch.reducer import Parameter, Reducer, Reduction
 
 __all__ = ["DistributedOptimizer"]
 
 
-class _Distributed(torch.optim.Optimizer):
+class _Distributed(Front):
     """What `DistributedOptimizer` puts in front of an optimizer's class."""
 
     _reducer: Reducer
@@ -130,31 +132,42 @@ def DistributedOptimizer(
     while the backward pass goes on, and `step` waits for them. With `backward_passes_per_step`, the gradients of that
     many passes are added up before they are reduced. `groups`, a number or lists of parameters, reduces gradients
     together. With `process_set` its members reduce among themselves, and the others step with their own gradients.
+    With op=Adasum each rank steps with its own gradients, and the steps are combined.
     Raises `ValueError` for parameters without a name, or with a name used twice, and for settings that contradict each
     other.
     """
     require_registered(process_set, "DistributedOptimizer")
-    if op == Adasum:
-        # It combines what optimizers make of gradients, not gradients: another order of things than this class has.
-        raise ValueError("DistributedOptimizer does not take op=Adasum; use Average or Sum, or allreduce(op=Adasum)")
     how = Reduction(choose_op(op, None), choose_scaling(op, gradient_predivide_factor), compression, sparse_as_dense)
     if num_groups:
         warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     names = name_parameters([group["params"] for group in optimizer.param_groups], named_parameters)
+    if op == Adasum:
+        return _combining(optimizer, names, compression, backward_passes_per_step, groups, process_set)
     held = list(_parameters(optimizer))
     grouped = [[parameter] for parameter in held] if groups is None else _group(held, names, groups, process_set)
 
-    base = type(optimizer)
-    made: type[_Distributed] = type(
-        base.__name__, (_Distributed, base), {"__module__": base.__module__, "__doc__": base.__doc__}
-    )
-    wrapped = made.__new__(made)
-    # A learning-rate scheduler has put a `step` of its own on the instance, which would go round ours.
-    vars(wrapped).update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    wrapped = put_in_front(_Distributed, optimizer)
     wrapped._alone = not process_set.included() or process_set.size() == 1
     wrapped._synchronized, wrapped._should_synchronize = False, True
     wrapped._reducer = Reducer(names, grouped, backward_passes_per_step, how, process_set, attach=not wrapped._alone)
+    return wrapped
+
+
+def _combining(
+    optimizer: torch.optim.Optimizer,
+    names: dict[Parameter, str],
+    compression: Compressor[torch.Tensor],
+    passes: int,
+    groups: object,
+    process_set: ProcessSet,
+) -> torch.optim.Optimizer:
+    if groups is not None:
+        warnings.warn("groups= has no meaning with op=Adasum: every parameter is combined on its own", stacklevel=3)
+    wrapped = put_in_front(AdasumFront, optimizer)
+    wrapped.set_backward_passes_per_step(passes)
+    wrapped._alone = not process_set.included() or process_set.size() == 1
+    wrapped._combine = Combination(names, compression, process_set)
     return wrapped
 
 

@@ -1,0 +1,125 @@
+"""Makes an optimizer add up what the ranks' steps have in common only once: DistributedOptimizer(op=Adasum).
+
+Each rank steps with its own gradients, and Adasum combines the steps: what the optimizer has made of the gradients,
+with momentum, learning rate and all. Of gradients combined before it, an optimizer such as Adam would undo the scale.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from farandole.core.compression import Compressor
+from farandole.core.process_sets import ProcessSet
+from farandole.core.reduction import Adasum, Max
+from farandole.torch.front import Front
+from farandole.torch.ops import allreduce, allreduce_async_
+
+__all__ = ["AdasumFront", "Combination"]
+
+Parameter = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How the steps of the ranks are combined."""
+
+    names: dict[Parameter, str]
+    compression: Compressor[torch.Tensor]
+    members: ProcessSet
+
+    def __call__(self, starts: dict[Parameter, torch.Tensor]) -> None:
+        """Replace each parameter by its start and the ranks' combined steps; at the start again if that fails."""
+        failed: list[Exception] = []
+        underway: list[tuple[Parameter, Callable[[], torch.Tensor]]] = []
+        for parameter, start in starts.items():
+            try:
+                underway.append((parameter, self._start(parameter, parameter.detach() - start)))
+            except Exception as error:
+                failed.append(error)
+        combined: list[tuple[Parameter, torch.Tensor]] = []
+        for parameter, wait in underway:
+            try:
+                combined.append((parameter, wait()))
+            except Exception as error:
+                failed.append(error)
+        with torch.no_grad():
+            for parameter, start in starts.items():
+                parameter.copy_(start)
+            if failed:
+                raise failed[0]
+            for parameter, step in combined:
+                parameter.add_(step)
+
+    def _start(self, parameter: Parameter, step: torch.Tensor) -> Callable[[], torch.Tensor]:
+        smaller, ctx = self.compression.compress(step.contiguous())
+        handle = allreduce_async_(smaller, name=self.names[parameter], op=Adasum, process_set=self.members)
+        return lambda: self.compression.decompress(handle.wait(), ctx)
+
+
+class AdasumFront(Front):
+    """What `DistributedOptimizer(op=Adasum)` puts in front of an optimizer's class."""
+
+    # A gradient scaler then leaves it to `step` to unscale, and to decide whether there is a step.
+    _step_supports_amp_scaling = True
+
+    _combine: Combination
+    _alone: bool
+    grad_scale: torch.Tensor | None
+    found_inf: torch.Tensor | None
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change nothing: gradients add up until `step`. Raises `ValueError` unless positive."""
+        if passes <= 0:
+            raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
+
+    def synchronize(self) -> None:
+        """Do nothing: gradients are this rank's own, and may be clipped or looked at any time before `step`."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Raise `AssertionError`: without its combination the step would not be one of all ranks."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step with this rank's gradients, and combine the step with those of the other ranks.
+
+        Blocks until every rank has taken part. A `closure` sees this rank's parameters and gradients only. When a
+        gradient scaler found infinities on any rank, no rank steps.
+        """
+        if not self._unscaled():
+            return None
+        if self._alone:
+            return super().step(closure)
+        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        starts = {parameter: parameter.detach().clone() for parameter in trained}
+        loss = super().step(closure)
+        self._combine(starts)
+        return loss
+
+    def _unscaled(self) -> bool:
+        """Undo a gradient scaler's scale, if there is one; return whether all ranks' gradients are finite."""
+        found: torch.Tensor | None = getattr(self, "found_inf", None)
+        if found is None:
+            return True
+        scale: torch.Tensor | None = getattr(self, "grad_scale", None)
+        # The optimizer below must not do it again. The scaler deletes both.
+        self.grad_scale = self.found_inf = None
+        if not self._alone:
+            found = allreduce(found, op=Max, name="adasum.found_inf", process_set=self._combine.members)
+        if found.any():
+            return False
+        if scale is not None:
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        if parameter.grad is not None:
+                            parameter.grad.div_(scale)
+        return True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, whose steps are combined like the others."""
+        super().add_param_group(param_group)
+        place = len(self.param_groups) - 1
+        for index, parameter in enumerate(self.param_groups[-1]["params"]):
+            self._combine.names[parameter] = f"allreduce.noname.{place}.{index}"
