@@ -19,6 +19,10 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 Value: TypeAlias = int | float | bool | str | timedelta | None
 
+_NO_TUNING = "nothing is tuned yet"
+_NO_ELASTIC = "elastic training is not there yet"
+_NO_GPUS = "tensors on GPUs are not there yet"
+
 # Horovod's variables that people still have in their scripts, and why nothing reads them any more.
 WITHOUT_MEANING: Mapping[str, str] = {
     "HOROVOD_CYCLE_TIME": "the engine wakes by event, there is no cycle",
@@ -35,6 +39,22 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "HOROVOD_CCL_CACHE": "oneCCL is not used",
     "HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic",
     "HOROVOD_LOG_HIDE_TIME": "set the format on Python's logging",
+    "HOROVOD_AUTOTUNE": _NO_TUNING,
+    "HOROVOD_AUTOTUNE_LOG": _NO_TUNING,
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": _NO_TUNING,
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": _NO_TUNING,
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _NO_TUNING,
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NO_TUNING,
+    "HOROVOD_ELASTIC": _NO_ELASTIC,
+    "HOROVOD_ELASTIC_TIMEOUT": _NO_ELASTIC,
+    "HOROVOD_SPARK_START_TIMEOUT": "set FARANDOLE_START_TIMEOUT, or start_timeout of horovod.spark.run",
+    "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": _NO_GPUS,
+    "HOROVOD_BATCH_D2D_MEMCOPIES": _NO_GPUS,
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": _NO_GPUS,
+    "HOROVOD_ENABLE_XLA_OPS": "TensorFlow comes in a later version",
+    "HOROVOD_DISABLE_NVTX_RANGES": "no NVTX ranges are made",
+    "HOROVOD_DISABLE_GROUP_FUSION": "what is fused with a group does not change its results",
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "MPI is not used",
 }
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|m|min|h|)\s*")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from api_table import COMMAND, INTERFACE, option_of, read_interface
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,21 +19,14 @@ from farandole.compat.launching import IGNORED, REFUSED, one_interface, run
 from farandole.compat.options_file import SECTIONS, parse_options
 from farandole.errors import ConfigError
 
-# Every option of horovodrun, with as many values as it takes.
-OPTIONS = """
--v --version -np=1 --num-proc=1 -cb --check-build --disable-cache --start-timeout=1 --network-interfaces=1
---network-interface=1 --output-filename=1 --verbose --config-file=1 -p=1 --ssh-port=1 -i=1 --ssh-identity-file=1
---fusion-threshold-mb=1 --cycle-time-ms=1 --cache-capacity=1 --hierarchical-allreduce --no-hierarchical-allreduce
---hierarchical-allgather --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune
---autotune-log-file=1 --autotune-warmup-samples=1 --autotune-steps-per-sample=1 --autotune-bayes-opt-max-samples=1
---autotune-gaussian-process-noise=1 --min-np=1 --min-num-proc=1 --max-np=1 --max-num-proc=1 --slots-per-host=1
---elastic-timeout=1 --reset-limit=1 --blacklist-cooldown-range=2 --timeline-filename=1 --timeline-mark-cycles
---no-timeline-mark-cycles --no-stall-check --stall-check --stall-check-warning-time-seconds=1
---stall-check-shutdown-time-seconds=1 --mpi-threads-disable --no-mpi-threads-disable --mpi-args=1 --tcp
---binding-args=1 --num-nccl-streams=1 --thread-affinity=1 --gloo-timeout-seconds=1 --log-level=1 --log-with-timestamp
---log-without-timestamp -prefix-timestamp --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp
--H=1 --hosts=1 -hostfile=1 --hostfile=1 --host-discovery-script=1 --gloo --mpi --jsrun
-"""
+# Each flag of each option of horovodrun, with as many values as it takes.
+OPTIONS = [
+    (flag, len(values))
+    for entry in read_interface(INTERFACE.read_text(encoding="utf-8"))
+    if entry.module == COMMAND
+    for flags, values in [option_of(entry)]
+    for flag in flags
+]
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +37,9 @@ def _logging_as_it_was() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
 
 
-@pytest.mark.parametrize("option", OPTIONS.split())
-def test_every_option_of_horovodrun_is_known(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flag, _, count = option.partition("=")
-    values = ["info" if flag == "--log-level" else "5"] * int(count or 0)
+@pytest.mark.parametrize(("flag", "count"), OPTIONS)
+def test_every_option_of_horovodrun_is_known(flag: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    values = ["info" if flag == "--log-level" else "5"] * count
     # It ends before anything is started: by the option itself, or because there is no program.
     with pytest.raises(SystemExit) if flag not in ("-cb", "--check-build") else pytest.MonkeyPatch.context():
         run_commandline(["-np", "1", flag, *values])
@@ -76,7 +69,7 @@ def test_all_keys_of_the_file() -> None:
     words = parse_options(text, "f")
     options = [option for keys in SECTIONS.values() for option in keys.values()]
     assert words == [f"{each}=3" if isinstance(each, str) else each[0] for each in options]
-    assert {word.partition("=")[0] for word in words} <= {each.partition("=")[0] for each in OPTIONS.split()}
+    assert {word.partition("=")[0] for word in words} <= {flag for flag, _ in OPTIONS}
 
 
 @pytest.mark.parametrize(

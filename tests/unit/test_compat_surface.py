@@ -1,160 +1,18 @@
 """What programs call, as Horovod 0.28.1 has it: names, order of arguments, defaults."""
 
-import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import api_table
 import pytest
+from api_table import differing, find, read_interface, render
 
 from farandole.compat import install, uninstall
 
 pytest.importorskip("torch")
 
-# One function or class a line. A name that this version lacks must say so; one that is there must take these arguments
-# in this order with these defaults, and may take more behind them. `=...` is the global set, or no compression.
-TABLE = """
-horovod
-run(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None, \
-cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None, \
-ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None, \
-mpi_args=None, network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None)
-
-horovod.runner
-run(func, args=(), kwargs=None, num_proc=1)
-run_commandline()
-
-horovod.runner.launch
-run_commandline()
-
-horovod.torch
-init(comm=None, process_sets=None)
-shutdown()
-is_initialized()
-size()
-local_size()
-cross_size()
-rank()
-local_rank()
-cross_rank()
-is_homogeneous()
-mpi_threads_supported()
-mpi_enabled()
-mpi_built()
-gloo_enabled()
-gloo_built()
-nccl_built()
-ddl_built()
-ccl_built()
-cuda_built()
-rocm_built()
-start_timeline(file_path, mark_cycles=False)
-stop_timeline()
-ProcessSet(ranks_or_comm)
-add_process_set(process_set)
-remove_process_set(process_set)
-DistributedOptimizer(optimizer, named_parameters=None, compression=..., backward_passes_per_step=1, op=0, \
-gradient_predivide_factor=1.0, num_groups=0, groups=None, sparse_as_dense=False, process_set=...)
-SyncBatchNorm(num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
-
-horovod.torch.mpi_ops
-allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=...)
-allreduce(tensor, average=None, name=None, compression=..., op=None, prescale_factor=1.0, postscale_factor=1.0, \
-process_set=...)
-allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=...)
-allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=...)
-grouped_allreduce_async(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, \
-process_set=...)
-grouped_allreduce(tensors, average=None, name=None, compression=..., op=None, prescale_factor=1.0, \
-postscale_factor=1.0, process_set=...)
-grouped_allreduce_async_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, \
-process_set=...)
-grouped_allreduce_(tensors, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, \
-process_set=...)
-sparse_allreduce_async(tensor, name, op, process_set=...)
-allgather_async(tensor, name=None, process_set=...)
-allgather(tensor, name=None, process_set=...)
-grouped_allgather_async(tensors, name=None, process_set=...)
-grouped_allgather(tensors, name=None, process_set=...)
-broadcast_async(tensor, root_rank, name=None, process_set=...)
-broadcast(tensor, root_rank, name=None, process_set=...)
-broadcast_async_(tensor, root_rank, name=None, process_set=...)
-broadcast_(tensor, root_rank, name=None, process_set=...)
-alltoall_async(tensor, splits=None, name=None, process_set=...)
-alltoall(tensor, splits=None, name=None, process_set=...)
-reducescatter_async(tensor, name=None, op=0, process_set=..., prescale_factor=1.0, postscale_factor=1.0)
-reducescatter(tensor, name=None, compression=..., op=0, process_set=..., prescale_factor=1.0, postscale_factor=1.0)
-grouped_reducescatter_async(tensors, name=None, op=0, process_set=..., prescale_factor=1.0, postscale_factor=1.0)
-grouped_reducescatter(tensors, name=None, compression=..., op=0, process_set=..., prescale_factor=1.0, \
-postscale_factor=1.0)
-poll(handle)
-synchronize(handle)
-join(device=-1)
-barrier(process_set=...)
-
-horovod.torch.functions
-broadcast_parameters(params, root_rank)
-broadcast_optimizer_state(optimizer, root_rank, model=None)
-broadcast_object(obj, root_rank=0, name=None, process_set=...)
-allgather_object(obj, name=None)
-
-horovod.torch.optimizer
-DistributedOptimizer(optimizer, named_parameters=None, compression=..., backward_passes_per_step=1, op=0)
-
-horovod.common.process_sets
-ProcessSet(ranks_or_comm)
-add_process_set(process_set)
-remove_process_set(process_set)
-
-horovod.common.exceptions
-HostsUpdatedInterrupt(skip_sync)
-HorovodVersionMismatchError(name, version, installed_version)
-get_version_mismatch_message(name, version, installed_version)
-
-horovod.common.util
-get_ext_suffix()
-get_extension_full_path(pkg_path, *args)
-check_extension(ext_name, ext_env_var, pkg_path, *args)
-extension_available(ext_base_name, verbose=False)
-gpu_available(ext_base_name, verbose=False)
-mpi_built(verbose=False)
-gloo_built(verbose=False)
-nccl_built(verbose=False)
-ddl_built(verbose=False)
-ccl_built(verbose=False)
-env(**kwargs)
-num_rank_is_power_2(num_rank)
-split_list(l, n)
-check_installed_version(name, version, exception=None)
-is_iterable(x)
-is_version_greater_equal_than(ver, target)
-"""
-
-SPARK_TABLE = """
-horovod.spark
-run(fn, args=(), kwargs=..., num_proc=None, start_timeout=None, use_mpi=None, use_gloo=None, extra_mpi_args=None, \
-env=None, stdout=None, stderr=None, verbose=1, nics=None, prefix_output_with_timestamp=False, executable=None)
-run_elastic(fn, args=(), kwargs=..., num_proc=None, min_num_proc=None, max_num_proc=None)
-
-horovod.spark.common.backend
-default_num_proc()
-SparkBackend(num_proc=None, env=None, **kwargs)
-
-horovod.spark.common.store
-Store()
-"""
-
-# Where a name differs on purpose: only positional use is known.
-RENAMED = {"ranks_or_comm": "ranks"}
-
-
-def lines(table: str) -> Iterator[tuple[str, str, str]]:
-    module = ""
-    for line in table.strip().splitlines():
-        if "(" in line:
-            name, _, arguments = line.partition("(")
-            yield module, name, arguments.removesuffix(")")
-        elif line:
-            module = line
+INTERFACE = read_interface(api_table.INTERFACE.read_text(encoding="utf-8"))
+MODULES = list(dict.fromkeys(entry.module for entry in INTERFACE))
 
 
 @pytest.fixture(autouse=True)
@@ -164,40 +22,47 @@ def installed() -> Iterator[None]:
     uninstall()
 
 
-def check(module: str, name: str, arguments: str) -> None:
-    found = getattr(importlib.import_module(module), name, None)
-    if found is None:
-        with pytest.raises(AttributeError, match=rf"{module}\.{name} is not part of farandole"):
-            getattr(importlib.import_module(module), name)
-        return
-    parameters = [
-        each
-        for each in inspect.signature(found).parameters.values()
-        if each.kind is not inspect.Parameter.KEYWORD_ONLY and not each.name.startswith("_")
-    ]
-    wanted = [each.strip() for each in arguments.split(", ")] if arguments else []
-    for place, word in enumerate(wanted):
-        ours = parameters[place]
-        their_name, _, default = word.partition("=")
-        spelled = str(ours).partition(":")[0].partition("=")[0].strip()
-        assert spelled == their_name or spelled == RENAMED.get(their_name), f"{name}: {spelled} for {word}"
-        if default and default != "...":
-            assert repr(ours.default) == default, f"{name}: {ours} for {word}"
-        assert bool(default) == (ours.default is not inspect.Parameter.empty), f"{name}: {ours} for {word}"
-    for more in parameters[len(wanted) :]:
-        optional = more.default is not inspect.Parameter.empty or more.kind is inspect.Parameter.VAR_KEYWORD
-        assert optional, f"{name} needs {more}, which no program of Horovod's gives"
+@pytest.mark.parametrize("module", MODULES)
+def test_each_name_is_there_or_says_why_not(module: str) -> None:
+    if module.startswith(("horovod.spark", "sparkdl")):
+        pytest.importorskip("pyspark")
+    found = [(entry, find(entry)) for entry in INTERFACE if entry.module == module]
+    assert [f"{entry.name} {finding.problem}" for entry, finding in found if finding.problem] == []
 
 
-@pytest.mark.parametrize(("module", "name", "arguments"), list(lines(TABLE)), ids=lambda each: str(each)[:40])
-def test_arguments(module: str, name: str, arguments: str) -> None:
-    check(module, name, arguments)
-
-
-@pytest.mark.parametrize(("module", "name", "arguments"), list(lines(SPARK_TABLE)), ids=lambda each: str(each)[:40])
-def test_arguments_of_spark(module: str, name: str, arguments: str) -> None:
+def test_the_page_is_what_is_there() -> None:
     pytest.importorskip("pyspark")
-    check(module, name, arguments)
+    page = render([(entry, find(entry)) for entry in INTERFACE])
+    assert page == api_table.PAGE.read_text(encoding="utf-8"), "run python tools/api_table.py"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "problem"),
+    [
+        ("a, b=1", lambda a, b=1: None, ""),
+        ("a, b=1", lambda a, b=1, c=2, *, d=3, **more: None, ""),
+        ("a, b", lambda a, b=1: None, ""),
+        ("a, *b, c=None, **d", lambda a, *b, c=None, **d: None, ""),
+        ("a={}, b=Compression.none, c=Sum", lambda a=None, b=None, c=1: None, ""),
+        ("a, b=1", lambda b=1, a=2: None, "takes a at another place"),
+        ("a, b=1", lambda a, *, b=1: None, "takes b at another place"),
+        ("a, b=1", lambda a, x=1: None, "takes no b"),
+        ("a, b=1", lambda a, b=2: None, "has 2 as b, not 1"),
+        ("a, b=1", lambda a, b=True: None, "has True as b, not 1"),
+        ("a, b=1", lambda a, b: None, "as b, not 1"),
+        ("a", lambda a, b: None, "needs b"),
+        ("*, a=1", lambda a=1: None, ""),
+        ("a, **b", lambda a: None, "takes no **b"),
+    ],
+)
+def test_what_counts_as_the_same_arguments(theirs: str, ours: Callable[..., None], problem: str) -> None:
+    said = differing(theirs, list(inspect.signature(ours).parameters.values()))
+    assert said == problem or (problem and said.endswith(problem))
+
+
+def test_a_file_with_a_slip_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"line 2 .*: whatever this is"):
+        read_interface("[horovod]\nwhatever this is\n")
 
 
 def test_defaults_that_are_objects() -> None:

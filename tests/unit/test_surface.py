@@ -4,6 +4,7 @@ import inspect
 from types import ModuleType
 
 import pytest
+from api_table import INTERFACE, Entry, read_interface
 
 import farandole.numpy
 import farandole.torch
@@ -22,28 +23,11 @@ TORCH = (
     "DistributedOptimizer HorovodInternalError broadcast_optimizer_state broadcast_parameters sparse_allreduce_async"
 )
 
-SIGNATURES = {
-    "init": "comm=None process_sets=None",
-    "allreduce": "tensor average=None name=None compression=None op=None prescale_factor=1.0 postscale_factor=1.0 set",
-    "allreduce_async": "tensor average=None name=None op=None prescale_factor=1.0 postscale_factor=1.0 set",
-    "allreduce_": "tensor average=None name=None op=None prescale_factor=1.0 postscale_factor=1.0 set",
-    "allreduce_async_": "tensor average=None name=None op=None prescale_factor=1.0 postscale_factor=1.0 set",
-    "grouped_allreduce_async_": "tensors average=None name=None op=None prescale_factor=1.0 postscale_factor=1.0 set",
-    "allgather": "tensor name=None set",
-    "grouped_allgather": "tensors name=None set",
-    "broadcast": "tensor root_rank name=None set",
-    "broadcast_async_": "tensor root_rank name=None set",
-    "alltoall": "tensor splits=None name=None set",
-    "reducescatter": "tensor name=None compression=None op=0 set prescale_factor=1.0 postscale_factor=1.0",
-    "reducescatter_async": "tensor name=None op=0 set prescale_factor=1.0 postscale_factor=1.0",
-    "grouped_reducescatter": "tensors name=None compression=None op=0 set prescale_factor=1.0 postscale_factor=1.0",
-    "broadcast_object": "obj root_rank=0 name=None set",
-    "allgather_object": "obj name=None set",
-    "poll": "handle",
-    "synchronize": "handle",
-    "barrier": "set",
-    "join": "device=-1",
-}
+OPERATIONS = [
+    entry
+    for entry in read_interface(INTERFACE.read_text(encoding="utf-8"))
+    if entry.module == "horovod.torch" and entry.name in BASICS.split() and entry.arguments is not None
+]
 
 
 def visible(module: ModuleType) -> set[str]:
@@ -59,35 +43,10 @@ def test_public_names(module: ModuleType, names: str) -> None:
     assert visible(module) == set(names.split())
 
 
-@pytest.mark.parametrize("module", [farandole.numpy, farandole.torch], ids=["numpy", "torch"])
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_arguments_are_those_of_horovod(module: ModuleType, name: str) -> None:
-    parameters = list(inspect.signature(getattr(module, name)).parameters.values())
-    spelled = [
-        "set"
-        if each.name == "process_set"
-        else each.name
-        if each.default is inspect.Parameter.empty
-        else f"{each.name}={each.default}"
-        for each in parameters
-        if each.kind is not inspect.Parameter.KEYWORD_ONLY
-    ]
-    assert " ".join(spelled) == SIGNATURES[name]
-
-
-def test_distributed_optimizer_takes_horovods_arguments() -> None:
-    assert list(inspect.signature(farandole.torch.DistributedOptimizer).parameters) == [
-        "optimizer",
-        "named_parameters",
-        "compression",
-        "backward_passes_per_step",
-        "op",
-        "gradient_predivide_factor",
-        "num_groups",
-        "groups",
-        "sparse_as_dense",
-        "process_set",
-    ]
+@pytest.mark.parametrize("entry", OPERATIONS, ids=lambda entry: entry.name)
+def test_arguments_are_those_of_horovod_without_compat_too(entry: Entry) -> None:
+    ours = inspect.signature(getattr(farandole.numpy, entry.name))
+    assert ours == inspect.signature(getattr(farandole.torch, entry.name))
 
 
 def test_constants_and_builds() -> None:

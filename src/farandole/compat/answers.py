@@ -80,6 +80,7 @@ _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 _NO_ELASTIC = "elastic training is not there yet"
 _NO_ELASTIC_RUN = {"run_elastic": _NO_ELASTIC}
+_INSIDE = "it is the inside of Horovod's launcher; farandole starts its ranks in its own way"
 _NO_TENSORFLOW = "TensorFlow and Keras come in a later version; PyTorch programs run"
 
 MODULES: Mapping[str, Answer] = {
@@ -108,7 +109,7 @@ MODULES: Mapping[str, Answer] = {
         by="farandole.torch",
         own={"_DistributedOptimizer": "farandole.torch.optimizer:_Distributed"},
         known="DistributedOptimizer",
-        not_here={"_DistributedAdasumOptimizer": "DistributedOptimizer(..., op=Adasum) is the way to it"},
+        not_here={"_DistributedAdasumOptimizer": "DistributedOptimizer does not take op=Adasum yet"},
     ),
     "horovod.torch.compression": Answer(by="farandole.torch", own=_COMPRESSION, known="Compression"),
     "horovod.torch.sync_batch_norm": Answer(by="farandole.torch", known="SyncBatchNorm"),
@@ -144,6 +145,12 @@ MODULES: Mapping[str, Answer] = {
     "horovod.runner": Answer(own={**_RUN, **_COMMAND}, parts="launch"),
     "horovod.runner.launch": Answer(own=_COMMAND),
     "horovod.runner.elastic": Answer(why=_NO_ELASTIC),
+    "horovod.runner.http": Answer(why=_INSIDE),
+    "horovod.runner.common": Answer(why=_INSIDE),
+    "horovod.runner.driver": Answer(why=_INSIDE),
+    "horovod.runner.service": Answer(why=_INSIDE),
+    "horovod.runner.task": Answer(why=_INSIDE),
+    "horovod.runner.util": Answer(why=_INSIDE),
     "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN),
     "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN),
     "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),

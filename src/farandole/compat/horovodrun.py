@@ -11,15 +11,19 @@ from farandole.compat.options_file import read_options
 from farandole.errors import ConfigError
 from farandole.launch.cli import launch, run_parser
 
-__all__ = ["run_commandline"]
+__all__ = ["make_parser", "run_commandline"]
 
 
 def run_commandline(arguments: Sequence[str] | None = None) -> int:
     """Run a program on N ranks of this machine; returns the exit code, see `farandole run`.
 
     Options that have no meaning any more are named in a warning, those that cannot be fulfilled are refused."""
-    parser = run_parser("horovodrun", VERSION, _ReadFile)
-    return launch(parser, sys.argv[1:] if arguments is None else arguments, environment_of_ranks())
+    return launch(make_parser(), sys.argv[1:] if arguments is None else arguments, environment_of_ranks())
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    return run_parser("horovodrun", VERSION, _ReadFile)
 
 
 class _ReadFile(argparse.Action):

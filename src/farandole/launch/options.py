@@ -44,7 +44,7 @@ class Foreign:
 
 
 _BY_TOPOLOGY = "the algorithm is chosen by size and topology"
-_NO_TUNING = "nothing is tuned while training runs"
+_NO_TUNING = "nothing is tuned yet"
 _NO_ELASTIC = "elastic training is not there yet"
 _NO_SSH = "ranks cannot be started on other machines yet"
 _BY_LOGGING = "the format is that of Python's logging"
@@ -153,7 +153,7 @@ class _Set(argparse.Action):
         help: str,
     ) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=nargs, metavar=metavar, help=help)
-        self._setting, self._alias = setting, alias
+        self.setting, self._alias = setting, alias
 
     def __call__(
         self,
@@ -163,14 +163,14 @@ class _Set(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         text = f"{values}{self._alias.unit}" if self._alias.value is None else self._alias.value
-        if self._setting.name == "interface" and "," in text:
+        if self.setting.name == "interface" and "," in text:
             parser.error(f"{option_string}: name one interface, got {text!r}")
         try:
-            value = self._setting.parse(text, option_string)
+            value = self.setting.parse(text, option_string)
         except ConfigError as error:
             parser.error(str(error))
         assert isinstance(namespace, Given)
-        namespace.settings[self._setting.name] = self._setting.spell(value)
+        namespace.settings[self.setting.name] = self.setting.spell(value)
 
 
 class _Foreign(argparse.Action):

@@ -1,0 +1,326 @@
+"""Writes docs/reference/horovod-api.md: Horovod's interface, name by name, and what answers it.
+
+What Horovod has stands in tests/data/horovod_api.txt. Whether it is there and takes the same arguments, and why not, is
+found out by asking `farandole.compat`."""
+
+import argparse
+import ast
+import importlib
+import inspect
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import TypeAlias
+
+from farandole.compat import install, uninstall
+from farandole.compat.horovodrun import make_parser
+from farandole.config import WITHOUT_MEANING, Config
+from farandole.core.context import PLANNED
+from farandole.topology import JobEnvironment
+
+ROOT = Path(__file__).resolve().parent.parent
+INTERFACE = ROOT / "tests" / "data" / "horovod_api.txt"
+PAGE = ROOT / "docs" / "reference" / "horovod-api.md"
+STATES = {
+    "yes": "there, with the same arguments",
+    "better": "there, and better",
+    "differs": "there, with a difference",
+    "later": "not there yet",
+    "no": "not there, on purpose",
+}
+ENVIRONMENT, COMMAND = "environment", "horovodrun"
+_WITHOUT_EFFECT = "`{}`: read, and without effect yet"
+_SHORT = 40  # characters of arguments that are shown beside others
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name of Horovod's."""
+
+    module: str
+    name: str
+    arguments: str | None = None  # of a function or a class
+    value: str | None = None  # of a constant
+    same: str = ""  # the module that has the same object
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        return self.name if self.arguments is None else f"{self.name}({self.arguments})"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is to be said of an entry."""
+
+    state: str
+    remark: str = ""
+    problem: str = ""  # what the file of the interface should explain, or farandole should have
+
+
+def read_interface(text: str) -> list[Entry]:
+    """Read the file of the interface; raises `ValueError` for a line that is none of those that its head describes."""
+    entries: list[Entry] = []
+    module = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        if match := re.fullmatch(r"\[([\w.]+)\]", line):
+            module = match[1]
+        elif match := re.fullmatch(r"  (better|differs|no|later): (.+)", line):
+            entries[-1].notes[match[1]] = match[2]
+        elif match := re.fullmatch(r"(?:(\S+): )?same as ([\w.]+): (.+)", line):
+            within = f"{match[1]}." if match[1] else ""
+            entries += [Entry(module, f"{within}{name}", same=match[2]) for name in match[3].split()]
+        elif match := re.fullmatch(r"names: (.+)", line):
+            entries += [Entry(module, name) for name in match[1].split()]
+        elif module in (ENVIRONMENT, COMMAND) or re.fullmatch(r"[\w.]+", line):
+            entries.append(Entry(module, line))
+        elif match := re.fullmatch(r"([\w.]+)\((.*)\)", line):
+            entries.append(Entry(module, match[1], arguments=match[2]))
+        elif match := re.fullmatch(r"([\w.]+) = (.+)", line):
+            entries.append(Entry(module, match[1], value=match[2]))
+        else:
+            raise ValueError(f"line {number} is nothing that the head of the file describes: {line}")
+    return entries
+
+
+def option_of(entry: Entry) -> tuple[list[str], list[str]]:
+    """Give the flags of an option of the command, and the values behind it."""
+    words = entry.name.replace(",", "").split()
+    return [word for word in words if word.startswith("-")], [word for word in words if not word.startswith("-")]
+
+
+# What answers a name.
+
+
+def find(entry: Entry) -> Finding:
+    """Find out what farandole has for `entry`; with compat installed."""
+    if entry.module == ENVIRONMENT:
+        return _find_variable(entry)
+    if entry.module == COMMAND:
+        return _find_option(entry)
+    try:
+        ours = resolve(entry.module, entry.name)
+    except (ImportError, AttributeError) as error:
+        return _missing(entry, _reason(str(error)))
+    if entry.same:
+        wanted = resolve(entry.same, entry.name.rpartition(".")[2])
+        problem = "" if ours is wanted or ours == wanted else f"is not that of {entry.same}"
+    elif entry.value is not None:
+        problem = "" if repr(ours) == entry.value else f"is {ours!r}"
+    else:
+        problem = "" if entry.arguments is None else differing(entry.arguments, _signature(entry, ours))
+    return _there(entry, problem)
+
+
+def resolve(module: str, name: str) -> object:
+    """Give what a program finds as `name` in Horovod's `module`; "Class()" in a name is an object of the class."""
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part.removesuffix("()"))
+        if part.endswith("()"):
+            assert isinstance(found, type)
+            found = found()
+    return found
+
+
+def _signature(entry: Entry, ours: object) -> list[inspect.Parameter]:
+    assert callable(ours)
+    parameters = list(inspect.signature(ours).parameters.values())
+    holder, _, method = entry.name.rpartition(".")
+    if holder and not isinstance(
+        inspect.getattr_static(resolve(entry.module, holder), method), (staticmethod, classmethod)
+    ):
+        del parameters[0]  # self
+    return parameters
+
+
+def differing(arguments: str, ours: Sequence[inspect.Parameter]) -> str:
+    """Say which calls that take `arguments` do not take `ours`; empty when each is understood alike."""
+    there = {each.name: each for each in ours}
+    in_order = [each for each in ours if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    kinds = {each.kind for each in ours}
+    wanted = list(_parameters(arguments))
+    for place, (name, kind, default) in enumerate(wanted):
+        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            if kind not in kinds:
+                return f"takes no {name}"
+            continue
+        if name not in there:
+            return f"takes no {name}"
+        if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and (place >= len(in_order) or in_order[place].name != name):
+            return f"takes {name} at another place"
+        if default is not None and not _means_the_same(there[name].default, default):
+            return f"has {there[name].default!r} as {name}, not {default}"
+    known = {name for name, _, _ in wanted}
+    needed = [each.name for each in ours if each.name not in known and _is_needed(each)]
+    return f"needs {', '.join(needed)}" if needed else ""
+
+
+def _parameters(arguments: str) -> Iterator[tuple[str, object, str | None]]:
+    """Yield name, kind and default of each parameter."""
+    (function,) = ast.parse(f"def f({arguments}): ...").body
+    assert isinstance(function, ast.FunctionDef)
+    given = function.args
+    defaults: list[ast.expr | None] = [None] * (len(given.args) - len(given.defaults))
+    for each, default in zip(given.args, defaults + list(given.defaults), strict=True):
+        yield each.arg, inspect.Parameter.POSITIONAL_OR_KEYWORD, _spelled(default)
+    if given.vararg:
+        yield f"*{given.vararg.arg}", inspect.Parameter.VAR_POSITIONAL, None
+    for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        yield each.arg, inspect.Parameter.KEYWORD_ONLY, _spelled(default)
+    if given.kwarg:
+        yield f"**{given.kwarg.arg}", inspect.Parameter.VAR_KEYWORD, None
+
+
+def _spelled(default: ast.expr | None) -> str | None:
+    return None if default is None else ast.unparse(default)
+
+
+def _means_the_same(ours: object, theirs: str) -> bool:
+    hvd = importlib.import_module("horovod.torch")
+    wanted: object = eval(theirs, {name: getattr(hvd, name) for name in hvd.__all__})
+    # None is our word for nothing: no arguments, no compression.
+    return (ours == wanted and type(ours) is type(wanted)) or (ours is None and theirs in ("{}", "Compression.none"))
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in optional
+
+
+def _find_variable(entry: Entry) -> Finding:
+    by_variable = {variable: setting.name for setting in Config.settings() for variable in setting.variables}
+    job = JobEnvironment(
+        rank=0, size=1, rendezvous="h:1", secret=b"", local_rank=0, local_size=1, cross_rank=0, cross_size=1
+    )
+    if entry.name in by_variable:
+        setting = by_variable[entry.name]
+        if setting in PLANNED:
+            return Finding("later", _WITHOUT_EFFECT.format(setting))
+        return _there(entry, shown=f"`{setting}`")
+    if entry.name in job.write():
+        return _there(entry, shown="set for each rank")
+    return _missing(entry, WITHOUT_MEANING.get(entry.name, ""))
+
+
+def _find_option(entry: Entry) -> Finding:
+    flags, _ = option_of(entry)
+    actions = {flag: action for action in make_parser()._actions for flag in action.option_strings}
+    missing = [flag for flag in flags if flag not in actions]
+    if missing:
+        return Finding("no", problem=f"lacks {', '.join(missing)}")
+    action = actions[flags[0]]
+    why = getattr(action, "why", "")
+    setting = getattr(action, "setting", None)
+    if setting is not None and setting.name in PLANNED:
+        return Finding("later", _WITHOUT_EFFECT.format(setting.name))
+    return _missing(entry, why) if why else _there(entry, shown="" if setting is None else f"`{setting.name}`")
+
+
+def _reason(error: str) -> str:
+    return error.partition(": ")[2] if "is not part of farandole" in error else ""
+
+
+def _there(entry: Entry, problem: str = "", shown: str = "") -> Finding:
+    notes = entry.notes
+    if problem and "differs" in notes:
+        problem = ""
+    state = next((each for each in ("better", "differs") if each in notes), "yes")
+    remarks = [shown, notes.get("better", ""), notes.get("differs", "")]
+    return Finding(state, "; ".join(each for each in remarks if each), problem or _needless(entry, ("no", "later")))
+
+
+def _missing(entry: Entry, reason: str) -> Finding:
+    state = next((each for each in ("no", "later") if each in entry.notes), None)
+    if state is not None:
+        return Finding(state, entry.notes[state], _needless(entry, ("better", "differs")))
+    if not reason:
+        return Finding("no", problem="is missing, and nothing says why")
+    return Finding("later" if re.search(r"\b(yet|later)\b", reason) else "no", reason)
+
+
+def _needless(entry: Entry, notes: Sequence[str]) -> str:
+    return "".join(f"has a note `{note}:` that is not true" for note in notes if note in entry.notes)
+
+
+# The page.
+
+Found: TypeAlias = tuple[Entry, Finding]
+
+HEAD = """# Horovod's interface
+
+<!-- Written by tools/api_table.py. What Horovod has, and remarks, stand in tests/data/horovod_api.txt. -->
+
+Each name of Horovod 0.28.1 that programs use, as `farandole.compat` answers it ([how](../guide/migrating.md)). "yes"
+means that every call that Horovod's arguments allow is taken and means the same; more arguments may follow. A program
+that asks for what is not there is told the reason given here.
+
+"""
+
+
+def render(found: Sequence[Found]) -> str:
+    """Write the page."""
+    counts = Counter(finding.state for _, finding in found)
+    parts = [HEAD, "| | | names |\n|---|---|---|\n"]
+    parts += [f"| {state} | {meaning} | {counts[state]} |\n" for state, meaning in STATES.items()]
+    for module, group in groupby(found, key=lambda each: each[0].module):
+        title = {ENVIRONMENT: "Environment variables", COMMAND: "Options of horovodrun"}.get(module, module)
+        parts.append(f"\n## {title}\n\n| Horovod's | | |\n|---|---|---|\n")
+        parts += _rows(list(group))
+    return "".join(parts)
+
+
+def _rows(found: Sequence[Found]) -> Iterator[str]:
+    """One row for each name; one for neighbours of which there is nothing but the same to say."""
+
+    def alike(each: Found) -> object:
+        entry, finding = each
+        plain = len(entry.arguments or "") < _SHORT and not entry.notes
+        return (finding, entry.same) if plain or finding.state in ("no", "later") else id(entry)
+
+    for _, group in groupby(found, key=alike):
+        several = list(group)
+        entry, finding = several[0]
+        remark = finding.remark or (f"the same as in `{entry.same}`" if entry.same else "")
+        names = ", ".join(f"`{_unbroken(each.shown)}`" for each, _ in several)
+        yield f"| {names} | {finding.state} | {remark} |\n"
+
+
+def _unbroken(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def survey(text: str) -> list[Found]:
+    """Find out about all of the interface."""
+    install()
+    try:
+        return [(entry, find(entry)) for entry in read_interface(text)]
+    finally:
+        uninstall()
+
+
+def main() -> int:
+    """Write the page; with --check only compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is not up to date")
+    check = parser.parse_args().check
+    found = survey(INTERFACE.read_text(encoding="utf-8"))
+    problems = [f"{entry.module}: {entry.name} {finding.problem}" for entry, finding in found if finding.problem]
+    page = render(found)
+    if check and page != PAGE.read_text(encoding="utf-8"):
+        problems.append(f"{PAGE.relative_to(ROOT)} is out of date: run python tools/api_table.py")
+    if not check:
+        PAGE.write_text(page, encoding="utf-8")
+    for each in problems:
+        print(each, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
