@@ -115,7 +115,6 @@ def test_every_own_name_leads_to_something(installed: None) -> None:
             "from horovod.torch.mpi_ops import HorovodAllreduce",
             "call the operation itself, which can be differentiated",
         ),
-        ("from horovod.torch.optimizer import _DistributedAdasumOptimizer", "does not take op=Adasum yet"),
         ("from horovod.torch import elastic", "elastic training is not there yet"),
         ("from horovod.torch.elastic.sampler import ElasticSampler", "elastic training is not there yet"),
         ("import horovod.nothing_of_the_kind", "No module named 'horovod.nothing_of_the_kind'"),

@@ -107,9 +107,11 @@ MODULES: Mapping[str, Answer] = {
     "horovod.torch.functions": Answer(by="farandole.torch", known=_TORCH_STATE),
     "horovod.torch.optimizer": Answer(
         by="farandole.torch",
-        own={"_DistributedOptimizer": "farandole.torch.optimizer:_Distributed"},
+        own={
+            "_DistributedOptimizer": "farandole.torch.optimizer:_Distributed",
+            "_DistributedAdasumOptimizer": "farandole.torch.adasum:AdasumFront",
+        },
         known="DistributedOptimizer",
-        not_here={"_DistributedAdasumOptimizer": "DistributedOptimizer does not take op=Adasum yet"},
     ),
     "horovod.torch.compression": Answer(by="farandole.torch", own=_COMPRESSION, known="Compression"),
     "horovod.torch.sync_batch_norm": Answer(by="farandole.torch", known="SyncBatchNorm"),
