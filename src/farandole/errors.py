@@ -8,6 +8,8 @@ FarandoleError
 ├── SlotsError (ValueError)                     more ranks than the cluster has room for
 ├── PicklingError (TypeError)                   what cannot be sent to the ranks, by its path
 ├── DataError (ValueError)                      a column cannot be read as asked
+├── SourceError (ValueError)                    a file or folder of the data cannot be read as it was planned
+├── CacheError (OSError)                        the local cache cannot hold what it is given
 ├── CollectiveError                             an operation failed; carries `name`
 │   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
 │   ├── MismatchError *                         ranks asked for different things
@@ -26,6 +28,7 @@ from typing import Self
 
 __all__ = [
     "AuthenticationError",
+    "CacheError",
     "CollectiveError",
     "CollectiveTimeout",
     "ConfigError",
@@ -42,6 +45,7 @@ __all__ = [
     "RankFailed",
     "RendezvousError",
     "SlotsError",
+    "SourceError",
     "spell_ranks",
 ]
 
@@ -168,6 +172,28 @@ class DataError(FarandoleError, ValueError):
 
     def __str__(self) -> str:
         return f"column '{self.column}': {self.problem}"
+
+
+class SourceError(FarandoleError, ValueError):
+    """The file or folder `path` of the data cannot be read as it was planned."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+class CacheError(FarandoleError, OSError):
+    """The local cache in `folder` cannot hold what it is given."""
+
+    def __init__(self, folder: str, problem: str) -> None:
+        super().__init__(folder, problem)
+        self.folder, self.problem = folder, problem
+
+    def __str__(self) -> str:
+        return f"cache {self.folder}: {self.problem}"
 
 
 class HorovodInternalError(FarandoleError, RuntimeError):

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from farandole.data import ArrowShard, Column, ColumnFacts, Loader, StepsPlan, agree_on_column
+from farandole.data import ArrowShard, Column, ColumnFacts, ShardLoader, StepsPlan, agree_on_column
 from farandole.errors import DataError
 
 
@@ -121,7 +121,7 @@ def test_an_empty_shard_has_no_rows_and_no_fault(tmp_path: Path) -> None:
     seen = [shard.facts("pixels"), facts(2, lengths=(5000, 5000))]
     column = shard.column("pixels", agree_on_column(seen))
     plan = StepsPlan(rows=(0, 2), batch_size=1)
-    loader = Loader(columns={"pixels": column}, rows=np.arange(0), plan=plan, rank=0, seed=1)
+    loader = ShardLoader(columns={"pixels": column}, rows=np.arange(0), plan=plan, rank=0, seed=1)
     assert [(batch.rows, batch.weight) for batch in loader.epoch(0)] == [(0, 0.0), (0, 0.0)]
 
 
@@ -135,7 +135,7 @@ def test_ranks_together_see_every_row_once_in_each_epoch(tmp_path: Path, ranks: 
         for rank, count in enumerate(held):
             path = write(tmp_path / f"{rank}", [some_rows(1000 * rank, 2), some_rows(1000 * rank + 2, count - 2)])
             column = open_column(ArrowShard(path), "label")
-            loader = Loader(columns={"label": column}, rows=np.arange(count), plan=plan, rank=rank, seed=5)
+            loader = ShardLoader(columns={"label": column}, rows=np.arange(count), plan=plan, rank=rank, seed=5)
             batches = list(loader.epoch(epoch))
             steps.add(len(batches))
             labels += [int(label) for batch in batches if batch.rows for label in batch.columns["label"]]

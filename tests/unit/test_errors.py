@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from farandole import errors
 from farandole.errors import (
     AuthenticationError,
+    CacheError,
     CollectiveError,
     CollectiveTimeout,
     ConfigError,
@@ -25,6 +26,7 @@ from farandole.errors import (
     RankFailed,
     RendezvousError,
     SlotsError,
+    SourceError,
     spell_ranks,
 )
 
@@ -54,6 +56,8 @@ SAMPLES = [
         TypeError,
         ["cannot send main", "main.<locals>.lock", "create it inside"],
     ),
+    (SourceError("s3://b/part.parquet", "has vanished"), ValueError, ["s3://b/part.parquet: has vanished"]),
+    (CacheError("/scratch", "is full"), OSError, ["cache /scratch: is full"]),
     (DataError("age", "is not there; the columns are id, name"), ValueError, ["column 'age'", "id, name"]),
     (CollectiveError("fc.weight", "went wrong"), FarandoleError, ["'fc.weight': went wrong"]),
     (InvalidRequest("fc.weight", "is not contiguous"), ValueError, ["'fc.weight': is not contiguous"]),

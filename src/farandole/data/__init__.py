@@ -1,20 +1,46 @@
 """Rows to ranks: every row exactly once per epoch, the same number of steps on every rank."""
 
-from farandole.data.loader import Batch, Loader
+from farandole.data.agreement import Gather
+from farandole.data.deal import Deal, Policy
+from farandole.data.fields import FieldOptions
+from farandole.data.loader import Batch, Loader, Reading
+from farandole.data.meter import Metrics
+from farandole.data.order import Order, choose_lanes
+from farandole.data.selection import SelectedSource
 from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, agree_on_column
+from farandole.data.shard_loader import ShardBatch, ShardLoader
 from farandole.data.sharding import StepsPlan
 from farandole.data.shuffle import permutation
+from farandole.data.sources import ArrowSource, ParquetSource, Source
 from farandole.data.split import validation_mask
+from farandole.data.values import Ragged, SparseRows, Values
 
 __all__ = [
     "ArrowShard",
+    "ArrowSource",
     "Batch",
     "Column",
     "ColumnFacts",
+    "Deal",
+    "FieldOptions",
+    "Gather",
     "Loader",
+    "Metrics",
     "Number",
+    "Order",
+    "ParquetSource",
+    "Policy",
+    "Ragged",
+    "Reading",
+    "SelectedSource",
+    "ShardBatch",
+    "ShardLoader",
+    "Source",
+    "SparseRows",
     "StepsPlan",
+    "Values",
     "agree_on_column",
+    "choose_lanes",
     "permutation",
     "validation_mask",
 ]

@@ -1,48 +1,311 @@
-"""One rank's batches of an epoch, out of its shard and the plan that all ranks share."""
+"""One rank's batches of row groups that all ranks read: every row once per epoch, equal steps, resumable."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
+from farandole.data.agreement import Gather, agree, together
+from farandole.data.cutter import Cutter, fill_up, rows_of
+from farandole.data.deal import Deal, Policy
+from farandole.data.fields import FieldOptions, plan_fields
+from farandole.data.meter import Meter, Metrics
+from farandole.data.order import Order, choose_lanes
+from farandole.data.pool import ReadPool
+from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
+from farandole.data.sources import RowGroup, Source, fingerprint
+from farandole.data.state import State
+from farandole.data.values import Values
+from farandole.errors import ConfigError, DataError
 
-from farandole.data.shard import Column, Number
-from farandole.data.sharding import StepsPlan
-from farandole.data.shuffle import permutation
+__all__ = ["Batch", "Loader", "Reading"]
+
+log = logging.getLogger(__name__)
+
+NO_SEED = -1
+# The default window and number of lanes keep a round, which better fits a processor's cache, and one row group of each
+# lane within these; a window of fewer rows would mix badly.
+ROUND_BYTES = 8 << 20
+LANES_BYTES = 512 << 20
+LEAST_WINDOW = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one rank works on in one step."""
+class Batch(dict[str, Values]):
+    """What one rank works on in one step: columns by name. Their memory is the batch's own."""
 
-    columns: Mapping[str, NDArray[Number]]
-    rows: int
-    weight: float  # see StepsPlan.weight
+    __slots__ = ("repeated", "rows", "weight")
+
+    def __init__(self, columns: Mapping[str, Values], rows: int, weight: float = 1.0, repeated: int = 0) -> None:
+        super().__init__(columns)
+        self.rows = rows  # with the repeated ones
+        self.weight = weight  # makes the plain average over ranks the mean over all rows of the step
+        self.repeated = repeated  # rows that "pad" has visited before, at the end
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loader:
-    """Batches of the rows `rows` of a shard, as the plan says.
+class Reading:
+    """How rows are read; what is None is chosen from the row groups, alike on every rank.
 
-    With a seed each epoch has its own order, a function of (seed, epoch, rank); without one rows come as listed.
+    shuffle, seed: the order. lanes, window: see `farandole.data.order`; more lanes than ranks let a rank read few row
+    groups, larger windows mix better, and both take memory. workers: threads that read; 0: one, and rows are put
+    together when a batch is asked for. ahead: rounds that are read before they are needed. timeout: seconds for a row
+    group to come. transform: called with the columns of any number of rows, on a thread; it gives columns of as many.
     """
 
-    columns: Mapping[str, Column]
-    rows: NDArray[np.int64]
-    plan: StepsPlan
-    rank: int
-    seed: int | None
+    shuffle: bool = True
+    seed: int = 0
+    lanes: int | None = None
+    window: int | None = None
+    workers: int = 2
+    ahead: int = 1
+    timeout: float = 300.0
+    transform: Transform | None = None
+    fields: FieldOptions = field(default_factory=FieldOptions)
 
     def __post_init__(self) -> None:
-        if len(self.rows) != self.plan.rows[self.rank]:
-            raise ValueError(f"the plan gives rank {self.rank} {self.plan.rows[self.rank]} rows, not {len(self.rows)}")
+        for name, least in (("seed", 0), ("lanes", 1), ("window", 1), ("workers", 0), ("ahead", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(name, f"must be >= {least}, got {value}")
+        if self.timeout <= 0:
+            raise ConfigError("timeout", f"must be > 0 seconds, got {self.timeout}")
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield as many batches on every rank, each row in one of them; an empty batch has 0 rows."""
-        order = self.rows
-        if self.seed is not None:
-            order = self.rows[permutation(len(self.rows), seed=self.seed, epoch=epoch, shard=self.rank)]
-        for step in range(self.plan.steps):
-            first, last = self.plan.bounds(self.rank, step)
-            taken = {name: column.take(order[first:last]) for name, column in self.columns.items()}
-            yield Batch(taken, last - first, self.plan.weight(self.rank, step))
+
+class Loader:
+    """Batches for rank `rank` of `size`: `for batch in loader` gives what is left of an epoch, then the next one.
+
+    `policy` says what happens to the rows that do not fill a last step: "drop" leaves them out, "pad" fills batches up
+    by repeating rows, "join" shares them out, so that batches of the last step are smaller, or empty.
+    With `gather`, an all-gather of objects, making a loader and starting an epoch are collective: ranks that see
+    different data, or of which one cannot read it, all raise. Reading blocks while no row is ready.
+    Raises `DataError` for columns, `SourceError` for files, `ConfigError` for settings.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int,
+        policy: Policy,
+        columns: Sequence[str] | None = None,
+        rank: int = 0,
+        size: int = 1,
+        reading: Reading | None = None,
+        gather: Gather | None = None,
+        report: Callable[[Metrics], None] | None = None,
+    ) -> None:
+        if not 0 <= rank < size:
+            raise ConfigError("rank", f"must be in 0..{size - 1}, got {rank}")
+        self._source, self._rank, self._size, self._batch_size = source, rank, size, batch_size
+        self._reading, self._gather, self._report = reading or Reading(), gather, report
+        self._policy: Policy = policy
+        self._columns = list(source.schema.names if columns is None else columns)
+        self._reader = together(self._plan_reader, gather)
+        order = self._plan_order()
+        self._fingerprint = fingerprint(source.row_groups)
+        self._order, self._epoch, self._visited = order, 0, 0
+        self._meter: Meter | None = None
+        self._check_deal()
+        log.info("%s", self)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What each column holds, for a reader: {"pixels": "float[64]"}."""
+        return {field.name: field.kind for field in self._reader.fields}
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch, of all ranks together."""
+        return self._order.rows
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._epoch
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """Speed and waiting of the epoch that was read last; None before the first."""
+        return None if self._meter is None else self._meter.metrics
+
+    def __len__(self) -> int:
+        """Return the steps that are left of this epoch, the same number on every rank."""
+        return self._deal().steps
+
+    def __str__(self) -> str:
+        deal, order = self._deal(), self._order
+        kinds = ", ".join(f"{name} {kind}" for name, kind in self.kinds.items())
+        left = deal.rows - deal.after(deal.steps - 1) if deal.steps else deal.rows - deal.start
+        order_text = "not shuffled" if order.seed is None else f"seed {order.seed}"
+        return (
+            f"{order.rows} rows in {len(order.row_groups)} row groups ({kinds}); {deal.steps} steps of {self._size} x "
+            f"{self._batch_size} rows, the last by '{self._policy}', {left} rows left out; "
+            f"{order_text}, {order.lanes} lanes, windows of {order.window} rows"
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches that are left of this epoch; when all have been taken, the next one is due."""
+        together(self._source.check, self._gather)
+        deal = self._deal()
+        meter = self._meter = Meter(self._epoch)
+        pieces = self._pieces(deal)
+        with closing(pieces):
+            cutter = Cutter(pieces, meter)
+            steps, step_rows, batch_size = deal.steps, deal.step_rows, self._batch_size
+            for step in range(steps):
+                if (step + 1) * step_rows <= deal.rows - deal.start:
+                    batch = Batch(cutter.take(batch_size), batch_size)
+                else:
+                    batch = self._last_batch(deal, step, cutter)
+                meter.step(batch.rows)
+                # Before it is given out: whoever saves the state then has this batch behind him.
+                self._visited += step_rows
+                if step + 1 == steps:
+                    self._finish(meter.metrics)
+                yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the first row of this epoch; in the epoch that is under way, stay where we are."""
+        if epoch < 0:
+            raise ConfigError("epoch", f"must be >= 0, got {epoch}")
+        if epoch != self._epoch:
+            self._epoch, self._visited = epoch, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where this loader stands, after the last batch that was taken; the same on every rank."""
+        order = self._order
+        return State(
+            epoch=self._epoch,
+            visited=self._visited,
+            seed=NO_SEED if order.seed is None else order.seed,
+            lanes=order.lanes,
+            window=order.window,
+            fingerprint=self._fingerprint,
+        ).as_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where another loader stood, over the same data with any number of ranks and any batch size.
+
+        Takes the order from the state: seed, lanes and window. Raises `ConfigError` when the data is not the same."""
+        found = State.of(state)
+        if found.fingerprint != self._fingerprint:
+            raise ConfigError("state", "belongs to other data: the row groups of this data have other sizes")
+        if not 0 <= found.visited <= self._order.rows:
+            raise ConfigError("state", f"has visited {found.visited} of {self._order.rows} rows")
+        self._order = Order(
+            row_groups=self._order.row_groups,
+            lanes=found.lanes,
+            window=found.window,
+            seed=None if found.seed == NO_SEED else found.seed,
+        )
+        self._epoch, self._visited = found.epoch, found.visited
+        if not self._deal().steps:
+            self._epoch, self._visited = found.epoch + 1, 0
+
+    def _plan_reader(self) -> Reader:
+        groups = [group for group in self._source.row_groups if group.rows]
+        if not groups:
+            raise DataError(", ".join(self._columns), "there are no rows")
+        known = [name for name in self._columns if name in self._source.schema.names]
+        # The first row group tells what the schema does not: the length of arrays.
+        first_rows = self._source.read(groups[0], known)
+        fields = plan_fields(self._source.schema, self._columns, first_rows, self._reading.fields)
+        none = first_rows.slice(0, 0)
+        self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
+        return Reader(self._source, tuple(fields))
+
+    def _plan_order(self) -> Order:
+        asked, rows = self._reading, tuple(group.rows for group in self._source.row_groups)
+        nbytes = self._source.nbytes(self._columns)
+        # In file order each rank takes a stretch of its own; a shuffled order does not know how many ranks there are.
+        lanes = asked.lanes or (choose_lanes(rows, nbytes, most_bytes=LANES_BYTES) if asked.shuffle else self._size)
+        row_bytes = max(1, nbytes // max(1, sum(rows)))
+        window = asked.window or max(LEAST_WINDOW, ROUND_BYTES // row_bytes // lanes)
+        order = Order(row_groups=rows, lanes=lanes, window=window, seed=asked.seed if asked.shuffle else None)
+        settings = f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}, columns {self._columns}"
+        held = f"{len(rows)} row groups of {sum(rows)} rows, fingerprint {fingerprint(self._source.row_groups):x}"
+        agree("the data", held, self._gather)
+        agree("the loader", f"{settings}, lanes {lanes}, window {window}, seed {order.seed}", self._gather)
+        return order
+
+    def _check_deal(self) -> None:
+        deal = self._deal()
+        if not deal.steps:
+            raise DataError(
+                ", ".join(self._columns),
+                f"{deal.rows} rows make no step of {deal.step_rows}; take a smaller batch_size, or policy='join'",
+            )
+        if self._policy == "pad" and deal.rows < self._size:
+            raise DataError(
+                ", ".join(self._columns), f"{deal.rows} rows for {self._size} ranks: some have none to repeat"
+            )
+        if len(self._order.row_groups) < self._size:
+            log.warning(
+                "%d row groups for %d ranks: several ranks read each of them; write smaller row groups to read less",
+                len(self._order.row_groups),
+                self._size,
+            )
+
+    def _deal(self) -> Deal:
+        return Deal(
+            rows=self._order.rows,
+            lanes=self._order.lanes,
+            batch_size=self._batch_size,
+            size=self._size,
+            start=self._visited,
+            policy=self._policy,
+        )
+
+    def _finish(self, metrics: Metrics) -> None:
+        self._epoch, self._visited = self._epoch + 1, 0
+        log.info("rank %d, %s", self._rank, metrics)
+        if self._report is not None:
+            self._report(metrics)
+
+    def _last_batch(self, deal: Deal, step: int, cutter: Cutter) -> Batch:
+        """Return what the policy makes of the rows that do not fill a step."""
+        in_step = deal.rows - deal.start - step * deal.step_rows
+        held = len(deal.take(self._rank, step))
+        columns = cutter.take(held) if held else self._transformed(self._no_rows)
+        if self._policy == "join":
+            return Batch(columns, held, held * self._size / in_step)
+        columns = fill_up(columns, columns if held else self._first_rows(), self._batch_size)
+        return Batch(columns, self._batch_size, repeated=self._batch_size - held)
+
+    def _first_rows(self) -> Columns:
+        """Read rows for a rank that has none to repeat."""
+        deal = replace(self._deal(), start=0, batch_size=1, policy="join")
+        with closing(self._pieces(deal)) as pieces:
+            return next(columns for columns in pieces if rows_of(columns))
+
+    def _pieces(self, deal: Deal) -> Generator[Columns]:
+        """Yield the rank's rows from `deal.start` on in pieces of any length, reading ahead of them."""
+        asked = self._reading
+        order = self._order.epoch(self._epoch)
+        groups, reader = self._source.row_groups, self._reader
+        pool: ReadPool[RowGroup, Columns] = ReadPool(reader, max(1, asked.workers))
+        try:
+            rounds = read_rounds(
+                order,
+                deal,
+                self._rank,
+                read=lambda number: pool.submit(groups[number]),
+                ahead=asked.ahead,
+                timeout=asked.timeout,
+            )
+            made = (self._transformed(columns) for columns in rounds)
+            yield from read_ahead(made, 1) if asked.workers else made
+        finally:
+            pool.close()
+
+    def _transformed(self, columns: Columns) -> Columns:
+        if self._reading.transform is None or not columns:
+            return columns
+        made = self._reading.transform(columns)
+        for name, values in made.items():
+            if len(values) != rows_of(columns):
+                raise DataError(
+                    name,
+                    f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
+                )
+        return made

@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 import numpy as np
 
-from farandole.data import ArrowShard, Loader, StepsPlan, agree_on_column, validation_mask
+from farandole.data import ArrowShard, Gather, ShardLoader, StepsPlan, agree_on_column, validation_mask
 from farandole.errors import DataError
-
-T = TypeVar("T")
 
 # Names of columns in the feed. The user's own names may hold dots, which Spark reads as fields of structs.
 HASH = "hash"
@@ -38,15 +35,9 @@ class RowsWanted:
 class Rows:
     """One rank's share, in batches."""
 
-    train: Loader
-    validate: Loader | None
+    train: ShardLoader
+    validate: ShardLoader | None
     kinds: Mapping[str, str]  # column -> "float32[64]", for the log
-
-
-class Gather(Protocol):
-    """An all-gather of small objects: every rank's, in rank order."""
-
-    def __call__(self, obj: T, /) -> list[T]: ...
 
 
 def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: Gather) -> Rows:
@@ -83,7 +74,9 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
     val_plan = StepsPlan(rows=val_rows, batch_size=wanted.val_batch_size)
     order_seed = seed if wanted.shuffle else None
     return Rows(
-        train=Loader(columns=columns, rows=parts[0], plan=train_plan, rank=rank, seed=order_seed),
-        validate=Loader(columns=columns, rows=parts[1], plan=val_plan, rank=rank, seed=None) if sum(val_rows) else None,
+        train=ShardLoader(columns=columns, rows=parts[0], plan=train_plan, rank=rank, seed=order_seed),
+        validate=ShardLoader(columns=columns, rows=parts[1], plan=val_plan, rank=rank, seed=None)
+        if sum(val_rows)
+        else None,
         kinds=kinds,
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import farandole.torch as hvd
-from farandole.data import Batch
+from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.spark.barrier import shard
 from farandole.spark.logs import log_to_driver, send
@@ -113,7 +113,7 @@ class Training:
         means, speed = meter.over_ranks(_sum_over_ranks, hvd.size())
         return {"epoch": epoch + 1, "steps": steps} | means | speed
 
-    def _step(self, batch: Batch, meter: Meter) -> float | None:
+    def _step(self, batch: ShardBatch, meter: Meter) -> float | None:
         self.optimizer.zero_grad()
         values: list[float] = []
         if batch.rows:
@@ -195,7 +195,7 @@ class Judge:
         self.names = ["loss", *score_names(job)]
         self.outputs: list[Output] | None = None  # of the last batch
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, list[float]]:
+    def __call__(self, batch: ShardBatch) -> tuple[Tensor, list[float]]:
         """Return the batch's mean loss and its scores, in the order of `names`."""
         job = self.job
         inputs = [job.inputs.tensor(index, batch.columns[name]) for index, name in enumerate(job.inputs.columns)]

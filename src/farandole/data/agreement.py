@@ -1,0 +1,48 @@
+"""What all ranks must see alike before they read: one rank's failure becomes everyone's, with its text."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from farandole.errors import ConfigError, FarandoleError, SourceError, spell_ranks
+
+__all__ = ["Gather", "agree", "together"]
+
+T = TypeVar("T")
+
+
+class Gather(Protocol):
+    """An all-gather of small objects: every rank's, in rank order; for example `hvd.allgather_object`."""
+
+    def __call__(self, obj: T, /) -> list[T]: ...
+
+
+def together(act: Callable[[], T], gather: Gather | None) -> T:
+    """Return what `act` returns on this rank; if it fails on any rank, all ranks raise.
+
+    A rank on which `act` failed raises its own error, the others `SourceError` with the first one's rank and text.
+    """
+    if gather is None:
+        return act()
+    try:
+        done, failure = act(), None
+    except (FarandoleError, ValueError, OSError) as error:
+        failure = error
+    told = gather("" if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    for rank, text in enumerate(told):
+        if text:
+            raise SourceError(f"rank {rank}", text)
+    return done
+
+
+def agree(what: str, mine: str, gather: Gather | None) -> None:
+    """Raise `ConfigError` on every rank, naming ranks and values, unless `mine` is the same on all of them."""
+    if gather is None:
+        return
+    ranks_by_value: dict[str, list[int]] = {}
+    for rank, value in enumerate(gather(mine)):
+        ranks_by_value.setdefault(value, []).append(rank)
+    if len(ranks_by_value) > 1:
+        each = "; ".join(f"{spell_ranks(ranks)}: {value}" for value, ranks in ranks_by_value.items())
+        raise ConfigError(what, f"differs between ranks ({each}); open the same files in the same way on every rank")

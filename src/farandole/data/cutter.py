@@ -1,0 +1,51 @@
+"""Pieces of any length cut into batches."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from farandole.data.meter import Meter
+from farandole.data.rounds import Columns
+from farandole.data.values import join_values, pick_rows
+
+__all__ = ["Cutter", "fill_up", "rows_of"]
+
+
+def rows_of(columns: Columns) -> int:
+    """Return how many rows these columns have."""
+    return len(next(iter(columns.values()))) if columns else 0
+
+
+class Cutter:
+    """Cuts what `pieces` yields into batches; time spent in `pieces` counts as waiting."""
+
+    def __init__(self, pieces: Iterator[Columns], meter: Meter) -> None:
+        self._pieces, self._meter = pieces, meter
+        self._piece: Columns = {}
+        self._at = self._end = 0
+
+    def take(self, rows: int) -> Columns:
+        """Return the next `rows` >= 1 rows, of which nothing is copied unless they come from several pieces."""
+        first, last = self._at, self._at + rows
+        if last <= self._end:
+            self._at = last
+            cut = slice(first, last)
+            return {name: values[cut] for name, values in self._piece.items()}
+        parts: list[Columns] = []
+        while rows:
+            while self._at == self._end:
+                with self._meter.waiting():
+                    self._piece = next(self._pieces)
+                self._at, self._end = 0, rows_of(self._piece)
+            taken = min(rows, self._end - self._at)
+            parts.append({name: values[self._at : self._at + taken] for name, values in self._piece.items()})
+            self._at, rows = self._at + taken, rows - taken
+        return {name: join_values([part[name] for part in parts]) for name in parts[0]}
+
+
+def fill_up(columns: Columns, source: Columns, rows: int) -> Columns:
+    """Add rows of `source`, again and again, until there are `rows` of them."""
+    missing = np.arange(rows - rows_of(columns)) % rows_of(source)
+    if not rows_of(columns):
+        return {name: pick_rows(values, missing) for name, values in source.items()}
+    return {name: join_values([columns[name], pick_rows(values, missing)]) for name, values in source.items()}

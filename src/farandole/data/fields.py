@@ -1,0 +1,262 @@
+"""What each column of Arrow data becomes in memory: settled once, from the schema and a few rows, all ranks alike."""
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from farandole.data.values import Ragged, SparseRows, Values
+from farandole.errors import ConfigError, DataError
+
+__all__ = ["Field", "FieldOptions", "check_names", "plan_fields"]
+
+_VECTOR = ("type", "size", "indices", "values")  # how Spark writes pyspark.ml vectors
+_SPARSE = 0  # a vector's `type`; 1 is dense
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldOptions:
+    """What the user wants of columns, by name.
+
+    nulls: "refuse", or values that stand for nulls. vocabulary: texts that become their place in this list, as int64.
+    ragged: arrays that may differ in length, whatever the first rows are like. dense: vectors to be filled up.
+    """
+
+    nulls: Mapping[str, object] = field(default_factory=dict)
+    vocabulary: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ragged: Sequence[str] = ()
+    dense: Sequence[str] = ()
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Raise `ConfigError` for a name that is no column that is read."""
+        for setting in ("nulls", "vocabulary", "ragged", "dense"):
+            for name in getattr(self, setting):
+                if name not in columns:
+                    raise ConfigError(setting, f"'{name}' is not among the columns that are read: {', '.join(columns)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field(ABC):
+    """One column: its name, and how its rows become `Values`. Can be pickled, used from any thread."""
+
+    name: str
+    kind: str  # for the reader of a log: "float32[64]"
+    fill: object = None  # stands for nulls; None: nulls are refused
+
+    def values(self, column: pa.ChunkedArray) -> Values:
+        """Convert rows; what needs no conversion may share memory with `column`.
+
+        Raises `DataError` for nulls without a value to stand for them, and for rows unlike the others."""
+        whole = _one_array(column)
+        if pa.types.is_dictionary(whole.type):
+            whole = whole.dictionary_decode()
+        if whole.null_count:
+            if self.fill is None:
+                raise DataError(
+                    self.name,
+                    f"{whole.null_count} of {len(whole)} rows are null; fill or drop them before, or say what stands "
+                    f"for them: nulls={{'{self.name}': ...}}",
+                )
+            whole = pc.fill_null(whole, pa.scalar(self.fill, whole.type))
+        return self._convert(whole)
+
+    @abstractmethod
+    def _convert(self, column: pa.Array) -> Values: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers(Field):
+    """Numbers, booleans, times, dates."""
+
+    def _convert(self, column: pa.Array) -> Values:
+        return _numbers(column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objects(Field):
+    """Texts and bytes, as an array of Python objects."""
+
+    def _convert(self, column: pa.Array) -> Values:
+        found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codes(Field):
+    """Texts, as their places in a list."""
+
+    words: tuple[str, ...]
+
+    def _convert(self, column: pa.Array) -> Values:
+        places = pc.index_in(column, value_set=pa.array(self.words, column.type))
+        if places.null_count:
+            unknown = column.filter(places.is_null())[0].as_py()
+            raise DataError(self.name, f"{unknown!r} is not in its vocabulary of {len(self.words)} words")
+        codes: NDArray[np.int64] = places.to_numpy().astype(np.int64)
+        return codes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrays(Field):
+    """Arrays of numbers of one shape, as an array (rows, *shape)."""
+
+    shape: tuple[int, ...]
+
+    def _convert(self, column: pa.Array) -> Values:
+        flat = column
+        for length in self.shape:
+            if pa.types.is_fixed_size_list(flat.type):
+                flat = flat.flatten()
+                continue
+            lengths = np.diff(flat.offsets.to_numpy())
+            if len(lengths) and (lengths.min() != length or lengths.max() != length):
+                raise DataError(
+                    self.name,
+                    f"arrays of {lengths.min()} to {lengths.max()} items where the first rows have {length}; pad or "
+                    f"cut them, or read them as they are: ragged=['{self.name}']",
+                )
+            flat = flat.flatten()
+        items = _numbers(_no_nulls_within(self.name, flat))
+        return items.reshape(len(column), *self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaggedArrays(Field):
+    """Arrays of numbers of different lengths."""
+
+    def _convert(self, column: pa.Array) -> Values:
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        return Ragged(_numbers(_no_nulls_within(self.name, column.flatten())), offsets - offsets[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vectors(Field):
+    """Vectors of pyspark.ml, dense and sparse ones mixed, of one width."""
+
+    width: int
+    sparse: bool
+
+    def _convert(self, column: pa.Array) -> Values:
+        kinds, sizes, indices, values = (part for part in column.flatten())
+        items = np.asarray(_numbers(values.flatten()), np.float64)
+        held = np.diff(values.offsets.to_numpy())
+        thin = kinds.to_numpy() == _SPARSE
+        widths = np.where(thin, sizes.fill_null(-1).to_numpy(), held)
+        if len(widths) and (widths.min() != self.width or widths.max() != self.width):
+            raise DataError(self.name, f"vectors of {widths.min()} to {widths.max()} where the first has {self.width}")
+        if not thin.any() and not self.sparse:
+            return items.reshape(len(column), self.width)
+        places = np.empty(len(items), np.int64)
+        places[np.repeat(thin, held)] = indices.flatten().to_numpy()
+        places[np.repeat(~thin, held)] = np.tile(np.arange(self.width), int((~thin).sum()))
+        rows = SparseRows(items, places, np.concatenate([[0], np.cumsum(held)]), self.width)
+        return rows if self.sparse else rows.dense()
+
+
+def check_names(schema: pa.Schema, names: Iterable[str]) -> None:
+    """Raise `DataError` for the first name that is not in the schema."""
+    for name in names:
+        if name not in schema.names:
+            near = difflib.get_close_matches(name, schema.names, 1, 0.5)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise DataError(name, f"is not in the data, which has {', '.join(schema.names)}{hint}")
+
+
+def plan_fields(schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table, options: FieldOptions) -> list[Field]:
+    """Decide for each column what its rows become; `first_rows` are the same for all ranks.
+
+    They tell the length of arrays that declare none. Raises `DataError` naming a column that is not there or that no
+    tensor can hold, `ConfigError` for an option that names no column.
+    """
+    check_names(schema, columns)
+    options.check(columns)
+    return [_plan(name, schema.field(name).type, first_rows[name], options) for name in columns]
+
+
+def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOptions) -> Field:
+    fill = options.nulls.get(name)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if _is_number(kind):
+        return Numbers(name=name, kind=str(kind), fill=fill)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if name in options.vocabulary:
+            words = tuple(options.vocabulary[name])
+            return Codes(name=name, kind=f"int64, one of {len(words)} words", fill=fill, words=words)
+        return Objects(name=name, kind=str(kind), fill=fill)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return Objects(name=name, kind=str(kind), fill=fill)
+    known = _one_array(seen.drop_null())
+    if pa.types.is_struct(kind) and tuple(child.name for child in kind) == _VECTOR:
+        return _plan_vectors(name, known, fill, sparse=name not in options.dense)
+    if _is_list(kind):
+        return _plan_arrays(name, kind, known, fill, ragged=name in options.ragged)
+    raise DataError(name, f"no tensor holds {kind}; cast it, or leave it out of the columns that are read")
+
+
+def _plan_vectors(name: str, known: pa.Array, fill: object, *, sparse: bool) -> Field:
+    if not len(known):
+        raise DataError(name, "the first row group has no vector that would tell their width")
+    kinds, sizes, _, values = known.flatten()
+    any_sparse = sparse and bool(pc.any(pc.equal(kinds, _SPARSE)).as_py())
+    width = sizes[0].as_py() if kinds[0].as_py() == _SPARSE else len(values[0])
+    kind = f"{'sparse ' if any_sparse else ''}float64[{width}]"
+    return Vectors(name=name, kind=kind, fill=fill, width=width, sparse=any_sparse)
+
+
+def _plan_arrays(name: str, kind: pa.DataType, known: pa.Array, fill: object, *, ragged: bool) -> Field:
+    shape: list[int] = []
+    alike = not ragged
+    while _is_list(kind):
+        if pa.types.is_fixed_size_list(kind):
+            shape.append(kind.list_size)
+        else:
+            lengths = np.unique(np.diff(known.offsets.to_numpy()))
+            alike = alike and len(lengths) == 1
+            shape.append(int(lengths[0]) if len(lengths) else 0)
+        kind, known = kind.value_type, known.flatten()
+    if not _is_number(kind):
+        raise DataError(name, f"no tensor holds arrays of {kind}; cast them, or leave the column out")
+    if alike:
+        return Arrays(name=name, kind=f"{kind}{shape}", fill=fill, shape=tuple(shape))
+    if len(shape) > 1:
+        raise DataError(name, "no tensor holds nested arrays of different lengths; flatten or pad them")
+    return RaggedArrays(name=name, kind=f"{kind}[different lengths]", fill=fill)
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_temporal)
+    return any(test(kind) for test in tests) and not pa.types.is_interval(kind)
+
+
+def _numbers(column: pa.Array) -> NDArray[Any]:
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    elif pa.types.is_time(column.type):
+        column = column.cast(pa.int64() if pa.types.is_time64(column.type) else pa.int32())
+    if pa.types.is_date64(column.type):
+        column = column.cast(pa.timestamp("ms"))
+    found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _no_nulls_within(name: str, items: pa.Array) -> pa.Array:
+    if items.null_count:
+        raise DataError(name, f"{items.null_count} items of its arrays are null; fill them before")
+    return items

@@ -1,0 +1,126 @@
+"""Files of a data set wherever fsspec reaches, and whether they still are what they were."""
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+from farandole.errors import SourceError
+
+__all__ = ["File", "Files"]
+
+# Looking at files far away is waiting, not work.
+_LOOKERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file as it was when it was listed; `mark` is its time of change, or what its store has instead."""
+
+    path: str
+    size: int
+    mark: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """A file system of fsspec: local, s3, gs, abfs, hdfs, memory, ... Can be pickled."""
+
+    fs: fsspec.AbstractFileSystem = field(default_factory=LocalFileSystem)
+
+    @classmethod
+    def find(
+        cls, urls: str | Sequence[str], suffix: str, options: Mapping[str, object] | None = None
+    ) -> tuple["Files", list[File]]:
+        """List the files of folders, globs and single files, sorted by path; `options` are the file system's.
+
+        In folders, names that begin with "_" or "." count as notes of other tools and are left out, and so is what
+        does not end in `suffix`, unless nothing does. Raises `SourceError` when there is nothing, or when the URLs
+        belong to several file systems.
+        """
+        asked = [urls] if isinstance(urls, str) else list(urls)
+        if not asked:
+            raise SourceError("[]", "no URL was given")
+        places = [fsspec.core.url_to_fs(url, **(options or {})) for url in asked]
+        fs = places[0][0]
+        if any(other != fs for other, _ in places):
+            raise SourceError(asked[0], "the URLs belong to several file systems; copy the data to one of them")
+        files = cls(fs)
+        lists = [files._list(url, place, suffix) for url, (_, place) in zip(asked, places, strict=True)]
+        return files, files.look(sorted({path for paths in lists for path in paths}))
+
+    @property
+    def local(self) -> bool:
+        """Whether the files are this machine's."""
+        return isinstance(self.fs, LocalFileSystem)
+
+    def look(self, paths: Sequence[str]) -> list[File]:
+        """Look at each file anew; raises `SourceError` for one that has vanished."""
+        self.fs.invalidate_cache()
+        if self.local:
+            return [self._look(path) for path in paths]
+        with ThreadPoolExecutor(_LOOKERS, thread_name_prefix="farandole-look") as pool:
+            return list(pool.map(self._look, paths))
+
+    def check(self, files: Sequence[File]) -> None:
+        """Raise `SourceError` naming the first file that has changed or vanished since it was listed."""
+        for was, now in zip(files, self.look([file.path for file in files]), strict=True):
+            if was != now:
+                raise SourceError(
+                    was.path,
+                    f"has changed while it was being read ({was.size} bytes, {was.mark}, are now {now.size} bytes, "
+                    f"{now.mark}); open the data again, and write new data to new files",
+                )
+
+    @contextmanager
+    def open(self, file: File) -> Iterator[pa.NativeFile]:
+        """Open for reading; raises `SourceError` for what goes wrong in the body as well as at the opening."""
+        try:
+            if self.local:
+                # Not mapped into memory: a mapped file that somebody cuts short ends the process.
+                with pa.OSFile(file.path, "rb") as opened:
+                    yield opened
+            else:
+                with self.fs.open(file.path, "rb") as stream, pa.PythonFile(stream, mode="r") as opened:
+                    yield opened
+        except FileNotFoundError as error:
+            raise SourceError(file.path, "has vanished since it was listed; open the data again") from error
+        except (OSError, pa.ArrowException) as error:
+            self.check([file])  # a change explains the error better
+            raise SourceError(file.path, f"cannot be read: {error}") from error
+
+    def _look(self, path: str) -> File:
+        try:
+            found = self.fs.info(path)
+        except FileNotFoundError as error:
+            raise SourceError(path, "is not there, or has vanished since it was listed") from error
+        marks = (found.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"))
+        return File(path, int(found["size"]), str(next((mark for mark in marks if mark is not None), "")))
+
+    def _list(self, url: str, place: str, suffix: str) -> list[str]:
+        if any(sign in place for sign in "*?["):
+            found = [path for path in self.fs.glob(place) if not _is_note(path, "")]
+            folders = [path for path in found if self.fs.isdir(path)]
+            files = [path for path in found if path not in folders]
+            files += [path for folder in folders for path in self._within(folder, suffix)]
+        elif self.fs.isdir(place):
+            files = self._within(place, suffix)
+        else:
+            files = [place]
+        if not files:
+            raise SourceError(url, "holds no file of data")
+        return files
+
+    def _within(self, folder: str, suffix: str) -> list[str]:
+        found = [path for path in self.fs.find(folder) if not _is_note(path, folder)]
+        return [path for path in found if path.endswith(suffix)] or found
+
+
+def _is_note(path: str, folder: str) -> bool:
+    inner = posixpath.relpath(path, folder).split("/") if folder else [posixpath.basename(path)]
+    return any(part.startswith(("_", ".")) and "=" not in part for part in inner)

@@ -1,0 +1,69 @@
+"""How fast rows come, and what share of its time a rank waits for them."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+__all__ = ["Meter", "Metrics"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metrics:
+    """One rank's reading of one epoch, or of what it has read so far; times in seconds."""
+
+    epoch: int
+    rows: int
+    steps: int
+    seconds: float
+    waited: float
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows of this rank by time."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+    @property
+    def waiting(self) -> float:
+        """The share of time, in percent, that the rank waited for data."""
+        return 100 * self.waited / self.seconds if self.seconds else 0.0
+
+    def scalars(self) -> dict[str, float]:
+        """Return the curves, by the names that event files give them."""
+        return {"data/rows_per_second": self.rows_per_second, "data/waiting_percent": self.waiting}
+
+    def __str__(self) -> str:
+        return (
+            f"epoch {self.epoch}: {self.rows} rows in {self.steps} steps and {self.seconds:.3g} s, "
+            f"{self.rows_per_second:.4g} rows/s, waiting for data {self.waiting:.1f} %"
+        )
+
+
+class Meter:
+    """Measures one epoch from its making on."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._began = time.monotonic()
+        self._rows = self._steps = 0
+        self._waited = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time of the body as waiting."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited += time.monotonic() - began
+
+    def step(self, rows: int) -> None:
+        """Count a step of so many rows."""
+        self._rows += rows
+        self._steps += 1
+
+    @property
+    def metrics(self) -> Metrics:
+        """What was measured until now."""
+        seconds = time.monotonic() - self._began
+        return Metrics(epoch=self._epoch, rows=self._rows, steps=self._steps, seconds=seconds, waited=self._waited)

@@ -1,0 +1,122 @@
+"""The order in which an epoch visits all rows of all ranks: a function of seed, epoch and the row groups' sizes.
+
+How many ranks there are is no part of it. The row groups are permuted and laid end to end; that line of rows is cut
+into `lanes` parts, which are visited in turns, one row each; within a lane rows are shuffled in windows. So a rank that
+takes the rows of some lanes reads only their row groups, and holds only a window of each.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EpochOrder", "Extent", "Order", "choose_lanes"]
+
+# Numbers of lanes that many numbers of ranks divide.
+_LANES = (96, 48, 24, 12, 8, 4, 2)
+
+# Spawn keys of the two kinds of permutation: apart, so that no window is shuffled as the row groups are.
+_GROUPS, _WINDOW = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Rows `first` to `last` (half-open) of one row group."""
+
+    row_group: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """The orders of all epochs over row groups of `row_groups[0]`, `row_groups[1]`, ... rows.
+
+    `window` is the number of rows of a lane that are shuffled among each other. Without a seed nothing is shuffled.
+    Raises `ValueError` for numbers that make no order.
+    """
+
+    row_groups: tuple[int, ...]
+    lanes: int
+    window: int
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        if any(rows < 0 for rows in self.row_groups):
+            raise ValueError(f"row_groups must be counts >= 0, got {self.row_groups}")
+        if self.lanes < 1 or self.window < 1:
+            raise ValueError(f"lanes and window must be >= 1, got {self.lanes} and {self.window}")
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+        return sum(self.row_groups)
+
+    @property
+    def round_rows(self) -> int:
+        """Rows of a round: one window of each lane. Round k holds positions k * round_rows and on."""
+        return self.lanes * self.window
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of an epoch."""
+        return -(-self.rows // self.round_rows)
+
+    def epoch(self, epoch: int) -> "EpochOrder":
+        """Return the order of this epoch; raises `ValueError` for a negative one."""
+        return EpochOrder(self, epoch)
+
+
+class EpochOrder:
+    """One epoch's order. Row p of it is row p // lanes of lane p % lanes."""
+
+    def __init__(self, order: Order, epoch: int) -> None:
+        self.order, self._epoch = order, epoch
+        count = len(order.row_groups)
+        self._groups = np.arange(count) if order.seed is None else self._stream(_GROUPS, 0, 0).permutation(count)
+        # ends[i]: rows of the first i row groups, in this epoch's order of row groups.
+        self._ends = np.concatenate([[0], np.cumsum(np.array(order.row_groups, np.int64)[self._groups])])
+
+    def window_rows(self, lane: int, number: int) -> int:
+        """Return how many rows the lane has in this round: `window` of them, fewer in its last, then none."""
+        first, last = self._span(lane, number)
+        return last - first
+
+    def extents(self, lane: int, number: int) -> Iterator[Extent]:
+        """Yield where the rows of the lane's window of this round lie, in the order in which `shuffled` counts them."""
+        first, last = self._span(lane, number)
+        place = int(np.searchsorted(self._ends, first, side="right")) - 1
+        while first < last:
+            start, end = int(self._ends[place]), int(self._ends[place + 1])
+            until = min(last, end)
+            if first < until:
+                yield Extent(int(self._groups[place]), first - start, until - start)
+            first, place = until, place + 1
+
+    def shuffled(self, lane: int, number: int) -> NDArray[np.int64]:
+        """Return the order in which the rows of the lane's window of this round are visited."""
+        rows = self.window_rows(lane, number)
+        if self.order.seed is None:
+            return np.arange(rows)
+        return self._stream(_WINDOW, lane, number).permutation(rows)
+
+    def _span(self, lane: int, number: int) -> tuple[int, int]:
+        each, more = divmod(self.order.rows, self.order.lanes)
+        start, end = (place * each + min(place, more) for place in (lane, lane + 1))
+        return tuple(min(end, start + place * self.order.window) for place in (number, number + 1))  # type: ignore[return-value]
+
+    def _stream(self, *key: int) -> np.random.Generator:
+        # Seed and position are kept apart (entropy, spawn key), so that seed 1 epoch 23 is not seed 12 epoch 3.
+        stream = np.random.SeedSequence(self.order.seed, spawn_key=(self._epoch, *key))
+        return np.random.Generator(np.random.PCG64(stream))
+
+
+def choose_lanes(row_groups: Sequence[int], nbytes: int, *, most_bytes: int) -> int:
+    """Return a number of lanes for these row groups, which take `nbytes` of memory when all are read.
+
+    A lane has four row groups or more, for lanes share those at their ends; one of each lane fits into `most_bytes`.
+    """
+    count = max(1, sum(rows > 0 for rows in row_groups))
+    fitting = most_bytes * count // max(1, nbytes)
+    return next((lanes for lanes in _LANES if lanes <= fitting and 4 * lanes <= count), 1)

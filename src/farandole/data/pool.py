@@ -1,0 +1,58 @@
+"""Threads that read, of which none can keep a process from ending."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+__all__ = ["ReadPool"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+# A thread that hangs in a far file system cannot be stopped; closing waits for it no longer than this.
+_PATIENCE = 5.0
+
+
+class ReadPool(Generic[A, R]):
+    """Calls `act` on `threads` daemon threads, in the order of `submit`; close it to end them.
+
+    The executor of the standard library would wait, at the latest when the interpreter ends, for a read that hangs.
+    """
+
+    def __init__(self, act: Callable[[A], R], threads: int) -> None:
+        self._act = act
+        self._asked: queue.SimpleQueue[tuple[A, Future[R]] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"farandole-read-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, argument: A) -> "Future[R]":
+        """Ask for `act(argument)`; returns at once."""
+        future: Future[R] = Future()
+        self._asked.put((argument, future))
+        return future
+
+    def close(self) -> None:
+        """End the threads, each after the call that it is at; what has not begun is never done."""
+        self._closed.set()
+        for _ in self._threads:
+            self._asked.put(None)
+        for thread in self._threads:
+            thread.join(_PATIENCE)
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            argument, future = asked
+            if self._closed.is_set():
+                future.cancel()
+                continue
+            try:
+                future.set_result(self._act(argument))
+            except BaseException as error:
+                future.set_exception(error)  # for who waits for it

@@ -1,0 +1,188 @@
+"""A rank's rows of an epoch, round by round, read ahead of their use."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farandole.data.deal import Deal
+from farandole.data.fields import Field
+from farandole.data.order import EpochOrder, Extent
+from farandole.data.sources import RowGroup, Source
+from farandole.data.values import Values, join_values, pick_rows
+from farandole.errors import DataError, SourceError
+
+__all__ = ["Columns", "Reader", "Transform", "read_ahead", "read_rounds"]
+
+Columns: TypeAlias = dict[str, Values]
+Transform: TypeAlias = Callable[[Columns], Columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Reads one row group and converts it; a value that can be sent to another process."""
+
+    source: Source
+    fields: tuple[Field, ...]
+
+    def __call__(self, row_group: RowGroup) -> Columns:
+        """Return all columns of the row group; raises `DataError` and `SourceError`, which name it."""
+        table = self.source.read(row_group, [field.name for field in self.fields])
+        if table.num_rows != row_group.rows:
+            raise SourceError(
+                row_group.file.path,
+                f"row group {row_group.number} has {table.num_rows} rows, not the {row_group.rows} of the plan",
+            )
+        try:
+            return {field.name: field.values(table[field.name]) for field in self.fields}
+        except DataError as error:
+            raise DataError(error.column, f"{row_group}: {error.problem}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A lane's rows of one round: where they are, and who is reading them."""
+
+    lane: int
+    pieces: list[tuple[Extent, "Future[Columns]"]]
+
+
+def read_rounds(
+    order: EpochOrder, deal: Deal, rank: int, *, read: Callable[[int], "Future[Columns]"], ahead: int, timeout: float
+) -> Iterator[Columns]:
+    """Yield the rank's rows of each round from `deal.start` on, in the epoch's order.
+
+    `read` starts to read a row group; the row groups of `ahead` rounds are being read before they are needed. What is
+    read is dropped when its last row of a lane has been yielded. Raises `SourceError` when a row group does not come
+    within `timeout` seconds.
+    """
+    whole = order.order
+    lanes = deal.lanes_of(rank)
+    held: dict[int, dict[int, Future[Columns]]] = {lane: {} for lane in lanes}
+    waiting: deque[tuple[int, list[_Window]]] = deque()
+    first = deal.start // whole.round_rows
+    last = -(-deal.after(deal.steps - 1) // whole.round_rows) if deal.steps else first
+    for number in range(first, last + ahead):
+        if number < last:
+            waiting.append((number, [_start(order, lane, number, held[lane], read) for lane in lanes]))
+        if number - first >= ahead and waiting:
+            turn, windows = waiting.popleft()
+            yield _assemble(order, deal, rank, turn, windows, timeout)
+
+
+def _start(
+    order: EpochOrder,
+    lane: int,
+    number: int,
+    held: dict[int, "Future[Columns]"],
+    read: Callable[[int], "Future[Columns]"],
+) -> _Window:
+    pieces = []
+    for extent in order.extents(lane, number):
+        if extent.row_group not in held:
+            held[extent.row_group] = read(extent.row_group)
+        pieces.append((extent, held[extent.row_group]))
+    # Only the last of them may go on in the lane's next window.
+    for done in [group for group in held if not pieces or group != pieces[-1][0].row_group]:
+        del held[done]
+    return _Window(lane, pieces)
+
+
+def _assemble(order: EpochOrder, deal: Deal, rank: int, number: int, windows: list[_Window], timeout: float) -> Columns:
+    rows = _rows_in_pool(order, deal, rank, number, windows)
+    deadline = time.monotonic() + timeout
+    pieces = [(extent, _result(future, deadline, timeout)) for window in windows for extent, future in window.pieces]
+    if not pieces:
+        return {}
+    assembled: Columns = {}
+    for name in pieces[0][1]:
+        pool = join_values([columns[name][extent.first : extent.last] for extent, columns in pieces])
+        assembled[name] = pick_rows(pool, rows)
+    return assembled
+
+
+def _result(future: "Future[Columns]", deadline: float, timeout: float) -> Columns:
+    try:
+        return future.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError as error:
+        raise SourceError("the data", f"a row group has not come within {timeout:g} s; raise the timeout") from error
+
+
+def _rows_in_pool(
+    order: EpochOrder, deal: Deal, rank: int, number: int, windows: list[_Window]
+) -> NDArray[np.int64] | slice:
+    """Return where the rank's rows of this round are when the windows' rows lie one after the other."""
+    whole = order.order
+    begin, end = number * whole.round_rows, (number + 1) * whole.round_rows
+    starts = np.zeros(whole.lanes, np.int64)
+    places, passed = [], 0
+    for window in windows:
+        starts[window.lane] = passed
+        shuffled = order.shuffled(window.lane, number)
+        shuffled += passed
+        places.append(shuffled)
+        passed += len(shuffled)
+    if whole.seed is not None and end <= whole.rows and deal.takes_whole_lanes(begin, end):
+        # The usual case: the lanes take turns. It is what the general one below comes to.
+        return np.stack(places, axis=1).reshape(-1)
+    positions = deal.stream(rank, begin, end)
+    in_windows = starts[positions % whole.lanes] + positions // whole.lanes - number * whole.window
+    if whole.seed is None and len(windows) == 1:
+        # In file order, and with all rows of the only lane: nothing to gather.
+        first = int(in_windows[0]) if len(in_windows) else 0
+        if len(in_windows) and int(in_windows[-1]) - first + 1 == len(in_windows):
+            return slice(first, first + len(in_windows))
+    rows: NDArray[np.int64] = np.concatenate([np.arange(0), *places])[in_windows]
+    return rows
+
+
+def read_ahead(rounds: Iterator[Columns], depth: int) -> Iterator[Columns]:
+    """Yield what `rounds` yields, up to `depth` of which are made on a thread before they are asked for.
+
+    The thread ends with the last round, with an error, which is raised here, and when this generator is closed."""
+    ready: deque[Columns] = deque()
+    changed = threading.Condition()
+    ended: list[BaseException | None] = []
+    closed = threading.Event()
+
+    def work() -> None:
+        failure: BaseException | None = None
+        try:
+            for columns in rounds:
+                with changed:
+                    changed.wait_for(lambda: closed.is_set() or len(ready) < depth)
+                    if closed.is_set():
+                        break
+                    ready.append(columns)
+                    changed.notify_all()
+        except BaseException as error:
+            failure = error  # for who iterates
+        with changed:
+            ended.append(failure)
+            changed.notify_all()
+
+    thread = threading.Thread(target=work, name="farandole-rounds", daemon=True)
+    thread.start()
+    try:
+        while True:
+            with changed:
+                # Reading itself has the deadline; the thread says so when it ends, however that comes about.
+                changed.wait_for(lambda: ready or ended)
+                if not ready:
+                    break
+                columns = ready.popleft()
+                changed.notify_all()
+            yield columns
+        if ended[0] is not None:
+            raise ended[0]
+    finally:
+        with changed:
+            closed.set()
+            changed.notify_all()
+        thread.join()

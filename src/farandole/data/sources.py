@@ -1,0 +1,167 @@
+"""Where rows come from: files of Parquet or Arrow, seen as row groups that can be read one by one."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data.files import File, Files
+from farandole.errors import DataError, SourceError
+
+__all__ = ["ArrowSource", "ParquetSource", "RowGroup", "Source", "fingerprint"]
+
+_OPENERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A run of rows that is read as a whole; `number` counts within its file."""
+
+    file: File
+    number: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"row group {self.number} of {self.file.path}"
+
+
+class Source(Protocol):
+    """Row groups in a fixed order, and a way to read them from any thread. Can be pickled."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of all columns."""
+        ...
+
+    @property
+    def row_groups(self) -> Sequence[RowGroup]:
+        """All row groups, in the order of paths and numbers."""
+        ...
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Estimate how much memory these columns of all row groups take."""
+        ...
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns; raises `SourceError` naming the file."""
+        ...
+
+    def check(self) -> None:
+        """Raise `SourceError` if a file has changed or vanished since it was opened."""
+        ...
+
+
+def fingerprint(row_groups: Iterable[RowGroup]) -> int:
+    """Return a number that stands for these row groups in a loader's state: their sizes, not where they lie."""
+    digest = hashlib.sha256(json.dumps([group.rows for group in row_groups]).encode())
+    return int.from_bytes(digest.digest()[:7])  # 56 bits: exact also for readers of JSON that know doubles only
+
+
+class ParquetSource:
+    """Parquet files: one URL, folder or glob, or a list of these; `options` are those of the file system.
+
+    Reads all footers. Raises `SourceError` for files that are no Parquet, and for files of different schemas.
+    """
+
+    def __init__(self, urls: str | Sequence[str], options: Mapping[str, object] | None = None) -> None:
+        self._files, self._listed = Files.find(urls, ".parquet", options)
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
+            footers = list(pool.map(self._footer, self._listed))
+        self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
+        self.schema = _one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
+        self.row_groups: Sequence[RowGroup] = tuple(
+            RowGroup(file, number, footer.row_group(number).num_rows)
+            for file, footer in zip(self._listed, footers, strict=True)
+            for number in range(footer.num_row_groups)
+        )
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Sum what the footers say: sizes before compression."""
+        wanted, total = set(columns), 0
+        for footer in self._footers.values():
+            # Nested columns have several leaves; each counts to the name before the first dot.
+            leaves = [leaf for leaf in range(footer.num_columns) if _root(footer, leaf) in wanted]
+            for number in range(footer.num_row_groups):
+                group = footer.row_group(number)
+                total += sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
+        return total
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns; raises `SourceError` naming the file."""
+        with (
+            self._files.open(row_group.file) as opened,
+            pq.ParquetFile(
+                opened, metadata=self._footers[row_group.file.path], pre_buffer=not self._files.local
+            ) as parquet,
+        ):
+            table = parquet.read_row_group(row_group.number, columns=list(columns), use_threads=False)
+        self._files.check([row_group.file])
+        return table
+
+    def check(self) -> None:
+        """Raise `SourceError` if a file has changed or vanished since it was opened."""
+        self._files.check(self._listed)
+
+    def _footer(self, file: File) -> pq.FileMetaData:
+        with self._files.open(file) as opened:
+            return pq.read_metadata(opened)
+
+
+class ArrowSource:
+    """Arrow IPC files (also called Feather 2), whose record batches are the row groups; URLs as for Parquet."""
+
+    def __init__(self, urls: str | Sequence[str], options: Mapping[str, object] | None = None) -> None:
+        self._files, self._listed = Files.find(urls, ".arrow", options)
+        schemas, groups = [], []
+        self._nbytes: dict[str, int] = {}
+        for file in self._listed:
+            with self._files.open(file) as opened, pa.ipc.open_file(opened) as reader:
+                schemas.append(reader.schema)
+                for number in range(reader.num_record_batches):
+                    # Only the batch itself knows its rows.
+                    batch = reader.get_batch(number)
+                    groups.append(RowGroup(file, number, batch.num_rows))
+                    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                        self._nbytes[name] = self._nbytes.get(name, 0) + column.nbytes
+        self.schema = _one_schema(self._listed, schemas)
+        self.row_groups: Sequence[RowGroup] = tuple(groups)
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Sum what the record batches take."""
+        return sum(self._nbytes.get(name, 0) for name in columns)
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns; raises `SourceError` naming the file."""
+        places = [self.schema.get_field_index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=sorted(places), use_threads=False)
+        with self._files.open(row_group.file) as opened, pa.ipc.open_file(opened, options=options) as reader:
+            table = pa.Table.from_batches([reader.get_batch(row_group.number)]).select(list(columns))
+        self._files.check([row_group.file])
+        return table
+
+    def check(self) -> None:
+        """Raise `SourceError` if a file has changed or vanished since it was opened."""
+        self._files.check(self._listed)
+
+
+def _root(footer: pq.FileMetaData, leaf: int) -> str:
+    return str(footer.schema.column(leaf).path).split(".", 1)[0]
+
+
+def _one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema:
+    first = schemas[0]
+    for file, schema in zip(files, schemas, strict=True):
+        for field in first:
+            there = schema.field(field.name).type if field.name in schema.names else None
+            if there is None:
+                raise DataError(field.name, f"is in {files[0].path}, but not in {file.path}")
+            if there != field.type:
+                raise DataError(field.name, f"is {field.type} in {files[0].path}, but {there} in {file.path}")
+        if more := sorted(set(schema.names) - set(first.names)):
+            raise SourceError(file.path, f"has columns that {files[0].path} has not: {', '.join(more)}")
+    return first

@@ -1,0 +1,95 @@
+"""Rows of one column in memory: a numpy array where rows are alike, a compact pair of arrays where they are not."""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Ragged", "SparseRows", "Values", "join_values", "pick_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Arrays of different lengths: row i is values[offsets[i]:offsets[i + 1]]."""
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, rows: slice) -> "Ragged":
+        """Return these rows (consecutive ones) without copying their values."""
+        first, last, offsets = _cut(rows, self.offsets)
+        return Ragged(self.values[first:last], offsets)
+
+    def rows(self) -> list[NDArray[Any]]:
+        """Return one array per row, each a view."""
+        return np.split(self.values, self.offsets[1:-1]) if len(self) else []
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """Sparse vectors of one width in CSR form: row i has values[offsets[i]:offsets[i + 1]] at the same indices."""
+
+    values: NDArray[np.float64]
+    indices: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, rows: slice) -> "SparseRows":
+        """Return these rows (consecutive ones) without copying their values."""
+        first, last, offsets = _cut(rows, self.offsets)
+        return SparseRows(self.values[first:last], self.indices[first:last], offsets, self.width)
+
+    def dense(self) -> NDArray[np.float64]:
+        """Return them as an array (rows, width)."""
+        filled = np.zeros((len(self), self.width))
+        filled[np.repeat(np.arange(len(self)), np.diff(self.offsets)), self.indices] = self.values
+        return filled
+
+
+# An array has its rows along the first dimension.
+Values: TypeAlias = NDArray[Any] | Ragged | SparseRows
+
+
+def join_values(parts: list[Values]) -> Values:
+    """Put the rows of one column one after the other; all parts are of one kind."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, np.ndarray):
+        return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+    ragged = [part for part in parts if not isinstance(part, np.ndarray)]
+    values = np.concatenate([part.values for part in ragged])
+    lengths = np.concatenate([np.diff(part.offsets) for part in ragged])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    if isinstance(first, Ragged):
+        return Ragged(values, offsets)
+    indices = np.concatenate([part.indices for part in ragged if isinstance(part, SparseRows)])
+    return SparseRows(values, indices, offsets, first.width)
+
+
+def pick_rows(values: Values, rows: NDArray[np.int64] | slice) -> Values:
+    """Copy these rows, in this order; a slice of an array is copied too, so that it is nobody else's."""
+    if isinstance(values, np.ndarray):
+        return values[rows].copy() if isinstance(rows, slice) else np.take(values, rows, axis=0)
+    if isinstance(rows, slice):
+        return values[rows]
+    lengths = np.diff(values.offsets)[rows]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    items = np.repeat(values.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+    if isinstance(values, Ragged):
+        return Ragged(values.values[items], offsets)
+    return SparseRows(values.values[items], values.indices[items], offsets, values.width)
+
+
+def _cut(rows: slice, offsets: NDArray[np.int64]) -> tuple[int, int, NDArray[np.int64]]:
+    first, last, step = rows.indices(len(offsets) - 1)
+    assert step == 1, "rows of one piece"
+    mine = offsets[first : max(first, last) + 1]
+    return int(mine[0]), int(mine[-1]), mine - mine[0]

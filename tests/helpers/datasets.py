@@ -1,0 +1,49 @@
+"""Small Parquet data sets, and what the ranks of a job read of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data import Batch, Loader, Source
+
+__all__ = ["RAGGED", "read_all", "write_rows"]
+
+# Rows of row groups, by file: even, ragged, with empty ones, one large among small ones, fewer than ranks.
+RAGGED: dict[str, list[list[int]]] = {
+    "even": [[20, 20, 20], [20, 20, 20], [20, 20, 20]],
+    "ragged": [[31, 2], [1], [17, 17, 5, 9], [40]],
+    "some empty": [[12, 0, 7], [0], [30, 3]],
+    "one large": [[1], [1], [200], [1], [1]],
+    "many small": [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7], [9, 3, 2, 3, 8, 4, 6, 2, 6]],
+    "one row group": [[83]],
+}
+
+
+def write_rows(
+    folder: Path, layout: Sequence[Sequence[int]], make: Callable[[int, int], pa.Table] | None = None
+) -> int:
+    """Write files with row groups of these sizes; gives the number of rows.
+
+    `make(first, rows)` makes the rows from number `first` on, by default just their numbers, as column "row"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = make or (lambda first, rows: pa.table({"row": np.arange(first, first + rows)}))
+    first = 0
+    for number, sizes in enumerate(layout):
+        with pq.ParquetWriter(folder / f"part-{number:03}.parquet", made(0, 1).schema) as writer:
+            for rows in sizes:
+                if rows:
+                    writer.write_table(made(first, rows))
+                first += rows
+    return first
+
+
+def read_all(
+    source: Source, size: int, epochs: int, make: Callable[[Source, int], Loader]
+) -> Iterator[list[list[Batch]]]:
+    """Yield for each epoch what each rank of `size` gets; `make` makes the loader of a rank."""
+    loaders = [make(source, rank) for rank in range(size)]
+    for _ in range(epochs):
+        yield [list(loader) for loader in loaders]
