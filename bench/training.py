@@ -1,0 +1,255 @@
+"""How many steps a second does data-parallel training do with 2 ranks, beside torch's DistributedDataParallel?
+
+    python bench/training.py [--full] [--rounds 5] [--shape NAME]...
+
+Models: a small convolutional net, big linear layers, and an embedding whose gradient is dense, or sparse. Every
+contender trains a copy of its own from the same values with the same rows, in the same processes, with one thread of
+torch per rank; in the end its parameters must be equal on all ranks, and close to those of the other contenders. Some
+more steps are traced: how much of the communication lay within the backward pass? Prints steps per second and one
+table, writes bench/results/*-training.json."""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import peers
+import torch
+import torch.distributed as dist
+from comparison import OURS, Line, compare, table
+from peers import Contender, Seat, Times
+from race import Race, record, spread
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import farandole.torch as hvd
+from farandole.config import Config
+from farandole.core import default
+from farandole.core.timeline import timeline_path
+
+RANKS = 2
+DDP, DDP_VIEWS = "DDP/gloo", "DDP/gloo, gradients as views"
+APART, ALONE = "both ranks, no communication", "one process alone"
+COMMUNICATION, WITHIN = "communication", "of it within backward"
+MUST: Mapping[str, float] = {DDP: 1.15, DDP_VIEWS: 1.15}
+TRACED = 20  # steps
+BATCHES = 4
+
+Span = tuple[int, int]  # begin and end in nanoseconds
+Wrap = Callable[[nn.Module], tuple[nn.Module, torch.optim.Optimizer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model and the rows of one batch."""
+
+    model: Callable[[], nn.Module]
+    rows: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    steps: int  # per timed operation
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 7 * 7, 28), nn.ReLU(), nn.Linear(28, 10),
+    )  # fmt: skip
+
+
+def big_layers() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(),
+        nn.Linear(1024, 10),
+    )  # fmt: skip
+
+
+def embedding(sparse: bool) -> nn.Module:
+    return nn.Sequential(
+        nn.EmbeddingBag(100_000, 64, mode="mean", sparse=sparse), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
+
+
+def pictures(size: int, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(size, *shape), torch.randint(10, (size,))
+
+
+def words() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(100_000, (256, 32)), torch.randint(10, (256,))
+
+
+SHAPES: Mapping[str, Shape] = {
+    "cnn": Shape(convolutions, lambda: pictures(64, 1, 28, 28), 20),
+    "mlp": Shape(big_layers, lambda: pictures(64, 784), 4),
+    "embedding": Shape(lambda: embedding(False), words, 4),
+    "sparse embedding": Shape(lambda: embedding(True), words, 20),
+}
+
+
+class Training:
+    """One contender: its copy of the model, and its steps."""
+
+    def __init__(self, shape: Shape, rank: int, wrap: Wrap) -> None:
+        torch.manual_seed(1)
+        self._model, self._optimizer = wrap(model := shape.model())
+        self._parameters = list(model.parameters())
+        torch.manual_seed(2 + rank)
+        self._batches = [shape.rows() for _ in range(BATCHES)]
+        self._steps = shape.steps
+        self._place = 0
+        self.backward: list[Span] = []
+
+    def run(self) -> None:
+        for _ in range(self._steps):
+            self.step()
+
+    def step(self) -> None:
+        inputs, targets = self._batches[self._place % BATCHES]
+        self._place += 1
+        self._optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self._model(inputs), targets)
+        begin = time.perf_counter_ns()
+        loss.backward()
+        self.backward.append((begin, time.perf_counter_ns()))
+        self._optimizer.step()
+
+    def values(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in self._parameters])
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def alone(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, sgd(model)
+
+
+def distributed(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+
+
+def ddp(model: nn.Module, *, views: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return DistributedDataParallel(model, gradient_as_bucket_view=views), sgd(model)
+
+
+def measure(seat: Seat) -> dict[str, Times]:
+    """The part of a rank."""
+    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
+    titles = seat.options["shapes"]
+    assert isinstance(titles, list)
+    results: dict[str, Times] = {}
+    with ExitStack() as stack:
+        stack.enter_context(seat.gloo())
+        context = stack.enter_context(seat.context("ours", Config.from_environment()))
+        for title in titles:
+            shape = SHAPES[title]
+            trainings = {
+                DDP: Training(shape, seat.rank, partial(ddp, views=False)),
+                DDP_VIEWS: Training(shape, seat.rank, partial(ddp, views=True)),
+            }
+            with default.use(context):
+                trainings = {OURS: Training(shape, seat.rank, distributed), **trainings}
+            contenders = {name: Contender(each.run, _nothing) for name, each in trainings.items()}
+            contenders[OURS] = Contender(trainings[OURS].run, _nothing, context=context)
+            contenders[APART] = Contender(Training(shape, seat.rank, alone).run, _nothing)
+            lonely = Training(shape, seat.rank, alone).run
+            contenders[ALONE] = Contender(lonely if seat.rank == 0 else _nothing, _nothing)
+            results[title] = peers.take_turns(seat, contenders, rounds, repeats)
+            compare_parameters(title, {name: each.values() for name, each in trainings.items()})
+            results[f"{title}: {COMMUNICATION}"] = trace(seat, title)
+    return results
+
+
+def _nothing() -> None:
+    """What is not measured."""
+
+
+def compare_parameters(title: str, values: Mapping[str, torch.Tensor]) -> None:
+    """Raise `AssertionError` unless all ranks and all contenders have come to the same parameters."""
+    for name, mine in values.items():
+        theirs = mine.clone()
+        dist.broadcast(theirs, 0)
+        assert torch.equal(mine, theirs), f"{title}: {name} has other parameters on another rank"
+        alike = torch.allclose(mine, values[OURS], rtol=1e-3, atol=1e-5)
+        assert alike, f"{title}: {name} has come to other parameters than {OURS}"
+
+
+def trace(seat: Seat, title: str) -> Times:
+    """Train some steps with a timeline: how long this rank's communication took, and what of it lay within backward."""
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder:
+        path = str(Path(folder, "trace.json"))
+        with seat.context(f"{title} traced", Config.from_environment(timeline=path)) as context, default.use(context):
+            training = Training(SHAPES[title], seat.rank, distributed)
+            for _ in range(TRACED):
+                training.step()
+        events = json.loads(timeline_path(path, seat.rank).read_text(encoding="utf-8"))
+    spans = joined(
+        (int(1e3 * each["ts"]), int(1e3 * (each["ts"] + each["dur"])))
+        for each in events
+        if each["ph"] == "X" and each["name"] != "negotiate"
+    )
+    found: Times = {OURS: [], WITHIN: []}
+    starts = [begin for begin, _ in training.backward] + [spans[-1][1] + 1]
+    for place, backward in enumerate(training.backward):
+        mine = [span for span in spans if starts[place] <= span[0] < starts[place + 1]]
+        # The other ranks' shares are like those of rank 0, which speaks for all.
+        found[OURS].append([(0, sum(end - begin for begin, end in mine) if seat.rank == 0 else 0)])
+        found[WITHIN].append([(0, sum(common(span, backward) for span in mine) if seat.rank == 0 else 0)])
+    return {name: steps[1:] for name, steps in found.items()}  # the first one makes the buffers
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans in order, those that overlap made one: fused operations have one time."""
+    whole: list[Span] = []
+    for begin, end in sorted(spans):
+        if whole and begin <= whole[-1][1]:
+            whole[-1] = (whole[-1][0], max(end, whole[-1][1]))
+        else:
+            whole.append((begin, end))
+    return whole
+
+
+def common(one: Span, other: Span) -> int:
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]))
+
+
+def per_step(title: str, race: Race) -> Race:
+    """The same by step instead of by timed operation."""
+    steps = SHAPES[title].steps
+    return Race({name: [each / steps for each in values] for name, values in race.seconds.items()}, race.ratios)
+
+
+def speeds(races: Mapping[str, Race]) -> str:
+    """Steps per second of every contender: least, middle and greatest of the rounds."""
+    lines = ["steps per second (min / median / max)"]
+    for title, race in races.items():
+        for name, seconds in race.seconds.items():
+            lines.append(f"  {title:<18}{name:<32}{spread([1 / each for each in seconds])}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = peers.arguments(__doc__)
+    parser.add_argument("--shape", action="append", choices=SHAPES, help="only this model; may be given several times")
+    given = parser.parse_args()
+    titles: Sequence[str] = given.shape or list(SHAPES)
+    options = {"rounds": given.rounds, "repeats": 10 if given.full else 3, "shapes": titles}
+    found = peers.races_of(peers.run_ranks(__file__, RANKS, peers.LAUNCHERS["plain"], options))
+    races = {title: per_step(title, found[title]) for title in titles}
+    lines: list[Line] = [line for title, race in races.items() for line in compare(title, race, MUST)]
+    for title in titles:
+        lines += compare(f"{title}: {COMMUNICATION}", found[f"{title}: {COMMUNICATION}"], {})
+    sys.stdout.write(f"{speeds(races)}\n{table('a step of training, 2 ranks', lines)}\n")
+    sys.stdout.write(f"{record('training', found | races, ('farandole', 'torch'), lines)}\n")
+
+
+if __name__ == "__main__":
+    seat = peers.seat_of(sys.argv)
+    if seat is None:
+        main()
+    else:
+        seat.leave(measure(seat))
