@@ -37,9 +37,10 @@ class Busy {
 
 }  // namespace
 
-void require_room(const Captured& output, const Captured& input, std::string_view name) {
-  if (output.dtype != input.dtype || !std::ranges::equal(output.shape, input.shape))
-    throw Error::invalid(std::string(name), "the output differs from the input in type or shape");
+void require_room(Kind kind, const Captured& output, const Captured& input, std::string_view name) {
+  if (output.dtype != input.dtype) throw Error::invalid(std::string(name), "the output differs from the input in type");
+  if (!is_sized_by_plan(kind) && !std::ranges::equal(output.shape, input.shape))
+    throw Error::invalid(std::string(name), "the output differs from the input in shape");
   if (!output.writable) throw Error::invalid(std::string(name), "its memory is read-only; pass a writable tensor");
 }
 
@@ -51,15 +52,16 @@ bool Calls::Call::is_free() const {
   return true;
 }
 
-Calls::Tensors Calls::tensors_of(std::string_view name, nb::handle input, nb::handle output) {
+Calls::Tensors Calls::tensors_of(Kind kind, std::string_view name, nb::handle input, nb::handle output) {
   Tensors tensors{capture(input, name), std::nullopt};
   if (output.is_none()) return tensors;
   tensors.output = output.is(input) ? tensors.input : capture(output, name);
-  require_room(*tensors.output, tensors.input, name);
+  require_room(kind, *tensors.output, tensors.input, name);
   return tensors;
 }
 
-std::vector<Calls::Tensors> Calls::tensors_of(std::string_view name, const Sequence& inputs, const Sequence& outputs) {
+std::vector<Calls::Tensors> Calls::tensors_of(Kind kind, std::string_view name, const Sequence& inputs,
+                                              const Sequence& outputs) {
   const size_t count = nb::len(inputs);
   const size_t given = nb::len(outputs);
   if (given != 0 && given != count)
@@ -69,7 +71,7 @@ std::vector<Calls::Tensors> Calls::tensors_of(std::string_view name, const Seque
   for (size_t i = 0; i < count; ++i) {
     const nb::object input = inputs[i];
     const nb::object output = given != 0 ? nb::object(outputs[i]) : nb::none();
-    all.push_back(tensors_of(name, input, output));
+    all.push_back(tensors_of(kind, name, input, output));
   }
   return all;
 }
@@ -116,6 +118,7 @@ void Calls::prepare(Call& call, std::string_view name, const Terms& terms, std::
     operation.renew();
     operation.input = tensors[i].input.data;
     operation.output = tensors[i].output ? tensors[i].output->data : nullptr;
+    operation.room = tensors[i].output ? tensors[i].output->bytes() : 0;
     changed = fit(operation.request, terms, tensors[i].input) || changed;
   }
   if (!changed) return;
@@ -175,7 +178,7 @@ void Calls::run(Call& call, std::span<const Tensors> tensors) {
 
 void Calls::reduce(nb::str name, nb::handle input, nb::handle output, int op, double prescale, double postscale) {
   const std::string_view text = text_of(name);
-  const Tensors tensors = tensors_of(text, input, output);
+  const Tensors tensors = tensors_of(Kind::Allreduce, text, input, output);
   Call once;
   Call& call = call_of(singles_, text, true, once);
   prepare(call, text, {Kind::Allreduce, op_of(text, op), prescale, postscale, true}, {&tensors, 1}, false);
@@ -185,7 +188,7 @@ void Calls::reduce(nb::str name, nb::handle input, nb::handle output, int op, do
 Handle Calls::start_reduce(nb::str name, nb::handle input, nb::handle output, int op, double prescale,
                            double postscale) {
   const std::string_view text = text_of(name);
-  const Tensors tensors = tensors_of(text, input, output);
+  const Tensors tensors = tensors_of(Kind::Allreduce, text, input, output);
   Call once;
   Call& call = call_of(singles_, text, true, once);
   prepare(call, text, {Kind::Allreduce, op_of(text, op), prescale, postscale, true}, {&tensors, 1}, false);
@@ -195,7 +198,7 @@ Handle Calls::start_reduce(nb::str name, nb::handle input, nb::handle output, in
 
 void Calls::reduce_group(const std::string& name, const Sequence& inputs, const Sequence& outputs, int op,
                          double prescale, double postscale, bool cacheable) {
-  const std::vector<Tensors> tensors = tensors_of(name, inputs, outputs);
+  const std::vector<Tensors> tensors = tensors_of(Kind::Allreduce, name, inputs, outputs);
   if (tensors.empty()) return;
   Call once;
   Call& call = call_of(groups_, name, cacheable, once);
@@ -206,11 +209,12 @@ void Calls::reduce_group(const std::string& name, const Sequence& inputs, const 
 GroupHandle Calls::start_group(int kind, const std::string& name, const Sequence& inputs, const Sequence& outputs,
                                int op, double prescale, double postscale, bool cacheable) {
   if (kind < 0 || kind >= kKinds) throw Error::invalid(name, "unknown kind of operation");
-  const std::vector<Tensors> tensors = tensors_of(name, inputs, outputs);
+  const Kind what = static_cast<Kind>(kind);
+  const std::vector<Tensors> tensors = tensors_of(what, name, inputs, outputs);
   if (tensors.empty()) return {engine_, {}};
   Call once;
   Call& call = call_of(groups_, name, cacheable, once);
-  prepare(call, name, {static_cast<Kind>(kind), op_of(name, op), prescale, postscale, cacheable}, tensors, true);
+  prepare(call, name, {what, op_of(name, op), prescale, postscale, cacheable}, tensors, true);
   start(call, tensors, true);
   return {engine_, call.given};
 }

@@ -17,8 +17,8 @@
 
 namespace farandole {
 
-/// Throws Error (Invalid) when `output` cannot hold the result of an operation on `input`.
-void require_room(const Captured& output, const Captured& input, std::string_view name);
+/// Throws Error (Invalid) when `output` cannot hold the result of an operation on `input`, as far as that shows now.
+void require_room(Kind kind, const Captured& output, const Captured& input, std::string_view name);
 
 /// An engine as Python sees it. The operations that a program asks for step after step are kept by name, with all that
 /// is the same each time, so that asking again costs no more than looking. Used under the GIL.
@@ -77,8 +77,9 @@ class Calls {
 
   using Kept = std::unordered_map<std::string, Call, Text, std::equal_to<>>;
 
-  [[nodiscard]] static Tensors tensors_of(std::string_view name, nanobind::handle input, nanobind::handle output);
-  [[nodiscard]] static std::vector<Tensors> tensors_of(std::string_view name, const Sequence& inputs,
+  [[nodiscard]] static Tensors tensors_of(Kind kind, std::string_view name, nanobind::handle input,
+                                          nanobind::handle output);
+  [[nodiscard]] static std::vector<Tensors> tensors_of(Kind kind, std::string_view name, const Sequence& inputs,
                                                        const Sequence& outputs);
   /// The call of that name, or `once` when it cannot be kept.
   [[nodiscard]] Call& call_of(Kept& kept, std::string_view name, bool cacheable, Call& once);

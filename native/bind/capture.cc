@@ -204,6 +204,12 @@ Captured capture_dlpack(nb::handle tensor, std::string_view name) {
 
 }  // namespace
 
+size_t Captured::bytes() const {
+  size_t count = size_of(dtype);
+  for (const int64_t extent : shape) count *= static_cast<size_t>(extent);
+  return count;
+}
+
 Captured capture(nb::handle tensor, std::string_view name) {
   if (const auto* api = exchange_api(Py_TYPE(tensor.ptr())); api != nullptr) {
     dlpack::Tensor view{};

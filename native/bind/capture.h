@@ -18,6 +18,8 @@ struct Captured {
   std::span<const int64_t> shape;
   bool writable = true;
   nanobind::object owner;  // of the memory
+
+  [[nodiscard]] size_t bytes() const;
 };
 
 /// Looks into `tensor`: DLPack's C exchange interface where its type has one (torch: 80 ns), else the buffer protocol

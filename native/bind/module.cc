@@ -60,18 +60,15 @@ void translate(const std::exception_ptr& raised, void*) {
 /// Gives `operation` the memory that its result goes to. Collectives whose result has a size of its own may do without.
 void set_output(Operation& operation, const nb::object& output, const Captured& input) {
   Request& request = operation.request;
-  const bool sized_by_plan =
-      request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
   if (output.is_none()) {
-    if (!sized_by_plan) throw Error::invalid(request.name, "an output tensor is needed");
+    if (!is_sized_by_plan(request.kind)) throw Error::invalid(request.name, "an output tensor is needed");
     operation.keep = keep_alive(input, nullptr);
     return;
   }
-  if (sized_by_plan)
-    throw Error::invalid(request.name, "the engine allocates the output of " + std::string(name_of(request.kind)));
   const Captured captured = capture(output, request.name);
-  require_room(captured, input, request.name);
+  require_room(request.kind, captured, input, request.name);
   operation.output = captured.data;
+  operation.room = captured.bytes();
   operation.keep = keep_alive(input, &captured);
 }
 

@@ -39,13 +39,18 @@ std::vector<Piece> pieces_of(std::span<const OperationPtr> operations) {
   return pieces;
 }
 
-/// Gives the operation its output: the caller's, or memory of the pool's for `rows` rows of the request's shape.
+/// Gives the operation its output: the caller's, or memory of the pool's for `rows` rows of the request's shape. A
+/// caller's that does not fit fails this rank's operation alone: the others count on its part in the collective.
 std::byte* result_of(Operation& operation, int64_t rows, ResultPool& pool) {
   operation.result_shape = operation.request.shape;
   operation.result_shape[0] = rows;
-  if (operation.output != nullptr) return operation.output;
-  const size_t row = operation.request.row_elements() * size_of(operation.request.dtype);
-  return operation.result.emplace(pool.take(static_cast<size_t>(rows) * row)).data();
+  const size_t bytes = static_cast<size_t>(rows) * operation.request.row_elements() * size_of(operation.request.dtype);
+  if (operation.output != nullptr && operation.room == bytes) return operation.output;
+  if (operation.output != nullptr)
+    operation.error =
+        Error::invalid(operation.request.name, "the result has " + std::to_string(bytes) + " bytes and the output " +
+                                                   std::to_string(operation.room) + "; give one of the result's size");
+  return operation.result.emplace(pool.take(bytes)).data();
 }
 
 void allreduce(World& world, int rank, int size, const Bundle& bundle, std::span<const OperationPtr> operations) {

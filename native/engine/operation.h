@@ -19,6 +19,7 @@ class Operation {
   Request request;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;  // null: the engine allocates `result`
+  size_t room = 0;              // bytes at `output`, of kinds whose result only the plan sizes
   std::shared_ptr<void> keep;   // what must outlive the operation: references to the tensors
 
   // Valid once done.

@@ -34,6 +34,10 @@ std::string Request::type_text() const {
   return text + ']';
 }
 
+bool is_sized_by_plan(Kind kind) {
+  return kind == Kind::Allgather || kind == Kind::Alltoall || kind == Kind::Reducescatter;
+}
+
 bool repeats_exactly(Kind kind) {
   return kind == Kind::Allreduce || kind == Kind::Broadcast || kind == Kind::Reducescatter || kind == Kind::Barrier;
 }
@@ -85,9 +89,7 @@ void validate(Request& request, int size) {
   if (std::isnan(request.prescale) || std::isnan(request.postscale))
     throw Error::invalid(request.name, "a scale factor is not a number");
   if (request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter) validate_reduction(request, size);
-  const bool by_rows =
-      request.kind == Kind::Allgather || request.kind == Kind::Alltoall || request.kind == Kind::Reducescatter;
-  if (by_rows && request.shape.empty())
+  if (is_sized_by_plan(request.kind) && request.shape.empty())
     throw Error::invalid(
         request.name, std::string(name_of(request.kind)) + " needs at least one dimension; reshape the scalar to (1,)");
   if (request.kind == Kind::Alltoall) validate_splits(request, size);

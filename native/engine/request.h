@@ -52,6 +52,9 @@ struct Request {
   [[nodiscard]] std::string type_text() const;
 };
 
+/// True for kinds whose result has a size of its own, which the plan tells.
+bool is_sized_by_plan(Kind kind);
+
 /// True for kinds whose plan depends on nothing but the request, so that a number can stand for it.
 bool repeats_exactly(Kind kind);
 
