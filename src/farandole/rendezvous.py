@@ -52,6 +52,11 @@ class Rendezvous(Protocol):
     def generation(self) -> int: ...
 
     @property
+    def address(self) -> str | None:
+        """The "host:port" at which all ranks reach it, None where they are all on one host."""
+        ...
+
+    @property
     def secret(self) -> bytes:
         """What only members of this job know; peers prove it to each other before they talk."""
         ...
@@ -72,6 +77,7 @@ class SoloRendezvous:
 
     rank = 0
     size = 1
+    address = None
 
     def __init__(self, generation: int = 0) -> None:
         self.generation = generation
@@ -162,6 +168,8 @@ class TcpRendezvous:
 class ThreadRendezvous:
     """Meets the other ranks of this process, each of which is a thread."""
 
+    address = None
+
     def __init__(self, rank: int, hall: "_Hall") -> None:
         self.rank, self.size, self.generation = rank, hall.meeting.size, 0
         self.secret = hall.secret
@@ -214,7 +222,7 @@ class PartRendezvous:
     def __init__(
         self, whole: Rendezvous, members: Sequence[int], generation: int, gather: Callable[[bytes], list[bytes]]
     ) -> None:
-        self.whole, self.generation = whole, generation
+        self.whole, self.generation, self.address = whole, generation, whole.address
         self.rank, self.size = members.index(whole.rank), len(members)
         label = f"part {generation} of generation {whole.generation}".encode()
         self.secret = hmac.new(whole.secret, label, hashlib.sha256).digest()

@@ -20,7 +20,7 @@ from farandole._native import Segment, data_peers, make_grid
 from farandole.config import Config
 from farandole.errors import AuthenticationError, RendezvousError
 from farandole.handshake import Deadline, authenticate, join_address, split_address
-from farandole.rendezvous import PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
+from farandole.rendezvous import PartRendezvous, Rendezvous, ThreadRendezvous
 from farandole.topology import Topology, host_identity, interface_address
 
 __all__ = ["Wiring", "connect"]
@@ -138,11 +138,11 @@ def _first_met(rendezvous: Rendezvous) -> Rendezvous:
 def _own_address(rendezvous: Rendezvous, config: Config) -> str:
     if config.interface is not None:
         return interface_address(config.interface)
-    met = _first_met(rendezvous)
-    if not isinstance(met, TcpRendezvous):
+    address = rendezvous.address
+    if address is None:
         return "127.0.0.1"
     # The interface by which this host reaches the rendezvous is one by which the others reach this host.
-    where, port = split_address(met.address)
+    where, port = split_address(address)
     family, kind, protocol, _, target = socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)  # of a datagram socket: sends nothing

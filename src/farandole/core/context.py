@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -27,9 +28,18 @@ class Context:
 
     Making one blocks until every rank has come to `rendezvous`, up to `config.start_timeout`, and starts one native
     thread. Raises `RendezvousError` naming who is missing. `host` overrides the identity of this host; ranks with
-    different identities talk over sockets."""
+    different identities talk over sockets. When these are only some ranks of a larger job, `members` are their numbers
+    in it and `process_set` is what people call them: errors speak of the ranks so."""
 
-    def __init__(self, rendezvous: Rendezvous, config: Config | None = None, *, host: str | None = None) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        config: Config | None = None,
+        *,
+        host: str | None = None,
+        members: Sequence[int] = (),
+        process_set: str = "",
+    ) -> None:
         self.config = Config.from_environment() if config is None else config
         if rendezvous.rank == 0:
             _warn_of_planned(self.config)
@@ -42,7 +52,7 @@ class Context:
         try:
             wiring = connect(rendezvous, self.config, host=host)
             self.topology: Topology = wiring.topology
-            self.engine = start_engine(wiring, self.config)
+            self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
         except BaseException:
             self.timeline.close()
             raise
