@@ -1,0 +1,317 @@
+"""A process group of torch's whose collectives are farandole's."""
+
+import os
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.utils.dlpack import from_dlpack
+
+from farandole.config import Config
+from farandole.core import kinds
+from farandole.core.context import Context
+from farandole.errors import InvalidRequest
+from farandole.rendezvous import Rendezvous
+from farandole.torch.distributed.asker import Asker
+from farandole.torch.distributed.names import SinglePart
+from farandole.torch.distributed.reduction import Reduction, reduction_of
+from farandole.torch.distributed.tensors import flat, joined, one, packed, readable, unpack, writable
+from farandole.torch.distributed.work import Follower, Work
+
+__all__ = ["FarandoleGroup"]
+
+Tensor = torch.Tensor
+
+POINT_TO_POINT = (
+    "farandole has no operations between two ranks; use all_to_all_single or broadcast, or a group of gloo's: "
+    'dist.new_group(backend="gloo")'
+)
+
+
+class FarandoleGroup(dist.ProcessGroup):
+    """The ranks of `rendezvous`, with an engine of their own; what `init_process_group(backend="farandole")` makes.
+
+    All ranks have to ask for the same operations in one order. Results are written into the tensors that are given.
+    What is wrong on this rank alone raises `InvalidRequest` at the call. `MismatchError`, `CollectiveTimeout` and
+    `PeerLost` are raised by whoever waits; that is the call itself where torch asks for what is not asynchronous."""
+
+    def __init__(
+        self, rendezvous: Rendezvous, config: Config, *, name: str = "", members: Sequence[int] = (), label: str = ""
+    ) -> None:
+        """For some of the job's ranks, `members` are their numbers there. Blocks until all of them have come."""
+        super().__init__(rendezvous.rank, rendezvous.size)  # type: ignore[call-arg]  # one of two that torch's stub has
+        self._name, self._label = name, label
+        self._rank, self._size = rendezvous.rank, rendezvous.size
+        context = Context(rendezvous, config, members=members, process_set=label)
+        follower = Follower("farandole-futures")
+        self._asker = Asker(context.engine, follower)
+        # At the latest when the interpreter ends: many programs never destroy their process group.
+        self._end = weakref.finalize(self, _end, context, follower, os.getpid())
+
+    # What torch asks a group about itself; C++ does by the names in its own style.
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]  # torch's NewType of str
+        """The name by which torch's functional collectives find the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What errors call the group; nothing for that of all ranks."""
+        return self._label
+
+    def getGroupName(self) -> str:
+        """Return `group_name`."""
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        """Return `group_desc`."""
+        return self._label
+
+    def setGroupName(self, name: str) -> None:
+        """Take the name that torch gives the group."""
+        self._name = name
+
+    def setGroupDesc(self, description: str) -> None:
+        """Keep the label, which tells more."""
+
+    def getBackendName(self) -> str:
+        """Return the name that `init_process_group` knows."""
+        return "farandole"
+
+    def shutdown(self) -> None:
+        """Leave the group; operations in flight fail, here and on the other ranks. Idempotent."""
+        self._end()
+
+    def abort(self) -> None:
+        """Do what `shutdown` does."""
+        self._end()
+
+    # torch's own Python and C++ call what follows with lists; its overloads for one tensor nobody calls.
+
+    # Reductions
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
+        """Reduce the tensor in place."""
+        what = "all_reduce"
+        tensor = writable(one(tensors, what), what)
+        return self._asker.reduce(what, tensor, _reduction(opts, tensor, what), _is_now(opts))
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
+        """Reduce several tensors in place, all at once."""
+        what = "all_reduce_coalesced"
+        ready = [writable(tensor, what) for tensor in tensors]
+        if not ready:
+            return self._asker.together([])
+        return self._asker.reduce_group(what, ready, _reduction(opts, ready[0], what), _is_now(opts))
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Work:  # type: ignore[override]
+        """Reduce into the root's tensor; the others' stay as they are."""
+        what, given, leads = "reduce", one(tensors, "reduce"), opts.rootRank == self._rank
+        tensor = writable(given, what) if leads else readable(given, what)
+        op, prescale, _ = _reduction(opts, tensor, what)
+        signature = (opts.rootRank, op, prescale, tensor.dtype, tensor.shape)
+        pair = (tensor, tensor if leads else torch.empty_like(tensor))
+        terms = {"op": op, "prescale": prescale}
+        return self._asker.ask(kinds.ALLREDUCE, what, signature, pair, [tensor], _is_now(opts), terms)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """Reduce, and keep this rank's part of the result; the parts lie one behind the other in the input."""
+        what = "reduce_scatter"
+        source, target = readable(input, what).view(-1), writable(output, what).view(-1)
+        _require_times(self._size, source, target, what)
+        op, prescale, sums = _reduction(opts, source, what)
+        terms, signature = {"op": op, "prescale": prescale}, (op, prescale, source.dtype, source.shape)
+        if sums:
+            return self._asker.ask(
+                kinds.REDUCESCATTER, what, signature, (source, target), [output], _is_now(opts), terms
+            )
+        # The engine scatters sums only.
+        whole = torch.empty_like(source)
+
+        def keep(_: SinglePart) -> None:
+            target.copy_(whole.chunk(self._size)[self._rank])
+
+        return self._asker.ask(kinds.ALLREDUCE, what, signature, (source, whole), [output], _is_now(opts), terms, keep)
+
+    def reduce_scatter(  # type: ignore[override]
+        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: Any = None
+    ) -> Work:
+        """Do what `reduce_scatter_single` does; the parts are tensors of their own."""
+        what, output = "reduce_scatter", one(output_tensors, "reduce_scatter")
+        parts = input_tensors[0]
+        if len(parts) != self._size or any(part.numel() != output.numel() for part in parts):
+            raise InvalidRequest(what, f"needs {self._size} inputs, each with as many elements as the output")
+        return self.reduce_scatter_single(output, packed([readable(part, what).view(-1) for part in parts]), opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Do what `reduce_scatter_single` does with several pairs of tensors."""
+        pairs = zip(outputs, inputs, strict=True)
+        return self._asker.together([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
+
+    # Movement
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Work:  # type: ignore[override]
+        """Overwrite the tensor with the root's."""
+        what, tensor = "broadcast", one(tensors, "broadcast")
+        row = flat(tensor, what, write=True)
+        signature, terms = (opts.rootRank, row.dtype, row.shape), {"root": opts.rootRank}
+        return self._asker.ask(kinds.BROADCAST, what, signature, (row, row), [tensor], _is_now(opts), terms)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """Write the ranks' tensors into the output, one behind the other."""
+        what = "all_gather"
+        source, target = flat(input, what), flat(output, what, write=True)
+        _require_times(self._size, target, source, what)
+        return self._asker.ask(kinds.ALLGATHER, what, source.dtype, (source, target), [output], _is_now(opts), {})
+
+    def allgather(  # type: ignore[override]
+        self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Write each rank's tensor into one of the outputs; they may differ in size between ranks."""
+        what, results = "all_gather", list(output_tensors[0])
+        source, targets = flat(one(input_tensors, what), what), [flat(each, what, write=True) for each in results]
+        if len(targets) != self._size or targets[self._rank].numel() != source.numel():
+            raise InvalidRequest(what, f"needs {self._size} outputs, each as large as that rank's input")
+        whole = joined(targets)
+        finish = partial(_unpack, targets) if whole is None else None
+        return self._asker.ask(kinds.ALLGATHER, what, source.dtype, (source, whole), results, _is_now(opts), {}, finish)
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Sequence[Tensor]], input_list: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Do what `allgather` does with several tensors."""
+        pairs = zip(output_lists, input_list, strict=True)
+        return self._asker.together([self.allgather([outputs], [input], opts) for outputs, input in pairs])
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Do what `all_gather_single` does with several pairs of tensors."""
+        pairs = zip(outputs, inputs, strict=True)
+        return self._asker.together([self.all_gather_single(output, input, opts) for output, input in pairs])
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> Work:
+        """Send rows of the input to each rank, and write what comes into the output; without splits equally many."""
+        what = "all_to_all"
+        source, target = flat(input, what), flat(output, what, write=True)
+        sent = self._shares(input, source, input_split_sizes, "input", what)
+        wanted = self._shares(output, target, output_split_sizes, "output", what)
+        finish = partial(_require_received, what, wanted)
+        return self._asker.ask(
+            kinds.ALLTOALL, what, (), (source, target), [output], _is_now(opts), {"splits": sent}, finish
+        )
+
+    def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Work:
+        """Send one tensor to each rank, and write what comes from each into one of the outputs."""
+        return self._exchange("all_to_all", output_tensors, input_tensors, opts)
+
+    def gather(  # type: ignore[override]
+        self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: Any
+    ) -> Work:
+        """Write each rank's tensor into one of the root's outputs."""
+        tensor = one(input_tensors, "gather")
+        nothing = tensor.new_empty(0)
+        outputs = output_tensors[0] if opts.rootRank == self._rank else [nothing] * self._size
+        inputs = [tensor if rank == opts.rootRank else nothing for rank in range(self._size)]
+        return self._exchange("gather", outputs, inputs, opts)
+
+    def scatter(  # type: ignore[override]
+        self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: Any
+    ) -> Work:
+        """Write one of the root's tensors into each rank's output."""
+        tensor = one(output_tensors, "scatter")
+        nothing = tensor.new_empty(0)
+        outputs = [tensor if rank == opts.rootRank else nothing for rank in range(self._size)]
+        inputs = input_tensors[0] if opts.rootRank == self._rank else [nothing] * self._size
+        return self._exchange("scatter", outputs, inputs, opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait until all ranks have come."""
+        return self._asker.ask(kinds.BARRIER, "barrier", (), (None, None), [], _is_now(opts), {})
+
+    def send(self, tensors: Sequence[Tensor], dst_rank: int, tag: int) -> NoReturn:
+        """Raise `InvalidRequest`: there are no operations between two ranks."""
+        raise InvalidRequest("send", POINT_TO_POINT)
+
+    def recv(self, tensors: Sequence[Tensor], src_rank: int, tag: int) -> NoReturn:
+        """Raise `InvalidRequest`, as `send` does."""
+        raise InvalidRequest("recv", POINT_TO_POINT)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> NoReturn:
+        """Raise `InvalidRequest`, as `send` does."""
+        raise InvalidRequest("recv", POINT_TO_POINT)
+
+    def _exchange(self, what: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> Work:
+        """Do an alltoall between lists of tensors."""
+        if len(outputs) != self._size or len(inputs) != self._size:
+            raise InvalidRequest(what, f"needs one tensor for each of the {self._size} ranks")
+        sources, targets = [flat(each, what) for each in inputs], [flat(each, what, write=True) for each in outputs]
+        whole = joined(targets)
+        wanted = [target.numel() for target in targets]
+
+        def finish(part: SinglePart) -> None:
+            _require_received(what, wanted, part)
+            if whole is None:
+                _unpack(targets, part)
+
+        terms = {"splits": [source.numel() for source in sources]}
+        return self._asker.ask(
+            kinds.ALLTOALL, what, (), (packed(sources), whole), list(outputs), _is_now(opts), terms, finish
+        )
+
+    def _shares(self, tensor: Tensor, row: Tensor, splits: Sequence[int], which: str, what: str) -> list[int]:
+        """Return how many elements of `row` go to or come from each rank, when `splits` are rows of `tensor`."""
+        rows = tensor.shape[0] if tensor.dim() > 0 else 1
+        if not splits:
+            if rows % self._size:
+                raise InvalidRequest(what, f"the {which} has {rows} rows for {self._size} ranks; give its split sizes")
+            return [row.numel() // self._size] * self._size
+        if len(splits) != self._size or sum(splits) != rows or min(splits) < 0:
+            raise InvalidRequest(
+                what, f"the {which} has {rows} rows for {self._size} ranks, which split sizes {splits} do not add up to"
+            )
+        return [split * row.numel() // max(1, rows) for split in splits]
+
+
+def _end(context: Context, follower: Follower, process: int) -> None:
+    if os.getpid() == process:  # the threads are not in a forked child
+        context.shutdown()
+        follower.close()
+
+
+def _is_now(opts: Any) -> bool:
+    return opts is not None and not opts.asyncOp
+
+
+def _reduction(opts: Any, tensor: Tensor, what: str) -> Reduction:
+    return reduction_of(dist.ReduceOp(dist.ReduceOp.SUM) if opts is None else opts.reduceOp, tensor.dtype, what)
+
+
+def _require_times(size: int, whole: Tensor, part: Tensor, what: str) -> None:
+    if whole.numel() != part.numel() * size:
+        raise InvalidRequest(
+            what, f"{whole.numel()} elements of all ranks are not {size} times the {part.numel()} of this one"
+        )
+
+
+def _require_received(what: str, wanted: Sequence[int], part: SinglePart) -> None:
+    received = part.received_splits()
+    if received != list(wanted):
+        raise InvalidRequest(what, f"{received} elements came from the ranks, and the outputs have room for {wanted}")
+
+
+def _unpack(targets: Sequence[Tensor], part: SinglePart) -> None:
+    unpack(from_dlpack(part.result()), targets)

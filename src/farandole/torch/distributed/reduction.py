@@ -1,0 +1,45 @@
+"""torch's reductions as the engine's."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import ReduceOp
+
+from farandole.core.reduction import Average, Max, Min, Product, Sum
+from farandole.errors import InvalidRequest
+
+__all__ = ["Reduction", "reduction_of"]
+
+
+class Reduction(NamedTuple):
+    """An op of the engine's, and the factor that the inputs are multiplied by before it."""
+
+    op: int
+    prescale: float = 1.0
+    sums: bool = True  # Sum or Average
+
+
+_REDUCTIONS = {
+    ReduceOp.SUM: Reduction(Sum),
+    ReduceOp.AVG: Reduction(Average),
+    ReduceOp.MIN: Reduction(Min, sums=False),
+    ReduceOp.MAX: Reduction(Max, sums=False),
+    ReduceOp.PRODUCT: Reduction(Product, sums=False),
+}
+# Of what is true or false, "and" is the least and "or" is the greatest.
+_OF_BOOLS = {ReduceOp.BAND: Reduction(Min, sums=False), ReduceOp.BOR: Reduction(Max, sums=False)}
+
+
+def reduction_of(asked: Any, dtype: torch.dtype, what: str) -> Reduction:
+    """Return the engine's reduction for torch's `ReduceOp`; raises `InvalidRequest` for one that it does not have."""
+    op = asked.op
+    found = _REDUCTIONS.get(op)
+    if found is not None:
+        return found
+    if op == ReduceOp.PREMUL_SUM:
+        return Reduction(Sum, float(asked.factor))
+    if dtype == torch.bool and op in _OF_BOOLS:
+        return _OF_BOOLS[op]
+    raise InvalidRequest(
+        what, f"{op.name} of {dtype} is not supported; use SUM, AVG, MIN, MAX, PRODUCT or PREMUL_SUM, or a gloo group"
+    )

@@ -1,0 +1,68 @@
+"""Tensors as the engine takes them, and lists of them as one."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch.autograd.graph import increment_version
+
+from farandole.errors import InvalidRequest
+from farandole.torch.adapter import DTYPES, TorchAdapter
+
+__all__ = ["flat", "joined", "one", "packed", "readable", "unpack", "writable"]
+
+Tensor = torch.Tensor
+
+ADAPTER = TorchAdapter()
+
+
+def one(tensors: Sequence[Tensor], what: str) -> Tensor:
+    """Return the only tensor of a list: torch hands over lists, from the days of several devices per process."""
+    if len(tensors) != 1:
+        raise InvalidRequest(what, f"takes one tensor of each rank, got {len(tensors)}")
+    return tensors[0]
+
+
+def readable(tensor: Tensor, what: str) -> Tensor:
+    """Return what the engine reads; raises `InvalidRequest` saying why when it cannot."""
+    refusal = ADAPTER.refusal(tensor)
+    if refusal is not None:
+        raise InvalidRequest(what, refusal)
+    ADAPTER.check(tensor, what)
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def writable(tensor: Tensor, what: str) -> Tensor:
+    """Return what the engine reads and writes; autograd hears of the change."""
+    increment_version(tensor)
+    return readable(tensor, what)
+
+
+def flat(tensor: Tensor, what: str, write: bool = False) -> Tensor:
+    """Return the tensor as one row; of a dtype that the engine cannot reduce, as bytes, which it can move."""
+    if tensor.dtype not in DTYPES and tensor.layout is torch.strided:
+        tensor = tensor.detach().view(torch.uint8)
+    return (writable if write else readable)(tensor, what).view(-1)
+
+
+def joined(rows: Sequence[Tensor]) -> Tensor | None:
+    """Return flat tensors as one if each lies right behind the one before it, as the pieces of one tensor do."""
+    first = rows[0]
+    for here, there in pairwise(rows):
+        if here.data_ptr() + here.nbytes != there.data_ptr():
+            return None
+        if here.untyped_storage().data_ptr() != there.untyped_storage().data_ptr():
+            return None
+    return first.as_strided((sum(row.numel() for row in rows),), (1,))
+
+
+def packed(rows: Sequence[Tensor]) -> Tensor:
+    """Return flat tensors as one, copied only if they do not lie so."""
+    whole = joined(rows)
+    return torch.cat(list(rows)) if whole is None else whole
+
+
+def unpack(whole: Tensor, rows: Sequence[Tensor]) -> None:
+    """Copy `whole`, flat, into `rows` one after the other."""
+    for row, part in zip(rows, whole.split([row.numel() for row in rows]), strict=True):
+        row.copy_(part)

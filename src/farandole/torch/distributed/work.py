@@ -1,0 +1,179 @@
+"""What torch gets for a collective that has been asked for."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from farandole.errors import CollectiveError
+from farandole.torch.distributed.names import Part
+
+__all__ = ["Explain", "Follower", "Results", "Underway", "Work"]
+
+Results: TypeAlias = list[torch.Tensor]
+Explain: TypeAlias = Callable[[CollectiveError], CollectiveError]
+
+NO_TIMEOUT = timedelta(0)  # torch's word for the process group's own
+
+
+class Underway:
+    """Parts of a collective that are under way, and what is to be done when they are done."""
+
+    __slots__ = ("_explain", "_finish", "_parts", "_results")
+
+    def __init__(
+        self, parts: Sequence[Part], results: Results, explain: Explain, finish: Callable[[], None] | None = None
+    ) -> None:
+        self._parts, self._results, self._explain, self._finish = parts, results, explain, finish
+
+    def done(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+        return all(part.done() for part in self._parts)
+
+    def wait(self) -> Results:
+        """Return the tensors that the result is in; any number of times, and from any thread."""
+        try:
+            for part in self._parts:
+                part.wait()
+        except CollectiveError as error:
+            raise self._explain(error) from None
+        finish = self._finish
+        if finish is not None:
+            finish()
+            self._finish = None
+        self._parts = ()  # a part that nobody holds can be used again
+        return self._results
+
+
+class Work(dist.Work):
+    """A collective under way, or done when there is nothing `underway`.
+
+    Whoever waits drives it. Only where somebody asks for its future, a thread waits for it."""
+
+    def __init__(self, results: Results, underway: Underway | None, follower: "Follower") -> None:
+        super().__init__()
+        self.results, self.underway, self._follower = results, underway, follower
+        self._future: Future[Results] | None = None
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Return True when the tensors hold the result.
+
+        Blocks up to `timeout`, without one up to the process group's; raises what the collective failed with."""
+        underway = self.underway
+        if underway is None:
+            return True
+        if timeout > NO_TIMEOUT and not self._follower.wait(underway, timeout):
+            raise TimeoutError(f"the collective is not done after {timeout}; it goes on, and can be waited for again")
+        underway.wait()
+        self.underway = None
+        return True
+
+    def synchronize(self) -> None:
+        """Do what `wait` does."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """Do what `wait` does: the CPU has one stream."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether `wait` would return or raise at once."""
+        return self.underway is None or self.underway.done()
+
+    def is_success(self) -> bool:
+        """Return whether it is done, and well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """Return what it failed with, None when it is under way or has not failed."""
+        if not self.is_completed():
+            return None
+        try:
+            self.wait()
+        except Exception as error:
+            return error
+        return None
+
+    def result(self) -> Results:
+        """Return the tensors that the result is in; blocks as `wait` does."""
+        self.wait()
+        return self.results
+
+    def get_future(self) -> Future[Results]:
+        """Return a future of what `result` returns; its callbacks run on a thread of the process group."""
+        if self._future is None:
+            if self.underway is None:
+                self._future = Future()
+                self._future.set_result(self.results)
+            else:
+                self._future = self._follower.future_of(self.underway)
+        return self._future
+
+
+class Follower:
+    """Waits, one after the other, for the collectives that somebody has a future of; its thread starts with the first.
+
+    It is there for torch's C++ code, DDP's above all, which waits for futures and knows no other way."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue[tuple[Underway, Future[Any] | threading.Event] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def future_of(self, underway: Underway) -> Future[Results]:
+        """Return a future that is done when `underway` is."""
+        outcome: Future[Results | Exception] = Future()
+        # A future that is given an exception tells it to Python only; one whose callback has failed tells C++ too.
+        future: Future[Results] = outcome.then(_result_of)
+        self._follow(underway, outcome)
+        return future
+
+    def wait(self, underway: Underway, timeout: timedelta) -> bool:
+        """Wait up to `timeout` for `underway`; returns whether it is done, well or not."""
+        done = threading.Event()
+        self._follow(underway, done)
+        return done.wait(timeout.total_seconds())
+
+    def close(self) -> None:
+        """End the thread, once nothing that it waits for is under way any more."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            if thread is not threading.current_thread():  # a callback may end the process group
+                thread.join()
+
+    def _follow(self, underway: Underway, told: Future[Any] | threading.Event) -> None:
+        self._queue.put((underway, told))
+        with self._lock:
+            if self._thread is None:
+                # A daemon: a program may end without destroying its process group.
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while (followed := self._queue.get()) is not None:
+            underway, told = followed
+            outcome: Results | Exception
+            try:
+                outcome = underway.wait()
+            except Exception as error:
+                outcome = error
+            if isinstance(told, threading.Event):
+                told.set()
+            else:
+                told.set_result(outcome)
+            del followed, underway, told, outcome  # not the tensors, too, while it waits for the next
+
+
+def _result_of(outcome: Future[Results | Exception]) -> Results:
+    value: Results | Exception = outcome.value()
+    if isinstance(value, Exception):
+        raise value
+    return value
