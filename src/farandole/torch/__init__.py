@@ -67,6 +67,7 @@ from farandole.torch.optimizer import DistributedOptimizer
 from farandole.torch.shared import empty_shared
 from farandole.torch.sparse import sparse_allreduce_async
 from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
+from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
     "Adasum",
@@ -80,6 +81,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -99,6 +101,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
     "cuda_built",
