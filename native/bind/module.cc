@@ -257,6 +257,7 @@ NB_MODULE(_native, m) {
             calls.engine()->see_off();
           },
           nb::call_guard<nb::gil_scoped_release>())
+      .def("require_alive", [](const Calls& calls) { calls.engine()->require_alive(); })
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, int]"))
       .def(
           "start_trace", [](const Calls& calls, bool marks_plans) { calls.engine()->trace().start(marks_plans); },

@@ -87,7 +87,10 @@ World Engine::make_world() {
     if (remote == wiring_.remotes.end() || !remote->data.is_open())
       throw Error::internal("there is no connection to rank " + std::to_string(peer));
     const int place = grid ? grid->place_of(peer).first : peer;
-    links[static_cast<size_t>(place)] = std::make_unique<TcpLink>(place, remote->data.release(), peer);
+    auto link = std::make_unique<TcpLink>(place, remote->data.release(), peer);
+    data_links_.push_back({link.get(), Silence(static_cast<uint64_t>(options_.heartbeat.count()))});
+    data_links_.back().silence.hear();  // it has just been connected
+    links[static_cast<size_t>(place)] = std::move(link);
   }
   if (grid) {
     Mesh column(grid->host, std::move(links), guard, patience);

@@ -25,10 +25,12 @@
 #include "engine/operation.h"
 #include "engine/pending.h"
 #include "engine/recurring.h"
+#include "engine/silence.h"
 #include "engine/trace.h"
 #include "engine/tree.h"
 #include "transport/arena.h"
 #include "transport/segment.h"
+#include "transport/tcp.h"
 #include "transport/waiter.h"
 
 namespace farandole {
@@ -104,6 +106,9 @@ class Engine : private Guard {
   /// Says goodbye to the others, fails what is pending, and stops. Idempotent. Does nothing in a forked child.
   void shutdown();
 
+  /// Throws the failure that has ended the job, if one has: for who does not wait for an operation, but for the ranks.
+  void require_alive();
+
   /// Counts the threads that are inside a call and will come back to the binding that they came from.
   void visit(int change) { visitors_.fetch_add(change); }
 
@@ -162,6 +167,8 @@ class Engine : private Guard {
   void part_with(int rank, int first);
   [[nodiscard]] std::optional<Error> lost_remote() const;
   void look_for_overdue();
+  void look_for_stopped(uint64_t now);
+  void look_for_cut(uint64_t now);
   void poison(Error error) noexcept;
   [[nodiscard]] std::string reason_of(Abort::Reason reason) const;
   [[nodiscard]] Abort abort_of(const Error& error) const;
@@ -182,7 +189,12 @@ class Engine : private Guard {
   Collector collector_;       // used by all others
   std::optional<Lane> lane_;  // in a world of one host with a core for every rank
   std::shared_ptr<ResultPool> results_ = ResultPool::make(options_.kept_results);
-  std::shared_ptr<Arena> arena_;        // in a world of one host
+  std::shared_ptr<Arena> arena_;  // in a world of one host
+  struct DataLink {
+    const TcpLink* link;  // of world_
+    Silence silence;      // since when what we send there is not answered
+  };
+  std::vector<DataLink> data_links_;
   World world_;                         // after what make_world() fills in
   std::deque<ControlStream> controls_;  // to the parent (first, but rank 0 has none), and to the children
   bool listens_always_ = false;         // remote ranks cannot wake the thread unless it listens
@@ -194,6 +206,7 @@ class Engine : private Guard {
   uint64_t looked_ns_ = 0;              // when overdue operations were last looked for
   uint32_t executed_ = 0;               // operations so far: the same on every rank between two of them
   uint64_t operation_deadline_ns_ = 0;  // of what is being executed
+  uint64_t links_looked_ns_ = 0;        // when the data links were last looked at
 
   std::mutex driver_;        // held by whoever makes progress
   bool in_the_way_ = false;  // with `driver_`: the engine's thread drives, nobody waits

@@ -14,7 +14,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-constexpr milliseconds kHearsay{400};  // for news that explain a broken connection
+constexpr milliseconds kHearsay{400};           // for news that explain a broken connection
+constexpr uint64_t kHindsight = 1'000'000'000;  // ns, for those who can see who is to blame for a timeout
 
 std::string text_of(nanoseconds span) {
   std::ostringstream text;
@@ -33,6 +34,12 @@ std::string Engine::reason_of(Abort::Reason reason) const {
       return "no sign of life for " + text_of(options_.heartbeat) +
              ": its host is down or cannot be reached, or its process is stopped; if it may pause for so long, raise "
              "the setting 'heartbeat'";
+    case Abort::Reason::Cut:
+      return "no answer to data sent to it for " + text_of(options_.heartbeat) +
+             ": packets between its host and another one are lost, as by a firewall or a broken cable";
+    case Abort::Reason::Late:
+      return "it did not do its part of an operation for " + text_of(options_.timeout) +
+             ", the collective timeout: its process is stopped or hangs";
     case Abort::Reason::Failed: break;
   }
   return "it failed";
@@ -41,8 +48,10 @@ std::string Engine::reason_of(Abort::Reason reason) const {
 /// What to tell the other ranks of this host about `error`.
 Abort Engine::abort_of(const Error& error) const {
   if (error.kind == ErrorKind::Closed) return {wiring_.rank, Abort::Reason::Left};
+  if (error.kind == ErrorKind::Timeout && !error.ranks.empty()) return {error.ranks.front(), Abort::Reason::Late};
   if (error.kind != ErrorKind::PeerLost) return {wiring_.rank, Abort::Reason::Failed};
-  for (const auto reason : {Abort::Reason::Died, Abort::Reason::Left, Abort::Reason::Failed, Abort::Reason::Silent})
+  for (const auto reason : {Abort::Reason::Died, Abort::Reason::Left, Abort::Reason::Failed, Abort::Reason::Silent,
+                            Abort::Reason::Cut, Abort::Reason::Late})
     if (error.reason == reason_of(reason)) return {error.rank, reason};
   return {error.rank, Abort::Reason::Unreachable};
 }
@@ -71,20 +80,59 @@ Error Engine::root_cause(const Error& error) {
   } catch (const Error& told) {
     return told;
   }
+  // Through it this rank would have heard why.
+  for (size_t i = 0; i < wiring_.local_ranks.size(); ++i)
+    if (wiring_.segment->area(static_cast<int>(i)).life.is_stopped())
+      return Error::peer_lost("", wiring_.local_ranks[i], reason_of(Abort::Reason::Silent));
   return error;
 }
 
 void Engine::check() {
   if (const auto abort = wiring_.segment->aborted()) throw Error::peer_lost("", abort->rank, reason_of(abort->reason));
   if (stop_.load()) throw Error::closed("it was shut down while this operation ran");
-  if (operation_deadline_ns_ != 0 && now_ns() > operation_deadline_ns_)
-    throw Error::timeout("", {}, seconds_of(static_cast<uint64_t>(options_.timeout.count())));
+  const uint64_t now = now_ns();
+  if (operation_deadline_ns_ != 0 && now > operation_deadline_ns_) look_for_stopped(now);
+  if (now > links_looked_ns_ + static_cast<uint64_t>(options_.heartbeat.count()) / 8) look_for_cut(now);
   // The others may wait for the rest of a plan that did not fit into their rings.
   for (ControlStream& control : controls_) control.flush();
   if (!listens_always_) return;
   hear();  // a farewell names the guilty rank
   if (!leads()) forward();
   if (const auto lost = lost_remote()) throw *lost;
+}
+
+/// The operation that runs has taken too long: who of this host is stopped is to blame. The others give them a moment
+/// to say so, because nobody can see who is stopped on another host.
+void Engine::look_for_stopped(uint64_t now) {
+  std::vector<int> stopped;
+  for (size_t i = 0; i < wiring_.local_ranks.size(); ++i)
+    if (wiring_.segment->area(static_cast<int>(i)).life.is_stopped()) stopped.push_back(wiring_.local_ranks[i]);
+  if (stopped.empty() && now < operation_deadline_ns_ + kHindsight) return;
+  throw Error::timeout("", std::move(stopped), seconds_of(static_cast<uint64_t>(options_.timeout.count())));
+}
+
+/// A host may reach the others of its control connections, but not one that it exchanges data with. The kernel knows:
+/// what we send there is not acknowledged.
+void Engine::look_for_cut(uint64_t now) {
+  links_looked_ns_ = now;
+  if (options_.heartbeat.count() == 0) return;
+  for (DataLink& each : data_links_) {
+    each.silence.look(now);
+    if (!each.link->is_unanswered()) each.silence.hear();
+    else if (each.silence.is_over_limit()) throw Error::peer_lost("", each.link->rank(), reason_of(Abort::Reason::Cut));
+  }
+}
+
+void Engine::require_alive() {
+  require_own_process("require_alive");
+  pending_.require_open();
+  if (const auto abort = wiring_.segment->aborted())
+    throw told(Error::peer_lost("", abort->rank, reason_of(abort->reason)));
+  for (size_t i = 0; i < wiring_.local_ranks.size(); ++i) {
+    const Life::State state = wiring_.segment->area(static_cast<int>(i)).life.state();
+    if (state == Life::State::Dead)
+      throw told(Error::peer_lost("", wiring_.local_ranks[i], farandole::reason_of(state)));
+  }
 }
 
 std::optional<Error> Engine::lost_remote() const {
@@ -160,10 +208,12 @@ void Engine::look_for_overdue() {
 void Engine::poison(Error error) noexcept {
   if (failed_.exchange(true)) return;
   pending_.refuse(told(error));
-  wiring_.segment->abort(abort_of(error));
-  const Farewell farewell = error.kind == ErrorKind::PeerLost
-                                ? Farewell{error.rank, false, error.reason}
+  const Abort why = abort_of(error);
+  const Farewell farewell = error.kind == ErrorKind::PeerLost ? Farewell{error.rank, false, error.reason}
+                            : why.reason == Abort::Reason::Late
+                                ? Farewell{why.rank, false, reason_of(why.reason)}
                                 : Farewell{wiring_.rank, false, std::string("it failed: ") + told(error).what()};
+  wiring_.segment->abort(why);
   for (ControlStream& control : controls_)
     if (control.fd() >= 0) control.send(farewell);
   fail_pending(error);

@@ -26,6 +26,11 @@ void Pending::add(std::span<const OperationPtr> operations) {
   fresh_.store(true, std::memory_order_seq_cst);
 }
 
+void Pending::require_open() {
+  const std::lock_guard lock(mu_);
+  if (refused_) throw *refused_;
+}
+
 void Pending::withdraw(const std::string& name) {
   const auto found = names_.find(name);
   found->second.pending = nullptr;

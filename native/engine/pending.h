@@ -50,6 +50,9 @@ class Pending {
   /// this one.
   bool refuse(const Error& error);
 
+  /// Throws what refuse() was given.
+  void require_open();
+
   /// Takes all.
   [[nodiscard]] std::vector<OperationPtr> take_all();
 

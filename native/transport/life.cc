@@ -3,6 +3,8 @@
 #include <linux/futex.h>
 
 #include <cerrno>
+#include <fstream>
+#include <string>
 
 #include "base/error.h"
 
@@ -33,12 +35,25 @@ void Life::end() {
 Life::State Life::state() const {
   const auto state = static_cast<State>(state_.load(std::memory_order_acquire));
   if (state != State::Alive) return state;
-  // glibc keeps the futex word first; the kernel sets FUTEX_OWNER_DIED in it when the owner's thread is gone.
-  const auto* word = reinterpret_cast<const std::atomic<uint32_t>*>(&alive_);
-  const bool died = (word->load(std::memory_order_relaxed) & FUTEX_OWNER_DIED) != 0;
+  // The kernel sets this when the owner's thread is gone.
+  const bool died = (word() & FUTEX_OWNER_DIED) != 0;
   // The owner may have said goodbye between the two looks.
   if (died && static_cast<State>(state_.load(std::memory_order_acquire)) != State::Left) return State::Dead;
   return State::Alive;
+}
+
+uint32_t Life::word() const {
+  // glibc keeps the futex word first.
+  return reinterpret_cast<const std::atomic<uint32_t>*>(&alive_)->load(std::memory_order_relaxed);
+}
+
+bool Life::is_stopped() const {
+  // "TID (any name) STATE ..."; the ranks of a host have one table of processes, or there is no such file.
+  std::ifstream file("/proc/" + std::to_string(word() & FUTEX_TID_MASK) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(") ");
+  return name_end != std::string::npos && (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
 }
 
 }  // namespace farandole

@@ -27,7 +27,12 @@ class alignas(128) Life {
 
   [[nodiscard]] State state() const;
 
+  /// Is the owner's process stopped, by a signal or a debugger? Asks the system: not for a hot path.
+  [[nodiscard]] bool is_stopped() const;
+
  private:
+  [[nodiscard]] uint32_t word() const;  // of the mutex, as the kernel sees it
+
   pthread_mutex_t alive_;
   std::atomic<uint32_t> state_;
 };

@@ -38,7 +38,7 @@ struct RankArea {
 
 /// Why a job ended before its time, as told by the first rank that knew.
 struct Abort {
-  enum class Reason : uint32_t { Died = 1, Left = 2, Unreachable = 3, Failed = 4, Silent = 5 };
+  enum class Reason : uint32_t { Died = 1, Left = 2, Unreachable = 3, Failed = 4, Silent = 5, Cut = 6, Late = 7 };
   int rank;
   Reason reason;
 };

@@ -69,6 +69,13 @@ TcpLink::~TcpLink() {
   ::close(fd_);
 }
 
+bool TcpLink::is_unanswered() const {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;  // no TCP
+  return (info.tcpi_unacked > 0 && info.tcpi_retransmits > 0) || info.tcpi_probes > 0;
+}
+
 size_t TcpLink::try_send(std::span<const std::byte> bytes) {
   for (;;) {
     const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -26,6 +26,10 @@ class TcpLink final : public Link {
   [[nodiscard]] size_t try_recv(std::span<std::byte> bytes) override;
   [[nodiscard]] int fd() const override { return fd_; }
 
+  /// Has the peer's kernel acknowledged nothing since what we sent was sent again, or its full buffer was asked after?
+  /// A peer that lives but does not read is not meant. Asks the system: not for a hot path.
+  [[nodiscard]] bool is_unanswered() const;
+
  private:
   int fd_;
   std::optional<NotForChildren> own_;

@@ -257,10 +257,10 @@ class CollectiveTimeout(CollectiveError, HorovodInternalError, TimeoutError):
 
     def __init__(self, name: str, missing: Iterable[int], waited: float) -> None:
         self.missing, self.waited = tuple(missing), waited
-        who = spell_ranks(self.missing)
+        who = spell_ranks(self.missing) if self.missing else "the other ranks"
         super().__init__(
             name,
-            f"waited {waited:.3g} s for {who}; see what {who} is doing instead (every rank must submit "
+            f"waited {waited:.3g} s for {who}; see what {who} did instead (every rank must submit "
             "the same operations), or raise collective_timeout (FARANDOLE_COLLECTIVE_TIMEOUT)",
         )
         self.args = (name, self.missing, waited)

@@ -1,6 +1,7 @@
 """A rank that goes, in whatever way, is named by every other rank at once, and nobody hangs."""
 
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -13,6 +14,7 @@ import pytest
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost
+from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
 
 ALLREDUCE, BARRIER = 0, 5
@@ -106,7 +108,7 @@ def stands_still(context: Context, victim: int) -> tuple[int, ...]:
     context.engine.run(ALLREDUCE, "x", values, values, op=4)
     if context.rank == victim:
         # Alive, but it does nothing any more, until it is killed.
-        subprocess.Popen(["sh", "-c", f"sleep 20; kill -KILL {os.getpid()}"])
+        subprocess.Popen(["sh", "-c", f"sleep 12; kill -KILL {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
     with pytest.raises(CollectiveTimeout) as caught:
         context.engine.run(ALLREDUCE, "x", values, values, op=4)
@@ -119,6 +121,40 @@ def test_a_rank_that_stands_still_ends_the_wait(victim: int) -> None:
     config = Config(collective_timeout=timedelta(seconds=3))
     results = run_ranks(2, stands_still, victim, how="processes", dies=[victim], config=config)
     assert results[1 - victim] == (victim,)
+
+
+def stopped_in_the_middle(outer: Context, hosts: int, victim: int, config: Config) -> tuple[int, ...]:
+    """Return who is blamed; the victim is stopped while all ranks reduce."""
+    outer.shutdown()
+    with Context(from_environment(), config, host=f"host {outer.rank * hosts // outer.size}") as context:
+        values = np.ones(1 << 20, np.float32)
+        try:
+            for step in range(10**9):
+                if context.rank == victim and step == 10:
+                    stop = f"kill -STOP {os.getpid()}; sleep 6; kill -KILL {os.getpid()}"
+                    subprocess.Popen(["sh", "-c", f"sleep 0.0{random.randrange(10)}; {stop}"])
+                context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=4)
+        except CollectiveTimeout as late:
+            return late.missing
+        except PeerLost as lost:
+            return (lost.rank,)
+    raise AssertionError("nobody was missed")
+
+
+@pytest.mark.parametrize(
+    ("size", "hosts", "victim", "heartbeat", "timeout"),
+    [
+        pytest.param(3, 1, 0, 1, 2, id="coordinator"),
+        pytest.param(4, 2, 3, 1, 2, id="second of another host"),
+        pytest.param(4, 2, 2, 1, 60, id="first of another host"),
+    ],
+)
+def test_a_rank_that_is_stopped_in_the_middle_is_named(
+    size: int, hosts: int, victim: int, heartbeat: int, timeout: int
+) -> None:
+    config = Config(heartbeat=timedelta(seconds=heartbeat), collective_timeout=timedelta(seconds=timeout))
+    results = run_ranks(size, stopped_in_the_middle, hosts, victim, config, how="processes", dies=[victim])
+    assert [each for rank, each in enumerate(results) if rank != victim] == [(victim,)] * (size - 1)
 
 
 def interrupted(context: Context) -> str:

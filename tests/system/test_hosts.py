@@ -13,10 +13,11 @@ from namespaces import DEVICE, ip, problem
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.kinds import ALLREDUCE, BARRIER
-from farandole.errors import PeerLost
+from farandole.errors import PeerLost, RendezvousError
+from farandole.rendezvous import from_environment
 from farandole.topology import interface_address
 from helpers.collectives import check_collectives
-from helpers.hosts import SECOND_DEVICE, run_on_hosts
+from helpers.hosts import SECOND_DEVICE, cut_off, run_on_hosts
 
 pytestmark = [
     pytest.mark.slow,
@@ -111,6 +112,47 @@ def works_through_an_interruption(context: Context, victim: int) -> float:
 def test_a_short_interruption_does_no_harm() -> None:
     results = run_on_hosts("AAB", works_through_an_interruption, 2, config=Config(heartbeat=HEARTBEAT))
     assert results == [3 * 100_000] * 3
+
+
+def works_until_two_are_apart(context: Context) -> tuple[int, str, float]:
+    """Return who was lost, why and when; the second host loses sight of the third, but not of the first."""
+    values = np.ones(100_000, np.float32)
+    try:
+        for step in range(10**9):
+            if context.rank == 1 and step == 50:
+                cut_off(2)
+            context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=SUM)
+    except PeerLost as lost:
+        return lost.rank, lost.reason, time.monotonic()
+    raise AssertionError("nobody was lost")
+
+
+def test_two_hosts_that_lose_sight_of_each_other_are_named() -> None:
+    began = time.monotonic()
+    for lost, why, noticed in run_on_hosts("ABC", works_until_two_are_apart, config=Config(heartbeat=HEARTBEAT)):
+        assert lost in (1, 2)
+        assert why.startswith("no answer to data sent to it for 3 s: packets between its host and another one are lost")
+        assert noticed - began < HEARTBEAT.total_seconds() + GENEROUS
+
+
+def starts_with_two_apart(outer: Context) -> tuple[str, str]:
+    outer.shutdown()
+    if outer.rank == 1:
+        cut_off(2)  # before it meets the others
+    try:
+        with Context(from_environment(), Config(start_timeout=timedelta(seconds=2))) as context:
+            context.engine.run(BARRIER, "to no avail", None, None)
+    except (PeerLost, RendezvousError) as error:
+        return interface_address(DEVICE), str(error)
+    raise AssertionError("they have met")
+
+
+def test_hosts_that_cannot_reach_each_other_at_the_start_are_named_with_their_addresses() -> None:
+    (_, first), (address_1, second), (address_2, third) = run_on_hosts("ABC", starts_with_two_apart)
+    assert "rank 1" in first or "rank 2" in first
+    for text in (second, third):
+        assert address_1 in text and address_2 in text
+    assert "missing: rank 2" in second and "missing: rank 1" in third
 
 
 @pytest.mark.parametrize(("placement", "victim"), [("ABC", 0), ("AABBCC", 4), ("ABCBC", 2)])

@@ -107,12 +107,33 @@ class _Card:
         return cls(*json.loads(payload))
 
 
-def connect(rendezvous: Rendezvous, config: Config, *, host: str | None = None) -> Wiring:
+class _Patience(Deadline):
+    """A deadline that ends early, with an error, once waiting makes no sense any more."""
+
+    def __init__(self, timeout: timedelta, require_alive: Callable[[], None] | None) -> None:
+        super().__init__(timeout)
+        self._require_alive = require_alive
+
+    def remaining(self) -> float:
+        """Seconds that are left; raises `TimeoutError` when none are, or why there is nothing to wait for."""
+        if self._require_alive is not None:
+            self._require_alive()
+        return super().remaining()
+
+
+def connect(
+    rendezvous: Rendezvous,
+    config: Config,
+    *,
+    host: str | None = None,
+    require_alive: Callable[[], None] | None = None,
+) -> Wiring:
     """Meet all ranks at `rendezvous` and connect to those that this rank talks to.
 
-    `host` overrides this host's identity, so that tests can make several hosts of one. Blocks up to
-    `config.start_timeout`; raises `RendezvousError` naming the ranks that did not come."""
-    deadline = Deadline(config.start_timeout)
+    `host` overrides this host's identity, so that tests can make several hosts of one. `require_alive` raises what is
+    known, by other means, to have happened to these ranks. Blocks up to `config.start_timeout`; raises
+    `RendezvousError` naming the ranks that did not come, and the addresses between which nothing passed."""
+    deadline = _Patience(config.start_timeout, require_alive)
     with ExitStack() as stack:
         tcp = stack.enter_context(_listen_tcp(_own_address(rendezvous, config)))
         unix = stack.enter_context(_listen_unix())
@@ -230,6 +251,7 @@ def _connect_remotes(
     sockets: dict[tuple[int, str], socket.socket] = {}
 
     parents = topology.control_parents
+    address = join_address(*listener.getsockname()[:2])
 
     def purposes(peer: int) -> tuple[str, ...]:
         data = ("data",) if peer in exchanging else ()
@@ -244,6 +266,8 @@ def _connect_remotes(
     def accept() -> None:
         try:
             _accept(listener, rendezvous, expected, keep, deadline)
+        except RendezvousError as error:
+            failures.append(_between(error, cards, address))
         except BaseException as error:
             failures.append(error)
 
@@ -253,7 +277,7 @@ def _connect_remotes(
     try:
         for peer in remote:
             for purpose in purposes(peer) if peer < rank else ():
-                with _reaching(peer):
+                with _reaching(peer, f" at {cards[peer].tcp} from {address}"):
                     sock = _dial(socket.AF_INET, split_address(cards[peer].tcp), deadline)
                     sockets[peer, purpose] = sock
                     _introduce(sock, rendezvous, purpose, peer)
@@ -272,18 +296,24 @@ def _connect_remotes(
     return [(peer, fd_of(peer, "control"), fd_of(peer, "data")) for peer in remote if purposes(peer)]
 
 
+def _between(error: RendezvousError, cards: list[_Card], address: str) -> RendezvousError:
+    """Say between which addresses no connection came about."""
+    theirs = ", ".join(f"{cards[peer].tcp} (rank {peer})" for peer in error.missing)
+    return RendezvousError(f"{error.problem}: nothing came to {address} from {theirs}", error.missing)
+
+
 @contextmanager
-def _reaching(peer: int) -> Iterator[None]:
+def _reaching(peer: int, where: str = "") -> Iterator[None]:
     """Give what goes wrong between this rank and `peer`, who has been there a moment ago, the peer's number."""
     try:
         yield
     except (OSError, EOFError) as error:
-        raise RendezvousError(f"rank {peer} cannot be reached: {error}", missing=(peer,)) from error
+        raise RendezvousError(f"rank {peer} cannot be reached{where}: {error}", missing=(peer,)) from error
     except AuthenticationError as error:
         if not isinstance(error.__cause__, OSError | EOFError):
             raise
         # It has not answered wrongly, it is gone.
-        raise RendezvousError(f"rank {peer} cannot be reached: {error.problem}", missing=(peer,)) from error
+        raise RendezvousError(f"rank {peer} cannot be reached{where}: {error.problem}", missing=(peer,)) from error
 
 
 def _dial(family: int, address: bytes | tuple[str, int], deadline: Deadline) -> socket.socket:

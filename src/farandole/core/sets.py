@@ -136,7 +136,9 @@ class Sets:
         return seat
 
     def _begin(self, part: PartRendezvous, members: Ranks, name: str) -> Seat:
-        wiring = connect(part, self._config, host=self._topology.hosts[self._topology.rank])
+        # A member that is lost to the job never connects.
+        host, require_alive = self._topology.hosts[self._topology.rank], self._engine.require_alive
+        wiring = connect(part, self._config, host=host, require_alive=require_alive)
         engine = start_engine(wiring, self._config, members=members, process_set=name)
         self._timeline.follow(engine, f"{name}: ")
         return Seat(engine, part.rank, part.size, Counters(), members)
