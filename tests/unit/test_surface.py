@@ -20,7 +20,8 @@ poll rank reducescatter reducescatter_async remove_process_set rocm_built shutdo
 start_timeline stop_timeline synchronize
 """
 TORCH = (
-    "DistributedOptimizer HorovodInternalError broadcast_optimizer_state broadcast_parameters sparse_allreduce_async"
+    "DistributedOptimizer HorovodInternalError SyncBatchNorm broadcast_optimizer_state broadcast_parameters "
+    "convert_sync_batchnorm sparse_allreduce_async"
 )
 
 OPERATIONS = [
