@@ -1,11 +1,13 @@
 """Rows to ranks: every row exactly once per epoch, the same number of steps on every rank."""
 
 from farandole.data.agreement import Gather
+from farandole.data.cache import CachedSource
 from farandole.data.deal import Deal, Policy
 from farandole.data.fields import FieldOptions
 from farandole.data.loader import Batch, Loader, Reading
 from farandole.data.meter import Metrics
 from farandole.data.order import Order, choose_lanes
+from farandole.data.readers import Reader, ReaderOptions, make_batch_reader, make_reader
 from farandole.data.selection import SelectedSource
 from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, agree_on_column
 from farandole.data.shard_loader import ShardBatch, ShardLoader
@@ -19,6 +21,7 @@ __all__ = [
     "ArrowShard",
     "ArrowSource",
     "Batch",
+    "CachedSource",
     "Column",
     "ColumnFacts",
     "Deal",
@@ -31,6 +34,8 @@ __all__ = [
     "ParquetSource",
     "Policy",
     "Ragged",
+    "Reader",
+    "ReaderOptions",
     "Reading",
     "SelectedSource",
     "ShardBatch",
@@ -41,6 +46,8 @@ __all__ = [
     "Values",
     "agree_on_column",
     "choose_lanes",
+    "make_batch_reader",
+    "make_reader",
     "permutation",
     "validation_mask",
 ]

@@ -7,6 +7,7 @@ import numpy as np
 from farandole.data.meter import Meter
 from farandole.data.rounds import Columns
 from farandole.data.values import join_values, pick_rows
+from farandole.errors import SourceError
 
 __all__ = ["Cutter", "fill_up", "rows_of"]
 
@@ -17,10 +18,12 @@ def rows_of(columns: Columns) -> int:
 
 
 class Cutter:
-    """Cuts what `pieces` yields into batches; time spent in `pieces` counts as waiting."""
+    """Cuts what `pieces` yields into batches; time spent in `pieces` counts as waiting.
 
-    def __init__(self, pieces: Iterator[Columns], meter: Meter) -> None:
-        self._pieces, self._meter = pieces, meter
+    When the pieces end early, `take` raises `SourceError`, or with `open_end` returns what there is."""
+
+    def __init__(self, pieces: Iterator[Columns], meter: Meter, *, open_end: bool = False) -> None:
+        self._pieces, self._meter, self._open_end = pieces, meter, open_end
         self._piece: Columns = {}
         self._at = self._end = 0
 
@@ -32,15 +35,23 @@ class Cutter:
             cut = slice(first, last)
             return {name: values[cut] for name, values in self._piece.items()}
         parts: list[Columns] = []
-        while rows:
-            while self._at == self._end:
-                with self._meter.waiting():
-                    self._piece = next(self._pieces)
-                self._at, self._end = 0, rows_of(self._piece)
+        while rows and self._more(rows):
             taken = min(rows, self._end - self._at)
             parts.append({name: values[self._at : self._at + taken] for name, values in self._piece.items()})
             self._at, rows = self._at + taken, rows - taken
-        return {name: join_values([part[name] for part in parts]) for name in parts[0]}
+        return {name: join_values([part[name] for part in parts]) for name in (parts[0] if parts else {})}
+
+    def _more(self, missing: int) -> bool:
+        """Get the next piece with rows if this one has none left; False at an open end."""
+        while self._at == self._end:
+            with self._meter.waiting():
+                piece = next(self._pieces, None)
+            if piece is None:
+                if self._open_end:
+                    return False
+                raise SourceError("the data", f"ended {missing} rows before a batch that the plan has")
+            self._piece, self._at, self._end = piece, 0, rows_of(piece)
+        return True
 
 
 def fill_up(columns: Columns, source: Columns, rows: int) -> Columns:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data.files import File, Files
+from farandole.data.partitions import add_partitions, partition_fields
 from farandole.errors import DataError, SourceError
 
 __all__ = ["ArrowSource", "ParquetSource", "RowGroup", "Source", "fingerprint"]
@@ -65,7 +66,8 @@ def fingerprint(row_groups: Iterable[RowGroup]) -> int:
 class ParquetSource:
     """Parquet files: one URL, folder or glob, or a list of these; `options` are those of the file system.
 
-    Reads all footers. Raises `SourceError` for files that are no Parquet, and for files of different schemas.
+    Folders named "column=value" tell a column more. Reads all footers. Raises `SourceError` for files that are no
+    Parquet, and `DataError` for columns that differ between files.
     """
 
     def __init__(self, urls: str | Sequence[str], options: Mapping[str, object] | None = None) -> None:
@@ -73,7 +75,9 @@ class ParquetSource:
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
             footers = list(pool.map(self._footer, self._listed))
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
-        self.schema = _one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
+        schema = _one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
+        self._told = partition_fields([file.path for file in self._listed], schema)
+        self.schema = pa.schema([*schema, *self._told])
         self.row_groups: Sequence[RowGroup] = tuple(
             RowGroup(file, number, footer.row_group(number).num_rows)
             for file, footer in zip(self._listed, footers, strict=True)
@@ -93,15 +97,17 @@ class ParquetSource:
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns; raises `SourceError` naming the file."""
+        told = [field for field in self._told if field.name in columns]
+        held = [name for name in columns if all(name != field.name for field in told)]
         with (
             self._files.open(row_group.file) as opened,
             pq.ParquetFile(
                 opened, metadata=self._footers[row_group.file.path], pre_buffer=not self._files.local
             ) as parquet,
         ):
-            table = parquet.read_row_group(row_group.number, columns=list(columns), use_threads=False)
+            table = parquet.read_row_group(row_group.number, columns=held, use_threads=False)
         self._files.check([row_group.file])
-        return table
+        return add_partitions(table, row_group.file.path, told)
 
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""

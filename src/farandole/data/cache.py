@@ -1,0 +1,117 @@
+"""Row groups of far files, kept on local disk within a limit."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from farandole.data.sources import RowGroup, Source
+from farandole.errors import CacheError, ConfigError
+
+__all__ = ["CachedSource"]
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = ".arrow"
+_UNFINISHED = ".unfinished-"
+_ABANDONED = 3600.0  # seconds after which a file that somebody writes counts as left behind
+
+
+class CachedSource:
+    """`source`, each of whose row groups is read once and then mapped from a file in `folder`.
+
+    Files are named by what they hold: path, size and time of change of the original, row group, columns. So all ranks
+    of a host, and later jobs, share a folder, and what has changed is not found. The files that were used longest ago
+    go when there are more than `limit` bytes; ranks that write at the same time may exceed it by a row group each.
+    Raises `CacheError` when the folder cannot be written, a full disk included.
+    """
+
+    def __init__(self, source: Source, folder: Path, limit: int) -> None:
+        if limit < 1:
+            raise ConfigError("limit", f"must be >= 1 byte, got {limit}")
+        self._source, self._folder, self._limit = source, folder, limit
+        self.schema, self.row_groups = source.schema, source.row_groups
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(f"{_UNFINISHED}*"):
+                if time.time() - left.stat().st_mtime > _ABANDONED:
+                    left.unlink(missing_ok=True)
+        except OSError as error:
+            raise CacheError(str(folder), f"cannot be used ({error.strerror}); name another folder") from error
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Ask the source."""
+        return self._source.nbytes(columns)
+
+    def check(self) -> None:
+        """Ask the source, whose files must not change although they are read once."""
+        self._source.check()
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns, from the cache if they are there."""
+        path = self._folder / (_name(row_group, columns) + _SUFFIX)
+        found = self._load(path)
+        if found is None:
+            found = self._source.read(row_group, columns)
+            if found.nbytes <= self._limit:
+                self._store(path, found)
+        return found
+
+    def _load(self, path: Path) -> pa.Table | None:
+        try:
+            with pa.memory_map(str(path)) as mapped, pa.ipc.open_file(mapped) as reader:
+                table = reader.read_all()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, pa.ArrowException) as error:
+            log.warning("%s cannot be used (%s) and is read anew", path, error)
+            path.unlink(missing_ok=True)
+            return None
+        return table
+
+    def _store(self, path: Path, table: pa.Table) -> None:
+        try:
+            self._make_room(table.nbytes)
+            descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self._folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+                    writer.write_table(table)
+                os.replace(name, path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            full = " or lower its limit" if error.errno == errno.ENOSPC else ""
+            raise CacheError(
+                str(self._folder), f"cannot hold {table.nbytes} bytes more ({error}); give it room{full}"
+            ) from error
+
+    def _make_room(self, nbytes: int) -> None:
+        """Remove what was used longest ago; who has it mapped keeps it."""
+        entries = []
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                continue  # another rank was quicker
+            entries.append((found.st_mtime_ns, found.st_size, path))
+        held = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if held + nbytes <= self._limit:
+                break
+            path.unlink(missing_ok=True)
+            held -= size
+
+
+def _name(row_group: RowGroup, columns: Sequence[str]) -> str:
+    file = row_group.file
+    what = json.dumps([file.path, file.size, file.mark, row_group.number, row_group.rows, list(columns)])
+    return hashlib.sha256(what.encode()).hexdigest()[:32]

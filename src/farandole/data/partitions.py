@@ -1,0 +1,40 @@
+"""Columns that are not in the files but in the names of their folders: year=2024/month=5/part-0.parquet."""
+
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+__all__ = ["add_partitions", "partition_fields"]
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for no value
+
+
+def partition_fields(paths: Iterable[str], own: pa.Schema) -> list[pa.Field]:
+    """Return the columns that all of these paths tell and that are not among the files' own.
+
+    They are int64 where every value is an integer, and texts otherwise, as Spark infers them."""
+    told = [_values(path) for path in paths]
+    names = [name for name in (told[0] if told else {}) if all(name in each for each in told) and name not in own.names]
+    fields = []
+    for name in names:
+        values = [each[name] for each in told if each[name] is not None]
+        numbers = all(re.fullmatch(r"-?\d{1,18}", value) for value in values if value is not None)
+        fields.append(pa.field(name, pa.int64() if values and numbers else pa.string()))
+    return fields
+
+
+def add_partitions(table: pa.Table, path: str, fields: Iterable[pa.Field]) -> pa.Table:
+    """Return the table with these columns, which have the one value that `path` tells."""
+    values = _values(path)
+    for field in fields:
+        value = values[field.name]
+        told = int(value) if value is not None and pa.types.is_integer(field.type) else value
+        table = table.append_column(field, pa.repeat(pa.scalar(told, field.type), table.num_rows))
+    return table
+
+
+def _values(path: str) -> Mapping[str, str | None]:
+    pairs = (part.split("=", 1) for part in path.split("/")[:-1] if "=" in part)
+    return {unquote(name): None if value == _NULL else unquote(value) for name, value in pairs}

@@ -1,0 +1,288 @@
+"""`make_reader` and `make_batch_reader`, with the arguments that Petastorm's users have in their programs.
+
+What they mean stays; how rows are dealt does not: every row comes exactly once per epoch over all shards, in an order
+that changes with the epoch. See docs/guide/data.md for the differences, one by one.
+"""
+
+import logging
+import re
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+
+from farandole.data.cache import CachedSource
+from farandole.data.fields import FieldOptions
+from farandole.data.loader import Batch, Loader, Reading
+from farandole.data.meter import Metrics
+from farandole.data.rounds import Columns
+from farandole.data.selection import Condition, Predicate, SelectedSource
+from farandole.data.sources import ParquetSource, Source
+from farandole.data.values import Ragged, SparseRows, Values
+from farandole.errors import ConfigError, DataError
+
+__all__ = ["Reader", "ReaderOptions", "Transforming", "make_batch_reader", "make_reader"]
+
+log = logging.getLogger(__name__)
+
+# Accepted because programs pass them; there is nothing that they could change here.
+_WITHOUT_MEANING = (
+    "pyarrow_serialize",
+    "results_queue_size",
+    "zmq_copy_buffers",
+    "hdfs_driver",
+    "cache_extra_settings",
+)
+_DEFAULT_CACHE_LIMIT = 10 << 30
+_LEAST_BATCH = 1024
+
+
+class Transforming(Protocol):
+    """What a `transform_spec` must be; `farandole.data.transform.TransformSpec` is one."""
+
+    def frames(self, columns: Columns) -> Columns:
+        """Transform rows as one frame."""
+        ...
+
+    def rows(self, columns: Columns) -> Columns:
+        """Transform rows one by one."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderOptions:
+    """Petastorm's arguments of both functions, with its defaults, and two of our own at the end.
+
+    Raises `ConfigError` for values that cannot be kept to."""
+
+    reader_pool_type: Literal["thread", "process", "dummy"] = "thread"
+    workers_count: int = 10
+    pyarrow_serialize: bool = False
+    results_queue_size: int = 50
+    seed: int | None = None
+    shuffle_rows: bool = False
+    shuffle_row_groups: bool = True
+    shuffle_row_drop_partitions: int = 1
+    predicate: Predicate | None = None
+    rowgroup_selector: object = None
+    num_epochs: int | None = 1
+    cur_shard: int | None = None
+    shard_count: int | None = None
+    shard_seed: int | None = None
+    cache_type: Literal["null", "local-disk"] | None = "null"
+    cache_location: str | None = None
+    cache_size_limit: int | None = None
+    cache_row_size_estimate: int | None = None
+    cache_extra_settings: Mapping[str, object] | None = None
+    hdfs_driver: str = "libhdfs3"
+    transform_spec: Transforming | None = None
+    filters: Sequence[Condition] | Sequence[Sequence[Condition]] | None = None
+    storage_options: Mapping[str, object] | None = None
+    zmq_copy_buffers: bool = True
+    filesystem: object = None
+    nulls: Mapping[str, object] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
+
+    def __post_init__(self) -> None:
+        if self.rowgroup_selector is not None:
+            raise ConfigError("rowgroup_selector", "needs an index that only Petastorm writes; use filters=")
+        if self.filesystem is not None:
+            raise ConfigError("filesystem", "give a URL with its scheme, and storage_options=")
+        if (self.cur_shard is None) != (self.shard_count is None):
+            raise ConfigError("cur_shard", "and shard_count go together")
+        if self.num_epochs is not None and self.num_epochs < 1:
+            raise ConfigError("num_epochs", f"must be >= 1, or None for ever, got {self.num_epochs}")
+        if self.reader_pool_type not in ("thread", "process", "dummy"):
+            raise ConfigError("reader_pool_type", f"must be thread, process or dummy, got {self.reader_pool_type!r}")
+        if self.cache_type not in (None, "null", "local-disk"):
+            raise ConfigError("cache_type", f"must be null or local-disk, got {self.cache_type!r}")
+        if self.cache_type == "local-disk" and self.cache_location is None:
+            raise ConfigError("cache_location", "name a folder for cache_type='local-disk'")
+        if self.reader_pool_type == "process":
+            log.warning("reader_pool_type='process' reads on threads: Arrow decodes outside of Python's lock")
+        for each in fields(self):
+            if each.name in _WITHOUT_MEANING and getattr(self, each.name) != each.default:
+                log.warning("%s means nothing here and is ignored", each.name)
+
+
+def make_reader(
+    dataset_url: str | Sequence[str], schema_fields: Sequence[Any] | None = None, **options: Any
+) -> "Reader":
+    """Read rows one by one, as named tuples; `options` are those of `ReaderOptions`.
+
+    Raises `DataError` and `SourceError` for the data, `ConfigError` for options."""
+    return Reader(dataset_url, schema_fields, ReaderOptions(**options), batched=False)
+
+
+def make_batch_reader(
+    dataset_url_or_urls: str | Sequence[str], schema_fields: Sequence[Any] | None = None, **options: Any
+) -> "Reader":
+    """Read rows in batches, as named tuples of arrays; `options` are those of `ReaderOptions`.
+
+    A batch has about as many rows as a row group; the last one of an epoch has fewer. Raises as `make_reader` does."""
+    return Reader(dataset_url_or_urls, schema_fields, ReaderOptions(**options), batched=True)
+
+
+class Reader:
+    """An iterator over rows or batches of one shard, for a number of epochs; close it with `with`, or `stop`.
+
+    `loader` is what it reads with: its state can be saved and loaded, its metrics read.
+    """
+
+    def __init__(
+        self, urls: str | Sequence[str], schema_fields: Sequence[Any] | None, options: ReaderOptions, *, batched: bool
+    ) -> None:
+        source = _open(urls, options)
+        columns = _columns(source.schema, schema_fields)
+        self.batched_output = batched
+        self.num_epochs = options.num_epochs
+        self.loader = Loader(
+            source,
+            batch_size=_batch_rows(source),
+            policy="join",
+            columns=columns,
+            rank=options.cur_shard or 0,
+            size=options.shard_count or 1,
+            reading=_reading(options, source.schema, columns, batched=batched),
+        )
+        self._started_with = self.loader.epoch
+        self._items: Iterator[Any] | None = None
+        self.last_row_consumed = False
+        self._made: type | None = None  # known with the first batch: a transform may rename columns
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next row or batch; blocks while it is being read."""
+        if self._items is None:
+            self._items = self._read()
+        try:
+            return next(self._items)
+        except StopIteration:
+            self.last_row_consumed = True
+            raise
+
+    next = __next__
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield what is left, as batches of columns by name; the form that adapters for frameworks take."""
+        while self.num_epochs is None or self.loader.epoch - self._started_with < self.num_epochs:
+            yield from (batch for batch in self.loader if batch.rows)
+
+    def reset(self) -> None:
+        """Read as many epochs again, after the last row; raises `ConfigError` before it."""
+        if not self.last_row_consumed:
+            raise ConfigError("reset", "is for a reader whose last row was consumed; make another reader")
+        self._items, self.last_row_consumed, self._started_with = None, False, self.loader.epoch
+
+    def stop(self) -> None:
+        """End its threads; nothing can be read any more until `reset`."""
+        if self._items is not None:
+            self._items.close()  # type: ignore[attr-defined]
+        self._items = iter(())
+
+    def join(self) -> None:
+        """Do nothing: `stop` has waited for the threads."""
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """Speed and waiting of the epoch that was read last."""
+        return self.loader.metrics
+
+    @property
+    def diagnostics(self) -> dict[str, float]:
+        """The same as numbers by name."""
+        metrics = self.loader.metrics
+        return {} if metrics is None else metrics.scalars()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _read(self) -> Iterator[Any]:
+        for batch in self.batches():
+            make = self._record(list(batch))
+            columns = [_cells(values) for values in batch.values()]
+            if self.batched_output:
+                yield make(*columns)
+            else:
+                yield from map(make, *columns)
+
+    def _record(self, names: list[str]) -> type:
+        if self._made is None:
+            # A name that is no identifier gets one by its place: _0, _1, ...
+            self._made = namedtuple("Row", names, rename=True)  # type: ignore[misc]
+        return self._made
+
+
+def _open(urls: str | Sequence[str], options: ReaderOptions) -> Source:
+    source: Source = ParquetSource(urls, options.storage_options)
+    if options.cache_type == "local-disk":
+        assert options.cache_location is not None, "checked with the options"
+        source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
+    for where in (options.filters, options.predicate):
+        if where is not None:
+            source = SelectedSource(source, where)
+    return source
+
+
+def _columns(schema: pa.Schema, asked: Sequence[Any] | None) -> list[str]:
+    """Return the columns that are asked for: by name, by pattern, or by objects that have a name."""
+    if asked is None:
+        return list(schema.names)
+    chosen: list[str] = []
+    for each in asked:
+        pattern = each if isinstance(each, str) else each.name
+        found = [pattern] if pattern in schema.names else [name for name in schema.names if re.fullmatch(pattern, name)]
+        if not found:
+            raise DataError(pattern, f"is not in the data, which has {', '.join(schema.names)}")
+        chosen += [name for name in found if name not in chosen]
+    return chosen
+
+
+def _batch_rows(source: Source) -> int:
+    held = [group.rows for group in source.row_groups if group.rows]
+    return max(_LEAST_BATCH, sum(held) // max(1, len(held)))
+
+
+def _reading(options: ReaderOptions, schema: pa.Schema, columns: Sequence[str], *, batched: bool) -> Reading:
+    spec, own = options.transform_spec, options.reading
+    # Missing floating-point numbers are NaN, as in Petastorm; what has no such value needs one: nulls=.
+    nan = {name: float("nan") for name in columns if pa.types.is_floating(schema.field(name).type)}
+    asked = FieldOptions(
+        nulls=nan | dict(own.fields.nulls) | dict(options.nulls),
+        vocabulary=own.fields.vocabulary,
+        ragged=own.fields.ragged,
+        dense=own.fields.dense,
+    )
+    return Reading(
+        shuffle=options.shuffle_row_groups or options.shuffle_rows,
+        seed=next((seed for seed in (options.seed, options.shard_seed) if seed is not None), own.seed),
+        lanes=own.lanes,
+        window=own.window,
+        workers=0 if options.reader_pool_type == "dummy" else options.workers_count,
+        ahead=own.ahead,
+        timeout=own.timeout,
+        transform=own.transform if spec is None else spec.frames if batched else spec.rows,
+        fields=asked,
+    )
+
+
+def _cells(values: Values) -> Any:
+    """Return something of one item per row; rows of different lengths as an array of arrays."""
+    if isinstance(values, SparseRows):
+        return values.dense()
+    if isinstance(values, Ragged):
+        cells = np.empty(len(values), object)
+        for place, row in enumerate(values.rows()):
+            cells[place] = row
+        return cells
+    return values

@@ -1,0 +1,83 @@
+"""`TransformSpec`, as Petastorm's users write it: a function of a pandas frame, or of one row."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from farandole.data.rounds import Columns
+from farandole.data.values import Ragged, SparseRows, Values
+from farandole.errors import DataError
+
+__all__ = ["TransformSpec"]
+
+
+class TransformSpec:
+    """What happens to rows after they were read, on the thread that reads.
+
+    With `make_batch_reader` `func` takes and gives a frame, with `make_reader` a dictionary with one row. It may not
+    change the number of rows. `edit_fields` tells of columns that it changes or adds: (name, type, shape, nullable);
+    without it types are what comes out. Columns in `removed_fields`, or not in `selected_fields`, are left out.
+    """
+
+    def __init__(
+        self,
+        func: Callable[[Any], Any] | None = None,
+        edit_fields: Sequence[Any] | None = None,
+        removed_fields: Sequence[str] | None = None,
+        selected_fields: Sequence[str] | None = None,
+    ) -> None:
+        if removed_fields and selected_fields:
+            raise ValueError("give removed_fields or selected_fields, not both")
+        self.func, self.removed_fields, self.selected_fields = func, list(removed_fields or ()), selected_fields
+        self.edit_fields = {str(each[0]): (np.dtype(each[1]), tuple(each[2])) for each in edit_fields or ()}
+
+    def frames(self, columns: Columns) -> Columns:
+        """Transform rows as one frame."""
+        if self.func is None:
+            return self._chosen(columns)
+        made = self.func(pd.DataFrame({name: pd.Series(_cells(values)) for name, values in columns.items()}))
+        return self._chosen({str(name): self._array(str(name), made[name].to_list()) for name in made.columns})
+
+    def rows(self, columns: Columns) -> Columns:
+        """Transform rows one by one."""
+        if self.func is None:
+            return self._chosen(columns)
+        cells = {name: _cells(values) for name, values in columns.items()}
+        count = len(next(iter(cells.values())))
+        made = [self.func({name: each[place] for name, each in cells.items()}) for place in range(count)]
+        if not made:
+            return self._chosen(columns)
+        return self._chosen({name: self._array(name, [row[name] for row in made]) for name in made[0]})
+
+    def _chosen(self, columns: Mapping[str, Values]) -> Columns:
+        names = [name for name in columns if name not in self.removed_fields]
+        if self.selected_fields is not None:
+            missing = [name for name in self.selected_fields if name not in columns]
+            if missing:
+                raise DataError(missing[0], f"is in selected_fields, but the rows have {', '.join(columns)}")
+            names = list(self.selected_fields)
+        return {name: columns[name] for name in names}
+
+    def _array(self, name: str, cells: list[Any]) -> Values:
+        wanted = self.edit_fields.get(name)
+        if wanted is not None and None not in wanted[1]:
+            return np.array(cells, wanted[0]).reshape(len(cells), *wanted[1])
+        if cells and isinstance(cells[0], (np.ndarray, list, tuple)):
+            arrays = [np.asarray(cell, None if wanted is None else wanted[0]) for cell in cells]
+            if len({each.shape for each in arrays}) == 1:
+                return np.stack(arrays)
+            return Ragged(np.concatenate(arrays), np.concatenate([[0], np.cumsum([len(each) for each in arrays])]))
+        if cells and isinstance(cells[0], (str, bytes)):
+            return np.array(cells, object)
+        return np.array(cells, None if wanted is None else wanted[0])
+
+
+def _cells(values: Values) -> NDArray[Any] | list[NDArray[Any]]:
+    """Return one object per row: what a frame's column or a row's dictionary holds."""
+    if isinstance(values, Ragged):
+        return values.rows()
+    array = values.dense() if isinstance(values, SparseRows) else values
+    return array if array.ndim == 1 else list(array)

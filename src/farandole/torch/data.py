@@ -1,0 +1,149 @@
+"""Batches of `farandole.data` as torch tensors, that share memory with them wherever torch can.
+
+    loader = TensorLoader(Loader(ParquetSource(url), batch_size=32, policy="join", rank=hvd.rank(), size=hvd.size()))
+    for batch in loader:
+        loss = loss_of(model(batch["pixels"]), batch["label"]) * batch.weight
+
+`DataLoader` and `BatchedDataLoader` take readers of `make_reader` and `make_batch_reader`, as Petastorm's do.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farandole.data import Batch, Loader, Metrics, Ragged, Reader, SparseRows, Values
+from farandole.data.cutter import Cutter
+from farandole.data.meter import Meter
+from farandole.data.rounds import Columns
+from farandole.errors import ConfigError, DataError
+
+__all__ = ["BatchedDataLoader", "DataLoader", "TensorBatch", "TensorLoader", "as_tensor"]
+
+
+def as_tensor(name: str, values: Values) -> Tensor:
+    """Return a column as a tensor.
+
+    Numbers and arrays share memory. Times become int64 in their own unit, since 1970. Arrays of different lengths
+    become a nested tensor, sparse vectors a sparse COO tensor. Raises `DataError` for texts and bytes.
+    """
+    if isinstance(values, Ragged):
+        offsets = torch.from_numpy(values.offsets)
+        return torch.nested.nested_tensor_from_jagged(torch.from_numpy(values.values), offsets)
+    if isinstance(values, SparseRows):
+        rows = np.repeat(np.arange(len(values)), np.diff(values.offsets))
+        places = torch.from_numpy(np.stack([rows, values.indices]))
+        return torch.sparse_coo_tensor(
+            places, torch.from_numpy(values.values), (len(values), values.width), check_invariants=False
+        )
+    if values.dtype.kind in "mM":
+        values = values.view(np.int64)
+    if values.dtype.kind == "O":
+        raise DataError(
+            name, "texts and bytes have no tensor; give a vocabulary, decode them in a transform, or leave them out"
+        )
+    return torch.from_numpy(values)
+
+
+class TensorBatch(dict[str, Tensor]):
+    """A `Batch` whose columns are tensors; `rows`, `weight` and `repeated` are the batch's."""
+
+    __slots__ = ("repeated", "rows", "weight")
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__({name: as_tensor(name, values) for name, values in batch.items()})
+        self.rows, self.weight, self.repeated = batch.rows, batch.weight, batch.repeated
+
+
+class TensorLoader:
+    """A `Loader` that yields `TensorBatch`; what it can do otherwise is the loader's own."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[TensorBatch]:
+        return map(TensorBatch, self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """See `Loader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """See `Loader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """See `Loader.metrics`."""
+        return self.loader.metrics
+
+
+class BatchedDataLoader:
+    """Batches of `batch_size` rows of a reader, as dictionaries of tensors; the last one of the reader is smaller.
+
+    `transform_fn` makes a tensor of a column's array. Rows come in the reader's order, which is shuffled already:
+    `shuffling_queue_capacity` has no effect. Leaving a `with` block stops the reader.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch_size: int = 1,
+        transform_fn: Callable[[Any], Tensor] | None = None,
+        shuffling_queue_capacity: int = 0,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError("batch_size", f"must be >= 1, got {batch_size}")
+        if shuffling_queue_capacity < 0:
+            raise ConfigError("shuffling_queue_capacity", f"must be >= 0, got {shuffling_queue_capacity}")
+        self.reader, self.batch_size, self._transform = reader, batch_size, transform_fn
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.reader.last_row_consumed:
+            self.reader.reset()
+        cutter = Cutter((dict(batch) for batch in self.reader.batches()), Meter(0), open_end=True)
+        while columns := cutter.take(self.batch_size):
+            yield self._collate(columns)
+        self.reader.last_row_consumed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.reader.stop()
+
+    def _collate(self, columns: Columns) -> Any:
+        if self._transform is not None:
+            return {name: self._transform(values) for name, values in columns.items()}
+        return {name: as_tensor(name, values) for name, values in columns.items()}
+
+
+class DataLoader(BatchedDataLoader):
+    """The same, with a `collate_fn` that makes a batch of a list of rows, each a dictionary, if one is given."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch_size: int = 1,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
+        shuffling_queue_capacity: int = 0,
+    ) -> None:
+        super().__init__(reader, batch_size, shuffling_queue_capacity=shuffling_queue_capacity)
+        self._collate_rows = collate_fn
+
+    def _collate(self, columns: Columns) -> Any:
+        if self._collate_rows is None:
+            return super()._collate(columns)
+        cells = {name: values.rows() if isinstance(values, Ragged) else values for name, values in columns.items()}
+        cells = {name: values.dense() if isinstance(values, SparseRows) else values for name, values in cells.items()}
+        return self._collate_rows([dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)])

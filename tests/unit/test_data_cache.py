@@ -1,0 +1,152 @@
+"""Row groups on local disk: read once, within a limit; and columns that folders' names tell."""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from farandole.data import CachedSource, Loader, ParquetSource, Source
+from farandole.data.sources import RowGroup
+from farandole.errors import CacheError, ConfigError, SourceError
+from helpers.datasets import write_rows
+
+LAYOUT = [[100, 100], [100, 100, 100]]
+
+
+class Counting(ParquetSource):
+    """Counts how often row groups are read from the files."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.reads = 0
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        self.reads += 1
+        return super().read(row_group, columns)
+
+
+def read(source: Source) -> list[int]:
+    loader = Loader(source, batch_size=50, policy="join")
+    return [int(row) for _ in range(3) for batch in loader for row in batch["row"]]
+
+
+def held(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_row_groups_are_read_once(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "data", LAYOUT)
+    source = Counting(str(tmp_path / "data"))
+    expected = [*range(rows)] * 3
+    assert sorted(read(CachedSource(source, tmp_path / "cache", 1 << 20))) == sorted(expected)
+    assert source.reads == 5
+    # Another job finds what the first one left, and the same rows as without a cache.
+    assert read(CachedSource(source, tmp_path / "cache", 1 << 20)) == read(Counting(str(tmp_path / "data")))
+    assert source.reads == 5
+
+
+def test_the_limit_holds_and_the_longest_unused_goes(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    source = Counting(str(tmp_path / "data"))
+    one = held_by_one(source, tmp_path / "one")
+    cached = CachedSource(source, tmp_path / "cache", int(2.5 * one))
+    first, second, third = source.row_groups[:3]
+    for place, group in enumerate((first, second)):
+        cached.read(group, ["row"])
+        newest = max((tmp_path / "cache").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        os.utime(newest, (1000 + place, 1000 + place))
+    cached.read(first, ["row"])  # used again: the second is older now
+    cached.read(third, ["row"])
+    assert held(tmp_path / "cache") <= 2.5 * one
+    before = source.reads
+    cached.read(first, ["row"])
+    assert source.reads == before
+    cached.read(second, ["row"])
+    assert source.reads == before + 1
+
+
+def held_by_one(source: Source, folder: Path) -> int:
+    CachedSource(source, folder, 1 << 20).read(source.row_groups[0], ["row"])
+    return held(folder)
+
+
+def test_what_exceeds_the_limit_alone_is_not_kept(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "data", LAYOUT)
+    assert sorted(set(read(CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "cache", 10)))) == [
+        *range(rows)
+    ]
+    assert held(tmp_path / "cache") == 0
+
+
+def test_a_full_disk_is_named_and_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    cached = CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "cache", 1 << 20)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pa.ipc, "new_file", full)
+    with pytest.raises(
+        CacheError, match=r"cache .*/cache: cannot hold \d+ bytes more .*No space left.*lower its limit"
+    ):
+        read(cached)
+    assert held(tmp_path / "cache") == 0
+
+
+def test_a_damaged_file_of_the_cache_is_read_anew(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    source = Counting(str(tmp_path / "data"))
+    expected = read(CachedSource(source, tmp_path / "cache", 1 << 20))
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(b"no arrow")
+    assert read(CachedSource(source, tmp_path / "cache", 1 << 20)) == expected
+    assert source.reads == 10
+
+
+def test_a_file_that_has_changed_is_not_taken_from_the_cache(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    cached = CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "cache", 1 << 20)
+    read(cached)
+    write_rows(tmp_path / "data", [[100, 99], [100, 100, 100]])
+    with pytest.raises(SourceError, match="has changed"):
+        read(cached)
+    fresh = CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "cache", 1 << 20)
+    assert sorted(set(read(fresh))) == [*range(499)]
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match="file/cache: cannot be used"):
+        CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "file" / "cache", 1)
+    with pytest.raises(ConfigError, match="limit"):
+        CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path, 0)
+
+
+def test_files_that_a_dead_job_left_unfinished_go(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    (tmp_path / "cache").mkdir()
+    old, new = (tmp_path / "cache" / f".unfinished-{name}" for name in ("old", "new"))
+    old.touch()
+    new.touch()
+    os.utime(old, (1000, 1000))
+    CachedSource(ParquetSource(str(tmp_path / "data")), tmp_path / "cache", 1 << 20)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_names_of_folders_tell_columns(tmp_path: Path) -> None:
+    write_rows(tmp_path / "year=2023" / "site=a%20b", [[3]])
+    write_rows(tmp_path / "year=2024" / "site=__HIVE_DEFAULT_PARTITION__", [[2]])
+    source = ParquetSource(str(tmp_path))
+    assert [(field.name, str(field.type)) for field in source.schema][1:] == [("year", "int64"), ("site", "string")]
+    columns = ["year", "row"]
+    (batch,) = Loader(source, batch_size=5, policy="join", columns=columns)
+    assert list(batch) == columns
+    pairs = zip(np.asarray(batch["year"]).tolist(), np.asarray(batch["row"]).tolist(), strict=True)
+    assert sorted(pairs) == [(2023, 0), (2023, 1), (2023, 2), (2024, 0), (2024, 1)]
+    assert source.read(source.row_groups[0], ["site"])["site"].to_pylist() == ["a b"] * 3
+    assert source.read(source.row_groups[1], ["site"])["site"].to_pylist() == [None] * 2

@@ -1,0 +1,176 @@
+"""`make_reader` and `make_batch_reader`, as programs written for Petastorm call them."""
+
+import itertools
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from farandole.data import FieldOptions, Reading, make_batch_reader, make_reader
+from farandole.data.readers import ReaderOptions
+from farandole.data.transform import TransformSpec
+from farandole.errors import ConfigError, DataError
+from helpers.datasets import RAGGED, write_rows
+
+# Petastorm 0.12.1's arguments after the first three of make_batch_reader, which make_reader has, too.
+PETASTORM = """
+reader_pool_type workers_count results_queue_size seed shuffle_rows shuffle_row_groups shuffle_row_drop_partitions
+predicate rowgroup_selector num_epochs cur_shard shard_count shard_seed cache_type cache_location cache_size_limit
+cache_row_size_estimate cache_extra_settings hdfs_driver transform_spec filters storage_options zmq_copy_buffers
+filesystem pyarrow_serialize
+"""
+
+
+def people(first: int, rows: int) -> pa.Table:
+    numbers = np.arange(first, first + rows)
+    return pa.table(
+        {
+            "row": numbers,
+            "age": pa.array([None if number % 7 == 0 else number / 2 for number in numbers.tolist()], pa.float64()),
+            "name": [f"n{number}" for number in numbers],
+            "pixels": pa.array([[number, -number] for number in numbers.tolist()], pa.list_(pa.float32())),
+        }
+    )
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    write_rows(tmp_path / "people", RAGGED["ragged"], people)
+    return f"file://{tmp_path}/people"
+
+
+ROWS = 122
+
+
+def test_all_of_petastorms_arguments_are_known() -> None:
+    own = {"nulls", "reading"}
+    assert {each.name for each in fields(ReaderOptions)} - own == set(PETASTORM.split())
+
+
+@pytest.mark.parametrize("pool", ["thread", "process", "dummy"])
+def test_rows_come_one_by_one(url: str, pool: str) -> None:
+    with make_reader(url, schema_fields=["row", "name"], reader_pool_type=pool, workers_count=2) as reader:
+        rows = list(reader)
+        assert reader.last_row_consumed
+    assert sorted(row.row for row in rows) == list(range(ROWS))
+    assert all(row.name == f"n{row.row}" and row._fields == ("row", "name") for row in rows)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_shards_together_have_every_row_once_per_epoch(url: str, shards: int) -> None:
+    seen: list[int] = []
+    for shard in range(shards):
+        with make_batch_reader(url, num_epochs=2, cur_shard=shard, shard_count=shards, seed=3) as reader:
+            for batch in reader:
+                assert isinstance(batch.pixels, np.ndarray)
+                assert batch.pixels[:, 0].tolist() == batch.row.tolist()
+                assert np.isnan(batch.age[batch.row % 7 == 0]).all()
+                seen += batch.row.tolist()
+    assert Counter(seen) == Counter([*range(ROWS)] * 2)
+
+
+def test_none_epochs_never_end_and_a_consumed_reader_starts_again(url: str) -> None:
+    with make_reader(url, ["row"], num_epochs=None) as endless:
+        rows = [row.row for row in itertools.islice(endless, 3 * ROWS)]
+        assert Counter(rows) == Counter([*range(ROWS)] * 3)
+        with pytest.raises(ConfigError, match="last row was consumed"):
+            endless.reset()
+    with make_reader(url, ["row"]) as reader:
+        first = [row.row for row in reader]
+        assert next(reader, None) is None
+        reader.reset()
+        second = [row.row for row in reader]
+    assert sorted(first) == sorted(second) and first != second
+
+
+def test_order_of_the_files_without_shuffling(url: str) -> None:
+    with make_reader(url, ["row"], shuffle_row_groups=False) as reader:
+        assert [row.row for row in reader] == list(range(ROWS))
+
+
+def test_columns_by_pattern_and_by_object(url: str) -> None:
+    with make_batch_reader(url, ["r.w", SimpleNamespace(name="age")]) as reader:
+        assert next(reader)._fields == ("row", "age")
+    with pytest.raises(DataError, match="'rov': is not in the data, which has row, age, name, pixels"):
+        make_reader(url, ["rov"])
+
+
+def test_filters_and_predicates_choose_rows(url: str) -> None:
+    in_names = SimpleNamespace(get_fields=lambda: {"name"}, do_include=lambda values: values["name"].endswith("3"))
+    with make_reader(url, ["row"], predicate=in_names, filters=[("row", ">", 50)]) as reader:
+        assert sorted(row.row for row in reader) == [53, 63, 73, 83, 93, 103, 113]
+
+
+def double_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    frame["twice"] = frame["row"] * 2
+    frame["pixels"] = frame["pixels"].map(lambda pixels: pixels + 1)
+    return frame
+
+
+def double_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "twice": row["row"] * 2, "pixels": row["pixels"] + 1}
+
+
+def test_transforms_of_frames_and_rows(url: str) -> None:
+    edit = [("twice", np.float32, (), False)]
+    spec = TransformSpec(double_frame, edit_fields=edit, removed_fields=["age", "name"])
+    with make_batch_reader(url, transform_spec=spec) as reader:
+        batch = next(reader)
+    assert batch._fields == ("row", "pixels", "twice")
+    assert batch.twice.dtype == np.float32 and np.array_equal(batch.twice, batch.row * 2)
+    assert np.array_equal(batch.pixels, np.stack([batch.row + 1, 1 - batch.row], axis=1))
+    spec = TransformSpec(double_row, edit_fields=edit, selected_fields=["twice", "name", "pixels"])
+    with make_reader(url, transform_spec=spec) as reader:
+        row = next(reader)
+    assert row._fields == ("twice", "name", "pixels")
+    assert row.name == f"n{int(row.twice) // 2}" and row.pixels.tolist() == [row.twice / 2 + 1, 1 - row.twice / 2]
+
+
+def test_a_transform_that_loses_rows_is_refused(url: str) -> None:
+    with (
+        make_batch_reader(url, transform_spec=TransformSpec(lambda frame: frame[frame["row"] > 10])) as reader,
+        pytest.raises(DataError, match="it may not change their number"),
+    ):
+        list(reader)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("rowgroup_selector", object()),
+        ("filesystem", object()),
+        ("cur_shard", 1),
+        ("num_epochs", 0),
+        ("reader_pool_type", "fibre"),
+        ("cache_type", "remote"),
+        ("cache_type", "local-disk"),
+    ],
+)
+def test_options_that_cannot_be_kept_are_refused(url: str, option: str, value: object) -> None:
+    with pytest.raises(ConfigError):
+        make_reader(url, **{option: value})
+    with pytest.raises(TypeError, match="colour"):
+        make_reader(url, colour=1)
+
+
+def test_options_without_meaning_are_named(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    make_reader(url, results_queue_size=7, hdfs_driver="libhdfs").stop()
+    assert "results_queue_size means nothing here" in caplog.text
+    assert "hdfs_driver means nothing here" in caplog.text
+
+
+def test_the_readers_loader_can_go_on_elsewhere(url: str) -> None:
+    reading = Reading(lanes=2, window=16, fields=FieldOptions())
+    with make_batch_reader(url, ["row"], num_epochs=1, reading=reading) as reader:
+        state = reader.loader.state_dict()
+        assert (state["lanes"], state["window"]) == (2, 16)
+        list(reader)
+        assert reader.metrics is not None and reader.metrics.rows == ROWS
+        assert set(reader.diagnostics) == {"data/rows_per_second", "data/waiting_percent"}
+        assert reader.loader.state_dict() == state | {"epoch": 1}
