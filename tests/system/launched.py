@@ -22,12 +22,13 @@ def command(*words: str) -> list[str]:
 
 
 def farandole(
-    *words: str, env: Mapping[str, str] | None = None, timeout: float = 120.0
+    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     return subprocess.run(
         command(*words),
         env={**os.environ, **(env or {})},
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=timeout,
