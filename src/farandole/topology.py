@@ -171,8 +171,10 @@ class JobEnvironment:
             },
         )
 
-    def write(self) -> dict[str, str]:
-        """Give the variables for the rank's process: ours, and Horovod's names, which user scripts read."""
+    def write(self, torch_store: tuple[str, int] | None = None) -> dict[str, str]:
+        """Give the variables for the rank's process: ours, and Horovod's names, which user scripts read.
+
+        With `torch_store`, a host and a port where rank 0 can listen, those that torch.distributed reads, too."""
         places = {"RANK": self.rank, "SIZE": self.size}
         for name in _PLACES:
             value: int | None = getattr(self, name)
@@ -185,7 +187,18 @@ class JobEnvironment:
         variables["FARANDOLE_SECRET"] = self.secret.hex()
         variables["FARANDOLE_GENERATION"] = str(self.generation)
         variables["FARANDOLE_JOB"] = self.job
-        return variables
+        return variables if torch_store is None else variables | self._of_torch(*torch_store)
+
+    def _of_torch(self, host: str, port: int) -> dict[str, str]:
+        places = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_size,
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+        }
+        return {name: str(value) for name, value in places.items() if value is not None}
 
 
 _PLACES = ("local_rank", "local_size", "cross_rank", "cross_size")

@@ -4,6 +4,7 @@ import math
 import re
 import socket
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -158,6 +159,13 @@ def test_horovods_names_are_written_for_user_scripts() -> None:
     assert variables["HOROVOD_SIZE"] == "4"
     assert "HOROVOD_LOCAL_RANK" not in variables  # nobody knows it yet
     assert not any("SECRET" in name for name in variables if name.startswith("HOROVOD"))
+    assert "RANK" not in variables
+
+
+def test_torchs_names_are_written_where_rank_0_can_listen() -> None:
+    variables = replace(JOB, local_rank=0, local_size=2).write(torch_store=("10.0.0.1", 4001))
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [variables[name] for name in names] == ["1", "4", "0", "2", "10.0.0.1", "4001"]
 
 
 def test_the_secret_is_not_shown() -> None:

@@ -12,10 +12,11 @@ from datetime import timedelta
 from typing import Literal, Protocol, TypeAlias
 
 from farandole.errors import ConfigError
-from farandole.handshake import new_secret
+from farandole.handshake import new_secret, split_address
 from farandole.launch.cores import available_cores, share_of, threads_per_rank
 from farandole.launch.failures import Failure, culprit, exit_failure
 from farandole.launch.processes import GRACE, OnLine, RankProcess
+from farandole.launch.reserved import ReservedPort
 from farandole.rendezvous import RendezvousServer
 from farandole.topology import JobEnvironment
 
@@ -116,13 +117,13 @@ def open_job(num_proc: int, environment: Mapping[str, str], *, binding: Binding 
     base = {**environment, **_threads(num_proc, environment)}
     base.setdefault("PYTHONUNBUFFERED", "1")
     cores = sorted(os.sched_getaffinity(0))
-    with RendezvousServer(num_proc, secret) as server:
+    with RendezvousServer(num_proc, secret) as server, ReservedPort() as torch_port:
         name = secrets.token_hex(4)
         job = Job(
             [
                 Place(
                     rank=rank,
-                    env={**base, **_variables(rank, num_proc, server.address, secret, name)},
+                    env={**base, **_variables(rank, num_proc, server.address, secret, name, torch_port.port)},
                     cores=share_of(rank, num_proc, cores) if binding == "cores" else (),
                 )
                 for rank in range(num_proc)
@@ -160,7 +161,7 @@ def run_command(
         return job.wait()
 
 
-def _variables(rank: int, size: int, rendezvous: str, secret: bytes, job: str) -> dict[str, str]:
+def _variables(rank: int, size: int, rendezvous: str, secret: bytes, job: str, torch_port: int) -> dict[str, str]:
     return JobEnvironment(
         rank=rank,
         size=size,
@@ -171,7 +172,7 @@ def _variables(rank: int, size: int, rendezvous: str, secret: bytes, job: str) -
         rendezvous=rendezvous,
         secret=secret,
         job=job,
-    ).write()
+    ).write(torch_store=(split_address(rendezvous)[0], torch_port))
 
 
 def _threads(num_proc: int, environment: Mapping[str, str]) -> dict[str, str]:

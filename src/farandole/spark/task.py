@@ -27,6 +27,7 @@ from farandole.launch.calls import RankCall
 from farandole.launch.cores import available_cores, threads_per_rank
 from farandole.launch.failures import Failure
 from farandole.launch.pickling import dump_call
+from farandole.launch.reserved import ReservedPort
 from farandole.rendezvous import RendezvousServer
 from farandole.spark.channel import Orders, TaskEnd
 from farandole.spark.child import run_rank
@@ -135,8 +136,9 @@ class RankTask:
             if self._cancelled.is_set():  # before there was anything to end
                 call.terminate(GRACE)
             server = stack.enter_context(self._serve()) if self.rank == 0 else None
+            torch_port = stack.enter_context(ReservedPort()).port if self.rank == 0 else 0
             rows = stack.enter_context(self._spill(batches))
-            self._meet(server.address if server is not None else "")
+            self._meet(server.address if server is not None else "", torch_port)
             event = self._events.get()
             if event[0] == "broken":
                 # So it does when another task has failed, which then is the one that Spark names.
@@ -205,10 +207,11 @@ class RankTask:
     def _has_failed(self) -> bool:
         return self._call is not None and self._call.failure is not None
 
-    def _meet(self, rendezvous: str) -> None:
+    def _meet(self, rendezvous: str, torch_port: int) -> None:
         """Exchange what each task knows; the answer is an event, as is the end of the rank, which may come before."""
         gpu = self.context.resources().get("gpu")
-        mine = {"host": host_identity(), "gpus": gpu.addresses if gpu else [], "rendezvous": rendezvous}
+        gpus = gpu.addresses if gpu else []
+        mine = {"host": host_identity(), "gpus": gpus, "rendezvous": rendezvous, "torch_port": torch_port}
 
         # Costs a second, Spark looks for the answer that often: there is only one, and a rank that fails is not kept
         # waiting for it.
@@ -223,17 +226,19 @@ class RankTask:
     def _orders(self, met: list[dict[str, object]]) -> dict[str, str]:
         """The variables that tell the rank its place among all ranks."""
         place = Topology.from_hosts(self.rank, [str(each["host"]) for each in met])
+        rendezvous, torch_port = str(met[0]["rendezvous"]), met[0]["torch_port"]
+        assert isinstance(torch_port, int)
         env = JobEnvironment(
             rank=self.rank,
             size=place.size,
-            rendezvous=str(met[0]["rendezvous"]),
+            rendezvous=rendezvous,
             secret=self.plan.secret,
             job=self.plan.job,
             local_rank=place.local_rank,
             local_size=place.local_size,
             cross_rank=place.cross_rank,
             cross_size=place.cross_size,
-        ).write()
+        ).write(torch_store=(split_address(rendezvous)[0], torch_port))
         gpus = visible_gpus([met[rank]["gpus"] for rank in place.local_ranks])
         if gpus and "CUDA_VISIBLE_DEVICES" not in self.plan.env:
             env["CUDA_VISIBLE_DEVICES"] = gpus

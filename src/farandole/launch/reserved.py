@@ -1,0 +1,36 @@
+"""A free port that a rank will listen on, told to all ranks before it does."""
+
+import socket
+from types import TracebackType
+from typing import Self
+
+__all__ = ["ReservedPort"]
+
+
+class ReservedPort:
+    """A port of this machine that nobody else is given as long as this is open, and that a rank can listen on.
+
+    It is bound, but nobody listens. Linux gives such a port to no socket that asks for any free one, be it to listen
+    or to connect; one that names it gets it, if both have SO_REUSEADDR, as torch's TCPStore and most servers do
+    (inet_csk_bind_conflict in net/ipv4/inet_connection_sock.c)."""
+
+    def __init__(self) -> None:
+        dual = socket.has_dualstack_ipv6()
+        self._socket = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if dual:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            self._socket.bind(("", 0))
+        except BaseException:
+            self._socket.close()
+            raise
+        self.port: int = self._socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
