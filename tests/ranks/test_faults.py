@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from farandole.config import Config
+from farandole.core import connect as connecting
 from farandole.core.context import Context
-from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost
+from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RendezvousError
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
 
@@ -78,6 +79,31 @@ def test_a_rank_that_leaves_is_named(size: int, how: str) -> None:
         if rank != VICTIM:
             assert (who, why) == (VICTIM, "it has shut down")
             assert after < NOTICED
+
+
+def dies_in_init(outer: Context, placement: str, victim: int) -> tuple[tuple[int, ...], float]:
+    """Return who was missed and after how long; the victim dies when all have met, before it connects."""
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    outer.shutdown()
+    if outer.rank == victim:
+        connecting._share_segment = die  # type: ignore[assignment]
+    began = time.monotonic()
+    with pytest.raises(RendezvousError) as missed:
+        Context(from_environment(), Config(), host=placement[outer.rank])
+    return missed.value.missing, time.monotonic() - began
+
+
+# Rank 0 waits for the victim or for the victim's neighbour to call it: those who find out tell it.
+@pytest.mark.parametrize(("placement", "victim"), [("ABC", 1), ("AABB", 2), ("AABBB", 2)])
+def test_a_death_in_init_is_told_to_other_hosts(placement: str, victim: int) -> None:
+    size = len(placement)
+    results = run_ranks(size, dies_in_init, placement, victim, how="processes", dies=[victim])
+    for missing, seconds in results[:victim] + results[victim + 1 :]:
+        assert missing == (victim,)
+        assert seconds < NOTICED
 
 
 def waits_for_the_absent(context: Context, heard: threading.Barrier) -> tuple[tuple[int, ...], float]:

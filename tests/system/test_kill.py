@@ -248,7 +248,7 @@ def test_every_survivor_names_the_victim(round: int, times: dict[str, list[float
     assert results[case.victim] == Death(-signal.SIGKILL), context
     survivors = [each for rank, each in enumerate(results) if rank != case.victim]
     if case.phase == "in init":
-        # Who gives up for want of the victim is in turn missed by others, to whom nobody on another host can say why.
+        # Who gives up for want of the victim tells those that still connect; those that run already may miss that one.
         assert all(lost for lost, _ in survivors), (context, survivors)
         assert any(case.victim in lost for lost, _ in survivors), (context, survivors)
     else:

@@ -18,15 +18,13 @@ from datetime import timedelta
 
 from farandole._native import Segment, data_peers, make_grid
 from farandole.config import Config
-from farandole.errors import AuthenticationError, RendezvousError
-from farandole.handshake import Deadline, authenticate, join_address, split_address
-from farandole.rendezvous import PartRendezvous, Rendezvous, ThreadRendezvous
+from farandole.core.callers import Reception, call, reaching, tell_missed
+from farandole.errors import RendezvousError
+from farandole.handshake import Deadline, join_address, split_address
+from farandole.rendezvous import PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
 from farandole.topology import Topology, host_identity, interface_address
 
 __all__ = ["Wiring", "connect"]
-
-HANDSHAKE_TIMEOUT = timedelta(seconds=10)
-LOOK_AGAIN = 0.05  # seconds
 
 # Among the ranks of one host, once they are connected: the rank that is missing, or that all is well.
 WORD = struct.Struct("!i")
@@ -141,14 +139,33 @@ def connect(
         mine = _Card(host or host_identity(), _unix_name(unix), join_address(address[0], address[1]))
         cards = [_Card.unpack(card) for card in rendezvous.allgather(mine.pack(), timeout=config.start_timeout)]
         topology = Topology.from_hosts(rendezvous.rank, [card.host for card in cards])
-        segment, companions = _share_segment(rendezvous, config, topology, cards, unix, deadline)
-        wiring = Wiring(topology, segment, deadline, companions=companions)
         try:
-            wiring.remotes = _connect_remotes(rendezvous, topology, cards, tcp, deadline)
-        except BaseException as error:
-            wiring.abandon(error)
+            return _wire(rendezvous, config, topology, cards, unix, tcp, deadline)
+        except RendezvousError as error:
+            # While this rank still listens: who is refused by it listens for this word.
+            if error.missing:
+                remote = {peer: card.tcp for peer, card in enumerate(cards) if card.host != mine.host}
+                tell_missed(error.missing[0], remote, rendezvous)
             raise
-        return wiring
+
+
+def _wire(
+    rendezvous: Rendezvous,
+    config: Config,
+    topology: Topology,
+    cards: list[_Card],
+    unix: socket.socket,
+    tcp: socket.socket,
+    deadline: Deadline,
+) -> Wiring:
+    segment, companions = _share_segment(rendezvous, config, topology, cards, unix, deadline)
+    wiring = Wiring(topology, segment, deadline, companions=companions)
+    try:
+        wiring.remotes = _connect_remotes(rendezvous, topology, cards, tcp, deadline)
+    except BaseException as error:
+        wiring.abandon(error)
+        raise
+    return wiring
 
 
 def _first_met(rendezvous: Rendezvous) -> Rendezvous:
@@ -159,11 +176,11 @@ def _first_met(rendezvous: Rendezvous) -> Rendezvous:
 def _own_address(rendezvous: Rendezvous, config: Config) -> str:
     if config.interface is not None:
         return interface_address(config.interface)
-    address = rendezvous.address
-    if address is None:
+    met = _first_met(rendezvous)
+    if not isinstance(met, TcpRendezvous):
         return "127.0.0.1"
     # The interface by which this host reaches the rendezvous is one by which the others reach this host.
-    where, port = split_address(address)
+    where, port = split_address(met.address)
     family, kind, protocol, _, target = socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)  # of a datagram socket: sends nothing
@@ -211,8 +228,8 @@ def _share_segment(
     companions: dict[int, socket.socket] = {}
     leader, others = local[0], set(local[1:])
     if topology.rank != leader:
-        with _reaching(leader), _dial(socket.AF_UNIX, bytes.fromhex(cards[leader].unix), deadline) as sock:
-            _introduce(sock, rendezvous, "segment", leader)
+        name = bytes.fromhex(cards[leader].unix)
+        with reaching(leader), call(name, rendezvous, "segment", leader, deadline) as sock:
             segment = _receive_segment(sock, deadline)
             return segment, {leader: sock.dup()}
     segment = make()
@@ -223,7 +240,7 @@ def _share_segment(
             socket.send_fds(sock, [b"s"], [segment.fd])
 
     try:
-        _accept(listener, rendezvous, {(peer, "segment") for peer in others}, hand_over, deadline)
+        Reception(listener, rendezvous, {(peer, "segment") for peer in others}, hand_over).run(deadline)
     except BaseException as error:
         Wiring(topology, segment, deadline, companions=companions).abandon(error)
         raise
@@ -261,28 +278,32 @@ def _connect_remotes(
         sockets[peer, purpose] = sock.dup()
 
     expected = {(peer, purpose) for peer in remote if peer > rank for purpose in purposes(peer)}
+    reception = Reception(listener, rendezvous, expected, keep, calls=True)
     failures: list[BaseException] = []
 
     def accept() -> None:
         try:
-            _accept(listener, rendezvous, expected, keep, deadline)
-        except RendezvousError as error:
-            failures.append(_between(error, cards, address))
+            reception.run(deadline)
         except BaseException as error:
-            failures.append(error)
+            failures.append(_between(error, cards, address))
 
-    # While this rank dials the lower ranks, the higher ones dial it.
+    # While this rank calls the lower ranks, the higher ones call it.
     acceptor = threading.Thread(target=accept, name="farandole-accept")
     acceptor.start()
     try:
         for peer in remote:
             for purpose in purposes(peer) if peer < rank else ():
-                with _reaching(peer, f" at {cards[peer].tcp} from {address}"):
-                    sock = _dial(socket.AF_INET, split_address(cards[peer].tcp), deadline)
-                    sockets[peer, purpose] = sock
-                    _introduce(sock, rendezvous, purpose, peer)
+                with reaching(peer, f" at {cards[peer].tcp} from {address}"):
+                    sockets[peer, purpose] = call(cards[peer].tcp, rendezvous, purpose, peer, deadline)
+        reception.calls_are_done()
+    except RendezvousError as error:
+        reception.stop()
+        acceptor.join()
+        # It may be one that has given up, for want of another.
+        failures.append(reception.hearsay() or error)
     except BaseException as error:
-        failures.insert(0, error)
+        reception.stop()
+        failures.append(error)
     acceptor.join()
     if failures:
         for sock in sockets.values():
@@ -296,94 +317,9 @@ def _connect_remotes(
     return [(peer, fd_of(peer, "control"), fd_of(peer, "data")) for peer in remote if purposes(peer)]
 
 
-def _between(error: RendezvousError, cards: list[_Card], address: str) -> RendezvousError:
-    """Say between which addresses no connection came about."""
+def _between(error: BaseException, cards: list[_Card], address: str) -> BaseException:
+    """When nobody called, say between which addresses."""
+    if not isinstance(error, RendezvousError) or not isinstance(error.__cause__, TimeoutError):
+        return error
     theirs = ", ".join(f"{cards[peer].tcp} (rank {peer})" for peer in error.missing)
     return RendezvousError(f"{error.problem}: nothing came to {address} from {theirs}", error.missing)
-
-
-@contextmanager
-def _reaching(peer: int, where: str = "") -> Iterator[None]:
-    """Give what goes wrong between this rank and `peer`, who has been there a moment ago, the peer's number."""
-    try:
-        yield
-    except (OSError, EOFError) as error:
-        raise RendezvousError(f"rank {peer} cannot be reached{where}: {error}", missing=(peer,)) from error
-    except AuthenticationError as error:
-        if not isinstance(error.__cause__, OSError | EOFError):
-            raise
-        # It has not answered wrongly, it is gone.
-        raise RendezvousError(f"rank {peer} cannot be reached{where}: {error.problem}", missing=(peer,)) from error
-
-
-def _dial(family: int, address: bytes | tuple[str, int], deadline: Deadline) -> socket.socket:
-    if isinstance(address, tuple):
-        sock = socket.create_connection(address, timeout=deadline.remaining())
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(deadline.remaining())
-        sock.connect(address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _introduce(sock: socket.socket, rendezvous: Rendezvous, purpose: str, peer: int) -> None:
-    me = f"{rendezvous.rank} {purpose} {rendezvous.generation}".encode()
-    who = authenticate(sock, rendezvous.secret, me=me, accept=False, timeout=HANDSHAKE_TIMEOUT)
-    if who != str(peer).encode():
-        raise AuthenticationError(f"it is {who.decode(errors='replace')!r} where rank {peer} was expected")
-
-
-def _accept(
-    listener: socket.socket,
-    rendezvous: Rendezvous,
-    expected: set[tuple[int, str]],
-    welcome: Callable[[socket.socket, int, str], None],
-    deadline: Deadline,
-) -> None:
-    """Accept until all of `expected` have come; strangers are turned away and delay nobody."""
-    lock, all_came = threading.Lock(), threading.Event()
-    threads: list[threading.Thread] = []
-    wanted = len(expected)
-
-    def receive(sock: socket.socket) -> None:
-        with sock:
-            try:
-                me = str(rendezvous.rank).encode()
-                who = authenticate(sock, rendezvous.secret, me=me, accept=True, timeout=HANDSHAKE_TIMEOUT)
-            except AuthenticationError:
-                return  # whoever it was has been refused; the expected peer is still awaited
-            rank, purpose, generation = who.decode().split(" ")
-            guest = (int(rank), purpose)
-            with lock:
-                if int(generation) != rendezvous.generation or guest not in expected:
-                    return
-                expected.discard(guest)
-                welcome(sock, *guest)
-                if not expected:
-                    all_came.set()
-
-    if not expected:
-        return
-    try:
-        while not all_came.is_set():
-            # As many have come as were expected: most likely the last handshake is just under way.
-            if len(threads) >= wanted and all_came.wait(LOOK_AGAIN):
-                break
-            listener.settimeout(min(deadline.remaining(), LOOK_AGAIN))
-            try:
-                sock, _ = listener.accept()
-            except TimeoutError:
-                continue
-            threads.append(threading.Thread(target=receive, args=(sock,), name="farandole-handshake"))
-            threads[-1].start()
-    except TimeoutError as error:
-        missing = {peer for peer, _ in expected}
-        raise RendezvousError("peers did not connect in time", missing=sorted(missing)) from error
-    finally:
-        for thread in threads:
-            thread.join()
