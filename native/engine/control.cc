@@ -56,7 +56,9 @@ void ControlStream::pull() {
     if (in_.size() < wanted) in_.resize(wanted);
   }
   try {
-    in_end_ += link_->try_recv(std::span(in_).subspan(in_end_));
+    const size_t got = link_->try_recv(std::span(in_).subspan(in_end_));
+    in_end_ += got;
+    if (got > 0) heard_.store(true, std::memory_order_relaxed);
   } catch (const Error& error) {
     lost_ = error;
   }

@@ -37,13 +37,19 @@ class ControlStream {
 
   /// Hands waiting bytes to the link; true when none are left.
   bool flush() {
-    if (!waiting_.load(std::memory_order_relaxed)) return true;
+    if (!stuck()) return true;
     const std::lock_guard lock(sending_);
     return push();
   }
 
   /// Sends a heartbeat, unless something was sent since the last call. For a thread beside the one that drives.
   void beat();
+
+  /// Has anything come since the last call? For the same thread.
+  [[nodiscard]] bool heard() { return heard_.exchange(false, std::memory_order_relaxed); }
+
+  /// Do bytes wait for the link to have room?
+  [[nodiscard]] bool stuck() const { return waiting_.load(std::memory_order_relaxed); }
 
   /// The peer has been silent for too long. For the same thread.
   void give_up() { silent_.store(true); }
@@ -61,6 +67,7 @@ class ControlStream {
 
   std::unique_ptr<Link> link_;
   std::atomic<bool> silent_{false};
+  std::atomic<bool> heard_{false};
   std::atomic<bool> waiting_{false};  // there are bytes in out_
   std::mutex sending_;                // guards the following four
   Bytes out_;

@@ -33,17 +33,13 @@ Doorman::Doorman(std::deque<ControlStream>& streams, Signal& doorbell, std::chro
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   bool watching = epoll_ >= 0 && stop_ >= 0;
   const auto watch_fd = [&](int fd, uint32_t events, uint64_t place) {
-    epoll_event event{};
-    event.events = events;
-    event.data.u64 = place;
-    watching = watching && epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0;
+    watching = watching && control(EPOLL_CTL_ADD, fd, events, place);
   };
   watch_fd(stop_, EPOLLIN, kStop);
   for (ControlStream& stream : streams) {
     if (stream.fd() < 0) continue;
-    // Edge-triggered: one ring per arrival, whether or not anybody reads yet.
-    watch_fd(stream.fd(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, watched_.size());
-    watched_.push_back({&stream, Silence(heartbeat_)});
+    watch_fd(stream.fd(), EPOLLONESHOT, watched_.size());
+    watched_.emplace_back(stream, Silence(heartbeat_));
   }
   if (!watching) {
     const std::string why = std::strerror(errno);
@@ -61,6 +57,25 @@ Doorman::~Doorman() {
   close(stop_);
 }
 
+bool Doorman::control(int change, int fd, uint32_t events, uint64_t place) const {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = place;
+  return epoll_ctl(epoll_, change, fd, &event) == 0;
+}
+
+void Doorman::listen() {
+  for (uint64_t place = 0; place < watched_.size(); ++place) {
+    Watched& each = watched_[place];
+    // What has ended rings for ever.
+    if (each.ended.load() || (each.listening.load() && !each.stream->stuck())) continue;
+    each.listening.store(true);
+    const uint32_t room = each.stream->stuck() ? EPOLLOUT : 0;
+    if (!control(EPOLL_CTL_MOD, each.stream->fd(), EPOLLIN | EPOLLRDHUP | EPOLLONESHOT | room, place))
+      throw Error::internal(std::string("cannot watch a control socket: ") + std::strerror(errno));
+  }
+}
+
 void Doorman::watch() noexcept {
   std::array<epoll_event, 16> events;
   for (;;) {
@@ -68,14 +83,18 @@ void Doorman::watch() noexcept {
         epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), milliseconds_to_sleep(now_ns()));
     if (count < 0 && errno != EINTR) return;
     const uint64_t now = now_ns();
-    for (Watched& each : watched_) each.silence.look(now);
+    for (Watched& each : watched_) {
+      each.silence.look(now);
+      if (each.stream->heard()) each.silence.hear();
+    }
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<size_t>(i)];
       if (event.data.u64 == kStop) return;
       Watched& each = watched_[event.data.u64];
+      each.listening.store(false);
       if ((event.events & EPOLLIN) != 0) each.silence.hear();
       // Its end is heard by reading.
-      if ((event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) each.ended = true;
+      if ((event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) each.ended.store(true);
     }
     if (count > 0) doorbell_.bump();
     if (heartbeat_ != 0) look(now);
@@ -84,13 +103,13 @@ void Doorman::watch() noexcept {
 
 void Doorman::look(uint64_t now) {
   for (Watched& each : watched_) {
-    if (each.ended || !each.silence.is_over_limit()) continue;
+    if (each.ended.load() || !each.silence.is_over_limit()) continue;
     if (has_unread(each.stream->fd())) {
       // It is this rank that does not listen: there may be no room for what the peer has to say.
       each.silence.hear();
       continue;
     }
-    each.ended = true;
+    each.ended.store(true);
     each.stream->give_up();
     doorbell_.bump();
   }
@@ -104,7 +123,7 @@ int Doorman::milliseconds_to_sleep(uint64_t now) const {
   if (heartbeat_ == 0) return -1;
   uint64_t ns = next_beat_ > now ? next_beat_ - now : 0;
   for (const Watched& each : watched_)
-    if (!each.ended) ns = std::min(ns, each.silence.left());
+    if (!each.ended.load()) ns = std::min(ns, each.silence.left());
   return static_cast<int>((ns + 999'999) / 1'000'000);
 }
 

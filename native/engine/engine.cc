@@ -18,6 +18,7 @@ using std::chrono::nanoseconds;
 
 constexpr milliseconds kNap{5};           // how long a sleeper that watches for lost peers sleeps at most
 constexpr milliseconds kIdleNap{200};     // the same for a thread without work: it ticks for the negotiator
+constexpr milliseconds kLull{2};          // who has just waited will soon wait again
 constexpr milliseconds kLastWords{1000};  // for what is under way when the engine shuts down
 constexpr microseconds kFlow{10};         // requests at shorter distance belong together
 constexpr microseconds kGather{50};
@@ -167,6 +168,7 @@ bool Engine::wait(Operation& operation, nanoseconds limit) {
     look_for_lost();
     if (now > deadline) break;
     if (now - idle_since <= static_cast<uint64_t>(options_.spin.count())) continue;
+    listen();
     driving.unlock();
     turn_.nudge();
     doorbell().sleep_unless(seen, kNap, [this] { return pending_.fresh(); });
@@ -174,8 +176,26 @@ bool Engine::wait(Operation& operation, nanoseconds limit) {
   }
   if (driving) driving.unlock();
   turn_.nudge();
-  if (waiters_.fetch_sub(1) == 1 && has_work()) work_.bump();
+  left_off_ns_.store(now_ns(), std::memory_order_relaxed);
+  if (waiters_.fetch_sub(1) == 1 && !pending_.empty()) work_.bump();
   return operation.done();
+}
+
+/// Does another thread drive, or will one in a moment? Where this rank has asked for nothing, the others miss nothing
+/// in that time: whatever they ask for needs its word too.
+bool Engine::is_attended() const {
+  if (waiters_.load() > 0) return true;
+  const uint64_t lull = static_cast<uint64_t>(nanoseconds(kLull).count());
+  return pending_.empty() && now_ns() < left_off_ns_.load(std::memory_order_relaxed) + lull;
+}
+
+/// To be called before sleeping on the doorbell, with `driver_` held.
+void Engine::listen() noexcept {
+  try {
+    if (doorman_) doorman_->listen();
+  } catch (const Error& error) {
+    poison(error);
+  }
 }
 
 void Engine::tell_waiters() {
@@ -198,9 +218,10 @@ void Engine::background() noexcept {
     const uint32_t work_seen = work_.load();
     // In this order: who calls later also changes the bell.
     called_.exchange(false);
-    if (waiters_.load() > 0 || !has_work()) {
-      work_.sleep(work_seen, kIdleNap);
-      if (wiring_.rank != 0 || waiters_.load() > 0) continue;
+    if (is_attended() || !has_work()) {
+      // Who waits only calls when something stays behind.
+      work_.sleep(work_seen, listens_always_ ? kLull : kIdleNap);
+      if (wiring_.rank != 0 || is_attended()) continue;
     }
     gather();
     const uint32_t seen = doorbell().load();
@@ -209,7 +230,10 @@ void Engine::background() noexcept {
       const std::lock_guard driving(driver_);
       in_the_way_ = true;
       moved = progress();
-      if (!moved) look_for_lost();
+      if (!moved) {
+        look_for_lost();
+        listen();
+      }
       in_the_way_ = false;
     }
     if (waiters_.load() > 0) turn_.nudge();  // who came meanwhile waits for its turn to drive

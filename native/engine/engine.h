@@ -139,9 +139,11 @@ class Engine : private Guard {
   void gather();
   void tell_waiters();
   [[nodiscard]] bool has_work() const { return !pending_.empty() || listens_always_; }
+  [[nodiscard]] bool is_attended() const;
 
   // Only with `driver_` held; each returns whether anything moved.
   bool progress() noexcept;
+  void listen() noexcept;
   bool drive_once();
   bool ask();
   bool hear();
@@ -214,6 +216,7 @@ class Engine : private Guard {
   std::atomic<int> waiters_{0};            // threads in wait(): they drive, not the background thread
   std::atomic<bool> called_{false};        // the background thread has been told, and has not come yet
   std::atomic<uint64_t> submitted_ns_{0};  // when the last operation came that it is to drive
+  std::atomic<uint64_t> left_off_ns_{0};   // when somebody last stopped waiting
   Signal work_;                            // the background thread's own bell, for this process only
   Signal turn_;  // for waiters while another thread drives: it has done something, or has stopped
   Pending pending_;
