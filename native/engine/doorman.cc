@@ -70,8 +70,9 @@ void Doorman::listen() {
     // What has ended rings for ever.
     if (each.ended.load() || (each.listening.load() && !each.stream->stuck())) continue;
     each.listening.store(true);
-    const uint32_t room = each.stream->stuck() ? EPOLLOUT : 0;
-    if (!control(EPOLL_CTL_MOD, each.stream->fd(), EPOLLIN | EPOLLRDHUP | EPOLLONESHOT | room, place))
+    uint32_t news = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;
+    if (each.stream->stuck()) news |= EPOLLOUT;
+    if (!control(EPOLL_CTL_MOD, each.stream->fd(), news, place))
       throw Error::internal(std::string("cannot watch a control socket: ") + std::strerror(errno));
   }
 }

@@ -23,8 +23,8 @@ class Doorman {
   /// longest silence of a peer that lives; 0 switches heartbeats off.
   Doorman(std::deque<ControlStream>& streams, Signal& doorbell, std::chrono::nanoseconds heartbeat);
   ~Doorman();
-  /// Rings once for each stream that has news from now on, or has them already. To be called by who drives, when nothing
-  /// moves any more and before it sleeps; costs nothing for streams that have not rung since the last call.
+  /// Rings once for each stream that has news from now on, or has them already. To be called by who drives, when
+  /// nothing moves any more and before it sleeps; costs nothing for streams that have not rung since the last call.
   void listen();
 
   Doorman(const Doorman&) = delete;

@@ -125,7 +125,11 @@ std::shared_ptr<std::byte> Engine::shared_buffer(size_t bytes) {
 void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
   require_own_process(operations.front()->request.name);
   const uint64_t now = now_ns();
-  for (const OperationPtr& operation : operations) operation->submitted_ns = now;
+  const uint64_t now_ticks = ticks();
+  for (const OperationPtr& operation : operations) {
+    operation->submitted_ns = now;
+    operation->submitted_ticks = now_ticks;
+  }
   pending_.add(operations);
   // The others would wait there for this rank in vain.
   if (operations.front()->request.kind == Kind::Join) wiring_.segment->lane().suspend();
@@ -244,12 +248,14 @@ void Engine::background() noexcept {
 }
 
 /// While requests come thick and fast, waits for more of them: taken one by one they would be many small bundles, and
-/// would disturb the thread that submits. One that comes alone does not wait.
+/// would disturb the thread that submits. One that comes alone does not wait, but for the first after many.
 void Engine::gather() {
   for (int naps = 0; naps < kMostGathering; ++naps) {
     const uint64_t last = submitted_ns_.load(std::memory_order_relaxed);
-    const bool flows = pending_.queued() > 1 && now_ns() < last + static_cast<uint64_t>(nanoseconds(kFlow).count());
-    if (!flows || waiters_.load() > 0 || stop_.load()) return;
+    const bool flows = now_ns() < last + static_cast<uint64_t>(nanoseconds(kFlow).count());
+    const size_t queued = pending_.queued();
+    if (queued > 0 && (naps > 0 || !flows)) came_many_ = queued > 1;
+    if (!flows || (queued < 2 && !came_many_) || waiters_.load() > 0 || stop_.load()) return;
     std::this_thread::sleep_for(kGather);
   }
 }

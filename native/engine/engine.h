@@ -160,8 +160,6 @@ class Engine : private Guard {
   void finish_in_lane(const Recurring& recurring, size_t payload);
   void run_recurring(const Recurring& recurring);
   void count(std::span<const OperationPtr> operations, uint64_t bytes);
-  void record(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t begin_ns);
-  void mark_plan(size_t bundles);
   void refuse(const Refusal& refusal);
   [[nodiscard]] Error root_cause(const Error& error);
   void look_for_lost();
@@ -216,6 +214,7 @@ class Engine : private Guard {
   std::atomic<int> waiters_{0};            // threads in wait(): they drive, not the background thread
   std::atomic<bool> called_{false};        // the background thread has been told, and has not come yet
   std::atomic<uint64_t> submitted_ns_{0};  // when the last operation came that it is to drive
+  bool came_many_ = false;                 // when it looked last, there were several; of its own
   std::atomic<uint64_t> left_off_ns_{0};   // when somebody last stopped waiting
   Signal work_;                            // the background thread's own bell, for this process only
   Signal turn_;  // for waiters while another thread drives: it has done something, or has stopped

@@ -40,7 +40,7 @@ bool Engine::drive_once() {
 }
 
 void Engine::run_plan(Plan plan) {
-  mark_plan(plan.size());
+  if (trace_.marks_plans()) trace_.add_plan(plan.size());
   for (const auto& item : plan) {
     if (const auto* bundle = std::get_if<Bundle>(&item)) run_bundle(*bundle);
     else refuse(std::get<Refusal>(item));
@@ -76,6 +76,7 @@ OperationPtr Engine::take(const Entry& entry) {
 void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> operations) {
   executed_ += static_cast<uint32_t>(operations.size());
   const uint64_t begin = now_ns();
+  const uint64_t begun = trace_.now();
   operation_deadline_ns_ = options_.timeout.count() > 0 ? begin + static_cast<uint64_t>(options_.timeout.count()) : 0;
   std::optional<Error> error;
   try {
@@ -85,7 +86,12 @@ void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> 
   } catch (const std::exception& raised) {
     error = Error::internal(raised.what());
   }
-  if (!error) record(bundle, operations, begin);
+  if (!error) {
+    uint64_t bytes = 0;
+    for (const OperationPtr& operation : operations) bytes += operation->request.bytes();
+    count(operations, bytes);
+    if (trace_.on()) trace_.add(bundle.kind, operations, begun);
+  }
   for (const OperationPtr& operation : operations) {
     if (error) {
       fail(operation, *error);
@@ -95,26 +101,6 @@ void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> 
     }
   }
   if (error) throw *error;
-}
-
-void Engine::record(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t begin_ns) {
-  uint64_t bytes = 0;
-  for (const OperationPtr& operation : operations) bytes += operation->request.bytes();
-  count(operations, bytes);
-  if (!trace_.on()) return;
-  const uint64_t end = now_ns();
-  for (const OperationPtr& operation : operations) {
-    // 0: nobody asked for it here, or not while there was a trace.
-    if (operation->submitted_ns > 0)
-      trace_.add({operation->request.name, "negotiate", operation->submitted_ns, begin_ns, 0});
-    trace_.add({operation->request.name, name_of(bundle.kind), begin_ns, end, operation->request.bytes()});
-  }
-}
-
-void Engine::mark_plan(size_t bundles) {
-  if (!trace_.marks_plans()) return;
-  const uint64_t now = now_ns();
-  trace_.add({"plans", "plan", now, now, bundles});
 }
 
 void Engine::count(std::span<const OperationPtr> operations, uint64_t bytes) {

@@ -51,10 +51,10 @@ bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& sett
     };
     passage.called_away = [this] { return pending_.fresh(); };
     passage.settle = settle;
-    const uint64_t begin = trace_.on() ? now_ns() : 0;
-    for (const OperationPtr& operation : recurring.operations) operation->submitted_ns = begin;
+    const uint64_t now = trace_.now();
+    for (const OperationPtr& operation : recurring.operations) operation->submitted_ticks = now;
     if (!lane_->agree(passage)) return false;
-    mark_plan(recurring.bundles.size());
+    if (trace_.marks_plans()) trace_.add_plan(recurring.bundles.size());
     if (passage.payload > 0 || first.kind == Kind::Barrier) {
       finish_in_lane(recurring, passage.payload);
     } else {
@@ -85,7 +85,7 @@ void Engine::run_recurring(const Recurring& recurring) {
 void Engine::finish_in_lane(const Recurring& recurring, size_t payload) {
   const std::span<const OperationPtr> all(recurring.operations);
   const Request& first = all.front()->request;
-  const uint64_t begin = trace_.on() ? now_ns() : 0;
+  const uint64_t begun = trace_.now();
   const auto size = static_cast<size_t>(wiring_.size);
   std::array<const void*, 16> few{};
   std::vector<const void*> many(size > few.size() ? size : 0);
@@ -103,8 +103,8 @@ void Engine::finish_in_lane(const Recurring& recurring, size_t payload) {
     done += bytes;
   }
   executed_ += static_cast<uint32_t>(all.size());
-  if (trace_.on()) record({first.kind, {}}, all, begin);
-  else count(all, payload);
+  count(all, payload);
+  if (trace_.on()) trace_.add(first.kind, all, begun);
   for (const OperationPtr& operation : all) {
     operation->keep.reset();
     operation->finish();

@@ -30,6 +30,9 @@ class Operation {
   int last_joined = -1;
 
   uint64_t submitted_ns = 0;
+  uint64_t submitted_ticks = 0;  // 0: not asked for here, or not looked at the clock
+  uint64_t traced_in = 0;        // when the trace last asked for the name, and what it calls it
+  uint32_t trace_name = 0;
   bool stands_in = false;  // made by the engine for a rank that has joined: nobody asked for it here
 
   [[nodiscard]] bool done() const { return done_.load(std::memory_order_acquire); }

@@ -1,14 +1,14 @@
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "base/clock.h"
+#include "base/ticks.h"
+#include "engine/operation.h"
 
 namespace farandole {
 
@@ -21,56 +21,54 @@ struct TraceEvent {
   uint64_t bytes;
 };
 
-/// Events since the last drain; nothing while off. Keeps at most a million and counts the rest.
+/// Events since the last drain; nothing while off. Keeps at most a million operations and counts the rest.
+///
+/// What is added is small and has no strings: an operation that recurs is named once per drain.
 class Trace {
  public:
   [[nodiscard]] bool on() const { return on_.load(std::memory_order_relaxed); }
   [[nodiscard]] bool marks_plans() const { return marks_plans_.load(std::memory_order_relaxed); }
 
+  /// The present as add() takes it; 0 while off.
+  [[nodiscard]] uint64_t now() const { return on() ? ticks() : 0; }
+
   /// Forgets what came before, and takes events from now on: what has begun earlier begins now.
-  void start(bool marks_plans) {
-    const std::lock_guard lock(mu_);
-    events_.clear();
-    dropped_ = 0;
-    since_ns_ = now_ns();
-    marks_plans_.store(marks_plans, std::memory_order_relaxed);
-    on_.store(true, std::memory_order_relaxed);
-  }
+  void start(bool marks_plans);
 
   /// Takes no more; what was taken can still be drained.
-  void stop() {
-    const std::lock_guard lock(mu_);
-    on_.store(false, std::memory_order_relaxed);
-    marks_plans_.store(false, std::memory_order_relaxed);
-  }
+  void stop();
 
-  void add(TraceEvent event) {
-    const std::lock_guard lock(mu_);
-    // Whoever adds may have looked at on() before a stop and a start.
-    if (!on() || event.end_ns < since_ns_) return;
-    event.begin_ns = std::max(event.begin_ns, since_ns_);
-    if (events_.size() < kMost) events_.push_back(std::move(event));
-    else ++dropped_;
-  }
+  /// `operations` ran together from `begun` to now. What each waited for before is shown from its `submitted_ticks` on,
+  /// if there are any.
+  void add(Kind kind, std::span<const OperationPtr> operations, uint64_t begun);
 
-  [[nodiscard]] std::vector<TraceEvent> drain() {
-    const std::lock_guard lock(mu_);
-    return std::exchange(events_, {});
-  }
+  /// A plan of so many bundles begins now.
+  void add_plan(size_t bundles);
 
-  [[nodiscard]] uint64_t dropped() {
-    const std::lock_guard lock(mu_);
-    return dropped_;
-  }
+  [[nodiscard]] std::vector<TraceEvent> drain();
+  [[nodiscard]] uint64_t dropped();
 
  private:
-  static constexpr size_t kMost = 1'000'000;
+  struct Record {
+    uint64_t asked;  // 0: unknown
+    uint64_t begun, ended;
+    uint64_t bytes;  // of a plan: its bundles
+    uint32_t name;   // in names_, or kPlan
+    Kind kind;
+  };
+
+  [[nodiscard]] uint32_t name_of(Operation& operation);
+  [[nodiscard]] bool has_room();
+
   std::atomic<bool> on_{false};
   std::atomic<bool> marks_plans_{false};
   std::mutex mu_;
-  std::vector<TraceEvent> events_;
+  std::vector<Record> records_;
+  std::vector<std::string> names_;
+  uint64_t batch_ = 1;  // counts the drains
   uint64_t dropped_ = 0;
-  uint64_t since_ns_ = 0;
+  uint64_t since_ = 0;
+  TickScale scale_;
 };
 
 }  // namespace farandole
