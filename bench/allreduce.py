@@ -8,6 +8,7 @@ every rank a host of its own, over loopback. shaped: two network namespaces and 
 table, writes bench/results/*-allreduce.json."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from race import Race, record, spread
 
 import farandole.torch as hvd
 from farandole.config import Config
+from farandole.core import default
 from farandole.core.context import Context
 
 ADD, LIMIT = "a += b", "memory limit"
@@ -44,6 +46,8 @@ MEMORY_MUST: Mapping[int, Mapping[str, float]] = {
     256 * MIB: {"gloo": 5, "Open MPI": 2.5, "MPICH": 2.5, LIMIT: 0.45},
 }
 MEMORY_LIMIT_US: Mapping[int, float] = {4: 1.5, KIB: 2.0}
+REGISTERED, ORDINARY = "registered buffer", "ordinary buffer"
+REGISTERED_MUST: Mapping[str, float] = {ORDINARY: 1.5}
 HALF_MUST: Mapping[str, float] = {"gloo": 8, BESIDE: 1 / 1.2}
 TCP_MUST: Mapping[int, Mapping[str, float]] = {
     4: {"gloo": 12, "Open MPI tcp": 1},
@@ -130,6 +134,22 @@ class Field:
             )
         return found
 
+    def registered(self, size: int) -> dict[str, Contender]:
+        """The same sum in a buffer that the ranks share, and in one of this rank's own."""
+        rank, total = self.seat.rank, self.seat.size * (self.seat.size + 1) // 2
+
+        def sums(tensor: torch.Tensor, name: str) -> Contender:
+            return Contender(
+                lambda: hvd.allreduce_(tensor, name=f"{name}.{size}", op=hvd.Sum),
+                lambda: tensor.fill_(rank + 1),
+                lambda: bool((tensor == total).all()),
+                self.context,
+            )
+
+        with default.use(self.context):
+            shared = hvd.empty_shared(size // 4)
+        return {OURS: sums(shared, "shared"), ORDINARY: sums(torch.empty(size // 4), "ordinary")}
+
     def _add(self, tensor: torch.Tensor, refresh: Callable[[], None]) -> Contender:
         other = torch.ones_like(tensor)
         return Contender(lambda: tensor.add_(other), refresh)
@@ -197,6 +217,8 @@ def measure(seat: Seat) -> dict[str, Times]:
             adds = over == "memory" and size >= 64 * KIB
             turns(title_of(size, FLOAT32), field.allreduce(size, torch.float32, adds=adds), size)
         if over == "memory":
+            for size in (each for each in effort.memory if MIB <= each <= 64 * MIB):
+                turns(f"{REGISTERED} {size_text(size)}", field.registered(size), size)
             for dtype in (torch.float16, torch.bfloat16):
                 for size in effort.half:
                     name = str(dtype).removeprefix("torch.")
@@ -273,6 +295,8 @@ def under(
 
 
 def memory_lines(title: str, size: int, race: Race, strict: bool) -> list[Line]:
+    if strict and title.startswith(REGISTERED):
+        return compare(title, race, REGISTERED_MUST)
     if not strict or not title.startswith("allreduce"):
         return compare(title, race, {})
     if FLOAT32 not in title:
@@ -283,9 +307,9 @@ def memory_lines(title: str, size: int, race: Race, strict: bool) -> list[Line]:
 
 def bytes_of(title: str) -> int:
     """The size in a title of `measure`; 0 for a barrier."""
-    words = title.split()
     units = {"B": 1, "KiB": KIB, "MiB": MIB}
-    return int(words[1]) * units[words[2]] if len(words) > 2 else 0
+    found = re.search(r"(\d+) (B|KiB|MiB)", title)
+    return int(found[1]) * units[found[2]] if found else 0
 
 
 def shaped(gbit: int, options: Mapping[str, object]) -> tuple[dict[str, Race], list[Line]]:
