@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/reduce.h"
 #include "bind/calls.h"
@@ -146,7 +147,7 @@ using RemoteTuple = std::tuple<int, int, int>;
 Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts, std::vector<int> parents,
                    size_t fusion_threshold, size_t cache_capacity, double spin, double timeout, double heartbeat,
-                   std::vector<int> members, std::string process_set, bool look_ahead) {
+                   double stall, std::vector<int> members, std::string process_set, bool look_ahead) {
   Wiring wiring{rank,
                 size,
                 std::move(local_ranks),
@@ -161,7 +162,8 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
   const auto span = [](double seconds) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
-  const EngineOptions options{fusion_threshold, cache_capacity, span(spin), span(timeout), span(heartbeat), look_ahead};
+  const EngineOptions options{fusion_threshold, cache_capacity, span(spin), span(timeout),
+                              span(heartbeat),  span(stall),    look_ahead};
   return new Calls(std::make_shared<Engine>(std::move(wiring), options), cache_capacity);
 }
 
@@ -183,6 +185,14 @@ nb::dict stats_of(const Calls& calls) {
   counters["asked_in_full"] = stats.asked_in_full;
   counters["trace_dropped"] = engine.trace().dropped();
   return counters;
+}
+
+nb::list stalls_of(const Calls& calls) {
+  nb::list stalls;
+  const double now = seconds_of(now_ns());
+  for (const Negotiator::Stall& stall : calls.engine()->stalls())
+    stalls.append(nb::make_tuple(stall.name, now - stall.since, nb::cast(stall.asked), nb::cast(stall.missing)));
+  return stalls;
 }
 
 nb::list trace_of(const Calls& calls) {
@@ -231,7 +241,7 @@ NB_MODULE(_native, m) {
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "hosts"_a, "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a,
-           "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
+           "stall"_a, "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
       .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)
@@ -258,6 +268,7 @@ NB_MODULE(_native, m) {
           },
           nb::call_guard<nb::gil_scoped_release>())
       .def("require_alive", [](const Calls& calls) { calls.engine()->require_alive(); })
+      .def("stalls", &stalls_of, nb::sig("def stalls(self) -> list[tuple[str, float, list[int], list[int]]]"))
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, int]"))
       .def(
           "start_trace", [](const Calls& calls, bool marks_plans) { calls.engine()->trace().start(marks_plans); },

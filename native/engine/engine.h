@@ -61,6 +61,7 @@ struct EngineOptions {
   std::chrono::nanoseconds spin{100'000};
   std::chrono::nanoseconds timeout{0};                // of one operation; 0 = never
   std::chrono::nanoseconds heartbeat{3'000'000'000};  // the longest silence of a remote peer that lives; 0 = any
+  std::chrono::nanoseconds stall{0};                  // after which stalls() names an operation; 0 = never
   bool look_ahead = true;  // of fusion, past operations of another type; off to measure what it is worth
   size_t kept_results = size_t{256} << 20;  // bytes of results that nobody uses any more, kept for the next ones
 };
@@ -120,6 +121,10 @@ class Engine : private Guard {
   [[nodiscard]] bool is_forked() const { return fork_number() != fork_number_; }
 
   [[nodiscard]] EngineStats stats();
+
+  /// What some ranks have asked for at least so long ago, and others not; known to rank 0 only, half a second late.
+  [[nodiscard]] std::vector<Negotiator::Stall> stalls();
+
   [[nodiscard]] Trace& trace() { return trace_; }
   [[nodiscard]] int rank() const { return wiring_.rank; }
   [[nodiscard]] int size() const { return wiring_.size; }
@@ -169,6 +174,7 @@ class Engine : private Guard {
   void look_for_overdue();
   void look_for_stopped(uint64_t now);
   void look_for_cut(uint64_t now);
+  void look_for_stalls(double now);
   void poison(Error error) noexcept;
   [[nodiscard]] std::string reason_of(Abort::Reason reason) const;
   [[nodiscard]] Abort abort_of(const Error& error) const;
@@ -225,6 +231,8 @@ class Engine : private Guard {
 
   std::mutex stats_mu_;
   EngineStats stats_;
+  std::vector<Negotiator::Stall> stalls_;
+  double stalls_looked_ = 0;  // for who drives
 
   std::atomic<bool> stop_{false};
   std::promise<void> born_;

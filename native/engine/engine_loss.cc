@@ -205,6 +205,25 @@ void Engine::look_for_overdue() {
     throw Error::timeout(late->request.name, {0}, seconds_of(now - late->submitted_ns));
 }
 
+void Engine::look_for_stalls(double now) {
+  const double limit = seconds_of(static_cast<uint64_t>(options_.stall.count()));
+  if (limit == 0 || now - stalls_looked_ < std::min(0.5, limit / 4)) return;
+  stalls_looked_ = now;
+  auto found = negotiator_.waiting() > 0 ? negotiator_.stalls(now - limit) : std::vector<Negotiator::Stall>();
+  for (Negotiator::Stall& stall : found)
+    for (auto* ranks : {&stall.asked, &stall.missing})
+      for (int& rank : *ranks)
+        if (!wiring_.members.empty()) rank = wiring_.members[static_cast<size_t>(rank)];
+  const std::lock_guard lock(stats_mu_);
+  stalls_ = std::move(found);
+}
+
+std::vector<Negotiator::Stall> Engine::stalls() {
+  if (closed_.load() || failed_.load()) return {};
+  const std::lock_guard lock(stats_mu_);
+  return stalls_;
+}
+
 void Engine::poison(Error error) noexcept {
   if (failed_.exchange(true)) return;
   pending_.refuse(told(error));

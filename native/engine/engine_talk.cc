@@ -116,7 +116,9 @@ void Engine::heed(Plan plan) {
 }
 
 bool Engine::decide() {
-  Plan plan = negotiator_.decide(seconds_of(now_ns()));
+  const double now = seconds_of(now_ns());
+  Plan plan = negotiator_.decide(now);
+  look_for_stalls(now);
   if (plan.empty()) return false;
   heed(std::move(plan));
   return true;

@@ -304,6 +304,27 @@ void Negotiator::expire_groups(double now) {
   }
 }
 
+std::vector<Negotiator::Stall> Negotiator::stalls(double since) const {
+  std::vector<Stall> found;
+  const auto add = [&](const std::string& name, double begin, const auto& has_asked) {
+    Stall stall{name, begin, {}, {}};
+    for (int rank = 0; rank < options_.size; ++rank) {
+      if (has_asked(rank)) stall.asked.push_back(rank);
+      else if (!joined_.has(static_cast<size_t>(rank))) stall.missing.push_back(rank);
+    }
+    found.push_back(std::move(stall));
+  };
+  for (const Known& known : known_)
+    if (!known.asked.empty() && known.since <= since)
+      add(known.request.name, known.since, [&](int rank) { return known.asked.has(rank); });
+  for (const auto& [name, asked] : table_)
+    if (asked.since <= since)
+      add(name, asked.since, [&](int rank) { return asked.by_rank[static_cast<size_t>(rank)].has_value(); });
+  for (const auto& [name, group] : groups_)
+    if (group.since <= since) add(name, group.since, [](int) { return true; });
+  return found;
+}
+
 Plan Negotiator::decide(double now) {
   if (options_.timeout > 0 && waiting() > 0 && now - looked_ >= 0.5) {
     looked_ = now;

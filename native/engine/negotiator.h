@@ -49,6 +49,15 @@ class Negotiator {
   /// What has become ready or failed since the last call.
   [[nodiscard]] Plan decide(double now);
 
+  /// An operation that some ranks have asked for, and others not.
+  struct Stall {
+    std::string name;  // or a group's, of which no rank has asked for some members: then none is missing
+    double since;
+    std::vector<int> asked, missing;
+  };
+  /// What was asked for first before `since`.
+  [[nodiscard]] std::vector<Stall> stalls(double since) const;
+
   /// Operations that some ranks have asked for and others not, and groups that are incomplete.
   [[nodiscard]] size_t waiting() const { return table_.size() + partial_ + groups_.size() + (joined_.any() ? 1 : 0); }
 

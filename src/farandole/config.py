@@ -140,7 +140,9 @@ class Config:
     stall_shutdown_time: timedelta = field(
         default=timedelta(0),
         metadata=_about(
-            "duration", "end the job when some ranks wait this long; 0: never", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+            "duration",
+            "fail what some ranks wait for this long; 0: as collective_timeout says",
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         ),
     )
     stall_check_disable: bool = field(
@@ -163,6 +165,17 @@ class Config:
         if timedelta(0) < self.stall_shutdown_time < self.stall_check_time:
             problem = f"must be 0 or at least stall_check_time ({self.stall_check_time.total_seconds():g} s)"
             raise ConfigError("stall_shutdown_time", f"{problem}, got {self.stall_shutdown_time.total_seconds():g} s")
+
+    @property
+    def stall_seconds(self) -> float:
+        """After how long a stall is named; 0: never."""
+        return 0.0 if self.stall_check_disable else self.stall_check_time.total_seconds()
+
+    @property
+    def patience_seconds(self) -> float:
+        """After how long an operation that not all ranks ask for fails; 0: never."""
+        shutdown = 0.0 if self.stall_check_disable else self.stall_shutdown_time.total_seconds()
+        return min((each for each in (self.collective_timeout.total_seconds(), shutdown) if each), default=0.0)
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:

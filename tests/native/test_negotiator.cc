@@ -218,6 +218,32 @@ void test_timeouts_name_the_missing() {
   CHECK(patient.decide(1e9).empty());
 }
 
+void test_stalls_name_who_asked_and_who_did_not() {
+  Negotiator negotiator({.size = 3});
+  for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("known"), 0);
+  const Plan plan = negotiator.decide(0);
+  negotiator.ask(2, bundles_of(plan)[0].entries[0].id, 5);
+  for (const int rank : {0, 2}) negotiator.ask(rank, request_of("new"), 7);
+  Request member = request_of("member");
+  member.group = "pair";
+  member.group_size = 2;
+  for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, member, 8);
+  CHECK(negotiator.stalls(4).empty());
+  std::map<std::string, Negotiator::Stall> found;
+  for (const auto& stall : negotiator.stalls(8)) found[stall.name] = stall;
+  CHECK_EQ(found.size(), size_t{3});
+  CHECK(found["known"].asked == std::vector{2} && found["known"].missing == (std::vector{0, 1}));
+  CHECK_EQ(found["known"].since, 5.0);
+  CHECK(found["new"].asked == (std::vector{0, 2}) && found["new"].missing == std::vector{1});
+  CHECK(found["pair"].missing.empty());
+
+  Request join = request_of("join", Kind::Join, {});
+  join.cacheable = false;
+  negotiator.ask(1, join, 9);  // brings the rest of "new" with it
+  for (const auto& stall : negotiator.stalls(10))
+    CHECK(stall.name == "pair" || (stall.name == "known" && stall.missing == std::vector{0}));
+}
+
 void test_a_rank_that_left() {
   Negotiator negotiator({.size = 3});
   for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("w"), 0);
@@ -351,6 +377,7 @@ int main() {
   test_full_cache_still_works();
   test_groups_run_whole();
   test_timeouts_name_the_missing();
+  test_stalls_name_who_asked_and_who_did_not();
   test_a_rank_that_left();
   test_what_no_rank_may_ask();
   for (const int size : {1, 2, 3, 4, 7, 33})

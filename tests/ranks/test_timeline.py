@@ -209,9 +209,3 @@ def test_a_file_is_whole_after_every_write(monkeypatch: pytest.MonkeyPatch, tmp_
     file.close()
     assert len(seen) > 5 and seen == sorted(seen) and seen[-1] == 2001
     assert read(path) == [*({"number": number} for number in range(2000)), {}]
-
-
-def test_settings_without_effect_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), Context(SoloRendezvous(), Config(stall_check_disable=True)):
-        pass
-    assert "no effect in this version: stall_check_disable" in caplog.text

@@ -9,6 +9,7 @@ from typing import Self
 from farandole.config import Config
 from farandole.core.connect import connect
 from farandole.core.sets import Sets
+from farandole.core.stalls import StallInspector
 from farandole.core.start import start_engine
 from farandole.core.timeline import Timeline
 from farandole.rendezvous import Rendezvous
@@ -18,8 +19,6 @@ __all__ = ["Context"]
 
 log = logging.getLogger(__name__)
 
-# Accepted because programs set them; what they ask for is not there yet.
-PLANNED = ("stall_check_time", "stall_shutdown_time", "stall_check_disable")
 DYNAMIC = "DYNAMIC"  # Horovod's word for a timeline that a later call starts
 
 
@@ -41,8 +40,6 @@ class Context:
         process_set: str = "",
     ) -> None:
         self.config = Config.from_environment() if config is None else config
-        if rendezvous.rank == 0:
-            _warn_of_planned(self.config)
         self._rendezvous = rendezvous
         self._process = os.getpid()
         # Opened before anything else starts: a path that cannot be written is the user's slip.
@@ -57,7 +54,10 @@ class Context:
             self.timeline.close()
             raise
         self.timeline.follow(self.engine)
-        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self.timeline)
+        self._stalls = StallInspector(self.config)
+        if self.rank == 0:
+            self._stalls.follow(self.engine)
+        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self.timeline, self._stalls)
 
     @property
     def rank(self) -> int:
@@ -97,6 +97,7 @@ class Context:
         Does nothing in a forked child: the engine, its peers and the timeline are the parent's."""
         if os.getpid() != self._process:
             return
+        self._stalls.close()
         self.sets.shutdown()
         self.engine.shutdown()
         self.timeline.close()
@@ -109,13 +110,3 @@ class Context:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-def _warn_of_planned(config: Config) -> None:
-    given = [
-        setting.name
-        for setting in Config.settings()
-        if setting.name in PLANNED and getattr(config, setting.name) != setting.default
-    ]
-    if given:
-        log.warning("these settings have no effect in this version: %s", ", ".join(given))

@@ -18,6 +18,7 @@ from farandole.core.forming import Forming
 from farandole.core.frames import split_frames, write_frame
 from farandole.core.registry import Ranks, Registry
 from farandole.core.seat import Counters, Seat
+from farandole.core.stalls import StallInspector
 from farandole.core.start import start_engine
 from farandole.core.timeline import Timeline
 from farandole.errors import CollectiveError, EngineClosed, MismatchError, spell_ranks
@@ -40,10 +41,16 @@ class Sets:
     Adding and removing is for all ranks together, in the same order, members or not."""
 
     def __init__(
-        self, rendezvous: Rendezvous, config: Config, topology: Topology, engine: Engine, timeline: Timeline
+        self,
+        rendezvous: Rendezvous,
+        config: Config,
+        topology: Topology,
+        engine: Engine,
+        timeline: Timeline,
+        stalls: StallInspector,
     ) -> None:
         self._rendezvous, self._config, self._topology = rendezvous, config, topology
-        self._engine, self._timeline = engine, timeline
+        self._engine, self._timeline, self._stalls = engine, timeline, stalls
         self._registry = Registry(topology.size)
         self._sets: dict[object, _Set] = {}
         self._generation = 0  # of the latest set
@@ -141,6 +148,8 @@ class Sets:
         wiring = connect(part, self._config, host=host, require_alive=require_alive)
         engine = start_engine(wiring, self._config, members=members, process_set=name)
         self._timeline.follow(engine, f"{name}: ")
+        if part.rank == 0:
+            self._stalls.follow(engine, name)
         return Seat(engine, part.rank, part.size, Counters(), members)
 
     def _end(self, seat: Seat | None) -> None:
@@ -148,6 +157,7 @@ class Sets:
             return
         seat.engine.shutdown()
         self._timeline.leave(seat.engine)
+        self._stalls.leave(seat.engine)
 
     def _gather(self, payload: bytes) -> list[bytes]:
         done = self._engine.run(kinds.ALLGATHER, "process_sets", write_frame(payload), None, cacheable=False)
