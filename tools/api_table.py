@@ -19,7 +19,6 @@ from typing import TypeAlias
 from farandole.compat import install, uninstall
 from farandole.compat.horovodrun import make_parser
 from farandole.config import WITHOUT_MEANING, Config
-from farandole.core.context import PLANNED
 from farandole.topology import JobEnvironment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +32,6 @@ STATES = {
     "no": "not there, on purpose",
 }
 ENVIRONMENT, COMMAND = "environment", "horovodrun"
-_WITHOUT_EFFECT = "`{}`: read, and without effect yet"
 _SHORT = 40  # characters of arguments that are shown beside others
 
 
@@ -200,10 +198,7 @@ def _find_variable(entry: Entry) -> Finding:
         rank=0, size=1, rendezvous="h:1", secret=b"", local_rank=0, local_size=1, cross_rank=0, cross_size=1
     )
     if entry.name in by_variable:
-        setting = by_variable[entry.name]
-        if setting in PLANNED:
-            return Finding("later", _WITHOUT_EFFECT.format(setting))
-        return _there(entry, shown=f"`{setting}`")
+        return _there(entry, shown=f"`{by_variable[entry.name]}`")
     if entry.name in job.write():
         return _there(entry, shown="set for each rank")
     return _missing(entry, WITHOUT_MEANING.get(entry.name, ""))
@@ -218,8 +213,6 @@ def _find_option(entry: Entry) -> Finding:
     action = actions[flags[0]]
     why = getattr(action, "why", "")
     setting = getattr(action, "setting", None)
-    if setting is not None and setting.name in PLANNED:
-        return Finding("later", _WITHOUT_EFFECT.format(setting.name))
     return _missing(entry, why) if why else _there(entry, shown="" if setting is None else f"`{setting.name}`")
 
 
