@@ -1,13 +1,12 @@
 // What the timeline is made of: events with the engine's clock, named though they carry no names, none from before its
 // start and none without being counted.
-#include "engine/trace.h"
-
 #include <array>
 #include <memory>
 #include <string>
 
 #include "base/clock.h"
 #include "check.h"
+#include "engine/trace.h"
 
 using namespace farandole;
 
