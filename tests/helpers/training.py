@@ -2,7 +2,7 @@
 
 import torch
 
-__all__ = ["ROWS", "build", "loss_of", "shard", "values"]
+__all__ = ["ROWS", "build", "loss_of", "rows", "shard", "values"]
 
 ROWS = 12  # divisible by all sizes
 

@@ -41,7 +41,8 @@ def name_parameters(
     """Give each parameter of an optimizer's groups a name that is equal on all ranks.
 
     Raises `ValueError` when `named` holds something else than (name, parameter) pairs, a name twice, or misses a
-    parameter; without `named`, or with an empty one, names tell the place.
+    parameter; without `named`, or with an empty one, names tell the place. What only `named` holds is left out: several
+    optimizers may share one model.
     """
     pairs = list(named) if named is not None else []
     if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
@@ -62,7 +63,7 @@ def name_parameters(
             f"{shown} was specified, but {unnamed} model parameters were not named. Name all parameters that the "
             "optimizer holds, or leave it out"
         )
-    return names
+    return {parameter: names[parameter] for group in groups for parameter in group}
 
 
 def even_groups(parameters: Sequence[P], count: int) -> list[list[P]]:

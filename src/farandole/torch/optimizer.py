@@ -55,7 +55,8 @@ class _Distributed(Front):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Reduce all gradients, then step; a `closure` is run as often as the optimizer wants, and reduced each time.
 
-        Blocks until every rank has taken part.
+        The closure's loss is reduced too: what an optimizer makes of it, such as a line search, all ranks make of the
+        same number. Blocks until every rank has taken part.
         """
         if closure is not None and self._should_synchronize:
             closure = self._reducing(closure)
@@ -68,7 +69,7 @@ class _Distributed(Front):
         def reduced() -> float:
             loss = closure()
             self.synchronize()
-            return loss
+            return loss if self._alone or loss is None else self._reducer.reduce_loss(loss)
 
         return reduced
 

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -14,7 +15,7 @@ from farandole.core.handle import Handle
 from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.errors import InvalidRequest
 from farandole.torch.flight import Flight, InFlight
-from farandole.torch.ops import allreduce_async_, grouped_allreduce_async_
+from farandole.torch.ops import allreduce, allreduce_async_, grouped_allreduce_async_
 from farandole.torch.sparse import sparse_allreduce_async
 
 __all__ = ["Reducer", "Reduction"]
@@ -142,6 +143,12 @@ class Reducer:
                     "(clipped, unscaled, ...) before it was reduced: ranks would go apart. Call "
                     "optimizer.synchronize() after backward, and step in optimizer.skip_synchronize()",
                 )
+
+    def reduce_loss(self, loss: Any) -> Any:
+        """Return, as a number or as a tensor of one, the loss whose gradient the reduced gradients are."""
+        mine = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(loss, dtype=torch.float64)
+        joined = allreduce(mine, name="optimizer.loss", op=self._how.op, process_set=self._members)
+        return joined if isinstance(loss, torch.Tensor) else joined.item()
 
     def reset(self) -> None:
         """Forget what was counted and started."""

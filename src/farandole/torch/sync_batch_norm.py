@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -58,6 +59,11 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or self._alone():
             normalized: Tensor = super().forward(input)
             return normalized
+        return self._normalize(input)
+
+    # A compiler leaves the collectives to Python. `torch.compiler.disable` would import it with this module.
+    @_disable_dynamo
+    def _normalize(self, input: Tensor) -> Tensor:
         among = _Among(f"sync_batch_norm.{self.num_features}", self.process_set)
         moments = _join(_local_moments(input.detach()), among)
         if self.track_running_stats:
