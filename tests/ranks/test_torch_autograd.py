@@ -166,6 +166,88 @@ def test_second_derivatives(size: int) -> None:
     run_ranks(size, body)
 
 
+Inputs = list[torch.Tensor]
+
+# What each rank has of all ranks' inputs, and how many times the derivative of all ranks' losses its gradient, and the
+# gradient of that, are on two ranks: Horovod's rules for allgather, broadcast and reducescatter.
+SECOND = {
+    "sum": (lambda x: hvd.allreduce(x, op=hvd.Sum), lambda inputs, rank: sum(inputs), (1, 1)),
+    "average": (lambda x: hvd.allreduce(x), lambda inputs, rank: sum(inputs) / len(inputs), (1, 1)),
+    "max": (lambda x: hvd.allreduce(x, op=hvd.Max), lambda inputs, rank: torch.stack(inputs).amax(0), (1, 1)),
+    "product": (lambda x: hvd.allreduce(x, op=hvd.Product), lambda inputs, rank: torch.stack(inputs).prod(0), (1, 1)),
+    "grouped": (lambda x: hvd.grouped_allreduce([x, x], op=hvd.Sum)[1], lambda inputs, rank: sum(inputs), (1, 1)),
+    "allgather": (lambda x: hvd.allgather(x), lambda inputs, rank: torch.cat(inputs), (0.5, 0.25)),
+    "broadcast": (lambda x: hvd.broadcast(x, 1), lambda inputs, rank: inputs[1], (0.5, 0.25)),
+    "alltoall": (
+        lambda x: hvd.alltoall(x),
+        lambda inputs, rank: torch.cat([each.chunk(len(inputs))[rank] for each in inputs]),
+        (1, 1),
+    ),
+    "reducescatter": (
+        lambda x: hvd.reducescatter(x, op=hvd.Sum),
+        lambda inputs, rank: sum(inputs).chunk(len(inputs))[rank],
+        (2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SECOND)
+def test_second_derivatives_of_every_operation(kind: str) -> None:
+    size = 2
+    ask, whole, times = SECOND[kind]
+
+    def first_and_second(output: torch.Tensor, mine: torch.Tensor, rank: int) -> Inputs:
+        loss = (output**3 * weight(rank, tuple(output.shape))).sum()
+        (first,) = torch.autograd.grad(loss, mine, create_graph=True)
+        (second,) = torch.autograd.grad((first * leaf(rank, seed=9).detach()).sum(), mine)
+        return [first.detach(), second]
+
+    def body(context: Context) -> Inputs:
+        mine = leaf(context.rank)
+        return first_and_second(ask(mine), mine, context.rank)
+
+    inputs = [leaf(rank) for rank in range(size)]
+    outputs = [whole(inputs, rank) for rank in range(size)]
+    loss = sum((output**3 * weight(rank, tuple(output.shape))).sum() for rank, output in enumerate(outputs))
+    firsts = torch.autograd.grad(loss, inputs, create_graph=True, materialize_grads=True)
+    turned = sum((first * leaf(rank, seed=9).detach()).sum() for rank, first in enumerate(firsts))
+    seconds = torch.autograd.grad(turned, inputs, materialize_grads=True)
+    for rank, (first, second) in enumerate(run_ranks(size, body)):
+        torch.testing.assert_close(first, times[0] * firsts[rank].detach())
+        torch.testing.assert_close(second, times[1] * seconds[rank])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_derivatives_of_small_floats(dtype: torch.dtype) -> None:
+    def body(context: Context) -> None:
+        for op, want in ((hvd.Sum, [2, 2]), (hvd.Average, [1, 1]), (hvd.Max, [0, 2]), (hvd.Product, [4, 2])):
+            mine = torch.full((3,), context.rank + 1.0, dtype=dtype, requires_grad=True)
+            output = hvd.allreduce(mine, op=op)
+            assert output.dtype == dtype
+            output.sum().backward()
+            assert mine.grad.dtype == dtype
+            assert mine.grad.tolist() == [want[context.rank]] * 3
+
+    run_ranks(2, body)
+
+
+def test_a_group_of_which_only_some_have_a_gradient() -> None:
+    def body(context: Context) -> None:
+        mine, fixed, count = leaf(context.rank), leaf(context.rank).detach(), torch.tensor([context.rank])
+        for ask, factor in (
+            (hvd.grouped_allreduce, 1.0),
+            (hvd.grouped_allgather, 0.5),
+            (hvd.grouped_reducescatter, 0.5),
+        ):
+            mine.grad = None
+            first, second, third = ask([mine, fixed, torch.cat([count, count])])
+            assert not third.requires_grad
+            (first.sum() + second.sum()).backward()
+            torch.testing.assert_close(mine.grad, torch.full((4, 3), 2 * factor if factor == 0.5 else 1.0).double())
+
+    run_ranks(2, body)
+
+
 def test_only_blocking_forms_that_need_it_are_recorded() -> None:
     def body(context: Context) -> None:
         mine = leaf(context.rank)

@@ -233,7 +233,8 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         averaged = ctx.call.backward().reduce(grads[0], Average)
-        return None, None, averaged if default.rank() == ctx.root else torch.zeros_like(averaged)
+        # Zeros that depend on the average all the same: every rank has to run the second derivative too.
+        return None, None, torch.where(torch.tensor(default.rank() == ctx.root), averaged, 0)
 
 
 class _Alltoall(torch.autograd.Function):
