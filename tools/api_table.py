@@ -9,7 +9,6 @@ import importlib
 import inspect
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -63,14 +62,18 @@ class Finding:
 def read_interface(text: str) -> list[Entry]:
     """Read the file of the interface; raises `ValueError` for a line that is none of those that its head describes."""
     entries: list[Entry] = []
+    first = 0  # of the entries that the latest line has made
     module = ""
     for number, line in enumerate(text.splitlines(), 1):
         if not line or line.startswith("#"):
             continue
+        if match := re.fullmatch(r"  (better|differs|no|later): (.+)", line):
+            for entry in entries[first:]:
+                entry.notes[match[1]] = match[2]
+            continue
+        first = len(entries)
         if match := re.fullmatch(r"\[([\w.]+)\]", line):
             module = match[1]
-        elif match := re.fullmatch(r"  (better|differs|no|later): (.+)", line):
-            entries[-1].notes[match[1]] = match[2]
         elif match := re.fullmatch(r"(?:(\S+): )?same as ([\w.]+): (.+)", line):
             within = f"{match[1]}." if match[1] else ""
             entries += [Entry(module, f"{within}{name}", same=match[2]) for name in match[3].split()]
@@ -106,6 +109,8 @@ def find(entry: Entry) -> Finding:
         ours = resolve(entry.module, entry.name)
     except (ImportError, AttributeError) as error:
         return _missing(entry, _reason(str(error)))
+    if why := getattr(ours, "why", ""):  # it is there to be called, and says then why it does nothing
+        return _missing(entry, why)
     if entry.same:
         wanted = resolve(entry.same, entry.name.rpartition(".")[2])
         problem = "" if ours is wanted or ours == wanted else f"is not that of {entry.same}"
@@ -259,9 +264,8 @@ that asks for what is not there is told the reason given here.
 
 def render(found: Sequence[Found]) -> str:
     """Write the page."""
-    counts = Counter(finding.state for _, finding in found)
-    parts = [HEAD, "| | | names |\n|---|---|---|\n"]
-    parts += [f"| {state} | {meaning} | {counts[state]} |\n" for state, meaning in STATES.items()]
+    # Without numbers: two changes at once would always meet in them.
+    parts = [HEAD, "| | |\n|---|---|\n", *(f"| {state} | {meaning} |\n" for state, meaning in STATES.items())]
     for module, group in groupby(found, key=lambda each: each[0].module):
         title = {ENVIRONMENT: "Environment variables", COMMAND: "Options of horovodrun"}.get(module, module)
         parts.append(f"\n## {title}\n\n| Horovod's | | |\n|---|---|---|\n")

@@ -120,6 +120,25 @@ def test_what_would_change_the_result_is_refused(name: str) -> None:
         TorchEstimator(**{name: object()})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("setter", ["setPartitionsPerProcess", "setTrainReaderNumWorker", "setInMemoryCacheAll"])
+def test_setters_without_meaning_warn(setter: str, caplog: pytest.LogCaptureFixture) -> None:
+    estimator = TorchEstimator()
+    assert getattr(estimator, setter)(2) is estimator
+    (record,) = caplog.records
+    assert "these parameters have no effect: " in record.getMessage()
+
+
+def test_setters_and_getters_of_what_is_not_supported() -> None:
+    estimator = TorchEstimator()
+    assert estimator.setBackend(None) is estimator
+    with pytest.raises(ConfigError, match="backend: is not supported: set num_proc"):
+        estimator.setBackend(object())
+    with pytest.raises(AttributeError, match=r"getBackend is not part of farandole .*: set num_proc"):
+        estimator.getBackend()
+    with pytest.raises(AttributeError, match="'TorchEstimator' object has no attribute 'setNothing'"):
+        estimator.setNothing(1)
+
+
 def test_a_slip_is_named_with_its_neighbor() -> None:
     with pytest.raises(ConfigError, match="batchsize: no such parameter; did you mean batch_size"):
         TorchEstimator(batchsize=3)

@@ -2,11 +2,14 @@
 
 import difflib
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Self, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from pyspark.ml.param import Param, Params
 
+import farandole
 from farandole.errors import ConfigError
 from farandole.spark.store import FilesystemStore
 
@@ -27,6 +30,7 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "categorical_cols": "a column's type says it",
     "mp_start_method": "no reader processes are started",
     "use_gpu": "ranks compute on the CPU",
+    "tensorflow_dataset_prefetch_buffer_size": "no TensorFlow dataset is made",
 }
 
 # Parameters of horovod.spark that change what is learned: ignoring them would be silent damage.
@@ -45,6 +49,15 @@ NOT_SUPPORTED: Mapping[str, str] = {
     "loss_constructors": "pass the loss function itself as loss",
     "train_minibatch_fn": "write the training function and run it with HorovodRunner",
     "callbacks": "write the training function and run it with HorovodRunner",
+}
+
+
+# Parameters whose setters and getters Horovod spells in another way.
+SPELLED: Mapping[str, str] = {
+    "shuffling_buffer_size": "shuffle_buffer_size",
+    "train_reader_num_worker": "train_reader_num_workers",
+    "val_reader_num_worker": "val_reader_num_workers",
+    "in_memory_cache_all": "inmemory_cache_all",
 }
 
 
@@ -133,6 +146,19 @@ class EstimatorParams(Params):
         super().__init__()
         self._setDefault(batch_size=32, epochs=1, shuffle=True, verbose=1)
 
+    if not TYPE_CHECKING:  # mypy would take every name for one that is there
+
+        def __getattr__(self, name: str) -> "Foreign":
+            """Answer for the setters of Horovod's other parameters; say of the getters why they are not there."""
+            words = re.sub(r"(?<!^)(?=[A-Z])", "_", name[3:]).lower()
+            parameter = SPELLED.get(words, words)
+            why = WITHOUT_MEANING.get(parameter) or NOT_SUPPORTED.get(parameter)
+            if why is not None and name.startswith("set"):
+                return Foreign(self, parameter, why)
+            if why is not None and name.startswith("get"):
+                raise AttributeError(f"{name} is not part of farandole {farandole.__version__}: {why}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def _value(self, param: "Param[T]") -> T | None:
         # Values given to fit(df, {param: value}) come past the setters, so they are checked here.
         if not self.isDefined(param):
@@ -217,6 +243,20 @@ class EstimatorParams(Params):
 
     def getVerbose(self) -> int:
         return self._required(self.verbose)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """The setter of a parameter of Horovod's that is not here: warns or refuses, as the constructor does."""
+
+    owner: EstimatorParams
+    parameter: str
+    why: str
+
+    def __call__(self, value: object) -> EstimatorParams:
+        if value is not None:
+            refuse_unknown([self.parameter], ())
+        return self.owner
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
