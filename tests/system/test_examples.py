@@ -17,6 +17,7 @@ PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 # How the programs are run; those that are not named here, as they are.
 RUNS = {
     "horovod_unchanged.py": [],  # test_compat_programs
+    "torch_ddp.py": [],  # test_torch_distributed
     "torch_digits.py": [],  # test_training_equality
     "torch_resume.py": [],  # below
     "torch_mixed_precision.py": ["--epochs 3", "--epochs 3 --dtype float16"],
