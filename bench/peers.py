@@ -103,6 +103,7 @@ class FolderRendezvous:
     """Ranks meet in a folder of their machine; reaches across network namespaces and asks nothing of a launcher."""
 
     generation = 0
+    address = None
 
     def __init__(self, folder: Path, rank: int, size: int, secret: bytes) -> None:
         self._folder, self.rank, self.size, self.secret = folder, rank, size, secret

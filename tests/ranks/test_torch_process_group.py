@@ -16,7 +16,7 @@ from farandole.core.context import Context
 from farandole.errors import EngineClosed, InvalidRequest, MismatchError, RendezvousError
 from farandole.torch.distributed.group import FarandoleGroup
 from farandole.torch.distributed.names import PERIOD
-from farandole.torch.distributed.store import StoreRendezvous
+from farandole.torch.distributed.store import StoreRendezvous, address_seen
 from helpers.ranks import run_ranks
 
 SHORT = timedelta(seconds=30)
@@ -336,6 +336,20 @@ def test_autograd_hears_of_results() -> None:
             group.allreduce([torch.ones(2)]).wait()
 
     in_group(1, body)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "seen"),
+    [
+        ([None, None], [None, None]),
+        (["127.0.0.1:4", "127.0.0.1:4"], [None, None]),
+        (["127.0.1.1:4", "10.0.0.1:4"], ["10.0.0.1:4", "10.0.0.1:4"]),
+        (["10.0.0.1:4", "10.1.0.1:4"], ["10.0.0.1:4", "10.1.0.1:4"]),
+        (["[::1]:4", "[fd00::1]:4"], ["[fd00::1]:4", "[fd00::1]:4"]),
+    ],
+)
+def test_a_loopback_address_is_no_address(addresses: list[str | None], seen: list[str | None]) -> None:
+    assert [address_seen(rank, addresses) for rank in range(2)] == seen
 
 
 def test_ranks_meet_again_at_the_same_store() -> None:

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -14,7 +15,7 @@ from torch.distributed import DistNetworkError
 from farandole.errors import RendezvousError
 from farandole.handshake import join_address, split_address
 
-__all__ = ["StoreRendezvous"]
+__all__ = ["StoreRendezvous", "address_seen"]
 
 SEED_BYTES = 32
 
@@ -34,9 +35,7 @@ class StoreRendezvous:
         card = json.dumps([os.urandom(SEED_BYTES).hex(), _address_of(store)])
         cards = [json.loads(each) for each in self.allgather(card.encode(), timeout=timeout)]
         self.secret = hmac.digest(secret or b"", bytes.fromhex(cards[0][0]), hashlib.sha256)
-        # A host may know itself by a loopback address; then the others tell where it is.
-        known = [each for _, each in (cards[rank], *cards) if each is not None and not _is_loopback(each)]
-        self.address: str | None = known[0] if known else None
+        self.address = address_seen(rank, [each for _, each in cards])
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
         """Give `payload` to all ranks and return everybody's in rank order.
@@ -60,6 +59,15 @@ class StoreRendezvous:
 
     def close(self) -> None:
         """The store is torch's; nothing is held."""
+
+
+def address_seen(rank: int, addresses: Sequence[str | None]) -> str | None:
+    """Return where `rank` finds the store, when all ranks have resolved its name to `addresses`; None: on this host.
+
+    A host may know itself by a loopback address (Debian's do), which no other host reaches; then the others' view
+    counts."""
+    known = [each for each in (addresses[rank], *addresses) if each is not None and not _is_loopback(each)]
+    return known[0] if known else None
 
 
 def _address_of(store: Store) -> str | None:

@@ -1,0 +1,85 @@
+"""How fast is farandole below torch.distributed, beside gloo?
+
+    python bench/torch_backend.py [--full] [--rounds 5]
+
+Two ranks, one thread of torch each: `dist.all_reduce` of three sizes, and steps of DistributedDataParallel, over a
+process group of each backend in the same processes, in turns. Prints one table, writes
+bench/results/*-torch_backend.json."""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import peers
+import torch
+import torch.distributed as dist
+from comparison import KIB, MIB, OURS, Line, compare, size_text, table
+from peers import Contender, Seat, Times
+from race import record
+from torch.nn.parallel import DistributedDataParallel
+
+RANKS = 2
+GLOO = "gloo"
+SIZES: Sequence[int] = (4 * KIB, 1 * MIB, 25 * MIB)  # the last is the size of DDP's buckets
+STEP = "a step of DDP"
+MUST: Mapping[str, float] = {GLOO: 1.0}
+
+
+def all_reduce(group: dist.ProcessGroup, size: int) -> Contender:
+    tensor = torch.empty(size // 4)
+
+    def refresh() -> None:
+        tensor.fill_(1.5)
+
+    return Contender(lambda: dist.all_reduce(tensor, group=group), refresh, lambda: bool((tensor == 1.5 * RANKS).all()))
+
+
+def step(group: dist.ProcessGroup) -> Contender:
+    torch.manual_seed(1)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(784, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 1024)),
+        process_group=group,
+        bucket_cap_mb=4,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rows = torch.randn(64, 784)
+
+    def run() -> None:
+        model(rows).square().mean().backward()
+        optimizer.step()
+
+    return Contender(run, optimizer.zero_grad)
+
+
+def measure(seat: Seat) -> dict[str, Times]:
+    """The part of a rank."""
+    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
+    with seat.gloo():
+        gloo = dist.group.WORLD
+        assert gloo is not None
+        groups = {OURS: dist.new_group(backend="farandole"), GLOO: gloo}
+        results: dict[str, Times] = {}
+        for size in SIZES:
+            contenders = {name: all_reduce(group, size) for name, group in groups.items()}
+            results[f"all_reduce of {size_text(size)}"] = peers.take_turns(
+                seat, contenders, rounds, repeats if size < MIB else max(5, repeats // 10)
+            )
+        contenders = {name: step(group) for name, group in groups.items()}
+        results[STEP] = peers.take_turns(seat, contenders, rounds, max(5, repeats // 10))
+    return results
+
+
+def main() -> None:
+    given = peers.arguments(__doc__).parse_args()
+    options = {"rounds": given.rounds, "repeats": 400 if given.full else 100}
+    races = peers.races_of(peers.run_ranks(__file__, RANKS, peers.LAUNCHERS["plain"], options))
+    lines: list[Line] = [line for title, race in races.items() for line in compare(title, race, MUST)]
+    sys.stdout.write(f"{table('below torch.distributed, 2 ranks', lines)}\n")
+    sys.stdout.write(f"{record('torch_backend', races, ('farandole', 'torch'), lines)}\n")
+
+
+if __name__ == "__main__":
+    seat = peers.seat_of(sys.argv)
+    if seat is None:
+        main()
+    else:
+        seat.leave(measure(seat))
