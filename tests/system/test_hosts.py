@@ -72,27 +72,28 @@ def test_hosts_with_two_interfaces_connect_by_the_one_that_is_named() -> None:
     assert run_on_hosts("AAB", counts_both, config=config) == [(0, 3)] * 3  # two for data, one for control
 
 
-def works_until_a_loss(context: Context, victim: int, how: str) -> tuple[int, float]:
-    """Return who was lost and when; the victim loses its cable, or its life, in the middle."""
-    values = np.ones(100_000, np.float32)
+def works_until_a_loss(context: Context, victim: int, how: str) -> tuple[int, float, float]:
+    """Return who was lost, when, and when it was cut off; the victim loses its cable, or its life, in the middle."""
+    values, began = np.ones(100_000, np.float32), 0.0
     for step in range(10**9):
         if context.rank == victim and step == 50:
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            began = time.monotonic()
             ip("link", "set", DEVICE, "down")
         try:
             context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=SUM)
         except PeerLost as lost:
-            return lost.rank, time.monotonic()
+            return lost.rank, time.monotonic(), began
     raise AssertionError("nobody was lost")
 
 
 @pytest.mark.parametrize(("placement", "victim"), [("AB", 1), ("AABBCC", 5), ("ABAB", 0)])
 def test_a_cable_that_is_pulled_is_noticed_on_both_sides(placement: str, victim: int) -> None:
-    began = time.monotonic()
     config = Config(heartbeat=HEARTBEAT)
     results = run_on_hosts(placement, works_until_a_loss, victim, "cable", config=config)
-    for rank, (lost, noticed) in enumerate(results):
+    began = results[victim][2]
+    for rank, (lost, noticed, _) in enumerate(results):
         cut_off = placement[rank] == placement[victim]
         assert (placement[lost] == placement[victim]) != cut_off, f"rank {rank} blames rank {lost}"
         assert noticed - began < HEARTBEAT.total_seconds() + GENEROUS
@@ -114,22 +115,24 @@ def test_a_short_interruption_does_no_harm() -> None:
     assert results == [3 * 100_000] * 3
 
 
-def works_until_two_are_apart(context: Context) -> tuple[int, str, float]:
-    """Return who was lost, why and when; the second host loses sight of the third, but not of the first."""
-    values = np.ones(100_000, np.float32)
+def works_until_two_are_apart(context: Context) -> tuple[int, str, float, float]:
+    """Return who was lost, why, when, and since when the second host does not see the third, but both the first."""
+    values, began = np.ones(100_000, np.float32), 0.0
     try:
         for step in range(10**9):
             if context.rank == 1 and step == 50:
                 cut_off(2)
+                began = time.monotonic()
             context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=SUM)
     except PeerLost as lost:
-        return lost.rank, lost.reason, time.monotonic()
+        return lost.rank, lost.reason, time.monotonic(), began
     raise AssertionError("nobody was lost")
 
 
 def test_two_hosts_that_lose_sight_of_each_other_are_named() -> None:
-    began = time.monotonic()
-    for lost, why, noticed in run_on_hosts("ABC", works_until_two_are_apart, config=Config(heartbeat=HEARTBEAT)):
+    results = run_on_hosts("ABC", works_until_two_are_apart, config=Config(heartbeat=HEARTBEAT))
+    began = results[1][3]
+    for lost, why, noticed, _ in results:
         assert lost in (1, 2)
         assert why.startswith("no answer to data sent to it for 3 s: packets between its host and another one are lost")
         assert noticed - began < HEARTBEAT.total_seconds() + GENEROUS
