@@ -104,6 +104,30 @@ def test_the_state_goes_through_the_wrapper_and_keeps_types() -> None:
     run_ranks(2, body)
 
 
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum], ids=["average", "adasum"])
+def test_the_state_of_sparse_adam(op: int) -> None:
+    def body(context: Context) -> dict[str, object]:
+        table = torch.nn.Embedding.from_pretrained(torch.ones(6, 2) * context.rank, freeze=False, sparse=True)
+        inner = torch.optim.SparseAdam(table.parameters(), lr=0.01 * (context.rank + 1))
+        if context.rank == 0:
+            table(torch.tensor([1, 4])).square().sum().backward()
+            inner.step()
+        optimizer = hvd.DistributedOptimizer(inner, table.named_parameters(), op=op)
+        hvd.broadcast_parameters(table.state_dict(), 0)
+        hvd.broadcast_optimizer_state(optimizer, 0, model=table)
+        for step in range(2):
+            optimizer.zero_grad()
+            table(torch.tensor([context.rank, step])).square().sum().backward()
+            optimizer.step()
+        state = optimizer.state_dict()
+        if op == hvd.Adasum:
+            state["state"] = {}  # each rank's own
+        return {"state": state, "weights": table.state_dict()}
+
+    first, second = run_ranks(2, body)
+    assert_same(second, first)
+
+
 def test_lbfgs_is_refused() -> None:
     def body(context: Context) -> None:
         with pytest.raises(ValueError, match="LBFGS"):
