@@ -2,11 +2,11 @@
 
     python bench/training.py [--full] [--rounds 5] [--shape NAME]...
 
-Models: a small convolutional net, big linear layers, and an embedding whose gradient is dense, or sparse. Every
-contender trains a copy of its own from the same values with the same rows, in the same processes, with one thread of
-torch per rank; in the end its parameters must be equal on all ranks, and close to those of the other contenders. Some
-more steps are traced: how much of the communication lay within the backward pass? Prints steps per second and one
-table, writes bench/results/*-training.json."""
+Models: a small convolutional net, big linear layers, many small ones, and an embedding whose gradient is dense, or
+sparse. Every contender trains a copy of its own from the same values with the same rows, in the same processes, with
+one thread of torch per rank; in the end its parameters must be equal on all ranks, and close to those of the other
+contenders. Some more steps are traced: how much of the communication lay within the backward pass? Prints steps per
+second and one table, writes bench/results/*-training.json."""
 
 import json
 import sys
@@ -31,9 +31,10 @@ import farandole.torch as hvd
 from farandole.config import Config
 from farandole.core import default
 from farandole.core.timeline import timeline_path
+from farandole.torch.distributed import register
 
 RANKS = 2
-DDP, DDP_VIEWS = "DDP/gloo", "DDP/gloo, gradients as views"
+DDP, DDP_VIEWS, DDP_OURS = "DDP/gloo", "DDP/gloo, gradients as views", "DDP/farandole"
 APART, ALONE = "both ranks, no communication", "one process alone"
 COMMUNICATION, WITHIN = "communication", "of it within backward"
 MUST: Mapping[str, float] = {DDP: 1.15, DDP_VIEWS: 1.15}
@@ -51,6 +52,7 @@ class Shape:
     model: Callable[[], nn.Module]
     rows: Callable[[], tuple[torch.Tensor, torch.Tensor]]
     steps: int  # per timed operation
+    sparse: bool = False  # are gradients
 
 
 def convolutions() -> nn.Module:
@@ -65,6 +67,10 @@ def big_layers() -> nn.Module:
         nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(),
         nn.Linear(1024, 10),
     )  # fmt: skip
+
+
+def many_layers() -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(100) for layer in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 10))
 
 
 def embedding(sparse: bool) -> nn.Module:
@@ -84,8 +90,9 @@ def words() -> tuple[torch.Tensor, torch.Tensor]:
 SHAPES: Mapping[str, Shape] = {
     "cnn": Shape(convolutions, lambda: pictures(64, 1, 28, 28), 20),
     "mlp": Shape(big_layers, lambda: pictures(64, 784), 4),
+    "many layers": Shape(many_layers, lambda: pictures(64, 64), 10),
     "embedding": Shape(lambda: embedding(False), words, 4),
-    "sparse embedding": Shape(lambda: embedding(True), words, 20),
+    "sparse embedding": Shape(lambda: embedding(True), words, 20, sparse=True),
 }
 
 
@@ -132,8 +139,10 @@ def distributed(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, hvd.DistributedOptimizer(sgd(model), model.named_parameters())
 
 
-def ddp(model: nn.Module, *, views: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
-    return DistributedDataParallel(model, gradient_as_bucket_view=views), sgd(model)
+def ddp(
+    model: nn.Module, *, views: bool = False, group: dist.ProcessGroup | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=views), sgd(model)
 
 
 def measure(seat: Seat) -> dict[str, Times]:
@@ -144,13 +153,17 @@ def measure(seat: Seat) -> dict[str, Times]:
     results: dict[str, Times] = {}
     with ExitStack() as stack:
         stack.enter_context(seat.gloo())
+        register()
+        group = dist.new_group(backend="farandole")
         context = stack.enter_context(seat.context("ours", Config.from_environment()))
         for title in titles:
             shape = SHAPES[title]
-            trainings = {
-                DDP: Training(shape, seat.rank, partial(ddp, views=False)),
+            trainings: dict[str, Training] = {
+                DDP: Training(shape, seat.rank, ddp),
                 DDP_VIEWS: Training(shape, seat.rank, partial(ddp, views=True)),
             }
+            if not shape.sparse:  # which only gloo reduces under torch.distributed
+                trainings[DDP_OURS] = Training(shape, seat.rank, partial(ddp, group=group))
             with default.use(context):
                 trainings = {OURS: Training(shape, seat.rank, distributed), **trainings}
             contenders = {name: Contender(each.run, _nothing) for name, each in trainings.items()}

@@ -146,13 +146,13 @@ bool Calls::fit(Request& request, const Terms& terms, const Captured& input) {
   return true;
 }
 
-void Calls::start(Call& call, std::span<const Tensors> tensors, bool wake) {
+void Calls::start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake) {
   for (size_t i = 0; i < tensors.size(); ++i)
-    call.given[i]->keep = keep_alive(tensors[i].input, tensors[i].output ? &*tensors[i].output : nullptr);
+    operations[i]->keep = keep_alive(tensors[i].input, tensors[i].output ? &*tensors[i].output : nullptr);
   try {
-    engine_->submit(call.given, wake);
+    engine_->submit(operations, wake);
   } catch (...) {
-    for (const OperationPtr& operation : call.given) operation->keep.reset();
+    for (const OperationPtr& operation : operations) operation->keep.reset();
     throw;
   }
   sweep_references();  // only now: a forked child is turned away above, and must take no lock before
@@ -166,7 +166,7 @@ void Calls::run(Call& call, std::span<const Tensors> tensors) {
     done = engine_->run_in_lane(call.recurring, [&] { released.emplace(*engine_); });
   }
   if (!done) {
-    start(call, tensors, false);
+    start(call.given, tensors, false);
     // Another thread may use the call from here on.
     const std::vector<OperationPtr> operations = call.given;
     GroupHandle(engine_, operations).wait();
@@ -192,7 +192,7 @@ Handle Calls::start_reduce(nb::str name, nb::handle input, nb::handle output, in
   Call once;
   Call& call = call_of(singles_, text, true, once);
   prepare(call, text, {Kind::Allreduce, op_of(text, op), prescale, postscale, true}, {&tensors, 1}, false);
-  start(call, {&tensors, 1}, true);
+  start(call.given, {&tensors, 1}, true);
   return {engine_, call.given.front()};
 }
 
@@ -215,8 +215,28 @@ GroupHandle Calls::start_group(int kind, const std::string& name, const Sequence
   Call once;
   Call& call = call_of(groups_, name, cacheable, once);
   prepare(call, name, {what, op_of(name, op), prescale, postscale, cacheable}, tensors, true);
-  start(call, tensors, true);
+  start(call.given, tensors, true);
   return {engine_, call.given};
+}
+
+GroupHandle Calls::start_each(const Sequence& names, const Sequence& inputs, const Sequence& outputs, int op,
+                              double prescale, double postscale, bool wake) {
+  const size_t count = nb::len(names);
+  std::vector<Tensors> tensors;
+  std::vector<OperationPtr> operations;
+  tensors.reserve(count);
+  operations.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto name = nb::cast<nb::str>(nb::object(names[i]));
+    const std::string_view text = text_of(name);
+    tensors.push_back(tensors_of(Kind::Allreduce, text, nb::object(inputs[i]), nb::object(outputs[i])));
+    Call once;
+    Call& call = call_of(singles_, text, true, once);
+    prepare(call, text, {Kind::Allreduce, op_of(text, op), prescale, postscale, true}, {&tensors[i], 1}, false);
+    operations.push_back(call.given.front());
+  }
+  if (count > 0) start(operations, tensors, wake);
+  return {engine_, operations};
 }
 
 }  // namespace farandole

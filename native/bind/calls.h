@@ -47,6 +47,11 @@ class Calls {
   GroupHandle start_group(int kind, const std::string& name, const Sequence& inputs, const Sequence& outputs, int op,
                           double prescale, double postscale, bool cacheable);
 
+  /// Starts many allreduces, each under a name of its own and independent of the others. Unless `wake`, nothing of them
+  /// happens before somebody waits. Either all are asked for or, when an error is thrown, none.
+  GroupHandle start_each(const Sequence& names, const Sequence& inputs, const Sequence& outputs, int op,
+                         double prescale, double postscale, bool wake);
+
  private:
   /// What is asked for under one name.
   struct Call {
@@ -88,7 +93,7 @@ class Calls {
   /// Makes `request` ask for this; returns whether it has changed.
   static bool fit(Request& request, const Terms& terms, const Captured& input);
   void run(Call& call, std::span<const Tensors> tensors);
-  void start(Call& call, std::span<const Tensors> tensors, bool wake);
+  void start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake);
 
   std::shared_ptr<Engine> engine_;
   size_t capacity_;

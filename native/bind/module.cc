@@ -260,6 +260,8 @@ NB_MODULE(_native, m) {
            "cacheable"_a)
       .def("start_group", &Calls::start_group, "kind"_a, "name"_a, "inputs"_a, "outputs"_a, "op"_a, "prescale"_a,
            "postscale"_a, "cacheable"_a)
+      .def("start_each", &Calls::start_each, "names"_a, "inputs"_a, "outputs"_a, "op"_a, "prescale"_a, "postscale"_a,
+           "wake"_a)
       .def(
           "shutdown",
           [](const Calls& calls) {

@@ -117,6 +117,16 @@ class Engine:
         postscale: float,
         cacheable: bool,
     ) -> GroupHandle: ...
+    def start_each(
+        self,
+        names: Sequence[str],
+        inputs: Sequence[object],
+        outputs: Sequence[object],
+        op: int,
+        prescale: float,
+        postscale: float,
+        wake: bool,
+    ) -> GroupHandle: ...
     def shutdown(self) -> None: ...
     def require_alive(self) -> None: ...
     def stalls(self) -> list[tuple[str, float, list[int], list[int]]]: ...

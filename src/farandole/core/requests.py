@@ -120,6 +120,32 @@ class Requests(Generic[T]):
             raise self._explained_group(error, tensors, wire) from None
         return outputs
 
+    def start_reduce_each(
+        self,
+        tensors: Sequence[T],
+        names: Sequence[str],
+        op: int,
+        prescale: float,
+        postscale: float,
+        members: ProcessSet,
+        wake: bool,
+    ) -> Handle[Sequence[T]]:
+        """Start an allreduce of each tensor in place, in one call; they have nothing to do with each other.
+
+        Without `wake` nothing happens before this rank waits for one of them: for who does that at once.
+        """
+        seat, _ = named("allreduce", names[0], members)
+        wires = [seat.wire_name("allreduce", name) for name in names]
+        self.adapter.overwrite_each(tensors, wires[0])
+        try:
+            part = seat.engine.start_each(wires, tensors, tensors, op, prescale, postscale, wake)
+        except Exception as error:
+            for tensor, wire in zip(tensors, wires, strict=True):
+                if self.adapter.refusal(tensor) is not None:
+                    raise self._explained(error, tensor, wire) from None
+            raise
+        return Handle(part, tensors)
+
     def gather(self, tensor: T, name: str | None, members: ProcessSet, now: bool) -> Handle[T]:
         """Concatenate over ranks along the first dimension."""
         seat, wire = named("allgather", name, members)

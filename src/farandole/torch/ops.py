@@ -37,6 +37,8 @@ __all__ = [
 _adapter = TorchAdapter()
 _operations: Operations[torch.Tensor] = Operations(_adapter, Differentiable)
 
+requests = _operations.requests
+
 Compression: Compressors[torch.Tensor] = Compressors(
     none=NoneCompressor(), fp16=CastCompressor(_adapter, torch.float16)
 )

@@ -11,16 +11,19 @@ from torch.utils.hooks import RemovableHandle
 
 from farandole.core.compression import Compressor
 from farandole.core.gradients import Passes, Scaling
-from farandole.core.handle import Handle
 from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.errors import InvalidRequest
 from farandole.torch.flight import Flight, InFlight
-from farandole.torch.ops import allreduce, allreduce_async_, grouped_allreduce_async_
+from farandole.torch.ops import allreduce, grouped_allreduce_async_, requests
 from farandole.torch.sparse import sparse_allreduce_async
 
 __all__ = ["Reducer", "Reduction"]
 
 Parameter = torch.Tensor
+
+# Gradients of less than this are asked for together, in one call: more of them would cost less still, but what is held
+# back does not overlap with the backward pass.
+HELD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,12 @@ class Reduction:
 
 
 class Reducer:
-    """Starts an allreduce for each gradient, or group of gradients, as soon as it has accumulated.
+    """Starts an allreduce for each gradient, or group of gradients, soon after it has accumulated.
 
-    Gradients are reduced in place. Who looks at one from the backward pass until `finish` waits for it. Parameters keep
-    no reference to the reducer: when it goes, its hooks go with it. With `attach` False, nothing is hooked.
+    Small gradients are held back until there are enough of them, or until somebody waits. Which ones are asked for
+    together is this rank's own affair: each is reduced under its own name. Gradients are reduced in place. Who looks at
+    one from the backward pass until `finish` waits for it. Parameters keep no reference to the reducer: when it goes,
+    its hooks go with it. With `attach` False, nothing is hooked.
     Reduces among `members`, of which this rank must be one unless nothing is ever due.
     """
 
@@ -54,6 +59,8 @@ class Reducer:
         self._members, self._attach = members, attach
         self._passes = Passes(self._groups, passes)
         self._flights: dict[Parameter, Flight] = {}
+        self._held: dict[Parameter, torch.Tensor] = {}
+        self._held_bytes = 0
         self._looked_at = False
         self._look = partial(_looked, weakref.ref(self))
         self._sparse: set[Parameter] = set()
@@ -101,6 +108,8 @@ class Reducer:
         group = self._passes.add(parameter)
         if group:
             self._start(group)
+            if self._held_bytes >= HELD_BYTES:
+                self._release(wake=True)
         if self._passes.complete(parameter):
             for member in group or (parameter,):
                 InFlight.cover(member, self._look)
@@ -108,6 +117,7 @@ class Reducer:
     def look(self, parameter: Parameter) -> None:
         """Wait until the gradient of `parameter` is reduced, unless it waits for others to be reduced with."""
         self._looked_at = True
+        self._release(wake=parameter not in self._held)
         if parameter in self._flights:
             self._flights[parameter].land()
 
@@ -123,6 +133,7 @@ class Reducer:
         try:
             for group in late:
                 _collect(partial(self._start, group), failed)
+            _collect(partial(self._release, wake=False), failed)
             for flight in dict.fromkeys(self._flights.values()):
                 _collect(flight.land, failed)
         finally:
@@ -152,6 +163,7 @@ class Reducer:
 
     def reset(self) -> None:
         """Forget what was counted and started."""
+        self._release(wake=True)  # as the other ranks may have done already
         self._passes.reset()
         for parameter in self._names:
             InFlight.uncover(parameter)
@@ -159,30 +171,48 @@ class Reducer:
         self._looked_at = False
 
     def _start(self, group: Sequence[Parameter]) -> None:
-        self._flights.update(dict.fromkeys(group, Flight(group, self._reduce(group))))
-
-    def _reduce(self, group: Sequence[Parameter]) -> Callable[[], None]:
-        """Start reducing the gradients of `group`, and return what waits for them and puts them in their place."""
         gradients = [self._gradient(parameter) for parameter in group]
         first = group[0]
         if gradients[0].is_sparse:
             summed = sparse_allreduce_async(gradients[0], self._names[first], self._how.op, self._members)
-            return partial(_complete_sparse, first, summed)
+            self._flights[first] = Flight(group, partial(_complete_sparse, first, summed))
+        elif len(group) == 1:
+            self._held[first] = gradients[0]
+            self._held_bytes += gradients[0].nbytes
+        else:
+            self._fly(group, gradients, self._reduce_group)
+
+    def _release(self, wake: bool) -> None:
+        """Start reducing what is held back; without `wake` it is waited for at once."""
+        if self._held:
+            held, self._held, self._held_bytes = self._held, {}, 0
+            self._fly(tuple(held), list(held.values()), partial(self._reduce_each, wake=wake))
+
+    def _fly(
+        self,
+        parameters: Sequence[Parameter],
+        gradients: Sequence[torch.Tensor],
+        start: Callable[[Sequence[Parameter], list[torch.Tensor]], Callable[[], object]],
+    ) -> None:
         # A channels-last gradient is not contiguous; what is reduced then is a copy.
         packed = [self._how.compression.compress(gradient.contiguous()) for gradient in gradients]
         tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
-        wait: Callable[[], Sequence[torch.Tensor]]
-        scaling = self._how.scaling
-        if len(group) == 1:
-            handle = allreduce_async_(
-                tensors[0], None, self._names[first], self._how.op, scaling.prescale, scaling.postscale, self._members
-            )
-            wait = partial(_wait_for_one, handle)
-        else:
-            wait = grouped_allreduce_async_(
-                tensors, None, self._names[first], self._how.op, scaling.prescale, scaling.postscale, self._members
-            ).wait
-        return partial(_complete, gradients, wait, contexts, self._how.compression)
+        complete = partial(_complete, gradients, tensors, contexts, self._how.compression, start(parameters, tensors))
+        self._flights.update(dict.fromkeys(parameters, Flight(parameters, complete)))
+
+    def _reduce_each(
+        self, parameters: Sequence[Parameter], tensors: list[torch.Tensor], wake: bool
+    ) -> Callable[[], object]:
+        scaling, names = self._how.scaling, [self._names[parameter] for parameter in parameters]
+        return requests.start_reduce_each(
+            tensors, names, self._how.op, scaling.prescale, scaling.postscale, self._members, wake
+        ).wait
+
+    def _reduce_group(self, parameters: Sequence[Parameter], tensors: list[torch.Tensor]) -> Callable[[], object]:
+        scaling, name = self._how.scaling, self._names[parameters[0]]
+        return grouped_allreduce_async_(
+            tensors, None, name, self._how.op, scaling.prescale, scaling.postscale, self._members
+        ).wait
 
     def _gradient(self, parameter: Parameter) -> torch.Tensor:
         """Return what is reduced: the gradient, made dense if asked, or zeros where none came on this rank."""
@@ -237,20 +267,21 @@ def _remove_hooks(hooks: dict[Parameter, RemovableHandle]) -> None:
         hook.remove()
 
 
-def _wait_for_one(handle: Handle[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return (handle.wait(),)
-
-
 def _complete(
     gradients: Sequence[torch.Tensor],
-    wait: Callable[[], Sequence[torch.Tensor]],
+    reduced: Sequence[torch.Tensor],
     contexts: Sequence[object],
     compression: Compressor[torch.Tensor],
+    wait: Callable[[], object],
 ) -> None:
-    for gradient, reduced, ctx in zip(gradients, wait(), contexts, strict=True):
-        result = compression.decompress(reduced, ctx)
-        if result is not gradient:
-            gradient.copy_(result)
+    try:
+        wait()
+    finally:
+        # Of many that are independent of each other one may have failed, whose tensor is as it was.
+        for gradient, tensor, ctx in zip(gradients, reduced, contexts, strict=True):
+            result = compression.decompress(tensor, ctx)
+            if result is not gradient:
+                gradient.copy_(result)
 
 
 def _complete_sparse(parameter: Parameter, wait: Callable[[], torch.Tensor]) -> None:

@@ -30,13 +30,13 @@ def sparse_allreduce_async(
     mine = tensor.detach().coalesce()
     # Indices are gathered by entry, so the entries must be the first dimension.
     indices = allgather_async(mine.indices().t().contiguous(), None if name is None else f"{name}.indices", process_set)
-    values = allgather_async(mine.values().contiguous(), None if name is None else f"{name}.values", process_set)
+    shares = mine.values()
+    if op == Average:
+        # Each rank divides its own entries: fewer than all have together.
+        shares = shares.div(size, rounding_mode=None if shares.is_floating_point() else "trunc")
+    values = allgather_async(shares.contiguous(), None if name is None else f"{name}.values", process_set)
 
     def result() -> torch.Tensor:
-        gathered = values.wait()
-        if op == Average:
-            exact = gathered.is_floating_point()
-            gathered = gathered.div(size, rounding_mode=None if exact else "trunc")
-        return torch.sparse_coo_tensor(indices.wait().t(), gathered, tensor.size(), check_invariants=True)
+        return torch.sparse_coo_tensor(indices.wait().t(), values.wait(), tensor.size(), check_invariants=True)
 
     return result
