@@ -183,6 +183,8 @@ nb::dict stats_of(const Calls& calls) {
   counters["bytes"] = stats.bytes;
   counters["asked_by_number"] = stats.asked_by_number;
   counters["asked_in_full"] = stats.asked_in_full;
+  counters["in_lane"] = stats.in_lane;
+  counters["waited_ns"] = stats.waited_ns;
   counters["trace_dropped"] = engine.trace().dropped();
   return counters;
 }

@@ -147,7 +147,8 @@ void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
 bool Engine::wait(Operation& operation, nanoseconds limit) {
   if (operation.done()) return true;
   require_own_process(operation.request.name);
-  const uint64_t deadline = now_ns() + static_cast<uint64_t>(limit.count());
+  const uint64_t begin = now_ns();
+  const uint64_t deadline = begin + static_cast<uint64_t>(limit.count());
   waiters_.fetch_add(1);
   std::unique_lock driving(driver_, std::defer_lock);
   uint64_t pauses = 0;
@@ -180,7 +181,9 @@ bool Engine::wait(Operation& operation, nanoseconds limit) {
   }
   if (driving) driving.unlock();
   turn_.nudge();
-  left_off_ns_.store(now_ns(), std::memory_order_relaxed);
+  const uint64_t end = now_ns();
+  waited_ns_.fetch_add(end - begin, std::memory_order_relaxed);
+  left_off_ns_.store(end, std::memory_order_relaxed);
   if (waiters_.fetch_sub(1) == 1 && !pending_.empty()) work_.bump();
   return operation.done();
 }
@@ -298,7 +301,10 @@ void Engine::see_off() const {
 
 EngineStats Engine::stats() {
   const std::lock_guard lock(stats_mu_);
-  return stats_;
+  EngineStats stats = stats_;
+  stats.in_lane = agreed_in_lane_.load(std::memory_order_relaxed);
+  stats.waited_ns = waited_ns_.load(std::memory_order_relaxed) + (lane_ ? lane_->waited_ns() : 0);
+  return stats;
 }
 
 }  // namespace farandole

@@ -72,6 +72,8 @@ struct EngineStats {
   uint64_t bytes = 0;       // of the inputs
   uint64_t asked_by_number = 0;
   uint64_t asked_in_full = 0;
+  uint64_t in_lane = 0;    // operations that were agreed without the coordinator
+  uint64_t waited_ns = 0;  // by threads that waited for operations, moments not counted
 };
 
 /// One rank's share in the collectives: takes operations, agrees with the others on an order, runs them.
@@ -231,6 +233,8 @@ class Engine : private Guard {
 
   std::mutex stats_mu_;
   EngineStats stats_;
+  std::atomic<uint64_t> waited_ns_{0};
+  std::atomic<uint64_t> agreed_in_lane_{0};
   std::vector<Negotiator::Stall> stalls_;
   double stalls_looked_ = 0;  // for who drives
 

@@ -55,6 +55,7 @@ bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& sett
     for (const OperationPtr& operation : recurring.operations) operation->submitted_ticks = now;
     if (!lane_->agree(passage)) return false;
     if (trace_.marks_plans()) trace_.add_plan(recurring.bundles.size());
+    agreed_in_lane_.fetch_add(recurring.operations.size(), std::memory_order_relaxed);
     if (passage.payload > 0 || first.kind == Kind::Barrier) {
       finish_in_lane(recurring, passage.payload);
     } else {

@@ -42,6 +42,12 @@ bool Lane::agree(const Passage& passage) {
 }
 
 void Lane::wait(const Passage& passage) {
+  const uint64_t begin = wait_from_begin(passage);
+  if (begin != 0) waited_ns_.fetch_add(now_ns() - begin, std::memory_order_relaxed);
+}
+
+/// Returns since when, 0 when it was but a moment.
+uint64_t Lane::wait_from_begin(const Passage& passage) {
   Signal& doorbell = segment_.area(rank_).doorbell;
   uint64_t begin = 0;
   bool settled = false;
@@ -50,7 +56,7 @@ void Lane::wait(const Passage& passage) {
     if (spins % kLookEvery != 0) continue;
     const uint64_t now = now_ns();
     if (begin == 0) begin = now;
-    if (passage.called_away() || now - begin > ns(kLongest)) return;
+    if (passage.called_away() || now - begin > ns(kLongest)) return begin;
     if (!settled && now - begin > ns(kMoment)) {
       settled = true;
       passage.settle();
@@ -60,6 +66,7 @@ void Lane::wait(const Passage& passage) {
     doorbell.sleep_unless(seen, kNap, [this] { return !open(); });
     spins = kLookEvery - 1;
   }
+  return begin;
 }
 
 void Lane::tell_others() {

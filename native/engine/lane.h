@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,9 @@ class Lane {
   /// before the lane has come round, and no operation but a few failing ones can be over without this rank.
   [[nodiscard]] const std::byte* payload(int rank, size_t bytes) { return slot(round_ - 1, rank, bytes); }
 
+  /// How long agree() has waited so far, in all; moments are not counted.
+  [[nodiscard]] uint64_t waited_ns() const { return waited_ns_.load(std::memory_order_relaxed); }
+
   /// This rank is about to ask the coordinator: whoever waits for it in the lane need not wait any longer.
   void pass();
 
@@ -48,6 +52,7 @@ class Lane {
   [[nodiscard]] bool open() { return segment_.lane().state(round_, size_) == LaneRounds::State::Open; }
   [[nodiscard]] std::byte* slot(uint32_t round, int rank, size_t bytes);
   void wait(const Passage& passage);
+  [[nodiscard]] uint64_t wait_from_begin(const Passage& passage);
   void tell_others();
 
   Segment& segment_;
@@ -55,6 +60,7 @@ class Lane {
   uint32_t size_;
   std::chrono::nanoseconds spin_;
   uint32_t round_ = 0;
+  std::atomic<uint64_t> waited_ns_{0};
 };
 
 }  // namespace farandole

@@ -15,9 +15,9 @@ allgather_object allreduce allreduce_ allreduce_async allreduce_async_ alltoall 
 broadcast_ broadcast_async broadcast_async_ broadcast_object ccl_built cross_rank cross_size cuda_built ddl_built
 empty_shared global_process_set gloo_built gloo_enabled grouped_allgather grouped_allgather_async grouped_allreduce
 grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async
-init is_homogeneous is_initialized join local_rank local_size mpi_built mpi_enabled mpi_threads_supported nccl_built
-poll rank reducescatter reducescatter_async remove_process_set rocm_built shutdown size
-start_timeline stop_timeline synchronize
+init is_homogeneous is_initialized join local_rank local_size metrics mpi_built mpi_enabled mpi_threads_supported
+nccl_built poll rank reducescatter reducescatter_async remove_process_set rocm_built shutdown size start_timeline
+stop_timeline synchronize
 """
 TORCH = (
     "DistributedOptimizer HorovodInternalError SyncBatchNorm broadcast_optimizer_state broadcast_parameters "

@@ -1,6 +1,5 @@
 """One rank: its place among the others, its configuration, its engine."""
 
-import logging
 import os
 from collections.abc import Sequence
 from types import TracebackType
@@ -9,17 +8,13 @@ from typing import Self
 from farandole.config import Config
 from farandole.core.connect import connect
 from farandole.core.sets import Sets
-from farandole.core.stalls import StallInspector
 from farandole.core.start import start_engine
 from farandole.core.timeline import Timeline
+from farandole.core.watch import Watch
 from farandole.rendezvous import Rendezvous
 from farandole.topology import Topology
 
 __all__ = ["Context"]
-
-log = logging.getLogger(__name__)
-
-DYNAMIC = "DYNAMIC"  # Horovod's word for a timeline that a later call starts
 
 
 class Context:
@@ -43,21 +38,24 @@ class Context:
         self._rendezvous = rendezvous
         self._process = os.getpid()
         # Opened before anything else starts: a path that cannot be written is the user's slip.
-        self.timeline = Timeline(rendezvous.rank)
-        if self.config.timeline not in (None, DYNAMIC):
-            self.timeline.start(self.config.timeline, mark_plans=self.config.timeline_mark_cycles)
+        self._watch = Watch(rendezvous.rank, self.config)
         try:
             wiring = connect(rendezvous, self.config, host=host)
             self.topology: Topology = wiring.topology
             self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
         except BaseException:
-            self.timeline.close()
+            self._watch.close()
             raise
-        self.timeline.follow(self.engine)
-        self._stalls = StallInspector(self.config)
-        if self.rank == 0:
-            self._stalls.follow(self.engine)
-        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self.timeline, self._stalls)
+        self._watch.follow(self.engine, self.rank)
+        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._watch)
+
+    @property
+    def timeline(self) -> Timeline:
+        return self._watch.timeline
+
+    def metrics(self) -> dict[str, float]:
+        """Return what this rank has done so far, in all its process sets: `Metrics.read` says what each number is."""
+        return self._watch.metrics.read()
 
     @property
     def rank(self) -> int:
@@ -97,10 +95,10 @@ class Context:
         Does nothing in a forked child: the engine, its peers and the timeline are the parent's."""
         if os.getpid() != self._process:
             return
-        self._stalls.close()
+        self._watch.quiet()
         self.sets.shutdown()
         self.engine.shutdown()
-        self.timeline.close()
+        self._watch.close()
         self._rendezvous.close()
 
     def __enter__(self) -> Self:

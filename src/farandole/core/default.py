@@ -27,6 +27,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "metrics",
     "rank",
     "seat",
     "shutdown",
@@ -214,6 +215,13 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Return whether every host has the same number of ranks."""
     return context().topology.is_homogeneous
+
+
+def metrics() -> dict[str, float]:
+    """Return what this rank has done since `init()`, in numbers; `Metrics.read` says what each one is.
+
+    Raises `NotInitializedError` before `init()`."""
+    return context().metrics()
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:

@@ -18,9 +18,8 @@ from farandole.core.forming import Forming
 from farandole.core.frames import split_frames, write_frame
 from farandole.core.registry import Ranks, Registry
 from farandole.core.seat import Counters, Seat
-from farandole.core.stalls import StallInspector
 from farandole.core.start import start_engine
-from farandole.core.timeline import Timeline
+from farandole.core.watch import Watch
 from farandole.errors import CollectiveError, EngineClosed, MismatchError, spell_ranks
 from farandole.rendezvous import PartRendezvous, Rendezvous
 from farandole.topology import Topology
@@ -46,11 +45,10 @@ class Sets:
         config: Config,
         topology: Topology,
         engine: Engine,
-        timeline: Timeline,
-        stalls: StallInspector,
+        watch: Watch,
     ) -> None:
         self._rendezvous, self._config, self._topology = rendezvous, config, topology
-        self._engine, self._timeline, self._stalls = engine, timeline, stalls
+        self._engine, self._watch = engine, watch
         self._registry = Registry(topology.size)
         self._sets: dict[object, _Set] = {}
         self._generation = 0  # of the latest set
@@ -147,17 +145,14 @@ class Sets:
         host, require_alive = self._topology.hosts[self._topology.rank], self._engine.require_alive
         wiring = connect(part, self._config, host=host, require_alive=require_alive)
         engine = start_engine(wiring, self._config, members=members, process_set=name)
-        self._timeline.follow(engine, f"{name}: ")
-        if part.rank == 0:
-            self._stalls.follow(engine, name)
+        self._watch.follow(engine, part.rank, name)
         return Seat(engine, part.rank, part.size, Counters(), members)
 
     def _end(self, seat: Seat | None) -> None:
         if seat is None:
             return
         seat.engine.shutdown()
-        self._timeline.leave(seat.engine)
-        self._stalls.leave(seat.engine)
+        self._watch.leave(seat.engine)
 
     def _gather(self, payload: bytes) -> list[bytes]:
         done = self._engine.run(kinds.ALLGATHER, "process_sets", write_frame(payload), None, cacheable=False)

@@ -1,0 +1,68 @@
+"""Metrics for Prometheus: `with serve_metrics(port=9100 + hvd.local_rank()): train()`.
+
+Needs prometheus-client: the extra `prometheus`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from farandole.core import default
+from farandole.core.context import Context
+
+__all__ = ["metrics_text", "serve_metrics"]
+
+# By the names of `Metrics.read`; what is no counter can fall.
+_HELP = {
+    "operations": "Collectives that this rank has completed.",
+    "bytes": "Bytes that this rank has put into collectives.",
+    "bundles": "Transfers that the collectives took.",
+    "fused": "Share of the collectives that needed no transfer of their own.",
+    "agreed_in_lane": "Collectives agreed by the ranks of one host.",
+    "agreed_by_number": "Requests to rank 0 by number.",
+    "agreed_in_full": "Requests to rank 0 in full.",
+    "wait_seconds": "Seconds that threads have waited for collectives.",
+    "timeline_dropped": "Events that a timeline had no room for.",
+}
+_GAUGES = frozenset({"fused"})
+
+
+class _Collector(Collector):
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def collect(self) -> Iterator[Metric]:
+        rank = str(self._context.rank)
+        for name, value in self._context.metrics().items():
+            kind = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
+            family = kind(f"farandole_{name}", _HELP[name], labels=["rank"])
+            family.add_metric([rank], value)
+            yield family
+
+
+def metrics_text() -> str:
+    """Return this rank's metrics in Prometheus' text format; raises `NotInitializedError` before `init()`."""
+    return generate_latest(_registry()).decode()
+
+
+@contextmanager
+def serve_metrics(port: int, address: str = "127.0.0.1") -> Iterator[int]:
+    """Answer Prometheus at `http://address:port/metrics` within this block, which gets the port (for `port` 0, a free one).
+
+    Ranks of one host need a port each. Whoever reaches the address can read the metrics: by default only this host does.
+    Raises `NotInitializedError` before `init()`, and `OSError` when the port is taken."""
+    server, thread = start_http_server(port, address, _registry())
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(_Collector(default.context()))
+    return registry
