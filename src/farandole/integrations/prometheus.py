@@ -49,9 +49,9 @@ def metrics_text() -> str:
 
 @contextmanager
 def serve_metrics(port: int, address: str = "127.0.0.1") -> Iterator[int]:
-    """Answer Prometheus at `http://address:port/metrics` within this block, which gets the port (for `port` 0, a free one).
+    """Answer Prometheus at `http://address:port/metrics` within this block, which gets the port; 0 takes a free one.
 
-    Ranks of one host need a port each. Whoever reaches the address can read the metrics: by default only this host does.
+    Ranks of one host need a port each. Whoever reaches the address can read the metrics: by default this host only.
     Raises `NotInitializedError` before `init()`, and `OSError` when the port is taken."""
     server, thread = start_http_server(port, address, _registry())
     try:
