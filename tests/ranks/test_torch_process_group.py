@@ -170,6 +170,26 @@ def test_movement(size: int, asynchronous: bool) -> None:
     in_group(size, body)
 
 
+def test_a_part_may_lie_in_its_place_in_the_whole_and_nowhere_else() -> None:
+    def body(group: FarandoleGroup) -> None:
+        rank = group.rank()
+        whole = torch.zeros(6)
+        mine = whole.chunk(2)[rank]
+        mine.copy_(values(rank, 3))
+        group.all_gather_single(whole, mine).wait()
+        assert torch.equal(whole, torch.cat(of_all(2, 3)))
+        group.reduce_scatter_single(mine, whole).wait()
+        assert torch.equal(mine, 2 * values(rank, 3))
+        elsewhere = whole[1:4]
+        for ask in (group.all_gather_single, lambda output, input: group.reduce_scatter_single(input, output)):
+            with pytest.raises(InvalidRequest, match="overlaps the input"):
+                ask(whole, elsewhere)
+        with pytest.raises(InvalidRequest, match="overlaps the input"):
+            group.all_to_all_single(whole, whole, [], [])
+
+    in_group(2, body)
+
+
 def test_several_at_once() -> None:
     def body(group: FarandoleGroup) -> None:
         rank = group.rank()

@@ -18,7 +18,7 @@ from farandole.rendezvous import Rendezvous
 from farandole.torch.distributed.asker import Asker
 from farandole.torch.distributed.names import SinglePart
 from farandole.torch.distributed.reduction import Reduction, reduction_of
-from farandole.torch.distributed.tensors import flat, joined, one, packed, readable, unpack, writable
+from farandole.torch.distributed.tensors import flat, joined, one, packed, readable, require_apart, unpack, writable
 from farandole.torch.distributed.work import Follower, Work
 
 __all__ = ["FarandoleGroup"]
@@ -123,6 +123,7 @@ class FarandoleGroup(dist.ProcessGroup):
         what = "reduce_scatter"
         source, target = readable(input, what).view(-1), writable(output, what).view(-1)
         _require_times(self._size, source, target, what)
+        require_apart(source, target, self._rank * target.nbytes, what)
         op, prescale, sums = _reduction(opts, source, what)
         terms, signature = {"op": op, "prescale": prescale}, (op, prescale, source.dtype, source.shape)
         if sums:
@@ -168,6 +169,7 @@ class FarandoleGroup(dist.ProcessGroup):
         what = "all_gather"
         source, target = flat(input, what), flat(output, what, write=True)
         _require_times(self._size, target, source, what)
+        require_apart(source, target, -self._rank * source.nbytes, what)
         return self._asker.ask(kinds.ALLGATHER, what, source.dtype, (source, target), [output], _is_now(opts), {})
 
     def allgather(  # type: ignore[override]
@@ -207,6 +209,7 @@ class FarandoleGroup(dist.ProcessGroup):
         """Send rows of the input to each rank, and write what comes into the output; without splits equally many."""
         what = "all_to_all"
         source, target = flat(input, what), flat(output, what, write=True)
+        require_apart(source, target, None, what)
         sent = self._shares(input, source, input_split_sizes, "input", what)
         wanted = self._shares(output, target, output_split_sizes, "output", what)
         finish = partial(_require_received, what, wanted)

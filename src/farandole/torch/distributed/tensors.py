@@ -9,7 +9,7 @@ from torch.autograd.graph import increment_version
 from farandole.errors import InvalidRequest
 from farandole.torch.adapter import DTYPES, TorchAdapter
 
-__all__ = ["flat", "joined", "one", "packed", "readable", "unpack", "writable"]
+__all__ = ["flat", "joined", "one", "packed", "readable", "require_apart", "unpack", "writable"]
 
 Tensor = torch.Tensor
 
@@ -60,6 +60,15 @@ def packed(rows: Sequence[Tensor]) -> Tensor:
     """Return flat tensors as one, copied only if they do not lie so."""
     whole = joined(rows)
     return torch.cat(list(rows)) if whole is None else whole
+
+
+def require_apart(source: Tensor, target: Tensor, place: int | None, what: str) -> None:
+    """Refuse an output that overlaps its input, but where it begins `place` bytes behind the input's begin.
+
+    Other ranks may still read the input while the output is written. Both are flat."""
+    distance = target.data_ptr() - source.data_ptr()
+    if distance != place and -target.nbytes < distance < source.nbytes and source.nbytes and target.nbytes:
+        raise InvalidRequest(what, "the output overlaps the input; give tensors of their own")
 
 
 def unpack(whole: Tensor, rows: Sequence[Tensor]) -> None:
