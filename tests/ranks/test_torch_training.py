@@ -258,3 +258,22 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path: object) -> 
     run_ranks(2, start)
     for got in run_ranks(3, go_on):
         torch.testing.assert_close(got, values(alone), rtol=1e-9, atol=1e-9)
+
+
+def test_a_rank_without_data_joins_and_the_others_train_on() -> None:
+    """Its gradients count as zeros, its rows are missing from the batch that is normalized."""
+
+    def run(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        return train(net, optimizer, loss_of, 0, 2)
+
+    def body(context: Context) -> torch.Tensor | None:
+        net = hvd.convert_sync_batchnorm(normalized())
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.2), net.named_parameters())
+        trained = run(net, optimizer) if context.rank == 0 else None
+        hvd.join()
+        return trained
+
+    alone = normalized()
+    want = run(alone, torch.optim.SGD(alone.parameters(), lr=0.1))
+    got, _ = run_ranks(2, body)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
