@@ -136,7 +136,8 @@ def test_with_one_global_batch_steps_do_not_depend_on_ranks() -> None:
 
 def test_lanes_follow_row_groups_and_memory() -> None:
     assert choose_lanes([100] * 1000, 10**6, most_bytes=10**9) == 96
-    assert choose_lanes([100] * 50, 10**6, most_bytes=10**9) == 12
+    assert choose_lanes([100] * 100, 10**6, most_bytes=10**9) == 12
+    assert choose_lanes([100] * 50, 10**6, most_bytes=10**9) == 8
     assert choose_lanes([100] * 3, 10**6, most_bytes=10**9) == 1
     assert choose_lanes([100] * 1000, 1000 * 10**8, most_bytes=10**9) == 8
     assert choose_lanes([], 0, most_bytes=1) == 1

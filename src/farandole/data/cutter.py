@@ -6,7 +6,7 @@ import numpy as np
 
 from farandole.data.meter import Meter
 from farandole.data.rounds import Columns
-from farandole.data.values import join_values, pick_rows
+from farandole.data.values import Values, join_values, pick_rows
 from farandole.errors import SourceError
 
 __all__ = ["Cutter", "fill_up", "rows_of"]
@@ -25,15 +25,16 @@ class Cutter:
     def __init__(self, pieces: Iterator[Columns], meter: Meter, *, open_end: bool = False) -> None:
         self._pieces, self._meter, self._open_end = pieces, meter, open_end
         self._piece: Columns = {}
+        self._items: list[tuple[str, Values]] = []
         self._at = self._end = 0
 
     def take(self, rows: int) -> Columns:
         """Return the next `rows` >= 1 rows, of which nothing is copied unless they come from several pieces."""
-        first, last = self._at, self._at + rows
+        last = self._at + rows
         if last <= self._end:
+            cut = slice(self._at, last)
             self._at = last
-            cut = slice(first, last)
-            return {name: values[cut] for name, values in self._piece.items()}
+            return {name: values[cut] for name, values in self._items}
         parts: list[Columns] = []
         while rows and self._more(rows):
             taken = min(rows, self._end - self._at)
@@ -51,6 +52,7 @@ class Cutter:
                     return False
                 raise SourceError("the data", f"ended {missing} rows before a batch that the plan has")
             self._piece, self._at, self._end = piece, 0, rows_of(piece)
+            self._items = list(piece.items())  # iterated over for every batch
         return True
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
+
 from farandole.data.agreement import Gather, agree, together
 from farandole.data.cutter import Cutter, fill_up, rows_of
 from farandole.data.deal import Deal, Policy
@@ -24,8 +26,9 @@ log = logging.getLogger(__name__)
 
 NO_SEED = -1
 # The default window and number of lanes keep a round, which better fits a processor's cache, and one row group of each
-# lane within these; a window of fewer rows would mix badly.
-ROUND_BYTES = 8 << 20
+# lane within these; a window of fewer rows would mix badly. In file order there is nothing to mix.
+ROUND_BYTES = 4 << 20
+PLAIN_ROUND_BYTES = 1 << 20
 LANES_BYTES = 512 << 20
 LEAST_WINDOW = 64
 
@@ -35,8 +38,8 @@ class Batch(dict[str, Values]):
 
     __slots__ = ("repeated", "rows", "weight")
 
-    def __init__(self, columns: Mapping[str, Values], rows: int, weight: float = 1.0, repeated: int = 0) -> None:
-        super().__init__(columns)
+    def __init__(self, columns: Columns, rows: int, weight: float = 1.0, repeated: int = 0) -> None:
+        dict.__init__(self, columns)
         self.rows = rows  # with the repeated ones
         self.weight = weight  # makes the plain average over ranks the mean over all rows of the step
         self.repeated = repeated  # rows that "pad" has visited before, at the end
@@ -152,12 +155,11 @@ class Loader:
         with closing(pieces):
             cutter = Cutter(pieces, meter)
             steps, step_rows, batch_size = deal.steps, deal.step_rows, self._batch_size
+            take, full = cutter.take, (deal.rows - deal.start) // step_rows
             for step in range(steps):
-                if (step + 1) * step_rows <= deal.rows - deal.start:
-                    batch = Batch(cutter.take(batch_size), batch_size)
-                else:
-                    batch = self._last_batch(deal, step, cutter)
-                meter.step(batch.rows)
+                batch = Batch(take(batch_size), batch_size) if step < full else self._last_batch(deal, full, cutter)
+                meter.steps += 1
+                meter.rows += batch.rows
                 # Before it is given out: whoever saves the state then has this batch behind him.
                 self._visited += step_rows
                 if step + 1 == steps:
@@ -208,7 +210,8 @@ class Loader:
             raise DataError(", ".join(self._columns), "there are no rows")
         known = [name for name in self._columns if name in self._source.schema.names]
         # The first row group tells what the schema does not: the length of arrays.
-        first_rows = self._source.read(groups[0], known)
+        nested = any(pa.types.is_nested(self._source.schema.field(name).type) for name in known)
+        first_rows = self._source.read(groups[0], known) if nested else self._source.schema.empty_table()
         fields = plan_fields(self._source.schema, self._columns, first_rows, self._reading.fields)
         none = first_rows.slice(0, 0)
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
@@ -220,7 +223,8 @@ class Loader:
         # In file order each rank takes a stretch of its own; a shuffled order does not know how many ranks there are.
         lanes = asked.lanes or (choose_lanes(rows, nbytes, most_bytes=LANES_BYTES) if asked.shuffle else self._size)
         row_bytes = max(1, nbytes // max(1, sum(rows)))
-        window = asked.window or max(LEAST_WINDOW, ROUND_BYTES // row_bytes // lanes)
+        round_bytes = ROUND_BYTES if asked.shuffle else PLAIN_ROUND_BYTES * self._size
+        window = asked.window or max(LEAST_WINDOW, round_bytes // row_bytes // lanes)
         order = Order(row_groups=rows, lanes=lanes, window=window, seed=asked.seed if asked.shuffle else None)
         settings = f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}, columns {self._columns}"
         held = f"{len(rows)} row groups of {sum(rows)} rows, fingerprint {fingerprint(self._source.row_groups):x}"

@@ -40,12 +40,12 @@ class Metrics:
 
 
 class Meter:
-    """Measures one epoch from its making on."""
+    """Measures one epoch from its making on; who reads counts its `rows` and `steps`."""
 
     def __init__(self, epoch: int) -> None:
+        self.rows = self.steps = 0
         self._epoch = epoch
         self._began = time.monotonic()
-        self._rows = self._steps = 0
         self._waited = 0.0
 
     @contextmanager
@@ -57,13 +57,8 @@ class Meter:
         finally:
             self._waited += time.monotonic() - began
 
-    def step(self, rows: int) -> None:
-        """Count a step of so many rows."""
-        self._rows += rows
-        self._steps += 1
-
     @property
     def metrics(self) -> Metrics:
         """What was measured until now."""
         seconds = time.monotonic() - self._began
-        return Metrics(epoch=self._epoch, rows=self._rows, steps=self._steps, seconds=seconds, waited=self._waited)
+        return Metrics(epoch=self._epoch, rows=self.rows, steps=self.steps, seconds=seconds, waited=self._waited)

@@ -115,8 +115,10 @@ class EpochOrder:
 def choose_lanes(row_groups: Sequence[int], nbytes: int, *, most_bytes: int) -> int:
     """Return a number of lanes for these row groups, which take `nbytes` of memory when all are read.
 
-    A lane has four row groups or more, for lanes share those at their ends; one of each lane fits into `most_bytes`.
+    Lanes share the row groups at their ends, which are then read twice: a lane has eight or more, but few row groups
+    still make lanes for several ranks, of four each. One of each lane fits into `most_bytes`.
     """
     count = max(1, sum(rows > 0 for rows in row_groups))
     fitting = most_bytes * count // max(1, nbytes)
-    return next((lanes for lanes in _LANES if lanes <= fitting and 4 * lanes <= count), 1)
+    enough = (lanes for lanes in _LANES if (4 if lanes <= 8 else 8) * lanes <= count)
+    return next((lanes for lanes in enough if lanes <= fitting), 1)

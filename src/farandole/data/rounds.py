@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from farandole.data.deal import Deal
 from farandole.data.fields import Field
 from farandole.data.order import EpochOrder, Extent
 from farandole.data.sources import RowGroup, Source
-from farandole.data.values import Values, join_values, pick_rows
+from farandole.data.values import Values, copy_rows, gather_rows
 from farandole.errors import DataError, SourceError
 
 __all__ = ["Columns", "Reader", "Transform", "read_ahead", "read_rounds"]
@@ -66,6 +66,7 @@ def read_rounds(
     lanes = deal.lanes_of(rank)
     held: dict[int, dict[int, Future[Columns]]] = {lane: {} for lane in lanes}
     waiting: deque[tuple[int, list[_Window]]] = deque()
+    scratch: dict[str, NDArray[Any]] = {}  # memory that is new to a process costs more than what is written to it
     first = deal.start // whole.round_rows
     last = -(-deal.after(deal.steps - 1) // whole.round_rows) if deal.steps else first
     for number in range(first, last + ahead):
@@ -73,7 +74,7 @@ def read_rounds(
             waiting.append((number, [_start(order, lane, number, held[lane], read) for lane in lanes]))
         if number - first >= ahead and waiting:
             turn, windows = waiting.popleft()
-            yield _assemble(order, deal, rank, turn, windows, timeout)
+            yield _assemble(order, deal, rank, turn, windows, timeout, scratch)
 
 
 def _start(
@@ -94,17 +95,39 @@ def _start(
     return _Window(lane, pieces)
 
 
-def _assemble(order: EpochOrder, deal: Deal, rank: int, number: int, windows: list[_Window], timeout: float) -> Columns:
+def _assemble(
+    order: EpochOrder,
+    deal: Deal,
+    rank: int,
+    number: int,
+    windows: list[_Window],
+    timeout: float,
+    scratch: dict[str, NDArray[Any]],
+) -> Columns:
     rows = _rows_in_pool(order, deal, rank, number, windows)
     deadline = time.monotonic() + timeout
     pieces = [(extent, _result(future, deadline, timeout)) for window in windows for extent, future in window.pieces]
+    if isinstance(rows, slice):
+        pieces = _within(pieces, rows)
     if not pieces:
         return {}
     assembled: Columns = {}
     for name in pieces[0][1]:
-        pool = join_values([columns[name][extent.first : extent.last] for extent, columns in pieces])
-        assembled[name] = pick_rows(pool, rows)
+        parts = [columns[name][extent.first : extent.last] for extent, columns in pieces]
+        assembled[name] = copy_rows(parts) if isinstance(rows, slice) else gather_rows(parts, rows, scratch, name)
     return assembled
+
+
+def _within(pieces: list[tuple[Extent, Columns]], rows: slice) -> list[tuple[Extent, Columns]]:
+    """Cut pieces that lie one after the other down to these of their rows."""
+    cut, passed = [], 0
+    for extent, columns in pieces:
+        first = extent.first + max(0, rows.start - passed)
+        last = min(extent.last, extent.first + rows.stop - passed)
+        if first < last:
+            cut.append((Extent(extent.row_group, first, last), columns))
+        passed += extent.last - extent.first
+    return cut
 
 
 def _result(future: "Future[Columns]", deadline: float, timeout: float) -> Columns:

@@ -72,8 +72,11 @@ class ParquetSource:
 
     def __init__(self, urls: str | Sequence[str], options: Mapping[str, object] | None = None) -> None:
         self._files, self._listed = Files.find(urls, ".parquet", options)
-        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
-            footers = list(pool.map(self._footer, self._listed))
+        if self._files.local:
+            footers = [self._footer(file) for file in self._listed]
+        else:
+            with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
+                footers = list(pool.map(self._footer, self._listed))
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
         schema = _one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
         self._told = partition_fields([file.path for file in self._listed], schema)

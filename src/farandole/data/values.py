@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Ragged", "SparseRows", "Values", "join_values", "pick_rows"]
+__all__ = ["Ragged", "SparseRows", "Values", "copy_rows", "gather_rows", "join_values", "pick_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,29 @@ def join_values(parts: list[Values]) -> Values:
     return SparseRows(values, indices, offsets, first.width)
 
 
-def pick_rows(values: Values, rows: NDArray[np.int64] | slice) -> Values:
-    """Copy these rows, in this order; a slice of an array is copied too, so that it is nobody else's."""
+def copy_rows(parts: list[Values]) -> Values:
+    """Put parts one after the other in memory of their own."""
+    joined = join_values(parts)
+    return joined.copy() if isinstance(joined, np.ndarray) and len(parts) == 1 else joined
+
+
+def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str, NDArray[Any]], name: str) -> Values:
+    """Copy these rows, in this order, counted over the parts one after the other.
+
+    Arrays are joined in `scratch[name]`, which is made anew when it is too small."""
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if not arrays or len(parts) == 1:
+        return pick_rows(join_values(parts), rows)
+    count = sum(len(array) for array in arrays)
+    if name not in scratch or len(scratch[name]) < count:
+        scratch[name] = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
+    return np.take(np.concatenate(arrays, out=scratch[name][:count]), rows, axis=0)
+
+
+def pick_rows(values: Values, rows: NDArray[np.int64]) -> Values:
+    """Copy these rows, in this order."""
     if isinstance(values, np.ndarray):
-        return values[rows].copy() if isinstance(rows, slice) else np.take(values, rows, axis=0)
-    if isinstance(rows, slice):
-        return values[rows]
+        return np.take(values, rows, axis=0)
     lengths = np.diff(values.offsets)[rows]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     items = np.repeat(values.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])

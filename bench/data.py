@@ -1,0 +1,273 @@
+"""How fast do rows come out of Parquet, and how soon the first of them?
+
+    python bench/data.py [--rounds 5] [--batch 100] [--petastorm PYTHON]
+
+farandole.data against Petastorm in an environment of its own, pyarrow in a plain loop (the limit) and torchdata's
+StatefulDataLoader over that loop, in turns: narrow and wide rows, in file order and shuffled, as batches of numpy
+arrays. Every contender opens the data, reads one epoch on one rank, and ends. torchdata sends each batch between
+processes: it reads some of them, and the rest is reckoned from these. "processor" is the time that an epoch took of
+all cores: trust it where the machine is shared. Writes bench/results/*-data.json.
+
+Petastorm 0.12.1 pins an old pyarrow; without an interpreter that has it, it is left out:
+
+    python3.9 -m venv build/petastorm
+    build/petastorm/bin/pip install petastorm==0.12.1 'pyarrow<11' 'numpy<1.24' 'pandas<1.6' 'setuptools<70'
+"""
+
+import argparse
+import itertools
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch.utils.data
+from comparison import OURS, Line, table
+from numpy.typing import NDArray
+from race import Race, race, record, spread
+
+from farandole.data import Loader, ParquetSource, Reading
+
+try:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+except ImportError:
+    StatefulDataLoader = None
+
+PETASTORM = Path("build/petastorm/bin/python")
+# What its users do about minibatches without a framework's loader: slices of what the reader gives.
+PROGRAM = """
+import sys, time, warnings
+warnings.simplefilter("ignore")
+from petastorm import make_batch_reader
+print("ready", flush=True)
+for line in sys.stdin:
+    url, shuffle, batch = line.split()
+    shuffle, batch = shuffle == "True", int(batch)
+    rows, first, worked, began = 0, None, time.process_time(), time.perf_counter()
+    how = dict(num_epochs=1, workers_count=2, shuffle_rows=shuffle, shuffle_row_groups=shuffle)
+    with make_batch_reader(url, **how) as reader:
+        for group in reader:
+            columns = group._asdict()
+            count = len(next(iter(columns.values())))
+            for at in range(0, count, batch):
+                {name: values[at : at + batch] for name, values in columns.items()}
+                first = first or time.perf_counter() - began
+            rows += count
+    print(rows, first, time.process_time() - worked, time.perf_counter() - began, flush=True)
+"""
+
+Batch = dict[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One data set, read in one way."""
+
+    folder: Path
+    rows: int
+    shuffle: bool
+    batch: int
+
+
+class Timing:
+    """Contenders over one task, each giving its seconds for an epoch; `firsts` are those to the first batch."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.firsts: dict[str, list[float]] = {}
+        self.works: dict[str, list[float]] = {}  # processor time of all threads
+
+    def loop(self, name: str, batches: Callable[[Task], Iterator[object]]) -> Callable[[], float]:
+        def measure() -> float:
+            count, first, worked, began = 0, 0.0, time.process_time(), time.perf_counter()
+            for _ in batches(self.task):
+                first = first or time.perf_counter() - began
+                count += 1
+            taken = time.perf_counter() - began
+            assert count >= self.task.rows // self.task.batch, f"{name} has lost rows"
+            self.firsts.setdefault(name, []).append(first)
+            self.works.setdefault(name, []).append(time.process_time() - worked)
+            return taken
+
+        return measure
+
+    def part(self, name: str, batches: Callable[[Task], Iterator[object]], most: int) -> Callable[[], float]:
+        """Time to the first batch, and what follows in proportion to the `most` batches after it."""
+
+        def measure() -> float:
+            began = time.perf_counter()
+            made = batches(self.task)
+            next(made)
+            first = time.perf_counter() - began
+            count = sum(1 for _ in itertools.islice(made, most))
+            after = time.perf_counter() - began - first
+            self.firsts.setdefault(name, []).append(first)
+            return first + after * (self.task.rows / self.task.batch - 1) / count
+
+        return measure
+
+    def petastorm(self, name: str, process: "subprocess.Popen[str]") -> Callable[[], float]:
+        def measure() -> float:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(f"{self.task.folder.as_uri()} {self.task.shuffle} {self.task.batch}\n")
+            process.stdin.flush()
+            rows, first, worked, taken = process.stdout.readline().split()
+            assert int(rows) == self.task.rows, f"{name} has lost rows"
+            self.firsts.setdefault(name, []).append(float(first))
+            self.works.setdefault(name, []).append(float(worked))
+            return float(taken)
+
+        return measure
+
+
+def ours(task: Task) -> Iterator[object]:
+    source = ParquetSource(str(task.folder))
+    return iter(Loader(source, batch_size=task.batch, policy="join", reading=Reading(shuffle=task.shuffle)))
+
+
+def plain(task: Task, part: int = 0, parts: int = 1) -> Iterator[Batch]:
+    """Read with pyarrow alone: row group by row group, or four row groups shuffled together, cut into batches."""
+    files = [pq.ParquetFile(path) for path in sorted(task.folder.iterdir())]
+    groups = [(file, number) for file in files for number in range(file.num_row_groups)][part::parts]
+    random = np.random.default_rng(0)
+    window = 1
+    if task.shuffle:
+        groups, window = [groups[place] for place in random.permutation(len(groups))], 4
+    for at in range(0, len(groups), window):
+        whole = pa.concat_tables([file.read_row_group(number) for file, number in groups[at : at + window]])
+        if task.shuffle:
+            order = random.permutation(whole.num_rows)
+            columns = {name: as_array(whole[name])[order] for name in whole.column_names}
+        else:
+            columns = {name: as_array(whole[name]) for name in whole.column_names}
+        for first in range(0, whole.num_rows, task.batch):
+            yield {name: values[first : first + task.batch] for name, values in columns.items()}
+
+
+def as_array(column: pa.ChunkedArray) -> NDArray[np.generic]:
+    whole = column.combine_chunks()
+    if pa.types.is_list(whole.type):
+        values: NDArray[np.generic] = whole.flatten().to_numpy()
+        return values.reshape(len(whole), -1)
+    array: NDArray[np.generic] = whole.to_numpy()
+    return array
+
+
+class PlainDataset(torch.utils.data.IterableDataset[Batch]):
+    """The plain loop, a part of it in each worker."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = torch.utils.data.get_worker_info()
+        assert worker is not None
+        return plain(self.task, worker.id, worker.num_workers)
+
+
+def stateful(task: Task) -> Iterator[object]:
+    return iter(StatefulDataLoader(PlainDataset(task), batch_size=None, num_workers=2, collate_fn=unchanged))
+
+
+def unchanged(batch: Batch) -> Batch:
+    return batch
+
+
+def write_narrow(folder: Path, rows: int) -> None:
+    random = np.random.default_rng(0)
+    for file in range(4):
+        count = rows // 4
+        columns = {
+            "id": np.arange(file * count, (file + 1) * count),
+            "x": random.normal(size=count).astype(np.float32),
+            "y": random.normal(size=count),
+            "label": random.integers(0, 10, count).astype(np.int32),
+        }
+        pq.write_table(pa.table(columns), folder / f"{file}.parquet", row_group_size=25_000)
+
+
+def write_wide(folder: Path, rows: int) -> None:
+    random = np.random.default_rng(0)
+    for file in range(4):
+        count = rows // 4
+        pixels = pa.array(random.normal(size=count * 784).astype(np.float32))
+        columns = {
+            "pixels": pa.ListArray.from_arrays(np.arange(0, count * 784 + 1, 784, np.int32), pixels),
+            "label": random.integers(0, 10, count).astype(np.int32),
+        }
+        pq.write_table(pa.table(columns), folder / f"{file}.parquet", row_group_size=625)
+
+
+def lines_of(what: str, timing: Timing, seconds: Race) -> list[Line]:
+    """Compare the rates, with what is asked of them, and the times to the first batch."""
+    musts = {"petastorm": 2.0 if timing.task.shuffle else None, "pyarrow": 0.8}
+    lines = []
+    for measure, times in (("epoch", seconds.seconds), ("processor", timing.works), ("first batch", timing.firsts)):
+        # The round that warms caches counts in neither.
+        counted = {name: values[-len(seconds.seconds[OURS]) :] for name, values in times.items()}
+        for name, theirs in counted.items():
+            if name != OURS:
+                mine = counted[OURS]
+                ratios = spread([their / our for their, our in zip(theirs, mine, strict=True)])
+                must = musts.get(name) if measure == "epoch" else None
+                micro = [spread([1e6 * value for value in values]) for values in (mine, theirs)]
+                lines.append(Line(f"{what}, {measure}", name, micro[0], micro[1], ratios, must))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--petastorm", type=Path, default=PETASTORM, help="an interpreter that has Petastorm 0.12.1")
+    given = parser.parse_args()
+    process = None
+    if given.petastorm.exists():
+        process = subprocess.Popen(
+            [given.petastorm, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    else:
+        sys.stdout.write(f"Petastorm is left out: there is no {given.petastorm}\n")
+    if StatefulDataLoader is None:
+        sys.stdout.write("torchdata is left out: it is not installed\n")
+    races, lines = {}, []
+    try:
+        with tempfile.TemporaryDirectory(prefix="farandole-bench-") as scratch:
+            for kind, write, rows in (("narrow", write_narrow, 2_000_000), ("wide", write_wide, 20_000)):
+                folder = Path(scratch, kind)
+                folder.mkdir()
+                write(folder, rows)
+                for shuffle in (True, False):
+                    what = f"{kind}, {'shuffled' if shuffle else 'in order'}"
+                    timing = Timing(Task(folder, rows, shuffle, given.batch))
+                    contenders = {OURS: timing.loop(OURS, ours), "pyarrow": timing.loop("pyarrow", plain)}
+                    if process is not None:
+                        contenders["petastorm"] = timing.petastorm("petastorm", process)
+                    if StatefulDataLoader is not None:
+                        contenders["torchdata"] = timing.part("torchdata", stateful, 200)
+                    races[what] = race(contenders, given.rounds)
+                    lines += lines_of(what, timing, races[what])
+                    rates = {
+                        name: f"{rows / statistics.median(seconds) / 1e6:.3g}"
+                        for name, seconds in races[what].seconds.items()
+                    }
+                    sys.stdout.write(f"{what}: million rows/s {rates}\n")
+    finally:
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(30)
+    sys.stdout.write(f"{table('rows out of Parquet', lines)}\n")
+    sys.stdout.write(f"{record('data', races, ('farandole', 'numpy', 'pyarrow', 'torch', 'torchdata'), lines)}\n")
+
+
+if __name__ == "__main__":
+    main()
