@@ -10,8 +10,11 @@ all cores: trust it where the machine is shared. Writes bench/results/*-data.jso
 
 Petastorm 0.12.1 pins an old pyarrow; without an interpreter that has it, it is left out:
 
-    python3.9 -m venv build/petastorm
-    build/petastorm/bin/pip install petastorm==0.12.1 'pyarrow<11' 'numpy<1.24' 'pandas<1.6' 'setuptools<70'
+    python3.11 -m venv build/petastorm
+    build/petastorm/bin/pip install petastorm==0.12.1 'pyarrow<11' 'numpy<2' 'pandas<2.2' 'setuptools<70'
+
+With torch in that environment, too, its loader for torch is compared with ours: batches of tensors, shuffled in a queue
+of a thousand batches. Without, only its row groups are, cut into slices.
 """
 
 import argparse
@@ -34,6 +37,7 @@ from numpy.typing import NDArray
 from race import Race, race, record, spread
 
 from farandole.data import Loader, ParquetSource, Reading
+from farandole.torch.data import TensorLoader
 
 try:
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -41,27 +45,38 @@ except ImportError:
     StatefulDataLoader = None
 
 PETASTORM = Path("build/petastorm/bin/python")
-# What its users do about minibatches without a framework's loader: slices of what the reader gives.
+# Row groups cut into slices, which are no shuffled batches; or its loader for torch, which makes these.
 PROGRAM = """
-import sys, time, warnings
+import importlib.util, sys, time, warnings
 warnings.simplefilter("ignore")
 from petastorm import make_batch_reader
-print("ready", flush=True)
+has_torch = importlib.util.find_spec("torch") is not None
+if has_torch:
+    from petastorm.pytorch import BatchedDataLoader
+print("ready", "torch" if has_torch else "alone", flush=True)
+
+def sliced(reader, shuffle, batch):
+    for group in reader:
+        columns = group._asdict()
+        for at in range(0, len(next(iter(columns.values()))), batch):
+            yield {name: values[at : at + batch] for name, values in columns.items()}
+
+def loaded(reader, shuffle, batch):
+    return BatchedDataLoader(reader, batch, shuffling_queue_capacity=1000 * batch if shuffle else 0)
+
 for line in sys.stdin:
-    url, shuffle, batch = line.split()
+    url, how, shuffle, batch = line.split()
     shuffle, batch = shuffle == "True", int(batch)
     rows, first, worked, began = 0, None, time.process_time(), time.perf_counter()
-    how = dict(num_epochs=1, workers_count=2, shuffle_rows=shuffle, shuffle_row_groups=shuffle)
-    with make_batch_reader(url, **how) as reader:
-        for group in reader:
-            columns = group._asdict()
-            count = len(next(iter(columns.values())))
-            for at in range(0, count, batch):
-                {name: values[at : at + batch] for name, values in columns.items()}
-                first = first or time.perf_counter() - began
-            rows += count
+    asked = dict(num_epochs=1, workers_count=2, shuffle_rows=shuffle, shuffle_row_groups=shuffle)
+    with make_batch_reader(url, **asked) as reader:
+        for made in (loaded if how == "tensors" else sliced)(reader, shuffle, batch):
+            first = first or time.perf_counter() - began
+            rows += len(made["label"])
     print(rows, first, time.process_time() - worked, time.perf_counter() - began, flush=True)
 """
+
+PETASTORM_LOADER = "petastorm's loader"
 
 Batch = dict[str, NDArray[np.generic]]
 
@@ -113,10 +128,10 @@ class Timing:
 
         return measure
 
-    def petastorm(self, name: str, process: "subprocess.Popen[str]") -> Callable[[], float]:
+    def petastorm(self, name: str, process: "subprocess.Popen[str]", how: str = "slices") -> Callable[[], float]:
         def measure() -> float:
             assert process.stdin is not None and process.stdout is not None
-            process.stdin.write(f"{self.task.folder.as_uri()} {self.task.shuffle} {self.task.batch}\n")
+            process.stdin.write(f"{self.task.folder.as_uri()} {how} {self.task.shuffle} {self.task.batch}\n")
             process.stdin.flush()
             rows, first, worked, taken = process.stdout.readline().split()
             assert int(rows) == self.task.rows, f"{name} has lost rows"
@@ -130,6 +145,13 @@ class Timing:
 def ours(task: Task) -> Iterator[object]:
     source = ParquetSource(str(task.folder))
     return iter(Loader(source, batch_size=task.batch, policy="join", reading=Reading(shuffle=task.shuffle)))
+
+
+def our_tensors(task: Task) -> Iterator[object]:
+    source = ParquetSource(str(task.folder))
+    return iter(
+        TensorLoader(Loader(source, batch_size=task.batch, policy="join", reading=Reading(shuffle=task.shuffle)))
+    )
 
 
 def plain(task: Task, part: int = 0, parts: int = 1) -> Iterator[Batch]:
@@ -176,6 +198,9 @@ def stateful(task: Task) -> Iterator[object]:
     return iter(StatefulDataLoader(PlainDataset(task), batch_size=None, num_workers=2, collate_fn=unchanged))
 
 
+Found = dict[str, tuple[Timing, Race]]
+
+
 def unchanged(batch: Batch) -> Batch:
     return batch
 
@@ -207,7 +232,7 @@ def write_wide(folder: Path, rows: int) -> None:
 
 def lines_of(what: str, timing: Timing, seconds: Race) -> list[Line]:
     """Compare the rates, with what is asked of them, and the times to the first batch."""
-    musts = {"petastorm": 2.0 if timing.task.shuffle else None, "pyarrow": 0.8}
+    musts = {PETASTORM_LOADER: 2.0 if timing.task.shuffle else None, "pyarrow": 0.8}
     lines = []
     for measure, times in (("epoch", seconds.seconds), ("processor", timing.works), ("first batch", timing.firsts)):
         # The round that warms caches counts in neither.
@@ -222,23 +247,45 @@ def lines_of(what: str, timing: Timing, seconds: Race) -> list[Line]:
     return lines
 
 
+def measure_task(what: str, task: Task, process: "subprocess.Popen[str] | None", tensors: bool, rounds: int) -> Found:
+    """Run the races over one task."""
+    timing = Timing(task)
+    contenders = {OURS: timing.loop(OURS, ours), "pyarrow": timing.loop("pyarrow", plain)}
+    if process is not None:
+        contenders["petastorm's groups"] = timing.petastorm("petastorm's groups", process)
+    if StatefulDataLoader is not None:
+        contenders["torchdata"] = timing.part("torchdata", stateful, 200)
+    found: Found = {what: (timing, race(contenders, rounds))}
+    if process is not None and tensors:
+        timing = Timing(task)
+        contenders = {
+            OURS: timing.loop(OURS, our_tensors),
+            PETASTORM_LOADER: timing.petastorm(PETASTORM_LOADER, process, "tensors"),
+        }
+        found[f"{what}, tensors"] = (timing, race(contenders, rounds))
+    return found
+
+
+def start_petastorm(python: Path) -> "tuple[subprocess.Popen[str] | None, bool]":
+    """Start the other environment; says whether it has torch."""
+    if not python.exists():
+        sys.stdout.write(f"Petastorm is left out: there is no {python}\n")
+        return None, False
+    process = subprocess.Popen([python, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline() == "ready torch\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--petastorm", type=Path, default=PETASTORM, help="an interpreter that has Petastorm 0.12.1")
     given = parser.parse_args()
-    process = None
-    if given.petastorm.exists():
-        process = subprocess.Popen(
-            [given.petastorm, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    else:
-        sys.stdout.write(f"Petastorm is left out: there is no {given.petastorm}\n")
+    process, tensors = start_petastorm(given.petastorm)
     if StatefulDataLoader is None:
         sys.stdout.write("torchdata is left out: it is not installed\n")
-    races, lines = {}, []
+    found: Found = {}
     try:
         with tempfile.TemporaryDirectory(prefix="farandole-bench-") as scratch:
             for kind, write, rows in (("narrow", write_narrow, 2_000_000), ("wide", write_wide, 20_000)):
@@ -247,25 +294,20 @@ def main() -> None:
                 write(folder, rows)
                 for shuffle in (True, False):
                     what = f"{kind}, {'shuffled' if shuffle else 'in order'}"
-                    timing = Timing(Task(folder, rows, shuffle, given.batch))
-                    contenders = {OURS: timing.loop(OURS, ours), "pyarrow": timing.loop("pyarrow", plain)}
-                    if process is not None:
-                        contenders["petastorm"] = timing.petastorm("petastorm", process)
-                    if StatefulDataLoader is not None:
-                        contenders["torchdata"] = timing.part("torchdata", stateful, 200)
-                    races[what] = race(contenders, given.rounds)
-                    lines += lines_of(what, timing, races[what])
-                    rates = {
-                        name: f"{rows / statistics.median(seconds) / 1e6:.3g}"
-                        for name, seconds in races[what].seconds.items()
-                    }
-                    sys.stdout.write(f"{what}: million rows/s {rates}\n")
+                    task = Task(folder, rows, shuffle, given.batch)
+                    found |= measure_task(what, task, process, tensors, given.rounds)
     finally:
         if process is not None:
             assert process.stdin is not None
             process.stdin.close()
             process.wait(30)
+    lines = [line for what, (timing, seconds) in found.items() for line in lines_of(what, timing, seconds)]
+    for what, (timing, seconds) in found.items():
+        rates = {name: timing.task.rows / statistics.median(each) / 1e6 for name, each in seconds.seconds.items()}
+        told = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
+        sys.stdout.write(f"{what}: million rows/s {told}\n")
     sys.stdout.write(f"{table('rows out of Parquet', lines)}\n")
+    races = {what: seconds for what, (_, seconds) in found.items()}
     sys.stdout.write(f"{record('data', races, ('farandole', 'numpy', 'pyarrow', 'torch', 'torchdata'), lines)}\n")
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import pyarrow as pa
 
@@ -36,13 +37,16 @@ LEAST_WINDOW = 64
 class Batch(dict[str, Values]):
     """What one rank works on in one step: columns by name. Their memory is the batch's own."""
 
-    __slots__ = ("repeated", "rows", "weight")
+    rows: int  # with the repeated ones
+    weight = 1.0  # makes the plain average over ranks the mean over all rows of the step
+    repeated = 0  # rows that "pad" has visited before, at the end
 
-    def __init__(self, columns: Columns, rows: int, weight: float = 1.0, repeated: int = 0) -> None:
-        dict.__init__(self, columns)
-        self.rows = rows  # with the repeated ones
-        self.weight = weight  # makes the plain average over ranks the mean over all rows of the step
-        self.repeated = repeated  # rows that "pad" has visited before, at the end
+    @classmethod
+    def of(cls, columns: Columns, rows: int, weight: float = 1.0, repeated: int = 0) -> Self:
+        """Make one of something else than the usual."""
+        batch = cls(columns)
+        batch.rows, batch.weight, batch.repeated = rows, weight, repeated
+        return batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +161,12 @@ class Loader:
             steps, step_rows, batch_size = deal.steps, deal.step_rows, self._batch_size
             take, full = cutter.take, (deal.rows - deal.start) // step_rows
             for step in range(steps):
-                batch = Batch(take(batch_size), batch_size) if step < full else self._last_batch(deal, full, cutter)
-                meter.steps += 1
+                if step < full:
+                    batch = Batch(take(batch_size))
+                    batch.rows = batch_size
+                else:
+                    batch = self._last_batch(deal, step, cutter)
+                meter.steps = step + 1
                 meter.rows += batch.rows
                 # Before it is given out: whoever saves the state then has this batch behind him.
                 self._visited += step_rows
@@ -272,9 +280,9 @@ class Loader:
         held = len(deal.take(self._rank, step))
         columns = cutter.take(held) if held else self._transformed(self._no_rows)
         if self._policy == "join":
-            return Batch(columns, held, held * self._size / in_step)
+            return Batch.of(columns, held, held * self._size / in_step)
         columns = fill_up(columns, columns if held else self._first_rows(), self._batch_size)
-        return Batch(columns, self._batch_size, repeated=self._batch_size - held)
+        return Batch.of(columns, self._batch_size, repeated=self._batch_size - held)
 
     def _first_rows(self) -> Columns:
         """Read rows for a rank that has none to repeat."""
