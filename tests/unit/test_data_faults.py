@@ -84,6 +84,11 @@ def test_nothing_to_read_is_named(tmp_path: Path, url: str, text: str) -> None:
         ParquetSource([])
 
 
+def test_a_scheme_that_nobody_knows_is_named() -> None:
+    with pytest.raises(SourceError, match="gopher://x/y: cannot be opened"):
+        ParquetSource("gopher://x/y")
+
+
 def test_files_of_different_schemas_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1], "b": [1]}), tmp_path / "1.parquet")
     for other, text in [

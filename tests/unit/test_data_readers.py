@@ -160,7 +160,10 @@ def test_options_that_cannot_be_kept_are_refused(url: str, option: str, value: o
 
 
 def test_options_without_meaning_are_named(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    make_reader(url, results_queue_size=7, hdfs_driver="libhdfs").stop()
+    reader = make_reader(url, results_queue_size=7, hdfs_driver="libhdfs")
+    for _ in range(2):
+        reader.stop()
+    assert list(reader) == []
     assert "results_queue_size means nothing here" in caplog.text
     assert "hdfs_driver means nothing here" in caplog.text
 

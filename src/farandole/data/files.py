@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import fsspec
 import pyarrow as pa
+import pyarrow.fs
+from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.errors import SourceError
@@ -46,7 +48,7 @@ class Files:
         asked = [urls] if isinstance(urls, str) else list(urls)
         if not asked:
             raise SourceError("[]", "no URL was given")
-        places = [fsspec.core.url_to_fs(url, **(options or {})) for url in asked]
+        places = [_open_url(url, options or {}) for url in asked]
         fs = places[0][0]
         if any(other != fs for other, _ in places):
             raise SourceError(asked[0], "the URLs belong to several file systems; copy the data to one of them")
@@ -85,6 +87,9 @@ class Files:
                 # Not mapped into memory: a mapped file that somebody cuts short ends the process.
                 with pa.OSFile(file.path, "rb") as opened:
                     yield opened
+            elif isinstance(self.fs, ArrowFSWrapper):
+                with self.fs.fs.open_input_file(file.path) as opened:
+                    yield opened
             else:
                 with self.fs.open(file.path, "rb") as stream, pa.PythonFile(stream, mode="r") as opened:
                     yield opened
@@ -119,6 +124,23 @@ class Files:
     def _within(self, folder: str, suffix: str) -> list[str]:
         found = [path for path in self.fs.find(folder) if not _is_note(path, folder)]
         return [path for path in found if path.endswith(suffix)] or found
+
+
+def _open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Find the file system of a URL: fsspec's, or Arrow's own (s3, gs, hdfs) if fsspec's package is not installed."""
+    try:
+        fs, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as missing:
+        if options:
+            raise SourceError(url, f"its file system needs a package for these options: {missing}") from missing
+        try:
+            arrow, path = pyarrow.fs.FileSystem.from_uri(url)
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(url, f"cannot be opened by Arrow ({error}), nor by fsspec ({missing})") from error
+        return ArrowFSWrapper(arrow), path
+    except ValueError as error:
+        raise SourceError(url, f"cannot be opened: {error}") from error
+    return fs, path
 
 
 def _is_note(path: str, folder: str) -> bool:

@@ -7,7 +7,7 @@ that changes with the epoch. See docs/guide/data.md for the differences, one by 
 import logging
 import re
 from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -151,7 +151,7 @@ class Reader:
             reading=_reading(options, source.schema, columns, batched=batched),
         )
         self._started_with = self.loader.epoch
-        self._items: Iterator[Any] | None = None
+        self._items: Generator[Any] | None = None
         self.last_row_consumed = False
         self._made: type | None = None  # known with the first batch: a transform may rename columns
 
@@ -183,9 +183,9 @@ class Reader:
 
     def stop(self) -> None:
         """End its threads; nothing can be read any more until `reset`."""
-        if self._items is not None:
-            self._items.close()  # type: ignore[attr-defined]
-        self._items = iter(())
+        if self._items is None:
+            self._items = self._read()
+        self._items.close()
 
     def join(self) -> None:
         """Do nothing: `stop` has waited for the threads."""
@@ -207,7 +207,7 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def _read(self) -> Iterator[Any]:
+    def _read(self) -> Generator[Any]:
         for batch in self.batches():
             make = self._record(list(batch))
             columns = [_cells(values) for values in batch.values()]
