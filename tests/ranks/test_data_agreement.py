@@ -1,13 +1,18 @@
 """Ranks that read one data set: they agree before they start, and what one cannot read all hear of."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 import farandole.numpy as hvd
+from farandole.config import Config
 from farandole.core.context import Context
+from farandole.core.events import EventFile
+from farandole.core.timeline import timeline_path
 from farandole.data import Loader, ParquetSource, Reading
 from farandole.errors import ConfigError, SourceError
+from farandole.integrations.reading import report_reading
 from helpers.datasets import RAGGED, write_rows
 from helpers.ranks import run_ranks
 
@@ -66,3 +71,30 @@ def test_what_one_rank_cannot_read_stops_all_at_the_start_of_an_epoch(tmp_path: 
             list(loader)
 
     run_ranks(3, body)
+
+
+def test_speed_and_waiting_are_in_event_files_and_timelines(tmp_path: Path) -> None:
+    write_rows(tmp_path / "data", RAGGED["even"])
+
+    def body(context: Context) -> None:
+        with EventFile(tmp_path / f"events{context.rank}") as events:
+            loader = Loader(
+                ParquetSource(str(tmp_path / "data")),
+                batch_size=7,
+                policy="join",
+                rank=context.rank,
+                size=context.size,
+                report=report_reading(events),
+            )
+            for _ in range(2):
+                list(loader)
+
+    run_ranks(2, body, config=Config(timeline=str(tmp_path / "trace.json")))
+    for rank in range(2):
+        events = json.loads(timeline_path(tmp_path / "trace.json", rank).read_text())
+        curves = [event for event in events if event["ph"] == "C"]
+        assert [(curve["name"], curve["pid"]) for curve in curves] == [("data", rank)] * 2
+        assert all(0 < curve["args"]["data/waiting_percent"] <= 100 for curve in curves)
+        assert all(curve["args"]["data/rows_per_second"] > 0 for curve in curves)
+        (file,) = (tmp_path / f"events{rank}").iterdir()
+        assert file.read_bytes().count(b"data/waiting_percent") == 2

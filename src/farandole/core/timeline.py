@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from farandole._native import Engine
@@ -97,6 +98,12 @@ class Timeline:
             if engine in self._engines:
                 self._let_go(engine)
                 del self._engines[engine]
+
+    def show(self, name: str, values: Mapping[str, float]) -> None:
+        """Show numbers as they are now, as curves under `name`; does nothing while no timeline is being written."""
+        now = {"name": name, "ph": "C", "ts": time.monotonic_ns() / 1e3, "pid": self._rank, "args": dict(values)}
+        with self._writing:
+            self._append(iter([json.dumps(now)]))
 
     def _require_own_process(self) -> None:
         if os.getpid() != self._process:
