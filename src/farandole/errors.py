@@ -10,6 +10,7 @@ FarandoleError
 ├── DataError (ValueError)                      a column cannot be read as asked
 ├── SourceError (ValueError)                    a file or folder of the data cannot be read as it was planned
 ├── CacheError (OSError)                        the local cache cannot hold what it is given
+├── TraceError (ValueError)                     a file is no timeline, or a damaged one: where
 ├── CollectiveError                             an operation failed; carries `name`
 │   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
 │   ├── MismatchError *                         ranks asked for different things
@@ -46,6 +47,7 @@ __all__ = [
     "RendezvousError",
     "SlotsError",
     "SourceError",
+    "TraceError",
     "spell_ranks",
 ]
 
@@ -194,6 +196,17 @@ class CacheError(FarandoleError, OSError):
 
     def __str__(self) -> str:
         return f"cache {self.folder}: {self.problem}"
+
+
+class TraceError(FarandoleError, ValueError):
+    """The file `path` cannot be read as a timeline; `problem` says where in it."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
 
 
 class HorovodInternalError(FarandoleError, RuntimeError):

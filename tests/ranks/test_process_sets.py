@@ -19,10 +19,10 @@ from farandole.core import connect as connecting
 from farandole.core import default, sets
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.core.timeline import timeline_path
 from farandole.errors import CollectiveTimeout, ConfigError, EngineClosed, InvalidRequest, PeerLost, RendezvousError
 from farandole.numpy import Sum
 from farandole.rendezvous import from_environment
+from farandole.timeline.files import timeline_path
 from helpers.ranks import run_ranks
 
 LIVES = 50

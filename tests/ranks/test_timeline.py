@@ -19,10 +19,11 @@ from farandole.config import Config
 from farandole.core import timeline as module
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.core.timeline import timeline_path
 from farandole.core.trace_file import TraceFile
 from farandole.errors import ConfigError, EngineClosed, HorovodInternalError
+from farandole.launch.cli import main
 from farandole.rendezvous import SoloRendezvous
+from farandole.timeline.files import timeline_path
 from helpers.ranks import run_ranks
 
 ALLREDUCE = 0
@@ -165,6 +166,20 @@ def test_a_full_disk_ends_the_timeline_and_nothing_else(caplog: pytest.LogCaptur
         hvd.start_timeline("/dev/full")
         assert hvd.allreduce(np.ones(4), name="x").tolist() == [1, 1, 1, 1]
     assert "the timeline ends here: it cannot be written any more" in caplog.text
+
+
+def test_the_files_of_two_hosts_become_one(tmp_path: Path) -> None:
+    path, out = tmp_path / "trace.json", tmp_path / "merged.json"
+    run_ranks(3, reduce_twice, config=Config(timeline=str(path)), hosts=2)
+    assert main(["timeline", "merge", str(path), "-o", str(out)]) == 0
+    merged = json.loads(out.read_text())
+    shown = [(each["pid"], each["ts"]) for each in merged["traceEvents"] if each["name"] == "allreduce"]
+    wrote = [(rank, each["ts"]) for rank in range(3) for each in read(timeline_path(path, rank))
+             if each["name"] == "allreduce"]  # fmt: skip
+    assert shown == wrote and len(wrote) == 6
+    # The threads have one clock.
+    clocks = [(each["host"], each["ranks"], each["shifted_us"]) for each in merged["otherData"]["clocks"]]
+    assert clocks == [("host 0", [0, 2], 0), ("host 1", [1], 0)] and merged["otherData"]["warnings"] == []
 
 
 ENDLESS = """

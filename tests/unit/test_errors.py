@@ -27,6 +27,7 @@ from farandole.errors import (
     RendezvousError,
     SlotsError,
     SourceError,
+    TraceError,
     spell_ranks,
 )
 
@@ -57,6 +58,7 @@ SAMPLES = [
         ["cannot send main", "main.<locals>.lock", "create it inside"],
     ),
     (SourceError("s3://b/part.parquet", "has vanished"), ValueError, ["s3://b/part.parquet: has vanished"]),
+    (TraceError("t.json", "event 3: is no JSON object"), ValueError, ["t.json: event 3: is no JSON object"]),
     (CacheError("/scratch", "is full"), OSError, ["cache /scratch: is full"]),
     (DataError("age", "is not there; the columns are id, name"), ValueError, ["column 'age'", "id, name"]),
     (CollectiveError("fc.weight", "went wrong"), FarandoleError, ["'fc.weight': went wrong"]),

@@ -12,7 +12,7 @@ from farandole.core.start import start_engine
 from farandole.core.timeline import Timeline
 from farandole.core.watch import Watch
 from farandole.rendezvous import Rendezvous
-from farandole.topology import Topology
+from farandole.topology import Topology, host_identity
 
 __all__ = ["Context"]
 
@@ -38,9 +38,10 @@ class Context:
         self._rendezvous = rendezvous
         self._process = os.getpid()
         # Opened before anything else starts: a path that cannot be written is the user's slip.
-        self._watch = Watch(rendezvous.rank, self.config)
+        here = host_identity() if host is None else host
+        self._watch = Watch(rendezvous.rank, rendezvous.size, here, self.config)
         try:
-            wiring = connect(rendezvous, self.config, host=host)
+            wiring = connect(rendezvous, self.config, host=here)
             self.topology: Topology = wiring.topology
             self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
         except BaseException:

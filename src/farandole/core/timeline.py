@@ -8,13 +8,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from farandole._native import Engine
 from farandole.core.trace_file import TraceFile
 from farandole.errors import ConfigError, EngineClosed, InvalidRequest
+from farandole.timeline.files import timeline_path
 
-__all__ = ["Timeline", "timeline_path"]
+__all__ = ["Timeline"]
 
 log = logging.getLogger(__name__)
 
@@ -22,19 +22,15 @@ DRAIN_SECONDS = 0.5
 PLAN = "plan"  # the phase by which the engine marks that a plan begins
 
 
-def timeline_path(path: str | os.PathLike[str], rank: int) -> Path:
-    """Where `rank` writes: rank 0 at `path`, rank r beside it as `<stem>.rank<r><suffix>`."""
-    whole = Path(path)
-    return whole if rank == 0 else whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix}")
-
-
 class Timeline:
     """Writes what the engines of one rank do between `start` and `stop`, as often as these are called.
 
-    While it writes it has a thread of its own. The file can be read at any time; it is at most half a second behind."""
+    While it writes it has a thread of its own. The file can be read at any time; it is at most half a second behind. It
+    says that there are `size` ranks, and names the `host`, whose ranks share a clock."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, size: int, host: str) -> None:
         self._rank, self._process = rank, os.getpid()
+        self._about = {"name": f"rank {rank}", "host": host, "size": size}
         self._engines: dict[Engine, str] = {}
         self._file: TraceFile | None = None  # being written
         self._tracks: dict[str, tuple[int, str]] = {}  # by what is shown: its number, and the tensor as JSON
@@ -62,7 +58,7 @@ class Timeline:
             self._end()
             with self._writing:
                 self._file, self._tracks, self._dropped, self._marks_plans = file, {}, 0, mark_plans
-                whose = {"name": "process_name", "ph": "M", "pid": self._rank, "args": {"name": f"rank {self._rank}"}}
+                whose = {"name": "process_name", "ph": "M", "pid": self._rank, "args": self._about}
                 self._append(iter([json.dumps(whose)]))
                 for engine in self._engines:
                     engine.start_trace(mark_plans)

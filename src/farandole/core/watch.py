@@ -16,8 +16,8 @@ class Watch:
 
     Making one opens the timeline's file if the settings name one; raises `ConfigError` when it cannot be written."""
 
-    def __init__(self, rank: int, config: Config) -> None:
-        self.timeline, self.metrics, self._stalls = Timeline(rank), Metrics(), StallInspector(config)
+    def __init__(self, rank: int, size: int, host: str, config: Config) -> None:
+        self.timeline, self.metrics, self._stalls = Timeline(rank, size, host), Metrics(), StallInspector(config)
         if config.timeline not in (None, DYNAMIC):
             self.timeline.start(config.timeline, mark_plans=config.timeline_mark_cycles)
 

@@ -1,4 +1,4 @@
-"""`farandole run -np 2 python train.py`: a program on N ranks of this machine."""
+"""The `farandole` command; above all `farandole run -np 2 python train.py`: a program on N ranks of this machine."""
 
 import argparse
 import logging
@@ -21,6 +21,7 @@ from farandole.launch.installed import report
 from farandole.launch.job import run_command
 from farandole.launch.options import Given, add_horovod_options, add_setting_options
 from farandole.launch.output import Output
+from farandole.launch.timeline_command import run_timeline
 
 __all__ = ["launch", "main", "run_parser"]
 
@@ -41,9 +42,10 @@ class _Signaled(BaseException):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The `farandole` command; returns its exit code: that of the rank that failed first, 128 + its signal."""
+    """The `farandole` command; returns its exit code: of `run` that of the rank that failed first, 128 + its signal."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    _farandole_parser().parse_args(words[:1])
+    if _farandole_parser().parse_args(words[:1]).command == "timeline":
+        return run_timeline(words[1:])
     return launch(run_parser(), words[1:], os.environ)
 
 
@@ -135,9 +137,13 @@ def _log_to_stderr(given: Given) -> None:
 
 
 def _farandole_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="farandole", usage="farandole run -np N [options] command ...")
+    parser = argparse.ArgumentParser(prog="farandole", usage="farandole run|timeline ...")
     parser.add_argument("-v", "--version", action="version", version=VERSION)
-    parser.add_argument("command", choices=["run"], help="run a program on several ranks; see farandole run --help")
+    parser.add_argument(
+        "command",
+        choices=["run", "timeline"],
+        help="run: a program on several ranks; timeline: what the timelines of ranks tell; each has its own --help",
+    )
     return parser
 
 

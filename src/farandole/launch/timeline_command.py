@@ -1,0 +1,77 @@
+"""`farandole timeline merge` and `farandole timeline report`: what the timelines of a job tell."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from farandole.errors import TraceError
+from farandole.timeline.clocks import compare_clocks
+from farandole.timeline.merging import merge_traces
+from farandole.timeline.reading import read_traces
+
+__all__ = ["run_timeline"]
+
+log = logging.getLogger(__name__)
+
+FAILED = 1
+COMMANDS = {
+    "merge": "write one trace of all ranks, on one clock",
+}
+
+
+def run_timeline(words: Sequence[str]) -> int:
+    """Do what `words` say, those behind `farandole timeline`; returns the exit code."""
+    given = _parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="farandole: %(message)s", stream=sys.stderr)
+    output: Path = given.output
+    try:
+        traces = read_traces(given.files)
+        for warning in traces.warnings:
+            log.warning("%s", warning)
+        count = sum(len(trace.operations) for trace in traces.ranks.values())
+        log.info("read %d operations of %d ranks", count, len(traces.ranks))
+        clocks = compare_clocks(traces.ranks)
+        if len(clocks) > 1:
+            for clock in clocks:
+                log.info("%s", clock)
+        _write(output, traces.paths, merge_traces(traces.ranks, clocks, traces.warnings))
+    except TraceError as error:
+        log.error("%s", error)
+        return FAILED
+    except OSError as error:
+        log.error("cannot write %s (%s)", output, error.strerror)
+        return FAILED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="farandole timeline", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="what", required=True, metavar="|".join(COMMANDS))
+    for name, what in COMMANDS.items():
+        command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        command.add_argument(
+            "files", nargs="+", type=Path, metavar="FILE", help="what ranks wrote; one alone finds the others beside it"
+        )
+        command.add_argument("-o", "--output", required=True, type=Path, metavar="OUT", help="the file to write")
+    return parser
+
+
+def _write(output: Path, inputs: Iterable[Path], pieces: Iterable[str]) -> None:
+    """Put `pieces` at `output`, where a file stands only once it is whole."""
+    if output.exists():
+        if any(each.samefile(output) for each in inputs):
+            raise TraceError(str(output), "is one of the files to read; name another one to write")
+        if not output.is_file():  # a pipe, a terminal
+            with output.open("w", encoding="utf-8") as file:
+                file.writelines(pieces)
+            return
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with unfinished.open("x", encoding="utf-8") as file:
+            file.writelines(pieces)
+        unfinished.replace(output)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,22 @@
+"""Where the ranks of a job write their timelines, seen from one of the files."""
+
+import os
+import re
+from pathlib import Path
+
+__all__ = ["sibling_paths", "timeline_path"]
+
+
+def timeline_path(path: str | os.PathLike[str], rank: int) -> Path:
+    """Where `rank` writes: rank 0 at `path`, rank r beside it as `<stem>.rank<r><suffix>`."""
+    whole = Path(path)
+    return whole if rank == 0 else whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix}")
+
+
+def sibling_paths(path: Path) -> list[Path]:
+    """Give the files that the other ranks wrote beside `path`, that of rank 0, by rank; none for another rank's."""
+    name = re.compile(rf"{re.escape(path.stem)}\.rank([1-9][0-9]*){re.escape(path.suffix)}")
+    if not path.parent.is_dir():
+        return []
+    found = ((name.fullmatch(each.name), each) for each in path.parent.iterdir())
+    return [each for _, each in sorted((int(match[1]), each) for match, each in found if match)]

@@ -1,0 +1,64 @@
+"""Makes one trace of the timelines of several ranks: Chrome's trace event format, object form."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from farandole.timeline.clocks import Clock
+from farandole.timeline.reading import NEGOTIATE
+from farandole.timeline.trace import RankTrace
+
+__all__ = ["merge_traces"]
+
+
+def merge_traces(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnings: Sequence[str]) -> Iterator[str]:
+    """Yield the text of one trace with a process per rank, on the clocks that `clocks` says; it tells what was shifted.
+
+    A line is an event."""
+    shifts = {rank: clock.shift for clock in clocks for rank in clock.ranks}
+    yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
+    comma = ""
+    for rank, trace in sorted(ranks.items()):
+        for event in _events(trace, shifts[rank]):
+            yield comma + json.dumps(event)
+            comma = ",\n"
+    about = {
+        "clocks": [
+            {
+                "host": clock.host,
+                "ranks": clock.ranks,
+                "ahead_us": clock.ahead / 1e3,
+                "spread_us": clock.spread / 1e3,
+                "operations": clock.meetings,
+                "shifted_us": -clock.shift / 1e3,
+            }
+            for clock in clocks
+        ],
+        "warnings": list(warnings),
+    }
+    yield f'\n], "otherData": {json.dumps(about)}}}\n'
+
+
+def _events(trace: RankTrace, shift: int) -> Iterator[Mapping[str, object]]:
+    told = {"host": trace.host, "size": trace.size}
+    args = {"name": f"rank {trace.rank}", **{key: value for key, value in told.items() if value is not None}}
+    yield {"name": "process_name", "ph": "M", "pid": trace.rank, "args": args}
+    yield {"name": "process_sort_index", "ph": "M", "pid": trace.rank, "args": {"sort_index": trace.rank}}
+    numbers = {name: number for number, name in trace.tracks.items()}
+    for number, name in trace.tracks.items():
+        yield {"name": "thread_name", "ph": "M", "pid": trace.rank, "tid": number, "args": {"name": name}}
+    for other in trace.others:
+        at = other["ts"]
+        assert isinstance(at, (int, float))
+        yield {**other, "ts": at - shift / 1e3} if shift else other
+    for each in trace.operations:
+        begin = each.begin - shift
+        place = {"cat": "collective", "ph": "X", "pid": trace.rank, "tid": numbers[each.track]}
+        if each.asked is not None:
+            yield {
+                **{"name": NEGOTIATE, "ts": (each.asked - shift) / 1e3, "dur": each.waited / 1e3},
+                **{**place, "args": {"tensor": each.tensor, "bytes": 0}},
+            }
+        yield {
+            **{"name": each.kind, "ts": begin / 1e3, "dur": (each.end - each.begin) / 1e3},
+            **{**place, "args": {"tensor": each.tensor, "bytes": each.bytes}},
+        }

@@ -1,0 +1,35 @@
+"""What one rank did, as its timeline tells it. All times are nanoseconds of its host's steady clock."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Operation", "RankTrace"]
+
+
+class Operation(NamedTuple):
+    """One collective operation of one tensor on one rank."""
+
+    track: str  # the tensor, behind its process set
+    tensor: str
+    kind: str  # allreduce, barrier, ...
+    asked: int | None  # when this rank asked for it; None: unknown
+    begin: int  # when all ranks had agreed, and it began
+    end: int
+    bytes: int
+
+    @property
+    def waited(self) -> int:
+        return 0 if self.asked is None else self.begin - self.asked
+
+
+@dataclass(slots=True)
+class RankTrace:
+    """One rank's timeline."""
+
+    rank: int
+    host: str | None = None  # None: older files do not say
+    size: int | None = None  # how many ranks the job had, if the file says so
+    operations: list[Operation] = field(default_factory=list)  # in the order in which they ended
+    tracks: dict[int, str] = field(default_factory=dict)  # by number
+    others: list[Mapping[str, object]] = field(default_factory=list)  # events that are no operations, as they stood

@@ -1,0 +1,47 @@
+"""Timelines as ranks write them, made up."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["Op", "spell_trace", "write_trace"]
+
+
+class Op(NamedTuple):
+    """An operation; times in microseconds."""
+
+    tensor: str
+    asked: float | None
+    begin: float
+    end: float
+    bytes: int = 4000
+    kind: str = "allreduce"
+    set: str = ""  # the process set, as the track shows it
+
+
+def spell_trace(rank: int, ops: Sequence[Op], **about: Any) -> str:
+    """Spell what `rank` writes: an array with a line for each event."""
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}", **about}}
+    ]
+    tracks: dict[str, int] = {}
+    for op in ops:
+        shown = f"{op.set}{op.tensor}"
+        if shown not in tracks:
+            tracks[shown] = len(tracks) + 1
+            track = {"pid": rank, "tid": tracks[shown]}
+            events.append({"name": "thread_name", "ph": "M", "args": {"name": shown}, **track})
+        place = {"pid": rank, "tid": tracks[shown], "cat": "collective", "ph": "X"}
+        if op.asked is not None:
+            args = {"tensor": op.tensor, "bytes": 0}
+            events.append({"name": "negotiate", "ts": op.asked, "dur": op.begin - op.asked, "args": args, **place})
+        args = {"tensor": op.tensor, "bytes": op.bytes}
+        events.append({"name": op.kind, "ts": op.begin, "dur": op.end - op.begin, "args": args, **place})
+    return "[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n"
+
+
+def write_trace(path: Path, rank: int, ops: Sequence[Op], **about: Any) -> Path:
+    """Write what `rank` does to `path`."""
+    path.write_text(spell_trace(rank, ops, **about))
+    return path
