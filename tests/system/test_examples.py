@@ -16,6 +16,7 @@ PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 # How the programs are run; those that are not named here, as they are.
 RUNS = {
+    "data_parquet.py": [],  # test_data_programs
     "horovod_unchanged.py": [],  # test_compat_programs
     "torch_ddp.py": [],  # test_torch_distributed
     "torch_digits.py": [],  # test_training_equality
