@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ import pytest
 
 from farandole.data import ArrowSource, Batch, Loader, Metrics, ParquetSource, Policy, Reading, SelectedSource
 from farandole.data.values import Values
-from farandole.errors import ConfigError, DataError
+from farandole.errors import ConfigError, DataError, SourceError
 from helpers.datasets import RAGGED, read_all, write_rows
 
 SMALL = Reading(lanes=4, window=7)
@@ -241,6 +242,23 @@ def test_files_are_found_by_folder_glob_and_list(tmp_path: Path) -> None:
         (first, 3),
     ]:
         assert Loader(ParquetSource(urls), batch_size=1, policy="join").rows == rows
+
+
+def test_files_that_are_not_of_this_machine(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "data", RAGGED["ragged"])
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "data"), "/far", recursive=True)
+    try:
+        source = ParquetSource("memory://far")
+        (ranks,) = read_all(
+            source, 3, 1, lambda source, rank: Loader(source, batch_size=4, policy="join", rank=rank, size=3)
+        )
+        assert sorted(row for batches in ranks for row in rows_of(batches)) == list(range(rows))
+        memory.rm("/far/part-001.parquet")
+        with pytest.raises(SourceError, match=r"/far/part-001.parquet: is not there, or has vanished"):
+            list(Loader(source, batch_size=4, policy="join"))
+    finally:
+        memory.rm("/far", recursive=True)
 
 
 def test_speed_and_waiting_are_measured(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+pytest.importorskip("pyspark")
+
 from rich.console import Console
 
 from farandole.spark import progress

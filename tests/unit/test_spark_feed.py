@@ -1,6 +1,9 @@
 """Which columns are refused, from the schema alone: no Spark session is started here."""
 
 import pytest
+
+pytest.importorskip("pyspark")
+
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql.types import (
     ArrayType,

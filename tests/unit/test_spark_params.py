@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("pyspark")
+
+
 pytest.importorskip("torch")
 
 import torch

@@ -10,6 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+pytest.importorskip("pyspark")
+
+
 from farandole.errors import DataError
 from farandole.spark.trainers.rows import HASH, VALIDATES, Rows, RowsWanted, fed_as, open_rows
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("pyspark")
+
+
 from farandole.errors import ConfigError
 from farandole.spark.store import FilesystemStore, LocalStore, Store
 

@@ -7,6 +7,9 @@ import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
+
+pytest.importorskip("pyspark")
+
 import torch
 
 from farandole.errors import ConfigError, DataError
