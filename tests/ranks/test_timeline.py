@@ -180,6 +180,11 @@ def test_the_files_of_two_hosts_become_one(tmp_path: Path) -> None:
     # The threads have one clock.
     clocks = [(each["host"], each["ranks"], each["shifted_us"]) for each in merged["otherData"]["clocks"]]
     assert clocks == [("host 0", [0, 2], 0), ("host 1", [1], 0)] and merged["otherData"]["warnings"] == []
+    pages = []
+    for source in (path, out):
+        assert main(["timeline", "report", str(source), "-o", str(tmp_path / "report.html")]) == 0
+        pages.append((tmp_path / "report.html").read_text())
+    assert pages[0] == pages[1] and "allreduce.x" in pages[0]
 
 
 ENDLESS = """

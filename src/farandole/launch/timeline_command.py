@@ -4,21 +4,34 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from farandole.errors import TraceError
-from farandole.timeline.clocks import compare_clocks
+from farandole.timeline.clocks import Clock, compare_clocks, shift_traces
 from farandole.timeline.merging import merge_traces
+from farandole.timeline.page import write_page
 from farandole.timeline.reading import read_traces
+from farandole.timeline.trace import RankTrace
 
 __all__ = ["run_timeline"]
 
 log = logging.getLogger(__name__)
 
 FAILED = 1
+
+
+class Command(NamedTuple):
+    """What can be made of timelines."""
+
+    about: str
+    make: Callable[[Mapping[int, RankTrace], Sequence[Clock], Sequence[str]], Iterable[str]]
+
+
 COMMANDS = {
-    "merge": "write one trace of all ranks, on one clock",
+    "merge": Command("write one trace of all ranks, on one clock", merge_traces),
+    "report": Command("write a page that says what took how long, and who waited for whom", write_page),
 }
 
 
@@ -37,7 +50,8 @@ def run_timeline(words: Sequence[str]) -> int:
         if len(clocks) > 1:
             for clock in clocks:
                 log.info("%s", clock)
-        _write(output, traces.paths, merge_traces(traces.ranks, clocks, traces.warnings))
+        ranks = shift_traces(traces.ranks, clocks)
+        _write(output, traces.paths, COMMANDS[given.what].make(ranks, clocks, traces.warnings))
     except TraceError as error:
         log.error("%s", error)
         return FAILED
@@ -50,7 +64,7 @@ def run_timeline(words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="farandole timeline", allow_abbrev=False)
     commands = parser.add_subparsers(dest="what", required=True, metavar="|".join(COMMANDS))
-    for name, what in COMMANDS.items():
+    for name, (what, _) in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         command.add_argument(
             "files", nargs="+", type=Path, metavar="FILE", help="what ranks wrote; one alone finds the others beside it"
@@ -65,12 +79,12 @@ def _write(output: Path, inputs: Iterable[Path], pieces: Iterable[str]) -> None:
         if any(each.samefile(output) for each in inputs):
             raise TraceError(str(output), "is one of the files to read; name another one to write")
         if not output.is_file():  # a pipe, a terminal
-            with output.open("w", encoding="utf-8") as file:
+            with output.open("w", encoding="utf-8", errors="replace") as file:
                 file.writelines(pieces)
             return
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        with unfinished.open("x", encoding="utf-8") as file:
+        with unfinished.open("x", encoding="utf-8", errors="replace") as file:
             file.writelines(pieces)
         unfinished.replace(output)
     finally:

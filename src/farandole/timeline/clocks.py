@@ -4,16 +4,15 @@ Each host's steady clock counts from its own start. What no rank can finish befo
 at nearly the same time, so the median of the differences of these ends is the difference of the clocks."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from farandole.timeline.meetings import MEETINGS, find_meetings, spread_of
 from farandole.timeline.trace import RankTrace
 
-__all__ = ["Clock", "compare_clocks"]
+__all__ = ["Clock", "compare_clocks", "shift_traces"]
 
-# A broadcast's root need not wait for anybody, and who joins waits for the last one.
-MEETINGS = ("allreduce", "allgather", "alltoall", "barrier", "reducescatter")
 ONE_CLOCK = 1_000_000  # ns: ranks that see an operation end so close together need no correction
 
 
@@ -52,39 +51,25 @@ def compare_clocks(ranks: Mapping[int, RankTrace]) -> list[Clock]:
     hosts: dict[str | int, list[int]] = defaultdict(list)
     for rank, trace in sorted(ranks.items()):
         hosts[rank if trace.host is None else trace.host].append(rank)
-    first = next((rank for rank, trace in sorted(ranks.items()) if _ends(trace)), None)
+    first = next((rank for rank, trace in sorted(ranks.items()) if trace.operations), None)
+    found: dict[int, list[int]] = defaultdict(list)  # by rank: how much later than the first its operations end
+    for meeting in find_meetings(ranks):
+        if first in meeting and meeting[first].kind in MEETINGS:
+            for rank, operation in meeting.items():
+                found[rank].append(operation.end - meeting[first].end)
     clocks = []
     for host, members in hosts.items():
         name = host if isinstance(host, str) else None
-        if first is None or first in members:
-            clocks.append(Clock(name, tuple(members), 0, 0, 0, reference=first is not None))
+        if first in members:
+            clocks.append(Clock(name, tuple(members), 0, 0, 0, reference=True))
             continue
-        found = [difference for rank in members for difference in _differences(ranks[first], ranks[rank])]
-        ahead = round(median(found)) if found else 0
-        clocks.append(Clock(name, tuple(members), ahead, _spread(found), len(found)))
+        later = [difference for rank in members for difference in found[rank]]
+        ahead = round(median(later)) if later else 0
+        clocks.append(Clock(name, tuple(members), ahead, spread_of(later), len(later)))
     return clocks
 
 
-def _differences(one: RankTrace, other: RankTrace) -> list[int]:
-    """Give by how much operations end later on the clock of `other`."""
-    mine, theirs = _ends(one), _ends(other)
-    both = [(mine[what], theirs[what]) for what in mine if what in theirs]
-    # One of the two may lack the last turns (it was killed) or the first ones (it started its timeline later).
-    from_front = [b - a for one_ends, ends in both for a, b in zip(one_ends, ends, strict=False)]
-    from_back = [b - a for one_ends, ends in both for a, b in zip(one_ends[::-1], ends[::-1], strict=False)]
-    return min(from_front, from_back, key=_spread)
-
-
-def _ends(trace: RankTrace) -> dict[tuple[str, str], list[int]]:
-    ends: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for operation in trace.operations:
-        if operation.kind in MEETINGS:
-            ends[operation.track, operation.kind].append(operation.end)
-    return ends
-
-
-def _spread(differences: list[int]) -> int:
-    if not differences:
-        return 0
-    middle = median(differences)
-    return round(median(abs(each - middle) for each in differences))
+def shift_traces(ranks: Mapping[int, RankTrace], clocks: Iterable[Clock]) -> dict[int, RankTrace]:
+    """Put all times on the clock of the first rank, as far as `clocks` are sure of theirs."""
+    shifts = {rank: clock.shift for clock in clocks for rank in clock.ranks}
+    return {rank: trace.shifted(-shifts[rank]) for rank, trace in ranks.items()}

@@ -11,14 +11,11 @@ __all__ = ["merge_traces"]
 
 
 def merge_traces(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnings: Sequence[str]) -> Iterator[str]:
-    """Yield the text of one trace with a process per rank, on the clocks that `clocks` says; it tells what was shifted.
-
-    A line is an event."""
-    shifts = {rank: clock.shift for clock in clocks for rank in clock.ranks}
+    """Yield the text of one trace with a process per rank and a line per event; it tells how `clocks` were shifted."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     comma = ""
-    for rank, trace in sorted(ranks.items()):
-        for event in _events(trace, shifts[rank]):
+    for _, trace in sorted(ranks.items()):
+        for event in _events(trace):
             yield comma + json.dumps(event)
             comma = ",\n"
     about = {
@@ -38,7 +35,7 @@ def merge_traces(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnin
     yield f'\n], "otherData": {json.dumps(about)}}}\n'
 
 
-def _events(trace: RankTrace, shift: int) -> Iterator[Mapping[str, object]]:
+def _events(trace: RankTrace) -> Iterator[Mapping[str, object]]:
     told = {"host": trace.host, "size": trace.size}
     args = {"name": f"rank {trace.rank}", **{key: value for key, value in told.items() if value is not None}}
     yield {"name": "process_name", "ph": "M", "pid": trace.rank, "args": args}
@@ -46,19 +43,15 @@ def _events(trace: RankTrace, shift: int) -> Iterator[Mapping[str, object]]:
     numbers = {name: number for number, name in trace.tracks.items()}
     for number, name in trace.tracks.items():
         yield {"name": "thread_name", "ph": "M", "pid": trace.rank, "tid": number, "args": {"name": name}}
-    for other in trace.others:
-        at = other["ts"]
-        assert isinstance(at, (int, float))
-        yield {**other, "ts": at - shift / 1e3} if shift else other
+    yield from trace.others
     for each in trace.operations:
-        begin = each.begin - shift
         place = {"cat": "collective", "ph": "X", "pid": trace.rank, "tid": numbers[each.track]}
         if each.asked is not None:
             yield {
-                **{"name": NEGOTIATE, "ts": (each.asked - shift) / 1e3, "dur": each.waited / 1e3},
+                **{"name": NEGOTIATE, "ts": each.asked / 1e3, "dur": each.waited / 1e3},
                 **{**place, "args": {"tensor": each.tensor, "bytes": 0}},
             }
         yield {
-            **{"name": each.kind, "ts": begin / 1e3, "dur": (each.end - each.begin) / 1e3},
+            **{"name": each.kind, "ts": each.begin / 1e3, "dur": (each.end - each.begin) / 1e3},
             **{**place, "args": {"tensor": each.tensor, "bytes": each.bytes}},
         }

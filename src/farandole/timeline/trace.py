@@ -1,8 +1,7 @@
 """What one rank did, as its timeline tells it. All times are nanoseconds of its host's steady clock."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 __all__ = ["Operation", "RankTrace"]
 
@@ -32,4 +31,17 @@ class RankTrace:
     size: int | None = None  # how many ranks the job had, if the file says so
     operations: list[Operation] = field(default_factory=list)  # in the order in which they ended
     tracks: dict[int, str] = field(default_factory=dict)  # by number
-    others: list[Mapping[str, object]] = field(default_factory=list)  # events that are no operations, as they stood
+    others: list[dict[str, Any]] = field(default_factory=list)  # events that are no operations, as they stood
+
+    def shifted(self, by: int) -> "RankTrace":
+        """The same, `by` nanoseconds later."""
+        if not by:
+            return self
+        operations = [
+            each._replace(
+                asked=None if each.asked is None else each.asked + by, begin=each.begin + by, end=each.end + by
+            )
+            for each in self.operations
+        ]
+        others = [{**other, "ts": other["ts"] + by / 1e3} for other in self.others]
+        return replace(self, operations=operations, others=others)

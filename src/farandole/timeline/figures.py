@@ -1,0 +1,179 @@
+"""What the timelines of a job's ranks come to in numbers. Times are nanoseconds."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from farandole.timeline.intervals import Interval, length, shares, subtract, union
+from farandole.timeline.meetings import find_meetings
+from farandole.timeline.trace import Operation, RankTrace
+
+__all__ = ["Figures", "KindFigures", "RankFigures", "TensorFigures", "count_figures"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """One rank. What it does at any moment of `wall` is one of three: busy, waiting or neither."""
+
+    rank: int
+    host: str | None
+    wall: int  # from the first request to the last end
+    busy: int  # an operation was under way
+    waiting: int  # none was, but something had been asked for that other ranks had not
+    operations: int
+    bytes: int
+    came_last: int  # in so many operations no rank asked later
+    held_up: int  # so long each of the others waited for it, on average
+    busy_over_time: list[float]  # for each part of the job's time, which share of it
+    waiting_over_time: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFigures:
+    """One tensor, on an average rank of those that show it."""
+
+    name: str  # behind its process set
+    kind: str
+    operations: float
+    bytes: float
+    busy: float  # its operations took so long; a bundle's time is shared out by bytes
+    waited: float  # from its request to the agreement of all ranks
+
+
+@dataclass(frozen=True, slots=True)
+class KindFigures:
+    """The bundles of one kind of operation, of all ranks together."""
+
+    kind: str
+    bundles: int
+    operations: int
+    most: int  # operations in one bundle
+    bytes: int
+    busy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All of it, on one clock."""
+
+    begin: int
+    end: int
+    meetings: int  # operations that at least two ranks show, and their requests
+    ranks: list[RankFigures]
+    tensors: list[TensorFigures]  # the dearest first
+    kinds: list[KindFigures]  # the dearest first
+    fills: dict[int, int]  # how many bundles hold so many operations
+
+    @property
+    def slowest(self) -> RankFigures | None:
+        """The rank for which the others waited longest."""
+        late = [each for each in self.ranks if each.held_up]
+        return max(late, key=lambda each: each.held_up) if late else None
+
+
+def count_figures(ranks: Mapping[int, RankTrace], parts: int = 1) -> Figures:
+    """Count what `ranks`, on one clock, did; the time of the job is cut into so many `parts`."""
+    operations = [operation for trace in ranks.values() for operation in trace.operations]
+    begin = min(map(_start, operations), default=0)
+    end = max((operation.end for operation in operations), default=0)
+    bundles = [bundle for trace in ranks.values() for bundle in _bundles(trace)]
+    came_last, held_up, meetings = _count_lateness(ranks)
+    of_ranks = []
+    for rank, trace in sorted(ranks.items()):
+        busy = union((each.begin, each.end) for each in trace.operations)
+        waiting = subtract(union((_start(each), each.begin) for each in trace.operations), busy)
+        started, ended = (
+            min(map(_start, trace.operations), default=0),
+            max((e.end for e in trace.operations), default=0),
+        )
+        of_ranks.append(
+            RankFigures(
+                rank=rank,
+                host=trace.host,
+                wall=ended - started,
+                busy=length(busy),
+                waiting=length(waiting),
+                operations=len(trace.operations),
+                bytes=sum(each.bytes for each in trace.operations),
+                came_last=came_last[rank],
+                held_up=held_up[rank],
+                busy_over_time=shares(busy, begin, end, parts),
+                waiting_over_time=shares(waiting, begin, end, parts),
+            )
+        )
+    fills = dict(sorted(Counter(len(bundle) for bundle in bundles).items()))
+    return Figures(begin, end, meetings, of_ranks, _count_tensors(ranks), _count_kinds(bundles), fills)
+
+
+def _start(operation: Operation) -> int:
+    return operation.begin if operation.asked is None else operation.asked
+
+
+def _bundles(trace: RankTrace) -> Iterable[list[Operation]]:
+    """Operations of one bundle begin and end together."""
+    bundles: dict[tuple[str, int, int], list[Operation]] = defaultdict(list)
+    for operation in trace.operations:
+        bundles[operation.kind, operation.begin, operation.end].append(operation)
+    return bundles.values()
+
+
+def _count_lateness(ranks: Mapping[int, RankTrace]) -> tuple[Counter[int], Counter[int], int]:
+    """Count how often each rank came last, and how long each other rank waited for it, in how many operations.
+
+    Who waited least from its request to the agreement has asked last."""
+    last: Counter[int] = Counter()
+    waits: dict[tuple[int, int], list[Interval]] = defaultdict(list)  # by who was awaited and who waited
+    count = 0
+    for meeting in find_meetings(ranks):
+        asked = {rank: each.asked for rank, each in meeting.items() if each.asked is not None}
+        if len(asked) < max(2, len(meeting)):
+            continue
+        count += 1
+        late = min(asked, key=lambda rank: meeting[rank].waited)
+        last[late] += 1
+        for rank, when in asked.items():
+            if rank != late:
+                waits[late, rank].append((when, meeting[rank].begin - meeting[late].waited))
+    held_up: Counter[int] = Counter()
+    for (late, _), intervals in waits.items():
+        held_up[late] += length(union(intervals))
+    return last, Counter({rank: time // max(1, len(ranks) - 1) for rank, time in held_up.items()}), count
+
+
+def _count_tensors(ranks: Mapping[int, RankTrace]) -> list[TensorFigures]:
+    shown: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0])
+    for trace in ranks.values():
+        seen = set()
+        for bundle in _bundles(trace):
+            size = sum(each.bytes for each in bundle)
+            for each in bundle:
+                share = each.bytes / size if size else 1 / len(bundle)
+                tensor = shown[each.track, each.kind]
+                seen.add((each.track, each.kind))
+                added = (0, 1, each.bytes, share * (each.end - each.begin), each.waited)
+                tensor[:] = [old + new for old, new in zip(tensor, added, strict=True)]
+        for what in seen:
+            shown[what][0] += 1
+    tensors = [
+        TensorFigures(name, kind, *(value / values[0] for value in values[1:]))
+        for (name, kind), values in shown.items()
+    ]
+    return sorted(tensors, key=lambda each: (-each.busy, each.name))
+
+
+def _count_kinds(bundles: Iterable[list[Operation]]) -> list[KindFigures]:
+    by_kind: dict[str, list[list[Operation]]] = defaultdict(list)
+    for bundle in bundles:
+        by_kind[bundle[0].kind].append(bundle)
+    kinds = [
+        KindFigures(
+            kind=kind,
+            bundles=len(some),
+            operations=sum(map(len, some)),
+            most=max(map(len, some)),
+            bytes=sum(each.bytes for bundle in some for each in bundle),
+            busy=sum(bundle[0].end - bundle[0].begin for bundle in some),
+        )
+        for kind, some in by_kind.items()
+    ]
+    return sorted(kinds, key=lambda each: (-each.busy, each.kind))

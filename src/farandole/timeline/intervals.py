@@ -1,0 +1,55 @@
+"""Stretches of time as lists of (begin, end): what they cover together."""
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["Interval", "length", "shares", "subtract", "union"]
+
+Interval = tuple[int, int]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Give what `intervals` cover, ascending and without overlap; empty ones vanish."""
+    covered: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if end <= begin:
+            continue
+        if covered and begin <= covered[-1][1]:
+            covered[-1] = covered[-1][0], max(end, covered[-1][1])
+        else:
+            covered.append((begin, end))
+    return covered
+
+
+def subtract(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """Give what `some` cover and `others` do not; both as `union` gives them."""
+    left: list[Interval] = []
+    place = 0
+    for begin, end in some:
+        while place < len(others) and others[place][1] <= begin:
+            place += 1
+        at = place
+        while at < len(others) and others[at][0] < end:
+            if others[at][0] > begin:
+                left.append((begin, others[at][0]))
+            begin = max(begin, others[at][1])
+            at += 1
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
+def length(intervals: Iterable[Interval]) -> int:
+    return sum(end - begin for begin, end in intervals)
+
+
+def shares(intervals: Sequence[Interval], begin: int, end: int, count: int) -> list[float]:
+    """Cut begin..end into `count` equal parts; give which share of each `intervals`, as `union` gives them, cover."""
+    part = (end - begin) / count
+    covered = [0.0] * count
+    for one, other in intervals if part > 0 else ():
+        first = min(count - 1, int((one - begin) / part))
+        last = min(count - 1, int((other - begin) / part))
+        for number in range(first, last + 1):
+            edge = begin + number * part
+            covered[number] += max(0.0, min(other, edge + part) - max(one, edge)) / part
+    return [min(1.0, each) for each in covered]
