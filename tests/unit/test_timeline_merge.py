@@ -124,7 +124,7 @@ def test_a_merged_trace_is_on_one_clock(tmp_path: Path, caplog: pytest.LogCaptur
     out = tmp_path / "out.json"
     with caplog.at_level(logging.INFO):
         assert cli.main(["timeline", "merge", str(first), "-o", str(out)]) == 0
-    assert "host b): 7000000.000 ms ahead, give or take 0.000 ms in 15 operations; shifted" in caplog.text
+    assert "host b): 7,000,000.000 ms ahead, give or take 0.000 ms in 15 operations; shifted" in caplog.text
     events, about = merged(out)
     assert [(clock["ranks"], clock["shifted_us"]) for clock in about["clocks"]] == [([0, 1], 0.0), ([2], -7e9)]
     by_rank = [
@@ -225,7 +225,7 @@ def test_which_files_belong_together(tmp_path: Path) -> None:
     traces = read_traces([tmp_path / "t.json"])
     assert list(traces.ranks) == [0, 1] and "of another job" in traces.warnings[0]
     traces = read_traces([tmp_path / "t.rank1.json"])
-    assert list(traces.ranks) == [1] and traces.warnings == ["there were 2 ranks; without 0"]
+    assert list(traces.ranks) == [1] and traces.warnings == ["there were 2 ranks; no timeline here is that of rank 0"]
     write_trace(tmp_path / "u.json", 1, steps(1))
     with pytest.raises(TraceError, match="holds rank 1, and so does"):
         read_traces([tmp_path / "t.rank1.json", tmp_path / "u.json"])

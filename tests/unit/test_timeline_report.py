@@ -166,7 +166,7 @@ def test_names_are_only_names_and_nothing_is_fetched(tmp_path: Path) -> None:
     assert page.addresses == []
     text = (tmp_path / "report.html").read_text()
     assert "://" not in text and "@import" not in text and "url(" not in text
-    assert "there were 3 ranks; without 2" in page.words
+    assert "there were 3 ranks; no timeline here is that of rank 2" in page.words
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from farandole.errors import spell_ranks
 from farandole.timeline.meetings import MEETINGS, find_meetings, spread_of
 from farandole.timeline.trace import RankTrace
 
@@ -33,15 +34,14 @@ class Clock:
         return self.ahead if abs(self.ahead) > max(ONE_CLOCK, self.spread) else 0
 
     def __str__(self) -> str:
-        ranks = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
-        whose = f"the clock of {ranks}" + (f" (host {self.host})" if self.host else "")
+        whose = f"the clock of {spell_ranks(self.ranks)}" + (f" (host {self.host})" if self.host else "")
         if self.reference:
             return f"{whose}: all times are in it"
         if not self.meetings:
             return f"{whose}: not compared, for it shows no operation with the first rank; its times are as they stood"
-        what = f"{abs(self.ahead) / 1e6:.3f} ms {'ahead' if self.ahead >= 0 else 'behind'}"
+        what = f"{abs(self.ahead) / 1e6:,.3f} ms {'ahead' if self.ahead >= 0 else 'behind'}"
         done = "shifted" if self.shift else "not shifted"
-        return f"{whose}: {what}, give or take {self.spread / 1e6:.3f} ms in {self.meetings} operations; {done}"
+        return f"{whose}: {what}, give or take {self.spread / 1e6:.3f} ms in {self.meetings:,} operations; {done}"
 
 
 def compare_clocks(ranks: Mapping[int, RankTrace]) -> list[Clock]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from farandole.errors import TraceError
+from farandole.errors import TraceError, spell_ranks
 from farandole.timeline.files import sibling_paths
 from farandole.timeline.trace import Operation, RankTrace
 
@@ -53,7 +53,7 @@ class Traces:
                 del self.ranks[rank]
         missing = sorted(set(range(size)) - set(self.ranks))
         if missing:
-            self.warnings.append(f"there were {size} ranks; without {', '.join(map(str, missing))}")
+            self.warnings.append(f"there were {size} ranks; no timeline here is that of {spell_ranks(missing)}")
 
 
 def read_traces(paths: Iterable[Path]) -> Traces:
