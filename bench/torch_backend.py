@@ -2,12 +2,12 @@
 
     python bench/torch_backend.py [--full] [--rounds 5]
 
-Two ranks, one thread of torch each: `dist.all_reduce` of three sizes, and steps of DistributedDataParallel, over a
-process group of each backend in the same processes, in turns. Prints one table, writes
+Two ranks, one thread of torch each: `dist.all_reduce` of three sizes, and steps of DistributedDataParallel and of
+fully_shard, over a process group of each backend in the same processes, in turns. Prints one table, writes
 bench/results/*-torch_backend.json."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import peers
 import torch
@@ -15,12 +15,13 @@ import torch.distributed as dist
 from comparison import KIB, MIB, OURS, Line, compare, size_text, table
 from peers import Contender, Seat, Times
 from race import record
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 2
 GLOO = "gloo"
 SIZES: Sequence[int] = (4 * KIB, 1 * MIB, 25 * MIB)  # the last is the size of DDP's buckets
-STEP = "a step of DDP"
 MUST: Mapping[str, float] = {GLOO: 1.0}
 
 
@@ -33,13 +34,27 @@ def all_reduce(group: dist.ProcessGroup, size: int) -> Contender:
     return Contender(lambda: dist.all_reduce(tensor, group=group), refresh, lambda: bool((tensor == 1.5 * RANKS).all()))
 
 
-def step(group: dist.ProcessGroup) -> Contender:
+def ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=4)
+
+
+def fsdp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+STEPS: Mapping[str, Callable[[torch.nn.Module, dist.ProcessGroup], torch.nn.Module]] = {
+    "a step of DDP": ddp,
+    "a step of fully_shard": fsdp,
+}
+
+
+def step(wrap: Callable[[torch.nn.Module, dist.ProcessGroup], torch.nn.Module], group: dist.ProcessGroup) -> Contender:
     torch.manual_seed(1)
-    model = DistributedDataParallel(
-        torch.nn.Sequential(torch.nn.Linear(784, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 1024)),
-        process_group=group,
-        bucket_cap_mb=4,
-    )
+    layers = torch.nn.Sequential(torch.nn.Linear(784, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 1024))
+    model = wrap(layers, group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     rows = torch.randn(64, 784)
 
@@ -63,8 +78,9 @@ def measure(seat: Seat) -> dict[str, Times]:
             results[f"all_reduce of {size_text(size)}"] = peers.take_turns(
                 seat, contenders, rounds, repeats if size < MIB else max(5, repeats // 10)
             )
-        contenders = {name: step(group) for name, group in groups.items()}
-        results[STEP] = peers.take_turns(seat, contenders, rounds, max(5, repeats // 10))
+        for title, wrap in STEPS.items():
+            contenders = {name: step(wrap, group) for name, group in groups.items()}
+            results[title] = peers.take_turns(seat, contenders, rounds, max(5, repeats // 10))
     return results
 
 

@@ -229,3 +229,12 @@ def test_a_file_is_whole_after_every_write(monkeypatch: pytest.MonkeyPatch, tmp_
     file.close()
     assert len(seen) > 5 and seen == sorted(seen) and seen[-1] == 2001
     assert read(path) == [*({"number": number} for number in range(2000)), {}]
+
+
+def test_curves_leave_out_what_is_no_number(tmp_path: Path) -> None:
+    with Context(SoloRendezvous()) as context:
+        context.timeline.start(tmp_path / "t.json")
+        context.timeline.show("reading", {"rows/s": 3.5, "waiting": float("nan"), "left": float("inf")})
+        context.timeline.stop()
+    (curve,) = [event for event in read(tmp_path / "t.json") if event["ph"] == "C"]
+    assert (curve["name"], curve["args"]) == ("reading", {"rows/s": 3.5})

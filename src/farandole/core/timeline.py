@@ -4,6 +4,7 @@ The format is Chrome's trace event format, array form. One process per rank, one
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -96,8 +97,11 @@ class Timeline:
                 del self._engines[engine]
 
     def show(self, name: str, values: Mapping[str, float]) -> None:
-        """Show numbers as they are now, as curves under `name`; does nothing while no timeline is being written."""
-        now = {"name": name, "ph": "C", "ts": time.monotonic_ns() / 1e3, "pid": self._rank, "args": dict(values)}
+        """Show numbers as they are now, as curves under `name`; does nothing while no timeline is being written.
+
+        Leaves out what is not finite, for which JSON has no word."""
+        finite = {curve: value for curve, value in values.items() if math.isfinite(value)}
+        now = {"name": name, "ph": "C", "ts": time.monotonic_ns() / 1e3, "pid": self._rank, "args": finite}
         with self._writing:
             self._append(iter([json.dumps(now)]))
 
