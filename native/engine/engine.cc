@@ -21,8 +21,9 @@ constexpr milliseconds kIdleNap{200};     // the same for a thread without work:
 constexpr milliseconds kLull{2};          // who has just waited will soon wait again
 constexpr milliseconds kLastWords{1000};  // for what is under way when the engine shuts down
 constexpr microseconds kFlow{10};         // requests at shorter distance belong together
-constexpr microseconds kGather{50};
-constexpr int kMostGathering = 20;
+constexpr microseconds kStream{60};       // once they have come thick and fast: this thread itself may hold them up
+constexpr microseconds kGather{150};      // a nap costs who submits some 20 us of its core
+constexpr int kMostGathering = 7;
 constexpr uint64_t kLookEvery = 64;
 
 /// How long a rank waits, in seconds, for the ranks below it before the coordinator hears who is late.
@@ -184,7 +185,7 @@ bool Engine::wait(Operation& operation, nanoseconds limit) {
   const uint64_t end = now_ns();
   waited_ns_.fetch_add(end - begin, std::memory_order_relaxed);
   left_off_ns_.store(end, std::memory_order_relaxed);
-  if (waiters_.fetch_sub(1) == 1 && !pending_.empty()) work_.bump();
+  if (waiters_.fetch_sub(1) == 1 && !pending_.empty() && !called_.exchange(true)) work_.bump();
   return operation.done();
 }
 
@@ -231,6 +232,7 @@ void Engine::background() noexcept {
       if (wiring_.rank != 0 || is_attended()) continue;
     }
     gather();
+    if (waiters_.load() > 0) continue;  // it drives, and would only have to wait for its turn
     const uint32_t seen = doorbell().load();
     bool moved = false;
     {
@@ -254,8 +256,11 @@ void Engine::background() noexcept {
 /// would disturb the thread that submits. One that comes alone does not wait, but for the first after many.
 void Engine::gather() {
   for (int naps = 0; naps < kMostGathering; ++naps) {
-    const uint64_t last = submitted_ns_.load(std::memory_order_relaxed);
-    const bool flows = now_ns() < last + static_cast<uint64_t>(nanoseconds(kFlow).count());
+    // Who waits for one after the other is between two of them for a moment.
+    const uint64_t last =
+        std::max(submitted_ns_.load(std::memory_order_relaxed), left_off_ns_.load(std::memory_order_relaxed));
+    const microseconds pace = came_many_ ? kStream : kFlow;
+    const bool flows = now_ns() < last + static_cast<uint64_t>(nanoseconds(pace).count());
     const size_t queued = pending_.queued();
     if (queued > 0 && (naps > 0 || !flows)) came_many_ = queued > 1;
     if (!flows || (queued < 2 && !came_many_) || waiters_.load() > 0 || stop_.load()) return;
