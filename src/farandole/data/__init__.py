@@ -1,6 +1,6 @@
 """Rows to ranks: every row exactly once per epoch, the same number of steps on every rank."""
 
-from farandole.data.agreement import Gather
+from farandole.data.agreement import Gather, together
 from farandole.data.cache import CachedSource
 from farandole.data.deal import Deal, Policy
 from farandole.data.fields import FieldOptions
@@ -49,5 +49,6 @@ __all__ = [
     "make_batch_reader",
     "make_reader",
     "permutation",
+    "together",
     "validation_mask",
 ]

@@ -1,11 +1,11 @@
 """What all ranks must see alike before they read: one rank's failure becomes everyone's, with its text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from farandole.errors import ConfigError, FarandoleError, SourceError, spell_ranks
 
-__all__ = ["Gather", "agree", "together"]
+__all__ = ["Gather", "agree", "in_step", "together"]
 
 T = TypeVar("T")
 
@@ -25,15 +25,24 @@ def together(act: Callable[[], T], gather: Gather | None) -> T:
         return act()
     try:
         done, failure = act(), None
-    except (FarandoleError, ValueError, OSError) as error:
+    except Exception as error:  # whatever it is, the others must not wait for this rank
         failure = error
-    told = gather("" if failure is None else str(failure))
+    told = gather("" if failure is None else _spell(failure))
     if failure is not None:
         raise failure
     for rank, text in enumerate(told):
         if text:
             raise SourceError(f"rank {rank}", text)
     return done
+
+
+def in_step(items: Iterator[T], gather: Gather | None) -> Iterator[T]:
+    """Yield what `items` yields, each one when all ranks have theirs; all ranks must have as many.
+
+    If one fails on any rank, all ranks raise as `together` does, before any of them has that item."""
+    if gather is None:
+        return items
+    return iter(lambda: together(lambda: next(items, None), gather), None)
 
 
 def agree(what: str, mine: str, gather: Gather | None) -> None:
@@ -46,3 +55,7 @@ def agree(what: str, mine: str, gather: Gather | None) -> None:
     if len(ranks_by_value) > 1:
         each = "; ".join(f"{spell_ranks(ranks)}: {value}" for value, ranks in ranks_by_value.items())
         raise ConfigError(what, f"differs between ranks ({each}); open the same files in the same way on every rank")
+
+
+def _spell(failure: Exception) -> str:
+    return str(failure) if isinstance(failure, FarandoleError) else f"{type(failure).__name__}: {failure}"

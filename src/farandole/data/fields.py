@@ -253,7 +253,11 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     if pa.types.is_date64(column.type):
         column = column.cast(pa.timestamp("ms"))
     found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return found
+    if found.flags.writeable or not column.buffers()[1].is_mutable:
+        return found
+    # Arrow calls all views read-only, but this memory came from a decoder, and nobody else has it.
+    whole = np.frombuffer(column.buffers()[1], found.dtype)
+    return whole[column.offset : column.offset + len(column)]
 
 
 def _no_nulls_within(name: str, items: pa.Array) -> pa.Array:

@@ -8,7 +8,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from farandole.data.agreement import Gather, agree, together
+from farandole.data.agreement import Gather, agree, in_step, together
 from farandole.data.cutter import Cutter, fill_up, rows_of
 from farandole.data.deal import Deal, Policy
 from farandole.data.fields import FieldOptions, plan_fields
@@ -29,7 +29,7 @@ NO_SEED = -1
 # The default window and number of lanes keep a round, which better fits a processor's cache, and one row group of each
 # lane within these; a window of fewer rows would mix badly. In file order there is nothing to mix.
 ROUND_BYTES = 4 << 20
-PLAIN_ROUND_BYTES = 1 << 20
+PLAIN_ROUND_BYTES = 4 << 20
 LANES_BYTES = 512 << 20
 LEAST_WINDOW = 64
 
@@ -83,8 +83,9 @@ class Loader:
 
     `policy` says what happens to the rows that do not fill a last step: "drop" leaves them out, "pad" fills batches up
     by repeating rows, "join" shares them out, so that batches of the last step are smaller, or empty.
-    With `gather`, an all-gather of objects, making a loader and starting an epoch are collective: ranks that see
-    different data, or of which one cannot read it, all raise. Reading blocks while no row is ready.
+    With `gather`, an all-gather of objects, making a loader, starting an epoch and each step are collective: ranks that
+    see different data, or of which one cannot read it, all raise, before any of them has that step's batch, and with
+    the text of what went wrong. Reading blocks while no row is ready.
     Raises `DataError` for columns, `SourceError` for files, `ConfigError` for settings.
     """
 
@@ -141,12 +142,11 @@ class Loader:
 
     def __str__(self) -> str:
         deal, order = self._deal(), self._order
-        kinds = ", ".join(f"{name} {kind}" for name, kind in self.kinds.items())
         left = deal.rows - deal.after(deal.steps - 1) if deal.steps else deal.rows - deal.start
         order_text = "not shuffled" if order.seed is None else f"seed {order.seed}"
         return (
-            f"{order.rows} rows in {len(order.row_groups)} row groups ({kinds}); {deal.steps} steps of {self._size} x "
-            f"{self._batch_size} rows, the last by '{self._policy}', {left} rows left out; "
+            f"{order.rows} rows in {len(order.row_groups)} row groups ({self._kinds_text()}); {deal.steps} steps of "
+            f"{self._size} x {self._batch_size} rows, the last by '{self._policy}', {left} rows left out; "
             f"{order_text}, {order.lanes} lanes, windows of {order.window} rows"
         )
 
@@ -155,22 +155,15 @@ class Loader:
         together(self._source.check, self._gather)
         deal = self._deal()
         meter = self._meter = Meter(self._epoch)
-        pieces = self._pieces(deal)
-        with closing(pieces):
-            cutter = Cutter(pieces, meter)
-            steps, step_rows, batch_size = deal.steps, deal.step_rows, self._batch_size
-            take, full = cutter.take, (deal.rows - deal.start) // step_rows
-            for step in range(steps):
-                if step < full:
-                    batch = Batch(take(batch_size))
-                    batch.rows = batch_size
-                else:
-                    batch = self._last_batch(deal, step, cutter)
-                meter.steps = step + 1
+        steps, step_rows = deal.steps, deal.step_rows
+        batches = self._batches(deal, meter)
+        with closing(batches):
+            for batch in in_step(batches, self._gather):
+                meter.steps += 1
                 meter.rows += batch.rows
                 # Before it is given out: whoever saves the state then has this batch behind him.
                 self._visited += step_rows
-                if step + 1 == steps:
+                if meter.steps == steps:
                     self._finish(meter.metrics)
                 yield batch
 
@@ -212,6 +205,9 @@ class Loader:
         if not self._deal().steps:
             self._epoch, self._visited = found.epoch + 1, 0
 
+    def _kinds_text(self) -> str:
+        return ", ".join(f"{name} {kind}" for name, kind in self.kinds.items())
+
     def _plan_reader(self) -> Reader:
         groups = [group for group in self._source.row_groups if group.rows]
         if not groups:
@@ -221,6 +217,8 @@ class Loader:
         nested = any(pa.types.is_nested(self._source.schema.field(name).type) for name in known)
         first_rows = self._source.read(groups[0], known) if nested else self._source.schema.empty_table()
         fields = plan_fields(self._source.schema, self._columns, first_rows, self._reading.fields)
+        # Read once: the first epoch takes it from here.
+        self._known = {groups[0]: first_rows} if nested else {}
         none = first_rows.slice(0, 0)
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
         return Reader(self._source, tuple(fields))
@@ -234,9 +232,10 @@ class Loader:
         round_bytes = ROUND_BYTES if asked.shuffle else PLAIN_ROUND_BYTES * self._size
         window = asked.window or max(LEAST_WINDOW, round_bytes // row_bytes // lanes)
         order = Order(row_groups=rows, lanes=lanes, window=window, seed=asked.seed if asked.shuffle else None)
-        settings = f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}, columns {self._columns}"
+        settings = f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}"
         held = f"{len(rows)} row groups of {sum(rows)} rows, fingerprint {fingerprint(self._source.row_groups):x}"
         agree("the data", held, self._gather)
+        agree("the columns", self._kinds_text(), self._gather)
         agree("the loader", f"{settings}, lanes {lanes}, window {window}, seed {order.seed}", self._gather)
         return order
 
@@ -274,6 +273,19 @@ class Loader:
         if self._report is not None:
             self._report(metrics)
 
+    def _batches(self, deal: Deal, meter: Meter) -> Generator[Batch]:
+        pieces = self._pieces(deal)
+        with closing(pieces):
+            cutter = Cutter(pieces, meter)
+            take, batch_size, full = cutter.take, self._batch_size, (deal.rows - deal.start) // deal.step_rows
+            for step in range(deal.steps):
+                if step < full:
+                    batch = Batch(take(batch_size))
+                    batch.rows = batch_size
+                else:
+                    batch = self._last_batch(deal, step, cutter)
+                yield batch
+
     def _last_batch(self, deal: Deal, step: int, cutter: Cutter) -> Batch:
         """Return what the policy makes of the rows that do not fill a step."""
         in_step = deal.rows - deal.start - step * deal.step_rows
@@ -295,7 +307,13 @@ class Loader:
         asked = self._reading
         order = self._order.epoch(self._epoch)
         groups, reader = self._source.row_groups, self._reader
-        pool: ReadPool[RowGroup, Columns] = ReadPool(reader, max(1, asked.workers))
+        known, self._known = self._known, {}
+
+        def read(group: RowGroup) -> Columns:
+            table = known.pop(group, None)
+            return reader(group) if table is None else reader.convert(group, table)
+
+        pool: ReadPool[RowGroup, Columns] = ReadPool(read, max(1, asked.workers))
         try:
             rounds = read_rounds(
                 order,
@@ -306,7 +324,9 @@ class Loader:
                 timeout=asked.timeout,
             )
             made = (self._transformed(columns) for columns in rounds)
-            yield from read_ahead(made, 1) if asked.workers else made
+            # In file order nothing has to be put together, so a thread for it would only hand on what others read.
+            with_thread = asked.workers and (asked.shuffle or asked.transform is not None)
+            yield from read_ahead(made, 1) if with_thread else made
         finally:
             pool.close()
 

@@ -3,19 +3,20 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.data.deal import Deal
 from farandole.data.fields import Field
 from farandole.data.order import EpochOrder, Extent
 from farandole.data.sources import RowGroup, Source
-from farandole.data.values import Values, copy_rows, gather_rows
+from farandole.data.values import Values, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
 
 __all__ = ["Columns", "Reader", "Transform", "read_ahead", "read_rounds"]
@@ -33,7 +34,10 @@ class Reader:
 
     def __call__(self, row_group: RowGroup) -> Columns:
         """Return all columns of the row group; raises `DataError` and `SourceError`, which name it."""
-        table = self.source.read(row_group, [field.name for field in self.fields])
+        return self.convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
+
+    def convert(self, row_group: RowGroup, table: pa.Table) -> Columns:
+        """Convert what was read of the row group; raises as a call does."""
         if table.num_rows != row_group.rows:
             raise SourceError(
                 row_group.file.path,
@@ -56,7 +60,7 @@ class _Window:
 def read_rounds(
     order: EpochOrder, deal: Deal, rank: int, *, read: Callable[[int], "Future[Columns]"], ahead: int, timeout: float
 ) -> Iterator[Columns]:
-    """Yield the rank's rows of each round from `deal.start` on, in the epoch's order.
+    """Yield the rank's rows of each round from `deal.start` on, in the epoch's order, in one piece or several.
 
     `read` starts to read a row group; the row groups of `ahead` rounds are being read before they are needed. What is
     read is dropped when its last row of a lane has been yielded. Raises `SourceError` when a row group does not come
@@ -74,7 +78,7 @@ def read_rounds(
             waiting.append((number, [_start(order, lane, number, held[lane], read) for lane in lanes]))
         if number - first >= ahead and waiting:
             turn, windows = waiting.popleft()
-            yield _assemble(order, deal, rank, turn, windows, timeout, scratch)
+            yield from _assemble(order, deal, rank, turn, windows, timeout, scratch)
 
 
 def _start(
@@ -103,31 +107,30 @@ def _assemble(
     windows: list[_Window],
     timeout: float,
     scratch: dict[str, NDArray[Any]],
-) -> Columns:
+) -> Iterator[Columns]:
     rows = _rows_in_pool(order, deal, rank, number, windows)
     deadline = time.monotonic() + timeout
-    pieces = [(extent, _result(future, deadline, timeout)) for window in windows for extent, future in window.pieces]
+    found = ((extent, _result(future, deadline, timeout)) for window in windows for extent, future in window.pieces)
     if isinstance(rows, slice):
-        pieces = _within(pieces, rows)
-    if not pieces:
-        return {}
-    assembled: Columns = {}
-    for name in pieces[0][1]:
-        parts = [columns[name][extent.first : extent.last] for extent, columns in pieces]
-        assembled[name] = copy_rows(parts) if isinstance(rows, slice) else gather_rows(parts, rows, scratch, name)
-    return assembled
+        # As they lie in row groups of which nobody else reads these rows: nothing is copied, or waited for too early.
+        for extent, columns in _within(found, rows):
+            yield {name: own_rows(values[extent.first : extent.last]) for name, values in columns.items()}
+    elif pieces := list(found):
+        yield {
+            name: gather_rows([columns[name][each.first : each.last] for each, columns in pieces], rows, scratch, name)
+            for name in pieces[0][1]
+        }
 
 
-def _within(pieces: list[tuple[Extent, Columns]], rows: slice) -> list[tuple[Extent, Columns]]:
+def _within(pieces: Iterable[tuple[Extent, Columns]], rows: slice) -> Iterator[tuple[Extent, Columns]]:
     """Cut pieces that lie one after the other down to these of their rows."""
-    cut, passed = [], 0
+    passed = 0
     for extent, columns in pieces:
         first = extent.first + max(0, rows.start - passed)
         last = min(extent.last, extent.first + rows.stop - passed)
         if first < last:
-            cut.append((Extent(extent.row_group, first, last), columns))
+            yield Extent(extent.row_group, first, last), columns
         passed += extent.last - extent.first
-    return cut
 
 
 def _result(future: "Future[Columns]", deadline: float, timeout: float) -> Columns:

@@ -49,7 +49,7 @@ class Source(Protocol):
         ...
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns; raises `SourceError` naming the file."""
+        """Read these columns into memory that is not used again; raises `SourceError` naming the file."""
         ...
 
     def check(self) -> None:

@@ -1,12 +1,25 @@
 """Rows of one column in memory: a numpy array where rows are alike, a compact pair of arrays where they are not."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Ragged", "SparseRows", "Values", "copy_rows", "gather_rows", "join_values", "pick_rows"]
+__all__ = [
+    "ALIGNMENT",
+    "Ragged",
+    "SparseRows",
+    "Values",
+    "empty_aligned",
+    "gather_rows",
+    "join_values",
+    "own_rows",
+    "pick_rows",
+]
+
+ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +76,9 @@ def join_values(parts: list[Values]) -> Values:
     if len(parts) == 1:
         return first
     if isinstance(first, np.ndarray):
-        return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        shape = (sum(len(array) for array in arrays), *first.shape[1:])
+        return np.concatenate(arrays, out=empty_aligned(shape, np.result_type(*arrays)))
     ragged = [part for part in parts if not isinstance(part, np.ndarray)]
     values = np.concatenate([part.values for part in ragged])
     lengths = np.concatenate([np.diff(part.offsets) for part in ragged])
@@ -74,10 +89,13 @@ def join_values(parts: list[Values]) -> Values:
     return SparseRows(values, indices, offsets, first.width)
 
 
-def copy_rows(parts: list[Values]) -> Values:
-    """Put parts one after the other in memory of their own."""
-    joined = join_values(parts)
-    return joined.copy() if isinstance(joined, np.ndarray) and len(parts) == 1 else joined
+def own_rows(values: Values) -> Values:
+    """Return rows that may be written to: the same ones, or a copy if their memory is read-only."""
+    if isinstance(values, np.ndarray):
+        return values if values.flags.writeable else pick_rows(values, np.arange(len(values)))
+    if isinstance(values, Ragged):
+        return values if values.values.flags.writeable else Ragged(values.values.copy(), values.offsets)
+    return values if values.values.flags.writeable else replace(values, values=values.values.copy())
 
 
 def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str, NDArray[Any]], name: str) -> Values:
@@ -90,19 +108,31 @@ def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str,
     count = sum(len(array) for array in arrays)
     if name not in scratch or len(scratch[name]) < count:
         scratch[name] = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
-    return np.take(np.concatenate(arrays, out=scratch[name][:count]), rows, axis=0)
+    return pick_rows(np.concatenate(arrays, out=scratch[name][:count]), rows)
 
 
 def pick_rows(values: Values, rows: NDArray[np.int64]) -> Values:
-    """Copy these rows, in this order."""
+    """Copy these rows, in this order; none may be negative."""
     if isinstance(values, np.ndarray):
-        return np.take(values, rows, axis=0)
+        # Rows are never out of range; the default mode would buffer what it writes.
+        picked = empty_aligned((len(rows), *values.shape[1:]), values.dtype)
+        return np.take(values, rows, axis=0, out=picked, mode="clip") if len(rows) else picked
     lengths = np.diff(values.offsets)[rows]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     items = np.repeat(values.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
     if isinstance(values, Ragged):
         return Ragged(values.values[items], offsets)
     return SparseRows(values.values[items], values.indices[items], offsets, values.width)
+
+
+def empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array whose memory TensorFlow and XLA can share: it begins at a multiple of 64 bytes."""
+    if dtype.hasobject:
+        return np.empty(shape, dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    first = -room.ctypes.data % ALIGNMENT
+    return room[first : first + nbytes].view(dtype).reshape(shape)
 
 
 def _cut(rows: slice, offsets: NDArray[np.int64]) -> tuple[int, int, NDArray[np.int64]]:
