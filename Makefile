@@ -1,10 +1,11 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-native lint fmt bench check tsan asan clean
+.PHONY: help setup demo test test-without test-native lint fmt bench check tsan asan clean
 
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
 ARGS ?=
+WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
 
 help:  ## list the targets
@@ -20,6 +21,9 @@ demo:  ## train on two Spark tasks and show what happens (needs Java 17 or newer
 
 test: test-native  ## run all tests; make test ARGS='-k name' runs some of the Python ones
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed
+	@$(BIN)/python tools/without.py $(WITHOUT) -- $(ARGS)
 
 test-native: setup  ## run the native tests
 	@tools/native.sh plain
