@@ -1,5 +1,7 @@
 """What holds for every test."""
 
+import importlib
+import importlib.util
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,3 +43,11 @@ def leak_police(request: pytest.FixtureRequest) -> Iterator[None]:
     leaks = before.leaks(shared_session=request.node.get_closest_marker("spark") is not None)
     if leaks:
         pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def frameworks() -> None:
+    """Import TensorFlow and Keras if they are there: they change the environment, which is none of a test's doing."""
+    for name in ("tensorflow", "keras"):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)

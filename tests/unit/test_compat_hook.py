@@ -14,7 +14,7 @@ import pytest
 
 import farandole
 from farandole.compat import install, uninstall
-from farandole.compat.answers import IMPORTABLE, MODULES, VERSION, missing_module
+from farandole.compat.answers import IMPORTABLE, MODULES, VERSION, missing_module, missing_package
 from farandole.errors import ConfigError
 
 torch = pytest.importorskip("torch")
@@ -74,42 +74,72 @@ def test_operations_are_our_own(installed: None) -> None:
     assert hvd.__file__ is not None and "farandole" in hvd.__file__
 
 
-def test_every_module_of_the_table_is_there_or_says_why(installed: None) -> None:
-    refused = set()
+def test_every_module_of_the_table_is_there_or_says_why(frameworks: None, installed: None) -> None:
+    refused = {}
     for name in MODULES:
         try:
             importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            assert error.name == "pyspark"
         except ImportError as error:
-            refused.add(name)
-            assert "is not part of farandole" in str(error)
-            assert error.name is not None and name.startswith(error.name)
-    assert refused == {name for name in MODULES if missing_module(name) is not None}
-    assert {"horovod.tensorflow", "horovod.keras", "horovod.mxnet"} <= refused
-    assert not {"horovod.torch", "horovod.runner", "horovod.common"} & refused
+            refused[name] = str(error)
+            assert isinstance(error, ModuleNotFoundError) == bool(missing_package(name))
+            assert error.name is not None and (name.startswith(error.name) or error.name == missing_package(name))
+    missing = {name: missing_module(name) for name in MODULES if missing_module(name) is not None}
+    assert refused.keys() == missing.keys()
+    # What is above a module is imported first, and speaks for itself.
+    assert set(refused.values()) <= set(missing.values())
+    assert {"horovod.mxnet", "horovod.torch.elastic", "horovod.tensorflow.elastic"} <= refused.keys()
+    assert not {"horovod.torch", "horovod.runner", "horovod.common"} & refused.keys()
 
 
-def test_every_own_name_leads_to_something(installed: None) -> None:
-    for name, answer in MODULES.items():
+def test_every_own_name_leads_to_something(frameworks: None, installed: None) -> None:
+    there = {name: answer for name, answer in MODULES.items() if missing_module(name) is None}
+    for name, answer in there.items():
         for attribute, where in answer.own.items():
             module, _, target = where.partition(":")
-            if importlib.util.find_spec("pyspark") is None and "spark" in module:
-                continue
             assert getattr(importlib.import_module(name), attribute) is getattr(importlib.import_module(module), target)
+
+
+WITHOUT = """
+import contextlib, importlib, sys
+sys.modules.update(dict.fromkeys({packages!r}))  # None there is what the import system takes for not installed
+from farandole.compat import install
+from farandole.compat.answers import MODULES, missing_package
+from farandole.compat.horovodrun import run_commandline
+install()
+for name in MODULES:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(error)
+        assert isinstance(error, ModuleNotFoundError) == bool(missing_package(name)), name
+sys.exit(run_commandline(["--check-build"]))
+"""
+
+
+def test_without_any_framework_and_spark_each_module_names_what_to_install() -> None:
+    packages = ("jax", "keras", "pyspark", "tensorflow", "torch")
+    done = python(WITHOUT.format(packages=packages))
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout.splitlines()
+    for module, package, extra in (
+        ("horovod.torch", "torch", "torch"),
+        ("horovod.spark", "pyspark", "spark"),
+        ("sparkdl", "pyspark", "spark"),
+    ):
+        assert f"{module} needs {package}, which is not installed: pip install 'farandole[{extra}]'" in said
+    assert not any("No module named" in line for line in said)
+    marks = {line[8:]: line[5] for line in said if line.startswith("    [")}
+    assert (marks["NumPy"], marks["this machine"]) == ("X", "X")
+    assert {marks[each] for each in ("PyTorch", "TensorFlow", "Keras", "JAX", "Spark")} == {" "}
 
 
 @pytest.mark.parametrize(
     ("statement", "sentence"),
     [
-        ("import horovod.tensorflow", "TensorFlow and Keras come in a later version"),
-        ("import horovod.tensorflow.keras.callbacks", "TensorFlow and Keras come in a later version"),
-        ("import horovod.keras as hvd", "TensorFlow and Keras come in a later version"),
         ("from horovod.spark.keras import KerasEstimator", "horovod.spark.keras is not part of farandole"),
         ("import horovod.mxnet", "MXNet comes in a later version"),
         ("from horovod.ray import RayExecutor", "farandole starts no ranks through Ray"),
         ("from horovod.spark import run_elastic", "horovod.spark.run_elastic is not part of farandole"),
-        ("from sparkdl.horovod.tensorflow.keras import LogCallback", "TensorFlow and Keras come in a later version"),
         ("from sparkdl.estimators.horovod_estimator.estimator import HorovodEstimator", "HorovodEstimator trains"),
         (
             "from horovod.torch.mpi_ops import HorovodAllreduce",
@@ -122,7 +152,7 @@ def test_every_own_name_leads_to_something(installed: None) -> None:
     ],
 )
 def test_what_is_not_there_says_so(statement: str, sentence: str, installed: None) -> None:
-    if "spark import" in statement:
+    if "spark" in statement:
         pytest.importorskip("pyspark")
     with pytest.raises(ImportError) as raised:
         exec(statement, {})
@@ -163,7 +193,7 @@ def test_availability_can_be_asked_for(installed: None) -> None:
     """What Horovod's own packages did: there to be found, and an ImportError when imported."""
     assert importlib.util.find_spec("horovod") is not None
     assert importlib.util.find_spec("horovod.torch") is not None
-    assert importlib.util.find_spec("horovod.tensorflow") is not None
+    assert importlib.util.find_spec("horovod.mxnet") is not None
     assert importlib.util.find_spec("horovod.nothing_of_the_kind") is None
 
 
@@ -190,7 +220,9 @@ def test_the_folder_alone_is_enough_for_a_child() -> None:
     done = python("import horovod.common.process_sets as sets; print(sets.__doc__)", path=str(IMPORTABLE))
     assert (done.stdout, done.stderr) == ("Answered by farandole.core.process_sets.\n", "")
     done = python("from sparkdl.horovod import nothing_of_the_kind", path=str(IMPORTABLE))
-    assert "cannot import name 'nothing_of_the_kind' from 'sparkdl.horovod'" in done.stderr
+    lacking = importlib.util.find_spec("pyspark") is None
+    sentence = "sparkdl needs pyspark" if lacking else "cannot import name 'nothing_of_the_kind' from 'sparkdl.horovod'"
+    assert sentence in done.stderr
 
 
 def test_a_spawned_process_finds_the_answers(tmp_path: Path) -> None:

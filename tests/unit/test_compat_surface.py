@@ -8,6 +8,7 @@ import pytest
 from api_table import differing, find, read_interface, render
 
 from farandole.compat import install, uninstall
+from farandole.compat.answers import missing_package
 
 pytest.importorskip("torch")
 
@@ -16,7 +17,7 @@ MODULES = list(dict.fromkeys(entry.module for entry in INTERFACE))
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
+def installed(frameworks: None) -> Iterator[None]:
     install()
     yield
     uninstall()
@@ -24,14 +25,15 @@ def installed() -> Iterator[None]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_each_name_is_there_or_says_why_not(module: str) -> None:
-    if module.startswith(("horovod.spark", "sparkdl")):
-        pytest.importorskip("pyspark")
+    if module not in (api_table.COMMAND, api_table.ENVIRONMENT) and (package := missing_package(module)):
+        pytest.skip(f"{package} is not installed")
     found = [(entry, find(entry)) for entry in INTERFACE if entry.module == module]
     assert [f"{entry.name} {finding.problem}" for entry, finding in found if finding.problem] == []
 
 
 def test_the_page_is_what_is_there() -> None:
-    pytest.importorskip("pyspark")
+    for package in ("pyspark", "tensorflow", "keras"):
+        pytest.importorskip(package)
     page = render([(entry, find(entry)) for entry in INTERFACE])
     assert page == api_table.PAGE.read_text(encoding="utf-8"), "run python tools/api_table.py"
 

@@ -1,14 +1,25 @@
 """Which module and which name of Horovod's is answered by what of ours. A table, and what can be asked of it."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
 import farandole
 
-__all__ = ["BASICS", "IMPORTABLE", "MODULES", "PACKAGES", "VERSION", "Answer", "missing_module", "missing_name"]
+__all__ = [
+    "BASICS",
+    "IMPORTABLE",
+    "MODULES",
+    "PACKAGES",
+    "VERSION",
+    "Answer",
+    "missing_module",
+    "missing_name",
+    "missing_package",
+]
 
 # What programs compare: Horovod's last release, whose interface this is; the local part says who answers.
 VERSION = f"0.28.1+farandole.{farandole.__version__}"
@@ -30,6 +41,7 @@ class Answer:
     every: bool = False  # all public names of `by`, `known` or not
     not_here: Mapping[str, str] = field(default_factory=dict)  # Horovod's names that stay away, and why
     why: str = ""  # it is not there, or why not if `by` is not there
+    needs: str = ""  # the packages that it, and what is below it, cannot do without
 
     def offered(self) -> tuple[str, ...]:
         """Return the names of `by` that the module has; imports it."""
@@ -40,9 +52,9 @@ class Answer:
         return tuple(name for name in public if self.every or name in known)
 
 
-_COMPRESSION = {
-    name: f"farandole.compat.compression:{name}" for name in ("Compressor", "NoneCompressor", "FP16Compressor")
-}
+# What brings a package that is not installed.
+_EXTRAS = {"pyspark": "spark", "torch": "torch", "tensorflow": "tensorflow", "keras": "keras"}
+
 _BASICS = """
 init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
 is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
@@ -61,6 +73,28 @@ HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgathe
 HorovodReducescatter HorovodGroupedReducescatter
 """
 _TORCH_STATE = "broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object"
+_TENSORFLOW_OPS = f"""
+{_BASICS} ProcessSet global_process_set add_process_set remove_process_set
+allgather grouped_allgather broadcast broadcast_ alltoall join
+size_op local_size_op rank_op local_rank_op process_set_included_op
+"""
+_TENSORFLOW_STATE = "broadcast_variables broadcast_object broadcast_object_fn allgather_object"
+_TENSORFLOW = f"""
+{_TENSORFLOW_OPS} {_TENSORFLOW_STATE} Compression HorovodInternalError
+allreduce grouped_allreduce reducescatter grouped_reducescatter
+broadcast_global_variables BroadcastGlobalVariablesHook SyncBatchNormalization
+DistributedOptimizer DistributedGradientTape PartialDistributedGradientTape
+"""
+_KERAS = """
+init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
+is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
+cuda_built rocm_built Average Sum Compression DistributedOptimizer allreduce allgather broadcast reducescatter
+broadcast_global_variables load_model
+"""
+_CALLBACKS = """
+BroadcastGlobalVariablesCallback MetricAverageCallback LearningRateScheduleCallback LearningRateWarmupCallback
+BestModelCheckpoint
+"""
 _PROCESS_SETS = "ProcessSet global_process_set add_process_set remove_process_set"
 _EXCEPTIONS = "HostsUpdatedInterrupt HorovodVersionMismatchError get_version_mismatch_message"
 _UTIL = """
@@ -74,6 +108,12 @@ def _from(module: str, names: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names.split()}
 
 
+def _compression(framework: str) -> dict[str, str]:
+    own = _from(f"farandole.compat.{framework}_compression", "NoneCompressor FP16Compressor")
+    return {"Compressor": "farandole.compat.compression:Compressor", **own}
+
+
+_CHECK_EXTENSION = _from("farandole.compat.horovod_util", "check_extension")
 _DATA = _from("farandole.compat.data_loader", "BaseDataLoader AsyncDataLoaderMixin")
 _RUN = {"run": "farandole.compat.launching:run"}
 _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
@@ -82,6 +122,8 @@ _NO_ELASTIC = "elastic training is not there yet"
 _NO_ELASTIC_RUN = {"run_elastic": _NO_ELASTIC}
 _INSIDE = "it is the inside of Horovod's launcher; farandole starts its ranks in its own way"
 _NO_TENSORFLOW = "TensorFlow and Keras come in a later version; PyTorch programs run"
+_AGGREGATION = "give backward_passes_per_step= to the optimizer, which adds the gradients up"
+_REFERENCES = "variable.ref() and its deref() do the same"
 
 MODULES: Mapping[str, Answer] = {
     "horovod": Answer(own={**_RUN, **_VERSION}),
@@ -92,11 +134,12 @@ MODULES: Mapping[str, Answer] = {
         every=True,
         own={
             "HostsUpdatedInterrupt": "farandole.compat.exceptions:HostsUpdatedInterrupt",
-            "check_extension": "farandole.compat.horovod_util:check_extension",
+            **_CHECK_EXTENSION,
             **_VERSION,
         },
         parts="mpi_ops compression functions optimizer sync_batch_norm elastic",
         known=f"{_TORCH_OPS} {_PROCESS_SETS} {_TORCH_STATE} DistributedOptimizer SyncBatchNorm HorovodInternalError",
+        needs="torch",
     ),
     "horovod.torch.mpi_ops": Answer(
         by="farandole.torch",
@@ -113,7 +156,7 @@ MODULES: Mapping[str, Answer] = {
         },
         known="DistributedOptimizer",
     ),
-    "horovod.torch.compression": Answer(by="farandole.torch", own=_COMPRESSION, known="Compression"),
+    "horovod.torch.compression": Answer(by="farandole.torch", own=_compression("torch"), known="Compression"),
     "horovod.torch.sync_batch_norm": Answer(by="farandole.torch", known="SyncBatchNorm"),
     "horovod.torch.elastic": Answer(
         by="farandole.torch.elastic",
@@ -124,9 +167,57 @@ MODULES: Mapping[str, Answer] = {
     ),
     "horovod.torch.elastic.sampler": Answer(by="farandole.torch.elastic", known="ElasticSampler", why=_NO_ELASTIC),
     "horovod.torch.elastic.state": Answer(by="farandole.torch.elastic", known="TorchState", why=_NO_ELASTIC),
-    "horovod.tensorflow": Answer(by="farandole.tensorflow", every=True, why=_NO_TENSORFLOW),
-    "horovod.tensorflow.keras": Answer(by="farandole.tensorflow.keras", every=True, why=_NO_TENSORFLOW),
-    "horovod.keras": Answer(by="farandole.keras", every=True, why=_NO_TENSORFLOW),
+    "horovod.tensorflow": Answer(
+        by="farandole.tensorflow",
+        every=True,
+        own=_CHECK_EXTENSION,
+        parts="mpi_ops compression functions gradient_aggregation gradient_aggregation_eager sync_batch_norm util "
+        "elastic",
+        known=_TENSORFLOW,
+        why=_NO_TENSORFLOW,
+        needs="tensorflow",
+    ),
+    "horovod.tensorflow.mpi_ops": Answer(
+        by="farandole.tensorflow", own=_from("farandole.compat.basics", "HorovodBasics"), known=_TENSORFLOW_OPS
+    ),
+    "horovod.tensorflow.functions": Answer(by="farandole.tensorflow", known=_TENSORFLOW_STATE),
+    "horovod.tensorflow.compression": Answer(
+        by="farandole.tensorflow", own=_compression("tensorflow"), known="Compression"
+    ),
+    "horovod.tensorflow.sync_batch_norm": Answer(by="farandole.tensorflow", known="SyncBatchNormalization"),
+    "horovod.tensorflow.gradient_aggregation": Answer(
+        not_here=dict.fromkeys(
+            ("LocalGradientAggregationHelper", "apply_op_to_not_none_tensors", "get_not_none_from_list"), _AGGREGATION
+        )
+    ),
+    "horovod.tensorflow.gradient_aggregation_eager": Answer(
+        not_here={"LocalGradientAggregationHelperEager": _AGGREGATION}
+    ),
+    "horovod.tensorflow.util": Answer(not_here=dict.fromkeys(("vars_to_refs", "refs_to_vars"), _REFERENCES)),
+    "horovod.tensorflow.elastic": Answer(why=_NO_ELASTIC),
+    "horovod.tensorflow.data": Answer(
+        why="no services of tf.data are started; farandole.data reads ahead on each rank, and gives each row once"
+    ),
+    "horovod.tensorflow.keras": Answer(
+        by="farandole.keras",
+        every=True,
+        parts="callbacks elastic",
+        known=f"{_KERAS} {_PROCESS_SETS}",
+        why=_NO_TENSORFLOW,
+        needs="tensorflow keras",
+    ),
+    "horovod.tensorflow.keras.callbacks": Answer(by="farandole.keras.callbacks", known=_CALLBACKS),
+    "horovod.tensorflow.keras.elastic": Answer(why=_NO_ELASTIC),
+    "horovod.keras": Answer(
+        by="farandole.keras",
+        every=True,
+        parts="callbacks elastic",
+        known=f"{_KERAS} Adasum PartialDistributedOptimizer",
+        why=_NO_TENSORFLOW,
+        needs="keras",
+    ),
+    "horovod.keras.callbacks": Answer(by="farandole.keras.callbacks", known=_CALLBACKS),
+    "horovod.keras.elastic": Answer(why=_NO_ELASTIC),
     "horovod.mxnet": Answer(by="farandole.mxnet", every=True, why="MXNet comes in a later version"),
     "horovod.ray": Answer(why="farandole starts no ranks through Ray"),
     # What frameworks share
@@ -153,9 +244,9 @@ MODULES: Mapping[str, Answer] = {
     "horovod.runner.service": Answer(why=_INSIDE),
     "horovod.runner.task": Answer(why=_INSIDE),
     "horovod.runner.util": Answer(why=_INSIDE),
-    "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN),
+    "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN, needs="pyspark"),
     "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN),
-    "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
+    "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
     "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
     "horovod.spark.keras": Answer(by="farandole.spark.keras", every=True, why=_NO_TENSORFLOW),
     "horovod.spark.lightning": Answer(
@@ -181,54 +272,71 @@ MODULES: Mapping[str, Answer] = {
     ),
     "horovod.spark.task": Answer(why="ranks are the tasks of a barrier stage; CUDA_VISIBLE_DEVICES names their GPUs"),
     # Databricks
-    "sparkdl": Answer(own=_from("farandole.compat.spark", "HorovodRunner"), parts="horovod"),
+    "sparkdl": Answer(own=_from("farandole.compat.spark", "HorovodRunner"), parts="horovod", needs="pyspark"),
     "sparkdl.horovod": Answer(own=_from("farandole.spark.logs", "log_to_driver")),
     "sparkdl.horovod.runner_base": Answer(own=_from("farandole.compat.spark", "HorovodRunner")),
     "sparkdl.horovod.tensorflow": Answer(),
-    "sparkdl.horovod.tensorflow.keras": Answer(by="farandole.spark.callbacks", known="LogCallback", why=_NO_TENSORFLOW),
+    "sparkdl.horovod.tensorflow.keras": Answer(by="farandole.spark.callbacks", known="LogCallback", needs="keras"),
     "sparkdl.estimators": Answer(why="HorovodEstimator trains TensorFlow 1 model functions, which come later"),
 }
 
 
 def missing_module(name: str) -> str | None:
     """Say why Horovod's module `name`, or a name of a module, is not there; None when it is, or was never there."""
-    answer = MODULES.get(name)
-    if answer is None:
-        return _missing_part(name)
-    if answer.why and not (answer.by and _exists(answer.by)):
-        return _sentence(name, answer.why)
-    return None
+    nearest = name
+    while nearest and nearest not in MODULES:
+        nearest = nearest.rpartition(".")[0]
+    problem = _obstacle(nearest)[0] if nearest else ""
+    if problem:
+        return f"{name} {problem}"
+    # `from horovod.torch import join` asks for a module `horovod.torch.join` when there is no such name.
+    module, _, last = name.rpartition(".")
+    if nearest == name or module not in MODULES or last in MODULES[module].offered():
+        return None
+    return missing_name(module, last)
+
+
+def missing_package(name: str) -> str:
+    """Name the package that must be installed for Horovod's module `name` to be there; empty for none."""
+    return _obstacle(name)[1]
 
 
 def missing_name(module: str, name: str) -> str | None:
     """Say why Horovod's `module` lacks `name`; None when Horovod has no such name either."""
     whole, answer = f"{module}.{name}", MODULES[module]
     if name in answer.not_here:
-        return _sentence(whole, answer.not_here[name])
+        return f"{whole} {_absent(answer.not_here[name])}"
     if name in answer.known.split():
-        return _sentence(whole, "this version does not have it yet")
+        return f"{whole} {_absent('this version does not have it yet')}"
     return missing_module(whole) if whole in MODULES else None
 
 
-def _missing_part(name: str) -> str | None:
-    """`from horovod.torch import join` asks for a module `horovod.torch.join` when there is no such name."""
-    module, _, last = name.rpartition(".")
-    above = module
-    while above and above not in MODULES:
-        above = above.rpartition(".")[0]
-    if above and missing_module(above):
-        # What is below a module that is not there is not there for the same reason.
-        return _sentence(name, MODULES[above].why)
-    if module not in MODULES or last in MODULES[module].offered():
-        return None
-    return missing_name(module, last)
+def _obstacle(module: str) -> tuple[str, str]:
+    """Why a module of the table is not there, as the end of a sentence, and the package that it lacks, if any."""
+    above = module.rpartition(".")[0]
+    if above in MODULES and (obstacle := _obstacle(above))[0]:
+        return obstacle  # of which importing the module would hear first
+    answer = MODULES[module]
+    if answer.why and not (answer.by and _exists(answer.by)):
+        return _absent(answer.why), ""
+    for package in answer.needs.split():
+        if find_spec(package) is None:
+            return f"needs {package}, which is not installed: pip install 'farandole[{_EXTRAS[package]}]'", package
+    return "", ""
 
 
-def _sentence(name: str, why: str) -> str:
-    return f"{name} is not part of farandole {farandole.__version__}: {why}"
+def _absent(why: str) -> str:
+    return f"is not part of farandole {farandole.__version__}: {why}"
 
 
 def _exists(module: str) -> bool:
-    """Whether a module of ours exists; of what it imports nothing is asked."""
-    package = module.rpartition(".")[0]
-    return (package == "farandole" or _exists(package)) and find_spec(module) is not None
+    """Whether a module of ours exists; imports nothing, as what is above it may lack a package."""
+    path: Sequence[str] | None = farandole.__path__
+    name = farandole.__name__
+    for part in module.split(".")[1:]:
+        name = f"{name}.{part}"
+        found = PathFinder.find_spec(name, path)
+        if found is None:
+            return False
+        path = found.submodule_search_locations
+    return True

@@ -72,7 +72,9 @@ class Finder(MetaPathFinder):
         missing = answers.missing_module(fullname)
         if missing is None and fullname not in MODULES:
             return None
-        spec = ModuleSpec(fullname, Maker() if missing is None else Refuser(missing), origin=answers.__file__)
+        spec = ModuleSpec(
+            fullname, Maker() if missing is None else _refuser(fullname, missing), origin=answers.__file__
+        )
         # Each is a package, so that a name that is not there is asked for as a module too, and can be explained.
         spec.submodule_search_locations = []
         spec.has_location = True
@@ -125,14 +127,19 @@ class Maker(Loader):
 class Refuser(Loader):
     """Says, when the module is imported, why it is not there."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: ImportError) -> None:
         self._why = why
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        raise ImportError(self._why, name=spec.name)
+        raise self._why
 
     def exec_module(self, module: ModuleType) -> None:
-        raise ImportError(self._why, name=module.__name__)
+        raise self._why
+
+
+def _refuser(name: str, why: str) -> Refuser:
+    package = answers.missing_package(name) if name in MODULES else ""
+    return Refuser(ModuleNotFoundError(why, name=package) if package else ImportError(why, name=name))
 
 
 def import_answered(name: str) -> ModuleType:

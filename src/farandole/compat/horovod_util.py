@@ -5,9 +5,9 @@ import os
 import re
 import sysconfig
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
 
+from farandole.compat.answers import MODULES, missing_module
 from farandole.core import builds
 
 __all__ = [
@@ -62,14 +62,16 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether there is a binding for the framework `ext_base_name`."""
-    return (Path(__file__).parents[1] / ext_base_name).is_dir()
+    """Return whether the framework `ext_base_name` is installed, and there is a binding for it."""
+    name = f"horovod.{ext_base_name}"
+    return name in MODULES and missing_module(name) is None
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raise `ImportError` when there is no binding `ext_name`, such as "horovod.torch"."""
-    if not extension_available(ext_name.rpartition(".")[2]):
-        raise ImportError(f"Extension {ext_name} has not been built: farandole has no binding of this name")
+    """Raise `ImportError` when there is no binding `ext_name`, such as "horovod.torch", or its framework is missing."""
+    why = missing_module(ext_name) if ext_name in MODULES else "farandole has no binding of this name"
+    if why is not None:
+        raise ImportError(f"Extension {ext_name} has not been built: {why}")
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:

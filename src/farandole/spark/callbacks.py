@@ -1,0 +1,39 @@
+"""What a rank's Keras training tells the driver."""
+
+import time
+from collections.abc import Mapping
+
+import keras
+
+from farandole.spark.logs import log_to_driver
+
+__all__ = ["LogCallback"]
+
+
+class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Shows when epochs begin and end, and their metrics, in the driver's output; with `per_batch_log` each batch's.
+
+    Every rank that trains with it does so; the messages are those of `farandole.spark.log_to_driver`."""
+
+    def __init__(self, per_batch_log: bool = False) -> None:
+        super().__init__()
+        self.per_batch_log = per_batch_log
+        self._began = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Say that the epoch begins."""
+        self._began = time.monotonic()
+        log_to_driver(f"Epoch {epoch} begins.")
+
+    def on_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Give the metrics after the batch, if asked to."""
+        if self.per_batch_log:
+            log_to_driver(f"Batch {batch}: {_spelled(logs)}")
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Give the epoch's metrics and how long it took."""
+        log_to_driver(f"Epoch {epoch} ended after {time.monotonic() - self._began:.1f} s: {_spelled(logs)}")
+
+
+def _spelled(logs: Mapping[str, float] | None) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in (logs or {}).items())
