@@ -20,6 +20,7 @@
 #include "bind/released.h"
 #include "collectives/grid.h"
 #include "engine/engine.h"
+#include "plugins/slot.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -279,6 +280,19 @@ NB_MODULE(_native, m) {
           "marks_plans"_a)
       .def("stop_trace", [](const Calls& calls) { calls.engine()->trace().stop(); })
       .def("trace", &trace_of, nb::sig("def trace(self) -> list[tuple[str, str, int, int, int]]"));
+
+  nb::class_<plugins::Slot>(m, "Slot")
+      .def(nb::init<int32_t, int32_t>(), "local_rank"_a, "local_size"_a)
+      .def_prop_ro("number", &plugins::Slot::number)
+      .def(
+          "add",
+          [](plugins::Slot& slot, int32_t process_set, const Calls* calls) {
+            slot.add(process_set, calls == nullptr ? nullptr : calls->engine());
+          },
+          "process_set"_a, "engine"_a.none())
+      .def("remove", &plugins::Slot::remove, "process_set"_a)
+      .def("close", &plugins::Slot::close);
+  m.def("core_table", [] { return reinterpret_cast<uintptr_t>(&plugins::core_table()); });
 
   m.def("simd_level", &simd_level);
 }

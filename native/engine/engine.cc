@@ -226,6 +226,7 @@ void Engine::background() noexcept {
     const uint32_t work_seen = work_.load();
     // In this order: who calls later also changes the bell.
     called_.exchange(false);
+    report();
     if (is_attended() || !has_work()) {
       // Who waits only calls when something stays behind.
       work_.sleep(work_seen, listens_always_ ? kLull : kIdleNap);
@@ -247,7 +248,7 @@ void Engine::background() noexcept {
     }
     if (waiters_.load() > 0) turn_.nudge();  // who came meanwhile waits for its turn to drive
     if (!moved && has_work() && waiters_.load() == 0 && !stop_.load())
-      doorbell().sleep_unless(seen, kNap, [this] { return pending_.fresh(); });
+      doorbell().sleep_unless(seen, kNap, [this] { return pending_.fresh() || has_finished_.load(); });
   }
   life.end();
 }
@@ -270,7 +271,7 @@ void Engine::gather() {
 
 void Engine::shutdown() {
   if (is_forked()) return;
-  const std::lock_guard closing(closing_);  // a second caller returns when the first is done
+  std::unique_lock closing(closing_);  // a second caller returns when the first is done
   if (closed_.exchange(true)) return;
   pending_.refuse(told(Error::closed("it was shut down")));
   // What all ranks have agreed on may still be under way; the others count on our part in it.
@@ -296,6 +297,8 @@ void Engine::shutdown() {
   for (int rank = 0; rank < wiring_.segment->ranks(); ++rank) wiring_.segment->area(rank).doorbell.bump();
   doorman_.reset();
   results_->close();
+  closing.unlock();
+  report();
 }
 
 void Engine::see_off() const {

@@ -183,7 +183,9 @@ class Engine : private Guard {
 
   /// Whatever leaves the engine speaks of ranks by their numbers in the job.
   [[nodiscard]] Error told(const Error& error) const { return error.among(wiring_.process_set, wiring_.members); }
-  void fail(const OperationPtr& operation, const Error& error) const;
+  void fail(const OperationPtr& operation, const Error& error);
+  void conclude(const OperationPtr& operation);
+  void report() noexcept;
   void fail_pending(const Error& error);
   [[nodiscard]] Signal& doorbell() { return wiring_.segment->area(local_rank_).doorbell; }
 
@@ -230,6 +232,10 @@ class Engine : private Guard {
   std::mutex closing_;
   std::atomic<bool> closed_{false};
   std::atomic<bool> failed_{false};
+
+  std::mutex finished_mu_;
+  std::vector<OperationPtr> finished_;     // somebody is to be told of them
+  std::atomic<bool> has_finished_{false};  // they are not empty
 
   std::mutex stats_mu_;
   EngineStats stats_;

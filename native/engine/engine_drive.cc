@@ -96,8 +96,7 @@ void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> 
     if (error) {
       fail(operation, *error);
     } else {
-      operation->keep.reset();
-      operation->finish();
+      conclude(operation);
     }
   }
   if (error) throw *error;
@@ -122,10 +121,37 @@ void Engine::refuse(const Refusal& refusal) {
   fail(operation, refusal.error);
 }
 
-void Engine::fail(const OperationPtr& operation, const Error& error) const {
+void Engine::fail(const OperationPtr& operation, const Error& error) {
   operation->error = told(error).named(operation->request.name);
+  conclude(operation);
+}
+
+/// The operation is done. Its listener hears of it from the engine's thread, which holds no lock then: what it calls
+/// may submit, or even wait for another operation.
+void Engine::conclude(const OperationPtr& operation) {
   operation->keep.reset();
   operation->finish();
+  if (operation->listener.done == nullptr) return;
+  {
+    const std::lock_guard lock(finished_mu_);
+    finished_.push_back(operation);
+  }
+  if (has_finished_.exchange(true) || in_the_way_) return;
+  work_.bump();
+  doorbell().nudge();
+}
+
+/// Tells the listeners of what is done.
+void Engine::report() noexcept {
+  while (has_finished_.load()) {
+    std::vector<OperationPtr> finished;
+    {
+      const std::lock_guard lock(finished_mu_);
+      has_finished_.store(false);
+      finished.swap(finished_);
+    }
+    for (const OperationPtr& operation : finished) operation->listener.done(operation->listener.cookie, *operation);
+  }
 }
 
 }  // namespace farandole

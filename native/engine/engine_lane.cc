@@ -106,10 +106,7 @@ void Engine::finish_in_lane(const Recurring& recurring, size_t payload) {
   executed_ += static_cast<uint32_t>(all.size());
   count(all, payload);
   if (trace_.on()) trace_.add(first.kind, all, begun);
-  for (const OperationPtr& operation : all) {
-    operation->keep.reset();
-    operation->finish();
-  }
+  for (const OperationPtr& operation : all) conclude(operation);
 }
 
 }  // namespace farandole

@@ -50,6 +50,8 @@ std::byte* result_of(Operation& operation, int64_t rows, ResultPool& pool) {
     operation.error =
         Error::invalid(operation.request.name, "the result has " + std::to_string(bytes) + " bytes and the output " +
                                                    std::to_string(operation.room) + "; give one of the result's size");
+  else if (operation.listener.allocate != nullptr)
+    if (std::byte* given = operation.listener.allocate(operation.listener.cookie, operation, bytes)) return given;
   return operation.result.emplace(pool.take(bytes)).data();
 }
 

@@ -13,6 +13,19 @@
 
 namespace farandole {
 
+class Operation;
+
+/// Who is told of an operation that nobody waits for. Both functions are called by whoever drives, or by the engine's
+/// thread, and must not throw.
+struct Listener {
+  /// The operation is done, well or not; called once, holding no lock of the engine, so it may submit again.
+  void (*done)(void* cookie, Operation& operation) noexcept = nullptr;
+  /// Returns memory for a result of `bytes` that only the plan sizes, or null for what the engine then allocates
+  /// itself; `result_shape` is known. Called in the middle of a plan: it must not come back to the engine. May be null.
+  std::byte* (*allocate)(void* cookie, Operation& operation, size_t bytes) noexcept = nullptr;
+  void* cookie = nullptr;
+};
+
 /// One rank's side of one collective operation, from submission to completion. Shared by the engine and the handle.
 class Operation {
  public:
@@ -21,6 +34,7 @@ class Operation {
   std::byte* output = nullptr;  // null: the engine allocates `result`
   size_t room = 0;              // bytes at `output`, of kinds whose result only the plan sizes
   std::shared_ptr<void> keep;   // what must outlive the operation: references to the tensors
+  Listener listener;            // set before submission, of operations that the engine's thread is to drive
 
   // Valid once done.
   std::optional<Error> error;

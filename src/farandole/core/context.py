@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from farandole._native import Slot
 from farandole.config import Config
 from farandole.core.connect import connect
+from farandole.core.registry import GLOBAL
 from farandole.core.sets import Sets
 from farandole.core.start import start_engine
 from farandole.core.timeline import Timeline
@@ -48,7 +50,9 @@ class Context:
             self._watch.close()
             raise
         self._watch.follow(self.engine, self.rank)
-        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._watch)
+        self._slot = Slot(self.topology.local_rank, self.topology.local_size)
+        self._slot.add(GLOBAL, self.engine)
+        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._watch, self._slot)
 
     @property
     def timeline(self) -> Timeline:
@@ -57,6 +61,11 @@ class Context:
     def metrics(self) -> dict[str, float]:
         """Return what this rank has done so far, in all its process sets: `Metrics.read` says what each number is."""
         return self._watch.metrics.read()
+
+    @property
+    def slot(self) -> int:
+        """The number under which what a framework has traced finds this rank."""
+        return self._slot.number
 
     @property
     def rank(self) -> int:
@@ -97,6 +106,7 @@ class Context:
         if os.getpid() != self._process:
             return
         self._watch.quiet()
+        self._slot.close()
         self.sets.shutdown()
         self.engine.shutdown()
         self._watch.close()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from farandole._native import Engine
+from farandole._native import Engine, Slot
 from farandole.config import Config
 from farandole.core import kinds
 from farandole.core.connect import connect
@@ -46,9 +46,10 @@ class Sets:
         topology: Topology,
         engine: Engine,
         watch: Watch,
+        slot: Slot,
     ) -> None:
         self._rendezvous, self._config, self._topology = rendezvous, config, topology
-        self._engine, self._watch = engine, watch
+        self._engine, self._watch, self._slot = engine, watch, slot
         self._registry = Registry(topology.size)
         self._sets: dict[object, _Set] = {}
         self._generation = 0  # of the latest set
@@ -81,6 +82,7 @@ class Sets:
                 if not self._closed:
                     self._registry.add(members)
                     self._sets[key] = _Set(number, members, seat)
+                    self._slot.add(number, None if seat is None else seat.engine)
                     return
             self._end(seat)
             raise EngineClosed("it was shut down while a process set was added")
@@ -100,6 +102,7 @@ class Sets:
             with self._closing:
                 if self._sets.pop(key, None) is not None:
                     self._registry.remove(known.number)
+                    self._slot.remove(known.number)
             return True
 
     def shutdown(self) -> None:

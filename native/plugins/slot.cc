@@ -1,0 +1,121 @@
+#include "plugins/slot.h"
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "plugins/asked.h"
+
+namespace farandole::plugins {
+namespace {
+
+struct Member {
+  std::shared_ptr<Engine> engine;         // null: this rank is no member
+  std::map<std::string, uint64_t> asked;  // how often without a name of its own
+};
+
+struct Rank {
+  int32_t local_rank, local_size;
+  std::map<int32_t, Member> sets;
+};
+
+/// The ranks of this process that have been started.
+struct Ranks {
+  std::mutex mu;
+  std::map<int32_t, Rank> by_slot;
+};
+
+Ranks& ranks() {
+  // Never destroyed: a framework's threads may still ask while the process exits.
+  static auto* instance = new Ranks;
+  return *instance;
+}
+
+int32_t find(int32_t slot, int32_t process_set, Place* place) noexcept {
+  Ranks& all = ranks();
+  const std::lock_guard lock(all.mu);
+  const auto rank = all.by_slot.find(slot);
+  if (rank == all.by_slot.end()) return kNotInitialized;
+  const auto set = rank->second.sets.find(process_set);
+  if (set == rank->second.sets.end()) return kNotInitialized;
+  const Engine* engine = set->second.engine.get();
+  *place = {engine == nullptr ? -1 : engine->rank(), engine == nullptr ? 0 : engine->size(), rank->second.local_rank,
+            rank->second.local_size};
+  return 0;
+}
+
+/// The engine that `ask` goes to, and the whole name. Throws Error, and NotStarted.
+std::pair<std::shared_ptr<Engine>, std::string> addressed(const Ask& ask) {
+  Ranks& all = ranks();
+  const std::lock_guard lock(all.mu);
+  const auto rank = all.by_slot.find(ask.slot);
+  if (rank == all.by_slot.end()) throw NotStarted("farandole is not initialized; call init() first");
+  const auto set = rank->second.sets.find(ask.process_set);
+  if (set == rank->second.sets.end())
+    throw NotStarted("process set " + std::to_string(ask.process_set) +
+                     " is not there (any more); every rank has to call add_process_set first");
+  if (set->second.engine == nullptr)
+    throw Error::invalid(
+        ask.name, "this rank is not a member of the provided process set, number " + std::to_string(ask.process_set));
+  std::string name = ask.name;
+  if (name.ends_with('.')) name += std::to_string(set->second.asked[name]++);
+  return {set->second.engine, name};
+}
+
+void submit(const Ask* ask, const Listener* listener) noexcept {
+  try {
+    const auto [engine, name] = addressed(*ask);
+    start(*ask, name, *listener, *engine);
+  } catch (const NotStarted& error) {
+    tell(*listener, kNotInitialized, "'" + std::string(ask->name) + "': " + error.what());
+  } catch (const Error& error) {
+    tell(*listener, static_cast<int32_t>(error.kind), error.what());
+  } catch (const std::exception& error) {
+    tell(*listener, static_cast<int32_t>(ErrorKind::Internal), error.what());
+  }
+}
+
+}  // namespace
+
+Slot::Slot(int32_t local_rank, int32_t local_size) : number_(0) {
+  Ranks& all = ranks();
+  const std::lock_guard lock(all.mu);
+  while (all.by_slot.contains(number_)) ++number_;
+  all.by_slot.emplace(number_, Rank{local_rank, local_size, {}});
+}
+
+void Slot::add(int32_t process_set, std::shared_ptr<Engine> engine) {
+  Ranks& all = ranks();
+  const std::lock_guard lock(all.mu);
+  if (open_) all.by_slot.at(number_).sets[process_set] = {std::move(engine), {}};
+}
+
+void Slot::remove(int32_t process_set) {
+  Member gone;  // perhaps with the last reference: engines are not to end under the lock
+  Ranks& all = ranks();
+  const std::lock_guard lock(all.mu);
+  if (!open_) return;
+  auto& sets = all.by_slot.at(number_).sets;
+  if (const auto found = sets.find(process_set); found != sets.end()) {
+    gone = std::move(found->second);
+    sets.erase(found);
+  }
+}
+
+void Slot::close() {
+  Rank gone{};
+  Ranks& all = ranks();
+  const std::lock_guard lock(all.mu);
+  if (!std::exchange(open_, false)) return;
+  const auto found = all.by_slot.find(number_);
+  gone = std::move(found->second);
+  all.by_slot.erase(found);
+}
+
+const CoreTable& core_table() {
+  static constexpr CoreTable table{kTableVersion, &submit, &find};
+  return table;
+}
+
+}  // namespace farandole::plugins

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "engine/request.h"
+#include "plugins/core_table.h"
+#include "plugins/tensorflow/api.h"
+
+namespace farandole::tensorflow {
+
+/// The core's functions, once Python has handed them over. Operations fail until then.
+extern const plugins::CoreTable* core;
+
+/// Registers the kernel that asks for `kind` as TensorFlow's operation `op`. Returns whether it succeeded.
+[[nodiscard]] bool register_collective(const char* op, Kind kind);
+
+/// Registers the kernel that tells where a rank is, when it runs.
+[[nodiscard]] bool register_place(const char* op);
+
+}  // namespace farandole::tensorflow

@@ -1,0 +1,120 @@
+#include <initializer_list>
+#include <string>
+
+#include "plugins/tensorflow/collective.h"
+
+// The operations as TensorFlow knows them. They are registered while TensorFlow loads this library, so that it makes
+// Python functions of them.
+namespace farandole::tensorflow {
+namespace {
+
+const char* problem = nullptr;  // why there are no operations
+
+void keep_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeHandle* shape = tf.NewShapeHandle();
+  const auto inputs = static_cast<int>(tf.ShapeInferenceContextNumInputs(context));
+  for (int i = 0; i < inputs && tf.GetCode(status) == 0; ++i) {
+    tf.ShapeInferenceContextGetInput(context, i, shape, status);
+    if (tf.GetCode(status) == 0) tf.ShapeInferenceContextSetOutput(context, i, shape, status);
+  }
+  tf.DeleteShapeHandle(shape);
+}
+
+void forget_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  // The interface knows no way to forget one dimension only; our Python functions set the others.
+  tf.ShapeInferenceContextSetUnknownShape(context, status);
+}
+
+void make_scalar(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeHandle* shape = tf.ShapeInferenceContextScalar(context);
+  tf.ShapeInferenceContextSetOutput(context, 0, shape, status);
+  tf.DeleteShapeHandle(shape);
+}
+
+constexpr const char* kMany =
+    "T: list({bool, uint8, int8, int16, uint16, int32, uint32, int64, uint64, half, bfloat16, float, double}) >= 1";
+constexpr const char* kOne =
+    "T: {bool, uint8, int8, int16, uint16, int32, uint32, int64, uint64, half, bfloat16, float, double}";
+
+struct Definition {
+  const char* op;
+  std::initializer_list<const char*> inputs, outputs, attributes;
+  InferShapes shapes;
+};
+
+/// All are stateful: TensorFlow would compute one with a constant input once and for all, or drop one whose result
+/// nobody uses, and the other ranks would wait for it.
+bool define(const Definition& definition) {
+  TF_OpDefinitionBuilder* builder = tf.NewOpDefinitionBuilder(definition.op);
+  for (const char* input : definition.inputs) tf.OpDefinitionBuilderAddInput(builder, input);
+  for (const char* output : definition.outputs) tf.OpDefinitionBuilderAddOutput(builder, output);
+  for (const char* attribute : definition.attributes) tf.OpDefinitionBuilderAddAttr(builder, attribute);
+  tf.OpDefinitionBuilderAddAttr(builder, "slot: int");
+  tf.OpDefinitionBuilderAddAttr(builder, "process_set: int");
+  tf.OpDefinitionBuilderSetIsStateful(builder, true);
+  tf.OpDefinitionBuilderSetShapeInferenceFunction(builder, definition.shapes);
+  Status status;
+  tf.RegisterOpDefinition(builder, status.get());
+  return status.ok();
+}
+
+bool define_all() {
+  const char* name = "tensor_name: string";
+  const char* grouped = "grouped: bool";
+  const char* op = "op: int";
+  const char* before = "prescale_bits: int";
+  const char* after = "postscale_bits: int";
+  return define({"FarandoleAllreduce",
+                 {"tensors: T"},
+                 {"reduced: T"},
+                 {kMany, name, grouped, op, before, after},
+                 &keep_shapes}) &&
+         define({"FarandoleAllgather", {"tensors: T"}, {"gathered: T"}, {kMany, name, grouped}, &forget_shapes}) &&
+         define({"FarandoleBroadcast",
+                 {"tensors: T"},
+                 {"spread: T"},
+                 {kMany, name, grouped, "root: int"},
+                 &keep_shapes}) &&
+         define({"FarandoleReducescatter",
+                 {"tensors: T"},
+                 {"scattered: T"},
+                 {kMany, name, grouped, op, before, after},
+                 &forget_shapes}) &&
+         define({"FarandoleAlltoall",
+                 {"tensor: T", "splits: int32"},
+                 {"received: T", "received_splits: int32"},
+                 {kOne, name},
+                 &forget_shapes}) &&
+         define({"FarandoleBarrier", {}, {}, {name}, &forget_shapes}) &&
+         define({"FarandoleJoin", {}, {"last: int32"}, {name}, &make_scalar}) &&
+         define({"FarandolePlace", {}, {"number: int32"}, {"what: int"}, &make_scalar});
+}
+
+bool register_all() {
+  return define_all() && register_collective("FarandoleAllreduce", Kind::Allreduce) &&
+         register_collective("FarandoleAllgather", Kind::Allgather) &&
+         register_collective("FarandoleBroadcast", Kind::Broadcast) &&
+         register_collective("FarandoleReducescatter", Kind::Reducescatter) &&
+         register_collective("FarandoleAlltoall", Kind::Alltoall) &&
+         register_collective("FarandoleBarrier", Kind::Barrier) && register_collective("FarandoleJoin", Kind::Join) &&
+         register_place("FarandolePlace");
+}
+
+struct Loaded {
+  Loaded() {
+    problem = resolve();
+    if (problem == nullptr && !register_all()) problem = "a registration that succeeds";
+  }
+} loaded;
+
+}  // namespace
+}  // namespace farandole::tensorflow
+
+/// Takes the core's functions; returns null, or what this TensorFlow lacks.
+extern "C" __attribute__((visibility("default"))) const char* farandole_tensorflow_connect(const void* table) {
+  using namespace farandole;  // NOLINT: outside of it only because of its C name
+  const auto* core = static_cast<const plugins::CoreTable*>(table);
+  if (core->version != plugins::kTableVersion) return "a core of the same build";
+  if (tensorflow::problem == nullptr) tensorflow::core = core;
+  return tensorflow::problem;
+}

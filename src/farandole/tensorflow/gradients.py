@@ -1,0 +1,150 @@
+"""Gradients of the operations, as Horovod's users expect them.
+
+A reduction is differentiated as if the loss were the sum of the ranks' losses; for allgather and broadcast the ranks'
+gradients are averaged, and reducescatter with Sum multiplies by the number of ranks. They communicate, so every rank
+must compute them; they ask under the operation's name plus ".backward".
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.core.plugins import Address
+from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
+from farandole.tensorflow import nodes
+from farandole.tensorflow.naming import backward_name
+from farandole.tensorflow.place import RANK, SIZE
+
+__all__: list[str] = []
+
+Gradients = list[tf.Tensor]
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What an operation was asked for."""
+
+    wire: str
+    at: Address
+    grouped: bool
+
+    @classmethod
+    def of(cls, op: Any) -> "_Node":
+        name = op.get_attr("tensor_name")
+        return cls(name.decode(), (op.get_attr("slot"), op.get_attr("process_set")), op.get_attr("grouped"))
+
+    def reduce(self, tensors: Gradients, op: int, part: str = "", pre: float = 1.0, post: float = 1.0) -> Gradients:
+        """Reduce what the backward pass has made."""
+        return nodes.allreduce(tensors, backward_name(self.wire, part), self.at, op, pre, post, self.grouped)
+
+    def size(self) -> tf.Tensor:
+        """Return how many ranks take part, when it runs."""
+        return nodes.place(SIZE, self.at)
+
+
+def _double(bits: int) -> float:
+    (value,) = struct.unpack("d", struct.pack("q", bits))
+    return float(value)
+
+
+def _factors(op: Any) -> tuple[float, float]:
+    return _double(op.get_attr("prescale_bits")), _double(op.get_attr("postscale_bits"))
+
+
+@tf.RegisterGradient("FarandoleAllreduce")  # type: ignore[untyped-decorator]
+def _of_allreduce(op: Any, *grads: tf.Tensor) -> Gradients:
+    node, how, (pre, post) = _Node.of(op), op.get_attr("op"), _factors(op)
+    if how in (Sum, Average):
+        return node.reduce(list(grads), how, "", pre, post)
+    if how == Adasum:
+        raise NotImplementedError("allreduce with op=Adasum has no gradient here; use tf.stop_gradient on its input")
+    inputs = list(op.inputs)
+    totals = node.reduce(list(grads), Sum, ".total")
+    if how == Product:
+        size = tf.cast(node.size(), tf.float64)
+        factor = tf.pow(tf.constant(pre, tf.float64), size) * post
+        return [
+            total * others * tf.cast(factor, total.dtype)
+            for total, others in zip(totals, _others_product(node, inputs), strict=True)
+        ]
+    shares = _extreme_share(node, inputs, how, pre)
+    return [total * share * tf.cast(pre * post, total.dtype) for total, share in zip(totals, shares, strict=True)]
+
+
+def _extreme_share(node: _Node, tensors: Gradients, op: int, prescale: float) -> Gradients:
+    """Return the parts of the gradients of Min or Max that belong to this rank.
+
+    It is 1 where this rank alone holds the extreme, 0 where another does; ranks that hold it together share it."""
+    # With a negative factor before it, the largest scaled value is the smallest one, and the reverse.
+    chosen = op if prescale >= 0 else {Min: Max, Max: Min}[op]
+    extremes = node.reduce(tensors, chosen, ".extreme")
+    held = [
+        tf.cast((tensor == extreme) | (_is_nan(tensor) & _is_nan(extreme)), tensor.dtype)
+        for tensor, extreme in zip(tensors, extremes, strict=True)
+    ]
+    return [mine / all_of_them for mine, all_of_them in zip(held, node.reduce(held, Sum, ".held"), strict=True)]
+
+
+def _is_nan(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor != tensor
+
+
+def _others_product(node: _Node, tensors: Gradients) -> Gradients:
+    """Return the products of the other ranks' tensors, also where there are zeros."""
+    zero = [tf.cast(tensor == 0, tensor.dtype) for tensor in tensors]
+    filled = [tf.where(mine == 1, tf.ones_like(tensor), tensor) for mine, tensor in zip(zero, tensors, strict=True)]
+    products = node.reduce(filled, Product, ".product")
+    zeros = node.reduce(zero, Sum, ".zeros")
+    # Without a zero anywhere: divide by our own. With one: it is ours, or it is a factor of the others' product.
+    return [
+        tf.where(count == 0, product / own, tf.where((mine == 1) & (count == 1), product, tf.zeros_like(product)))
+        for mine, own, product, count in zip(zero, filled, products, zeros, strict=True)
+    ]
+
+
+@tf.RegisterGradient("FarandoleAllgather")  # type: ignore[untyped-decorator]
+def _of_allgather(op: Any, *grads: tf.Tensor) -> Gradients:
+    node = _Node.of(op)
+    averaged = node.reduce(list(grads), Average)
+    # Each rank's rows begin where those of the ranks before it end.
+    rows = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in op.inputs])
+    (table,) = nodes.allgather([rows[tf.newaxis]], backward_name(node.wire, ".rows"), node.at)
+    starts = tf.reduce_sum(table[: nodes.place(RANK, node.at)], axis=0)
+    return [
+        tf.ensure_shape(grad[starts[place] : starts[place] + rows[place]], tensor.shape)
+        for place, (grad, tensor) in enumerate(zip(averaged, op.inputs, strict=True))
+    ]
+
+
+@tf.RegisterGradient("FarandoleBroadcast")  # type: ignore[untyped-decorator]
+def _of_broadcast(op: Any, *grads: tf.Tensor) -> Gradients:
+    node = _Node.of(op)
+    is_root = nodes.place(RANK, node.at) == op.get_attr("root")
+    # Zeros that depend on the average all the same: every rank has to run the second derivative too.
+    return [tf.where(is_root, average, tf.zeros_like(average)) for average in node.reduce(list(grads), Average)]
+
+
+@tf.RegisterGradient("FarandoleReducescatter")  # type: ignore[untyped-decorator]
+def _of_reducescatter(op: Any, *grads: tf.Tensor) -> Gradients:
+    node, (pre, post) = _Node.of(op), _factors(op)
+    joined = nodes.allgather(list(grads), backward_name(node.wire), node.at, node.grouped)
+    if op.get_attr("op") == Sum:
+        size = tf.cast(node.size(), tf.float64) * (pre * post)
+        return [grad * tf.cast(size, grad.dtype) for grad in joined]
+    return joined if pre * post == 1.0 else [grad * tf.cast(pre * post, grad.dtype) for grad in joined]
+
+
+@tf.RegisterGradient("FarandoleAlltoall")  # type: ignore[untyped-decorator]
+def _of_alltoall(op: Any, grad: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, None]:
+    at = (op.get_attr("slot"), op.get_attr("process_set"))
+    back, _counts = nodes.alltoall(grad, op.outputs[1], backward_name(op.get_attr("tensor_name").decode()), at)
+    # Rows beyond the splits went nowhere.
+    shape = tf.shape(op.inputs[0])
+    unsent = tf.zeros(tf.concat([shape[:1] - tf.shape(back)[:1], shape[1:]], 0), grad.dtype)
+    return tf.ensure_shape(tf.concat([back, unsent], 0), op.inputs[0].shape), None
+
+
+for _plain in ("FarandoleJoin", "FarandolePlace", "FarandoleBarrier"):
+    tf.no_gradient(_plain)

@@ -1,0 +1,131 @@
+"""Our operations as nodes of a graph, or run at once: one function per kind."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.core.plugins import Address
+from farandole.core.reduction import Sum
+from farandole.tensorflow.plugin import operations
+
+__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "join", "place", "reducescatter"]
+
+
+def allreduce(
+    tensors: Sequence[tf.Tensor],
+    wire: str,
+    at: Address,
+    op: int = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    grouped: bool = False,
+) -> list[tf.Tensor]:
+    """Reduce over all ranks, in the inputs' own memory where nobody else needs it."""
+    return _independent(
+        operations().farandole_allreduce(
+            tensors=tensors,
+            tensor_name=wire,
+            op=op,
+            prescale_bits=_bits(prescale),
+            postscale_bits=_bits(postscale),
+            grouped=grouped,
+            **_of(at),
+        )
+    )
+
+
+def allgather(tensors: Sequence[tf.Tensor], wire: str, at: Address, grouped: bool = False) -> list[tf.Tensor]:
+    """Concatenate over ranks along the first dimension."""
+    gathered = operations().farandole_allgather(tensors=tensors, tensor_name=wire, grouped=grouped, **_of(at))
+    return _rows_like(_independent(gathered), tensors)
+
+
+def broadcast(
+    tensors: Sequence[tf.Tensor], wire: str, at: Address, root: int, grouped: bool = False
+) -> list[tf.Tensor]:
+    """Return those of the member in place `root`."""
+    return _independent(
+        operations().farandole_broadcast(tensors=tensors, tensor_name=wire, root=root, grouped=grouped, **_of(at))
+    )
+
+
+def reducescatter(
+    tensors: Sequence[tf.Tensor],
+    wire: str,
+    at: Address,
+    op: int,
+    prescale: float,
+    postscale: float,
+    grouped: bool = False,
+) -> list[tf.Tensor]:
+    """Reduce, and keep this rank's rows."""
+    scattered = operations().farandole_reducescatter(
+        tensors=tensors,
+        tensor_name=wire,
+        op=op,
+        prescale_bits=_bits(prescale),
+        postscale_bits=_bits(postscale),
+        grouped=grouped,
+        **_of(at),
+    )
+    return _rows_like(_independent(scattered), tensors)
+
+
+def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: str, at: Address) -> tuple[tf.Tensor, tf.Tensor]:
+    """Send rows to each rank; return what came, and how many rows from each."""
+    received, counts = operations().farandole_alltoall(tensor=tensor, splits=splits, tensor_name=wire, **_of(at))
+    _independent([received])
+    _rows_like([received], [tensor])
+    if not tf.executing_eagerly():
+        counts.set_shape([None])
+    return received, counts
+
+
+def join(at: Address) -> tf.Tensor:
+    """Take part in what the others ask for until all have joined; return who was last."""
+    return operations().farandole_join(tensor_name="join.", **_of(at))
+
+
+def barrier(wire: str, at: Address) -> tf.Operation | None:
+    """Wait for all ranks. In a function it comes after what is before it, and before what is after it."""
+    return operations().farandole_barrier(tensor_name=wire, **_of(at))
+
+
+def place(what: int, at: Address, name: str | None = None) -> tf.Tensor:
+    """Return a number that says where this rank is, at the time when it runs."""
+    number = operations().farandole_place(what=what, name=name, **_of(at))
+    _independent([number])
+    return number
+
+
+def _of(at: Address) -> dict[str, int]:
+    slot, process_set = at
+    return {"slot": slot, "process_set": process_set}
+
+
+def _bits(value: float) -> int:
+    """Return a double as an integer: TensorFlow's attributes hold no doubles."""
+    (bits,) = struct.unpack("q", struct.pack("d", value))
+    return int(bits)
+
+
+def _independent(outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Let an operation run at once with others: a function would run stateful ones one after the other."""
+    outputs = list(outputs)
+    if outputs and not tf.executing_eagerly():
+        # What is no function has no such order, and no such manager.
+        manager: Any = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
+        if manager is not None:
+            manager.run_independently(outputs[0].op)
+    return outputs
+
+
+def _rows_like(outputs: list[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Tell a graph what does not change: all dimensions but the first."""
+    if not tf.executing_eagerly():
+        for output, given in zip(outputs, inputs, strict=True):
+            if given.shape.rank:
+                output.set_shape([None, *given.shape[1:]])
+    return outputs

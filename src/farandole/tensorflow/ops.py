@@ -1,0 +1,270 @@
+"""The operations of Horovod's users for TensorFlow: eagerly, in functions and in graphs of TensorFlow 1."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from farandole.core import default
+from farandole.core.compression import Compressor
+from farandole.core.plugins import Address, address_of
+from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
+from farandole.core.reduction import Average, Sum, choose_op
+from farandole.tensorflow import gradients as _registered  # noqa: F401
+from farandole.tensorflow import nodes
+from farandole.tensorflow.compression import Compression
+from farandole.tensorflow.naming import wire_name
+from farandole.tensorflow.place import size_op
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "reducescatter",
+]
+
+Dense: TypeAlias = tf.Tensor
+Given: TypeAlias = tf.Tensor  # or tf.IndexedSlices, or what becomes a tensor
+
+
+def allreduce(
+    tensor: Given,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor[tf.Tensor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Given:
+    """Combine `tensor` over all ranks; every rank gets the same result. See `farandole.core.ops` for what `op` does.
+
+    `tf.IndexedSlices` become slices again: those of all ranks, for Sum and Average. Eagerly it blocks until every rank
+    has asked; in a function or graph it does so when it runs, and others run meanwhile. Ranks have to ask under the
+    same names, in any order. Raises `tf.errors.InvalidArgumentError` for what is wrong on this rank,
+    `FailedPreconditionError` when ranks ask for different things or before `init()`, and `AbortedError` naming a rank
+    that is lost.
+    """
+    op = choose_op(op, average)
+    if isinstance(tensor, tf.IndexedSlices):
+        _require_plain(op, prescale_factor, postscale_factor, name)
+        with tf.device(device_sparse):
+            return _reduce_slices(tensor, op, name, process_set, ignore_name_scope)
+    with tf.device(device_dense):
+        smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
+        wire, at = _ask("allreduce", name, [smaller], process_set, ignore_name_scope)
+        (reduced,) = nodes.allreduce([smaller], wire, at, op, prescale_factor, postscale_factor)
+        return compression.decompress(reduced, ctx)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Given],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor[tf.Tensor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Given]:
+    """Combine several tensors at once; none begins before all are ready on all ranks. As `allreduce`."""
+    op = choose_op(op, average)
+    results: list[Given] = list(tensors)
+    dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    if len(dense) < len(tensors):
+        _require_plain(op, prescale_factor, postscale_factor, name)
+    with tf.device(device_sparse):
+        for place, tensor in enumerate(tensors):
+            if isinstance(tensor, tf.IndexedSlices):
+                part = None if name is None else f"{name}.{place}"
+                results[place] = _reduce_slices(tensor, op, part, process_set, ignore_name_scope)
+    if not dense:
+        return results
+    with tf.device(device_dense):
+        pairs = [compression.compress(tf.convert_to_tensor(tensors[place])) for place in dense]
+        smaller = [tensor for tensor, _ in pairs]
+        wire, at = _ask("grouped_allreduce", name, smaller, process_set, ignore_name_scope)
+        reduced = nodes.allreduce(smaller, wire, at, op, prescale_factor, postscale_factor, grouped=True)
+        for place, output, (_, ctx) in zip(dense, reduced, pairs, strict=True):
+            results[place] = compression.decompress(output, ctx)
+    return results
+
+
+def allgather(
+    tensor: Dense,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Dense:
+    """Concatenate the ranks' tensors by rank along the first dimension, which may differ between ranks."""
+    tensor = tf.convert_to_tensor(tensor)
+    wire, at = _ask("allgather", name, [tensor], process_set, ignore_name_scope)
+    return nodes.allgather([tensor], wire, at)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Dense],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Dense]:
+    """Do what `allgather` does with several tensors at once; none begins before all are ready on all ranks."""
+    if not tensors:
+        return []
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    wire, at = _ask("grouped_allgather", name, given, process_set, ignore_name_scope)
+    return nodes.allgather(given, wire, at, grouped=True)
+
+
+def broadcast(
+    tensor: Dense,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Dense:
+    """Return the tensor of rank `root_rank`; all must have one shape and dtype."""
+    tensor = tf.convert_to_tensor(tensor)
+    wire, at = _ask("broadcast", name, [tensor], process_set, ignore_name_scope)
+    return nodes.broadcast([tensor], wire, at, _place_of(root_rank, wire, process_set))[0]
+
+
+def broadcast_(
+    variables: Sequence[tf.Variable],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Variable]:
+    """Overwrite variables with those of rank `root_rank`, all at once, and return them.
+
+    In a graph of TensorFlow 1 the result is the list of what is to be run. Blocks, eagerly, until they are here."""
+    variables = list(variables)
+    if not variables:
+        return []
+    values = [variable.read_value() for variable in variables]
+    wire, at = _ask("broadcast_", name, values, process_set, False)
+    spread = nodes.broadcast(values, wire, at, _place_of(root_rank, wire, process_set), grouped=True)
+    assigned = [variable.assign(value) for variable, value in zip(variables, spread, strict=True)]
+    return variables if tf.executing_eagerly() else assigned
+
+
+def alltoall(
+    tensor: Dense,
+    splits: object = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Dense | tuple[Dense, Dense]:
+    """Send `splits[r]` rows to each rank r, in order, and return what came, in order of rank.
+
+    Without `splits` every rank gets an equal part. With it the result is a pair: the rows, and how many of them came
+    from each rank."""
+    tensor = tf.convert_to_tensor(tensor)
+    wire, at = _ask("alltoall", name, [tensor], process_set, ignore_name_scope)
+    shares = tf.convert_to_tensor([] if splits is None else splits, tf.int32)
+    received, counts = nodes.alltoall(tensor, shares, wire, at)
+    return received if splits is None else (received, counts)
+
+
+def reducescatter(
+    tensor: Dense,
+    device_dense: str = "",
+    compression: Compressor[tf.Tensor] = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Dense:
+    """Combine `tensor` over all ranks (Average or Sum) and return this rank's rows of the result.
+
+    The first ranks get one row more where the rows do not divide evenly."""
+    with tf.device(device_dense):
+        smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
+        wire, at = _ask("reducescatter", name, [smaller], process_set, ignore_name_scope)
+        (rows,) = nodes.reducescatter([smaller], wire, at, op, prescale_factor, postscale_factor)
+        return compression.decompress(rows, ctx)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Dense],
+    device_dense: str = "",
+    compression: Compressor[tf.Tensor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Dense]:
+    """Do what `reducescatter` does with several tensors at once; none begins before all are ready."""
+    if not tensors:
+        return []
+    with tf.device(device_dense):
+        pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+        smaller = [tensor for tensor, _ in pairs]
+        wire, at = _ask("grouped_reducescatter", None, smaller, process_set, False)
+        rows = nodes.reducescatter(smaller, wire, at, op, prescale_factor, postscale_factor, grouped=True)
+        return [compression.decompress(output, ctx) for output, (_, ctx) in zip(rows, pairs, strict=True)]
+
+
+def join() -> Dense:
+    """Say that this rank has no more data, and take part in what the others ask for until all have joined.
+
+    Returns the rank that joined last. As `farandole.core.ops.join`."""
+    return nodes.join(address_of(global_process_set, "join"))
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None:
+    """Return when every rank has called it; in a graph, make a node that does so."""
+    return nodes.barrier("barrier", address_of(process_set, "barrier"))
+
+
+def _ask(
+    kind: str, name: str | None, tensors: list[Dense], process_set: ProcessSet, ignore_name_scope: bool
+) -> tuple[str, Address]:
+    """Return the name on the wire, and where to ask."""
+    if tf.executing_eagerly():
+        default.seat()  # what does not run now may run after init()
+    wire = wire_name(kind, name, tensors, ignore_name_scope)
+    return wire, address_of(process_set, wire)
+
+
+def _place_of(root_rank: int, wire: str, process_set: ProcessSet) -> int:
+    if process_set is global_process_set:
+        return root_rank
+    return seat_of(process_set, wire).place_of(root_rank, wire)
+
+
+def _require_plain(op: int, prescale: float, postscale: float, name: str | None) -> None:
+    """Refuse what adding up slices cannot do."""
+    if op not in (Average, Sum):
+        raise NotImplementedError("tf.IndexedSlices can be reduced with op=Average or op=Sum only; see sparse_as_dense")
+    if prescale != 1.0 or postscale != 1.0:
+        shown = "allreduce" if name is None else f"allreduce.{name}"
+        raise NotImplementedError(f"'{shown}': prescale_factor and postscale_factor do not apply to tf.IndexedSlices")
+
+
+def _reduce_slices(
+    slices: tf.IndexedSlices, op: int, name: str | None, process_set: ProcessSet, ignore_name_scope: bool
+) -> tf.IndexedSlices:
+    """Gather the slices of all ranks; where one place is named several times they are added up in use."""
+    values, indices = (tf.convert_to_tensor(each) for each in (slices.values, slices.indices))
+    wire, at = _ask("allgather", None if name is None else f"{name}.slices", [values], process_set, ignore_name_scope)
+    if op == Average:
+        # Each rank divides its own: fewer than all have together.
+        values = values / tf.cast(size_op(at[1]), values.dtype)
+    values, indices = nodes.allgather([values, indices], wire, at, grouped=True)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
