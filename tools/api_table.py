@@ -117,7 +117,7 @@ def find(entry: Entry) -> Finding:
     elif entry.value is not None:
         problem = "" if repr(ours) == entry.value else f"is {ours!r}"
     else:
-        problem = "" if entry.arguments is None else differing(entry.arguments, _signature(entry, ours))
+        problem = "" if entry.arguments is None else differing(entry.arguments, _signature(entry, ours), entry.module)
     return _there(entry, problem)
 
 
@@ -143,8 +143,11 @@ def _signature(entry: Entry, ours: object) -> list[inspect.Parameter]:
     return parameters
 
 
-def differing(arguments: str, ours: Sequence[inspect.Parameter]) -> str:
-    """Say which calls that take `arguments` do not take `ours`; empty when each is understood alike."""
+def differing(arguments: str, ours: Sequence[inspect.Parameter], module: str = "horovod.torch") -> str:
+    """Say which calls that take `arguments` do not take `ours`; empty when each is understood alike.
+
+    Names in defaults are those of `module`, or else of torch's."""
+    names = _names("horovod.torch") | _names(module)
     there = {each.name: each for each in ours}
     in_order = [each for each in ours if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     kinds = {each.kind for each in ours}
@@ -158,7 +161,7 @@ def differing(arguments: str, ours: Sequence[inspect.Parameter]) -> str:
             return f"takes no {name}"
         if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and (place >= len(in_order) or in_order[place].name != name):
             return f"takes {name} at another place"
-        if default is not None and not _means_the_same(there[name].default, default):
+        if default is not None and not _means_the_same(there[name].default, default, names):
             return f"has {there[name].default!r} as {name}, not {default}"
     known = {name for name, _, _ in wanted}
     needed = [each.name for each in ours if each.name not in known and _is_needed(each)]
@@ -185,9 +188,13 @@ def _spelled(default: ast.expr | None) -> str | None:
     return None if default is None else ast.unparse(default)
 
 
-def _means_the_same(ours: object, theirs: str) -> bool:
-    hvd = importlib.import_module("horovod.torch")
-    wanted: object = eval(theirs, {name: getattr(hvd, name) for name in hvd.__all__})
+def _names(module: str) -> dict[str, object]:
+    found = importlib.import_module(module)
+    return {name: getattr(found, name) for name in found.__all__}
+
+
+def _means_the_same(ours: object, theirs: str, names: dict[str, object]) -> bool:
+    wanted: object = eval(theirs, dict(names))
     # None is our word for nothing: no arguments, no compression.
     return (ours == wanted and type(ours) is type(wanted)) or (ours is None and theirs in ("{}", "Compression.none"))
 
