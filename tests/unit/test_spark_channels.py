@@ -1,6 +1,7 @@
 """From rank to task, from task to driver: everything arrives, nobody is delayed, strangers are not heard."""
 
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from farandole.errors import AuthenticationError
+from farandole.errors import AuthenticationError, CacheError
 from farandole.handshake import authenticate, new_secret, split_address
 from farandole.launch.failures import Failure
 from farandole.spark.channel import Orders, RankEnd, TaskEnd
@@ -186,8 +187,28 @@ def test_rows_of_a_rank_that_has_failed_are_not_written_to_the_end(tmp_path: os.
 
 def test_a_disk_that_cannot_be_written_is_named(tmp_path: os.PathLike[str]) -> None:
     missing = f"{tmp_path}/none"
-    with pytest.raises(OSError, match=missing):
+    with pytest.raises(CacheError, match=f"{missing}: cannot hold the rank's rows .*spark.local.dir"):
         spill([], pa.schema([]), missing, stop=lambda: False)
+
+
+def test_a_full_disk_is_named_and_nothing_stays(tmp_path: os.PathLike[str]) -> None:
+    batch = pa.record_batch({"x": pa.array(range(100_000))})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))  # bytes
+        with pytest.raises(CacheError, match=f"{tmp_path}: cannot hold .*spark.local.dir more room") as caught:
+            spill([batch] * 3, batch.schema, str(tmp_path), stop=lambda: False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.folder == str(tmp_path)
+    assert not [link for link in os.listdir("/proc/self/fd") if str(tmp_path) in _target(link)]
+
+
+def _target(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""  # that of the listing itself
 
 
 def test_ranks_of_one_host_take_turns_among_its_disks(tmp_path: os.PathLike[str]) -> None:

@@ -3,6 +3,7 @@
 from farandole.data.agreement import Gather, together
 from farandole.data.cache import CachedSource
 from farandole.data.deal import Deal, Policy
+from farandole.data.feed_loader import FeedLoader
 from farandole.data.fields import FieldOptions
 from farandole.data.loader import Batch, Loader, Reading
 from farandole.data.meter import Metrics
@@ -11,6 +12,7 @@ from farandole.data.readers import Reader, ReaderOptions, make_batch_reader, mak
 from farandole.data.selection import SelectedSource
 from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, agree_on_column
 from farandole.data.shard_loader import ShardBatch, ShardLoader
+from farandole.data.shard_source import ShardSource
 from farandole.data.sharding import StepsPlan
 from farandole.data.shuffle import permutation
 from farandole.data.sources import ArrowSource, ParquetSource, Source
@@ -25,6 +27,7 @@ __all__ = [
     "Column",
     "ColumnFacts",
     "Deal",
+    "FeedLoader",
     "FieldOptions",
     "Gather",
     "Loader",
@@ -40,6 +43,7 @@ __all__ = [
     "SelectedSource",
     "ShardBatch",
     "ShardLoader",
+    "ShardSource",
     "Source",
     "SparseRows",
     "StepsPlan",

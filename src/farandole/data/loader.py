@@ -16,12 +16,13 @@ from farandole.data.meter import Meter, Metrics
 from farandole.data.order import Order, choose_lanes
 from farandole.data.pool import ReadPool
 from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
+from farandole.data.shard_source import is_own
 from farandole.data.sources import RowGroup, Source, fingerprint
 from farandole.data.state import State
 from farandole.data.values import Values
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["Batch", "Loader", "Reading"]
+__all__ = ["Batch", "Loader", "Reading", "transformed"]
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,8 @@ class Loader:
     ) -> None:
         if not 0 <= rank < size:
             raise ConfigError("rank", f"must be in 0..{size - 1}, got {rank}")
+        if size > 1 and is_own(source):
+            raise ConfigError("source", "has the rows of this rank alone, which others cannot read; use FeedLoader")
         self._source, self._rank, self._size, self._batch_size = source, rank, size, batch_size
         self._reading, self._gather, self._report = reading or Reading(), gather, report
         self._policy: Policy = policy
@@ -290,7 +293,7 @@ class Loader:
         """Return what the policy makes of the rows that do not fill a step."""
         in_step = deal.rows - deal.start - step * deal.step_rows
         held = len(deal.take(self._rank, step))
-        columns = cutter.take(held) if held else self._transformed(self._no_rows)
+        columns = cutter.take(held) if held else transformed(self._reading.transform, self._no_rows)
         if self._policy == "join":
             return Batch.of(columns, held, held * self._size / in_step)
         columns = fill_up(columns, columns if held else self._first_rows(), self._batch_size)
@@ -323,21 +326,23 @@ class Loader:
                 ahead=asked.ahead,
                 timeout=asked.timeout,
             )
-            made = (self._transformed(columns) for columns in rounds)
+            made = (transformed(asked.transform, columns) for columns in rounds)
             # In file order nothing has to be put together, so a thread for it would only hand on what others read.
             with_thread = asked.workers and (asked.shuffle or asked.transform is not None)
             yield from read_ahead(made, 1) if with_thread else made
         finally:
             pool.close()
 
-    def _transformed(self, columns: Columns) -> Columns:
-        if self._reading.transform is None or not columns:
-            return columns
-        made = self._reading.transform(columns)
-        for name, values in made.items():
-            if len(values) != rows_of(columns):
-                raise DataError(
-                    name,
-                    f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
-                )
-        return made
+
+def transformed(transform: Transform | None, columns: Columns) -> Columns:
+    """Apply a user's transform, if there is one; raises `DataError` when it has changed the number of rows."""
+    if transform is None or not columns:
+        return columns
+    made = transform(columns)
+    for name, values in made.items():
+        if len(values) != rows_of(columns):
+            raise DataError(
+                name,
+                f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
+            )
+    return made

@@ -12,7 +12,6 @@ from typing import Literal, TypeVar
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from farandole.config import Config
 from farandole.errors import ConfigError
@@ -21,6 +20,7 @@ from farandole.launch.pickling import dump_call
 from farandole.spark.child import shard
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
 from farandole.spark.failure import blame
+from farandole.spark.fed_rows import arrow_schema, take_dataframe
 from farandole.spark.slots import is_local, master_of, require_slots
 from farandole.spark.task import RESULT_SCHEMA, TaskPlan, run_task
 
@@ -62,20 +62,20 @@ def run_barrier_job(
     """Run `main(*args, **kwargs)` on `num_proc` ranks at once and return their values in rank order.
 
     Blocks until all ranks have ended. With `dataframe` each rank finds its rows, a partition of num_proc, in the
-    file `shard()`. `results="first"` brings rank 0's value alone, so that the others need not be picklable. With
-    `restart` Spark runs all ranks again when a process of one was killed, spark.stage.maxConsecutiveAttempts times in
-    all; what `main` raises ends the job nevertheless.
+    file `shard()`; instead of one among the arguments `main` gets these rows, as a `ShardSource`. `results="first"`
+    brings rank 0's value alone: the others need not be picklable. With `restart` Spark runs all ranks again when a
+    process of one was killed, spark.stage.maxConsecutiveAttempts times in all; what `main` raises ends the job.
     Raises `PicklingError`, `SlotsError` and `ConfigError` before anything runs, and the `RankFailed` of the rank that
     failed first, from its own exception; then nothing of the job is left running."""
     _check(spark, num_proc)
-    call = _dump(main, args, kwargs or {})
+    call, fed = _dump(main, args, kwargs or {})
+    dataframe = fed if dataframe is None else dataframe
     variables = {**passed_on(os.environ), **(env or {})}
     settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
     patience = settings.start_timeout if start_timeout is None else start_timeout
     require_slots(spark, num_proc, patience=patience)
     context, secret = spark.sparkContext, new_secret()
-    driver_log = _listen(context, secret, num_proc, show, on_message)
-    with driver_log:
+    with _listen(context, secret, num_proc, show, on_message) as driver_log:
         plan = TaskPlan(
             job=secrets.token_hex(4),
             num_proc=num_proc,
@@ -88,7 +88,7 @@ def run_barrier_job(
             # Where the driver runs the tasks, their log is its own terminal: once is enough.
             echo=not (verbosity == "all" and is_local(master_of(spark))),
             keep_all=results == "all",
-            schema=None if dataframe is None else _arrow_schema(dataframe),
+            schema=None if dataframe is None else arrow_schema(dataframe).serialize().to_pybytes(),
             executable=executable,
             start_timeout=patience,
         )
@@ -119,7 +119,11 @@ def _check(spark: SparkSession, num_proc: int) -> None:
         raise ConfigError("spark", "is a Spark Connect session, which cannot start ranks; use a classic session")
 
 
-def _dump(main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
+def _dump(
+    main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[bytes, DataFrame | None]:
+    """Pickle the call, but for the DataFrame among its arguments."""
+    args, kwargs, fed = take_dataframe(args, kwargs)
     call = dump_call(main, args, kwargs)
     if len(call) > LARGE_CALL:
         log.warning(
@@ -127,7 +131,7 @@ def _dump(main: Callable[..., object], args: Sequence[object], kwargs: Mapping[s
             "load large objects inside the function, from a path",
             len(call) >> 20,
         )
-    return call
+    return call, fed
 
 
 def _driver_host(context: SparkContext) -> str:
@@ -143,11 +147,6 @@ def _listen(context: SparkContext, secret: bytes, num_proc: int, show: Show, on_
         return DriverLog(secret, num_proc, host=host, show=show, on_message=on_message)
     except OSError as error:
         raise ConfigError("spark.driver.bindAddress", f"the driver cannot listen on {host} ({error})") from error
-
-
-def _arrow_schema(dataframe: DataFrame) -> bytes:
-    schema: bytes = to_arrow_schema(dataframe.schema).serialize().to_pybytes()
-    return schema
 
 
 def _parted(dataframe: DataFrame, num_proc: int) -> DataFrame:

@@ -8,7 +8,9 @@ from typing import TypeAlias
 
 import cloudpickle
 
+from farandole.data import ShardSource
 from farandole.spark.channel import RankEnd
+from farandole.spark.fed_rows import FedRows, give_rows
 
 __all__ = ["RankSide", "current_rank", "run_rank", "shard"]
 
@@ -28,6 +30,11 @@ class RankSide:
         """Where this rank's rows can be opened; None without a DataFrame."""
         # The file has no name. The process's number, not "self", so that a data loader's workers find it as well.
         return None if self._shard_fd is None else Path(f"/proc/{os.getpid()}/fd/{self._shard_fd}")
+
+    def open_rows(self, rows: FedRows) -> ShardSource:
+        """Open what stands in the call for the job's DataFrame."""
+        assert self.shard is not None, "a job with such an argument has a DataFrame"
+        return ShardSource(self.shard)
 
 
 # State outside `core`, on purpose: user code reaches its task through functions without a handle (log_to_driver,
@@ -67,8 +74,10 @@ def run_rank(rank: int, channel_name: str, pickled: bytes, keep: bool) -> object
         function, args, kwargs = call
         orders = channel.receive_orders()
         os.environ.update(orders.env)
-        with _as_current(RankSide(rank, channel, orders.shard_fd)):
-            value = function(*args, **kwargs)
+        side = RankSide(rank, channel, orders.shard_fd)
+        with _as_current(side):
+            given, named = give_rows(args, kwargs, side.open_rows)
+            value = function(*given, **named)
     finally:
         channel.close()
     return value if keep else None

@@ -41,9 +41,11 @@ def run(
     """Call `fn(*args, **kwargs)` on `num_proc` ranks of the active Spark session; the values in rank order.
 
     Blocks until all ranks have ended; `num_proc` defaults to Spark's default parallelism, `start_timeout` (seconds) to
-    FARANDOLE_START_TIMEOUT. The ranks' output goes to `stdout` and `stderr`, by default the driver's own; verbose=0
-    leaves it to the executors' logs. Raises `SlotsError` at once when there is no room, `PicklingError` when the call
-    cannot be sent, and the `RankFailed` of the rank that failed first, from its own exception."""
+    FARANDOLE_START_TIMEOUT. Where a DataFrame is among the arguments, `fn` gets the rank's share of its rows, which
+    `farandole.data.FeedLoader` makes batches of. The ranks' output goes to `stdout` and `stderr`, by default the
+    driver's own; verbose=0 leaves it to the executors' logs. Raises `SlotsError` at once when there is no room,
+    `PicklingError` when the call cannot be sent, and the `RankFailed` of the rank that failed first, from its own
+    exception."""
     if use_mpi or extra_mpi_args:
         raise ConfigError("use_mpi", "ranks of a Spark job connect by themselves, without MPI; leave it out")
     spark = active_session()

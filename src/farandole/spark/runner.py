@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TypeVar, cast, get_args
 
 from pyspark.sql import SparkSession
@@ -16,6 +17,7 @@ from farandole.launch.run import run as run_locally
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.display import Display
 from farandole.spark.driver_log import Verbosity, show_on_console
+from farandole.spark.fed_rows import FedRows, collected, give_rows, open_collected, take_dataframe
 from farandole.spark.slots import all_slots, is_local, master_of
 from farandole.topology import JobEnvironment
 
@@ -46,12 +48,13 @@ class HorovodRunner:
     def run(self, main: Callable[..., T], **kwargs: object) -> T:
         """Call `main(**kwargs)` on every rank and return rank 0's value.
 
-        Blocks until all ranks have ended. Raises `SlotsError` at once when the cluster never has room for them,
-        `PicklingError` when `main` or an argument cannot be sent, and the `RankFailed` of the rank that failed first,
-        from its own exception."""
+        Where an argument is a DataFrame, `main` gets the rank's share of its rows, which `farandole.data.FeedLoader`
+        makes batches of. Blocks until all ranks have ended. Raises `SlotsError` at once when the cluster never has room
+        for them, `PicklingError` when `main` or an argument cannot be sent, and the `RankFailed` of the rank that
+        failed first, from its own exception."""
         self._announce(main)
         if self.num_processor < 0:
-            return cast(T, run_locally(_of_rank_zero, (main, kwargs), num_proc=-self.num_processor)[0])
+            return self._run_locally(main, kwargs)
         spark = SparkSession.getActiveSession() or _new_session()
         description = f"HorovodRunner: {getattr(main, '__name__', type(main).__name__)}"
         with Display(description) as display:
@@ -66,6 +69,12 @@ class HorovodRunner:
                 on_message=display.hear,
             )
         return values[0]
+
+    def _run_locally(self, main: Callable[..., T], kwargs: Mapping[str, object]) -> T:
+        _, named, dataframe = take_dataframe((), kwargs)
+        with nullcontext(FedRows()) if dataframe is None else collected(dataframe, -self.num_processor) as rows:
+            named = {name: rows if isinstance(value, FedRows) else value for name, value in named.items()}
+            return cast(T, run_locally(_of_rank_zero, (main, named), num_proc=-self.num_processor)[0])
 
     def _all_slots(self, spark: SparkSession) -> int:
         warnings.warn(
@@ -118,6 +127,7 @@ def _where_output_goes(np: int, verbosity: Verbosity) -> str:
 
 def _of_rank_zero(main: Callable[..., T], kwargs: Mapping[str, object]) -> T | None:
     """Call `main` and keep rank 0's value alone, so that the others' need not be picklable."""
-    value = main(**kwargs)
+    _, named = give_rows((), kwargs, open_collected)
+    value = main(**named)
     job = JobEnvironment.read(os.environ)
     return value if job is None or job.rank == 0 else None

@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from farandole.errors import CacheError
+
 __all__ = ["Spill", "local_directory", "spill"]
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ def spill(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str, 
 
     The file never has a name: however task and rank end, by `kill -9` too, the kernel frees it, and nobody else can
     open it. `schema` serves when there is no batch. Ends early when `stop` says so after a batch.
-    Raises `OSError` naming the directory, when it is full for example."""
+    Raises `CacheError` naming the directory, when it is full for example."""
     started = time.monotonic()
     try:
         file = tempfile.TemporaryFile(dir=directory, prefix="farandole-", suffix=".arrow")  # noqa: SIM115
@@ -77,10 +79,8 @@ def _write(
     return rows
 
 
-def _named(error: OSError, directory: str) -> OSError:
-    return OSError(
-        error.errno, f"the rank's rows cannot be written to {directory} ({error}); give spark.local.dir more room"
-    )
+def _named(error: OSError, directory: str) -> CacheError:
+    return CacheError(directory, f"cannot hold the rank's rows ({error}); give spark.local.dir more room")
 
 
 def local_directory(env: Mapping[str, str], turn: int) -> str:

@@ -137,8 +137,9 @@ class RankTask:
                 call.terminate(GRACE)
             server = stack.enter_context(self._serve()) if self.rank == 0 else None
             torch_port = stack.enter_context(ReservedPort()).port if self.rank == 0 else 0
-            rows = stack.enter_context(self._spill(batches))
+            # Spark's all-gather takes a second, in which rows can be written.
             self._meet(server.address if server is not None else "", torch_port)
+            rows = stack.enter_context(self._spill(batches))
             event = self._events.get()
             if event[0] == "broken":
                 # So it does when another task has failed, which then is the one that Spark names.

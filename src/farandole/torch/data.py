@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farandole.data import Batch, Loader, Metrics, Ragged, Reader, SparseRows, Values
+from farandole.data import Batch, FeedLoader, Loader, Metrics, Ragged, Reader, SparseRows, Values
 from farandole.data.cutter import Cutter
 from farandole.data.meter import Meter
 from farandole.data.rounds import Columns
@@ -59,9 +59,9 @@ class TensorBatch(dict[str, Tensor]):
 
 
 class TensorLoader:
-    """A `Loader` that yields `TensorBatch`; what it can do otherwise is the loader's own."""
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`; what it can do otherwise is the loader's own."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader | FeedLoader) -> None:
         self.loader = loader
 
     def __len__(self) -> int:

@@ -1,0 +1,59 @@
+"""The few rows by which ranks agree on what columns become: the shortest and longest arrays, a vector of each kind."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["join_samples", "sample_rows"]
+
+
+def sample_rows(table: pa.Table) -> pa.Table:
+    """Return rows that show how different the values of nested columns are; other columns hold nulls instead.
+
+    Looks through the lengths of arrays, and nothing else. Fields are planned from such rows of all ranks alike."""
+    rows: set[int] = set()
+    nested = [name for name in table.column_names if pa.types.is_nested(table.schema.field(name).type)]
+    for name in nested:
+        column = table[name].combine_chunks() if table[name].num_chunks != 1 else table[name].chunk(0)
+        rows.update(_extremes(column))
+    if not rows:
+        return table.slice(0, 0)
+    chosen = pa.array(sorted(rows))
+    columns = [
+        table[name].take(chosen) if name in nested else pa.nulls(len(chosen), table.schema.field(name).type)
+        for name in table.column_names
+    ]
+    return pa.table(columns, schema=_nullable(table.schema))
+
+
+def join_samples(schema: pa.Schema, samples: Sequence[pa.Table]) -> bytes:
+    """Put samples together and choose among their rows again; as an Arrow stream, which has columns without rows."""
+    whole = pa.concat_tables([_nullable(schema).empty_table(), *(each.cast(_nullable(schema)) for each in samples)])
+    whole = sample_rows(whole.combine_chunks()).cast(_nullable(schema))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, whole.schema) as writer:
+        writer.write_table(whole)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _extremes(column: pa.Array) -> list[int]:
+    """The rows with the least and the greatest value of what tells rows of this column apart."""
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        told = pc.list_value_length(column)
+    elif pa.types.is_struct(kind) and kind.num_fields and pa.types.is_integer(kind.field(0).type):
+        told = pc.struct_field(column, [0])  # a vector's kind, dense or sparse
+    else:
+        return []
+    there = np.flatnonzero(pc.is_valid(told).to_numpy(zero_copy_only=False))
+    if not len(there):
+        return []
+    values = told.fill_null(0).to_numpy(zero_copy_only=False)[there]
+    return [int(there[np.argmin(values)]), int(there[np.argmax(values)])]

@@ -1,0 +1,56 @@
+"""A rank's own rows, in one Arrow IPC file that is mapped into memory, as row groups."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from farandole.data.files import File
+from farandole.data.sources import RowGroup, Source
+from farandole.errors import DataError
+
+__all__ = ["ShardSource", "is_own"]
+
+# In place of a file's time of change. Paths and sizes do not tell: those of two ranks' files may be equal.
+_OWN = "this rank's own"
+
+
+class ShardSource:
+    """The record batches of an uncompressed Arrow IPC file that only this rank has, and that nobody changes any more.
+
+    Reading copies nothing. `FeedLoader` makes batches of it; `SelectedSource` chooses rows of it. Can be pickled for
+    helper processes of the rank, which find the file as long as the rank lives.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
+        with pa.memory_map(self._path) as mapped, pa.ipc.open_file(mapped) as reader:
+            self.schema: pa.Schema = reader.schema
+            self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        file = File(self._path, os.stat(self._path).st_size, _OWN)
+        self.row_groups: Sequence[RowGroup] = tuple(
+            RowGroup(file, number, batch.num_rows) for number, batch in enumerate(self._batches)
+        )
+
+    def __reduce__(self) -> tuple[type["ShardSource"], tuple[str]]:
+        return ShardSource, (self._path,)
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Sum what the record batches take."""
+        return sum(batch.column(name).nbytes for batch in self._batches for name in columns)
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Point to these columns where they lie in the file."""
+        missing = [name for name in columns if name not in self.schema.names]
+        if missing:
+            raise DataError(missing[0], f"is not in the data, which has {', '.join(self.schema.names)}")
+        return pa.Table.from_batches([self._batches[row_group.number]], self.schema).select(list(columns))
+
+    def check(self) -> None:
+        """Do nothing: a file without a name cannot be changed."""
+
+
+def is_own(source: Source) -> bool:
+    """Whether the rows of `source` are one rank's alone."""
+    return any(group.file.mark == _OWN for group in source.row_groups)

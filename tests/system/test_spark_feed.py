@@ -1,0 +1,233 @@
+"""Training on a DataFrame as it is: its rows come to the ranks in the job itself, and no trace of them stays."""
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from farandole.data import FeedLoader, FieldOptions, Loader, ParquetSource, Ragged, Reading, ShardSource, SparseRows
+from farandole.errors import ConfigError, DataError, RankFailed
+from farandole.spark import HorovodRunner, run
+from helpers.spark_session import session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    """Send this module's functions whole: ranks cannot import it."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="module")
+def spark(scratch: Path) -> Iterator[SparkSession]:
+    with session("local[2]", **{"spark.local.dir": str(scratch), "spark.sql.session.timeZone": "UTC"}) as started:
+        yield started
+
+
+def read_epochs(rows: ShardSource, epochs: int) -> tuple[int, list[list[int]]]:
+    """What every rank runs: the numbers of its rows, by epoch."""
+    import farandole.numpy as hvd
+
+    hvd.init()
+    loader = FeedLoader(
+        rows, batch_size=3, policy="join", rank=hvd.rank(), size=hvd.size(), gather=hvd.allgather_object
+    )
+    return len(loader), [[int(row) for batch in loader for row in batch["id"]] for _ in range(epochs)]  # type: ignore[union-attr]
+
+
+def frames(spark: SparkSession) -> dict[str, DataFrame]:
+    rows = spark.range(0, 101, 1, 5)
+    return {
+        "more partitions than ranks": rows,
+        "one rank has all": rows.repartition(2, F.lit(0)),
+        "fewer rows than ranks": rows.where("id = 100"),
+    }
+
+
+def test_every_row_once_per_epoch_over_all_ranks(spark: SparkSession) -> None:
+    for name, frame in frames(spark).items():
+        values = run(read_epochs, (frame,), {"epochs": 2}, num_proc=2)
+        assert len({steps for steps, _ in values}) == 1, name
+        expected = Counter(row["id"] for row in frame.collect())
+        for epoch in range(2):
+            assert Counter(row for _, seen in values for row in seen[epoch]) == expected, name
+
+
+def test_a_try_on_this_machine_reads_the_same_rows(spark: SparkSession) -> None:
+    def main(data: ShardSource, epochs: int) -> list[list[int]]:
+        import farandole.numpy as hvd
+
+        _, seen = read_epochs(data, epochs)
+        return [[row for part in parts for row in part] for parts in zip(*hvd.allgather_object(seen), strict=True)]
+
+    frame = spark.range(0, 50, 1, 3)
+    for np_ in (-1, -2):
+        seen = HorovodRunner(np=np_).run(main, data=frame, epochs=2)
+        assert [sorted(each) for each in seen] == [list(range(50))] * 2
+        assert seen[0] != seen[1]
+
+
+TYPES = """
+    row                                                     AS row,
+    CAST(row AS tinyint)                                    AS tiny,
+    CAST(row AS smallint)                                   AS small,
+    CAST(row AS int)                                        AS number,
+    CAST(row / 3 AS float)                                  AS single,
+    row / 7                                                 AS twice,
+    row % 3 = 0                                             AS flag,
+    CAST(row / 4 AS decimal(12, 3))                         AS price,
+    concat('row ', row)                                     AS text,
+    CAST(concat('bytes ', row) AS binary)                   AS bytes,
+    date_add(DATE'2024-01-01', CAST(row AS int))            AS day,
+    TIMESTAMP'2024-01-01 00:00:00' + make_dt_interval(0, row)  AS at,
+    CAST(TIMESTAMP'2024-01-01 00:00:00' + make_dt_interval(0, row) AS timestamp_ntz) AS local,
+    IF(row % 5 = 0, NULL, row)                              AS maybe,
+    IF(row % 5 = 0, NULL, concat('row ', row))              AS word,
+    array(row / 2, row / 3)                                 AS pair,
+    array(array(row, 1), array(2, row))                     AS matrix,
+    transform(sequence(0, row % 4), x -> CAST(x AS float))  AS some
+"""
+NULLS = {"maybe": -1, "word": "none"}
+
+
+def vectors(spark: SparkSession) -> DataFrame:
+    dense = [(row, Vectors.dense(float(row), 1.0, 2.0)) for row in range(30)]
+    mixed = [
+        (row, Vectors.sparse(3, {row % 3: float(row)}) if row % 2 else Vectors.dense(0.0, 0.0, 1.0))
+        for row in range(30)
+    ]
+    return spark.createDataFrame(dense, ["row", "dense"]).join(
+        spark.createDataFrame(mixed, ["row", "sparse"]), on="row"
+    )
+
+
+def every_type(loader: FeedLoader | Loader) -> dict[str, Any]:
+    """All rows of all columns, in the order of `row`, as something that can be compared and sent."""
+    parts: dict[str, list[Any]] = {}
+    for batch in loader:
+        for name, values in batch.items():
+            if isinstance(values, Ragged):
+                cells: list[Any] = [row.tolist() for row in values.rows()]
+            else:
+                cells = list(values.dense() if isinstance(values, SparseRows) else values)
+            parts.setdefault(name, []).extend(cells)
+    order = np.argsort(parts["row"])
+    return {name: [cells[place] for place in order] for name, cells in parts.items()} | {"kinds": loader.kinds}
+
+
+def test_every_type_comes_as_it_does_from_parquet(spark: SparkSession, tmp_path: Path) -> None:
+    frame = vectors(spark).join(spark.range(30).withColumnRenamed("id", "row").selectExpr(*_expressions()), on="row")
+    frame.write.parquet(str(tmp_path / "rows"))
+    reading = Reading(fields=FieldOptions(nulls=NULLS))
+    parquet = ParquetSource(str(tmp_path / "rows"))
+    expected = every_type(Loader(parquet, batch_size=4, policy="join", reading=reading))
+
+    def main(rows: ShardSource) -> dict[str, Any]:
+        return every_type(FeedLoader(rows, batch_size=4, policy="join", reading=reading))
+
+    (found,) = run(main, (frame,), num_proc=1)
+    kinds, parquets = found.pop("kinds"), expected.pop("kinds")
+    # Spark writes times to Parquet in nanoseconds, and hands over microseconds.
+    assert {name: kind for name, kind in kinds.items() if parquets[name] != kind} == {"at": "timestamp[us, tz=UTC]"}
+    assert list(found) == list(expected)
+    for name, cells in expected.items():
+        assert len(cells) == 30
+        assert type(found[name][0]) is type(cells[0]), name
+        if isinstance(cells[0], np.ndarray):
+            assert found[name][0].dtype == cells[0].dtype, name
+        assert np.array_equal(found[name], cells) if name != "some" else found[name] == cells, name
+    assert found["maybe"][:2] == [-1, 1]
+    assert found["pair"][3].tolist() == [1.5, 1.0]
+
+
+def _expressions() -> list[str]:
+    return [each.strip() for each in TYPES.strip().split(",\n")]
+
+
+def held_files(scratch: Path) -> list[str]:
+    """Files of rows that some process still has open; they have no name by which to look for them."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue  # it has just been closed
+        if target.startswith(f"{scratch}/") and target.endswith(" (deleted)"):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "kill -9"])
+def test_nothing_of_the_rows_stays(spark: SparkSession, scratch: Path, end: str) -> None:
+    def main(rows: ShardSource) -> list[str]:
+        import farandole.numpy as hvd
+
+        assert rows.row_groups
+        hvd.init()
+        held, written = held_files(scratch), [path.name for path in scratch.rglob("*") if "arrow" in path.name]
+        assert len(held) >= 2, held  # of which each rank and its task hold one
+        assert not written, written
+        hvd.allgather_object("seen")
+        if end == "failure":
+            raise KeyError("in training")
+        if end == "kill -9" and hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.barrier()
+        return written
+
+    frame = spark.range(0, 10_000, 1, 2)
+    if end == "success":
+        assert run(main, (frame,), num_proc=2) == [[], []]
+    else:
+        with pytest.raises(RankFailed, match="in training" if end == "failure" else "SIGKILL"):
+            run(main, (frame,), num_proc=2)
+    assert held_files(scratch) == []
+
+
+def refuse(rows: ShardSource) -> None:
+    import farandole.numpy as hvd
+
+    hvd.init()
+    try:
+        FeedLoader(rows, batch_size=3, policy="join", rank=hvd.rank(), size=2, gather=hvd.allgather_object)
+    except DataError as error:
+        texts = hvd.allgather_object(str(error))
+        assert texts[0] == texts[1], texts
+        raise
+
+
+def test_rows_that_cannot_be_trained_on_are_refused(spark: SparkSession) -> None:
+    rows = spark.range(10)
+    unknown_none = spark.createDataFrame([(1,), (2,)], "id long").mapInArrow(lambda batches: iter(()), "id long")
+    with pytest.raises(RankFailed, match="no rows on any of 2 ranks"):
+        run(refuse, (unknown_none,), num_proc=2)
+    with pytest.raises(ConfigError, match="has no rows"):
+        run(refuse, (rows.limit(0),), num_proc=2)
+    with pytest.raises(RankFailed, match=r"column 's': no tensor holds struct") as caught:
+        run(refuse, (rows.selectExpr("struct(id) AS s"),), num_proc=2)
+    assert isinstance(caught.value.__cause__, DataError)
+    with pytest.raises(DataError, match="column 'i': Spark hands interval to no rank"):
+        run(refuse, (rows.selectExpr("make_interval(1) AS i"),), num_proc=2)
+    with pytest.raises(ConfigError, match="dataframe: 2 are among the arguments"):
+        run(print, (rows, rows), num_proc=2)
