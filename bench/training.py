@@ -203,7 +203,7 @@ def trace(seat: Seat, title: str) -> Times:
     spans = joined(
         (int(1e3 * each["ts"]), int(1e3 * (each["ts"] + each["dur"])))
         for each in events
-        if each["ph"] == "X" and each["name"] != "negotiate"
+        if each["ph"] == "X" and each["name"] not in ("negotiate", "queue")
     )
     found: Times = {OURS: [], WITHIN: []}
     starts = [begin for begin, _ in training.backward] + [spans[-1][1] + 1]

@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -20,6 +21,7 @@
 #include "bind/released.h"
 #include "collectives/grid.h"
 #include "engine/engine.h"
+#include "engine/trace_text.h"
 #include "plugins/slot.h"
 
 namespace nb = nanobind;
@@ -198,11 +200,13 @@ nb::list stalls_of(const Calls& calls) {
   return stalls;
 }
 
-nb::list trace_of(const Calls& calls) {
-  nb::list events;
-  for (const TraceEvent& event : calls.engine()->trace().drain())
-    events.append(nb::make_tuple(event.name, event.phase, event.begin_ns, event.end_ns, event.bytes));
-  return events;
+nb::bytes next_of(TraceText& text) {
+  std::string events;
+  {
+    const nb::gil_scoped_release released;
+    events = text.next();
+  }
+  return nb::bytes(events.data(), events.size());
 }
 
 }  // namespace
@@ -278,8 +282,17 @@ NB_MODULE(_native, m) {
       .def(
           "start_trace", [](const Calls& calls, bool marks_plans) { calls.engine()->trace().start(marks_plans); },
           "marks_plans"_a)
-      .def("stop_trace", [](const Calls& calls) { calls.engine()->trace().stop(); })
-      .def("trace", &trace_of, nb::sig("def trace(self) -> list[tuple[str, str, int, int, int]]"));
+      .def("stop_trace", [](const Calls& calls) { calls.engine()->trace().stop(); });
+
+  nb::class_<TraceText>(m, "TraceText")
+      .def(nb::init<int>(), "rank"_a)
+      .def(
+          "take",
+          [](TraceText& text, const Calls& calls, std::string_view label) {
+            text.take(calls.engine()->trace().drain(), label);
+          },
+          "engine"_a, "label"_a)
+      .def("next", &next_of);
 
   nb::class_<plugins::Slot>(m, "Slot")
       .def(nb::init<int32_t, int32_t>(), "local_rank"_a, "local_size"_a)

@@ -19,26 +19,32 @@
 
 namespace farandole {
 
-void World::allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
-  if (shared_) shm_allreduce(*shared_, pieces, dtype, reduction);
-  else if (grid_) grid_allreduce(*grid_, pieces, dtype, reduction);
-  else link_allreduce(*links_, pieces, dtype, reduction);
+const char* World::allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
+  if (shared_) return shm_allreduce(*shared_, pieces, dtype, reduction);
+  if (grid_) return grid_allreduce(*grid_, pieces, dtype, reduction);
+  return link_allreduce(*links_, pieces, dtype, reduction);
 }
 
-void World::allgather(const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes) {
+const char* World::allgather(const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes) {
   if (shared_) shm_allgather(*shared_, mine, out, bytes);
   else if (grid_) grid_allgather(*grid_, mine, out, bytes);
   else link_allgather(*links_, {mine, bytes[static_cast<size_t>(links_->rank())]}, out, bytes);
+  return family();
 }
 
-void World::broadcast(std::span<const Piece> pieces, int root) {
+const char* World::broadcast(std::span<const Piece> pieces, int root) {
   if (shared_) shm_broadcast(*shared_, pieces, root);
   else if (grid_) grid_broadcast(*grid_, pieces, root);
   else link_broadcast(*links_, pieces, root);
+  return family();
 }
 
-void World::alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out, const Shares& shares) {
-  if (grid_) return grid_alltoall(*grid_, in, out, shares);
+const char* World::alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                            const Shares& shares) {
+  if (grid_) {
+    grid_alltoall(*grid_, in, out, shares);
+    return family();
+  }
   const int size = shared_ ? shared_->size() : links_->size();
   const int rank = shared_ ? shared_->rank() : links_->rank();
   std::vector<size_t> send, receive;
@@ -50,19 +56,24 @@ void World::alltoall(std::span<const std::byte* const> in, std::span<std::byte* 
   }
   if (shared_) shm_alltoall(*shared_, in, send, out, receive, longest);
   else link_alltoall(*links_, in, send, out, receive);
+  return family();
 }
 
-void World::reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
-                          const Reduction& reduction) {
+const char* World::reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
+                                 const Reduction& reduction) {
   if (shared_) shm_reducescatter(*shared_, in, out, counts, dtype, reduction);
   else if (grid_) grid_reducescatter(*grid_, in, out, counts, dtype, reduction);
   else link_reducescatter(*links_, in, out, counts, dtype, reduction);
+  return family();
 }
 
-void World::barrier() {
+const char* World::barrier() {
   if (shared_) shm_barrier(*shared_);
   else if (grid_) grid_barrier(*grid_);
   else link_barrier(*links_);
+  return family();
 }
+
+const char* World::family() const { return shared_ ? "shm slots" : grid_ ? "grid" : "links"; }
 
 }  // namespace farandole

@@ -29,21 +29,25 @@ namespace farandole {
 /// | shm                            | all inputs at once                     | pipeline of reduced segments        |
 /// | link                           | all inputs at once, or doubling (N > 8)| segments, chunk by chunk            |
 /// | grid                           | shm, then link over the column         | shards: shm, link and shm pipelined |
+///
+/// Each operation returns what people call the algorithm that ran: a literal, for the timeline.
 class World {
  public:
   explicit World(std::unique_ptr<SharedMesh> shared) : shared_(std::move(shared)) {}
   explicit World(std::unique_ptr<Mesh> links) : links_(std::move(links)) {}
   explicit World(std::unique_ptr<GridMesh> grid) : grid_(std::move(grid)) {}
 
-  void allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
-  void allgather(const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes);
-  void broadcast(std::span<const Piece> pieces, int root);
-  void alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out, const Shares& shares);
-  void reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
-                     const Reduction& reduction);
-  void barrier();
+  const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
+  const char* allgather(const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes);
+  const char* broadcast(std::span<const Piece> pieces, int root);
+  const char* alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out, const Shares& shares);
+  const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
+                            const Reduction& reduction);
+  const char* barrier();
 
  private:
+  [[nodiscard]] const char* family() const;
+
   std::unique_ptr<SharedMesh> shared_;
   std::unique_ptr<Mesh> links_;
   std::unique_ptr<GridMesh> grid_;

@@ -246,15 +246,24 @@ void from_all_inputs(GridMesh& mesh, const Bucket& bucket, DType dtype, const Re
 
 }  // namespace
 
-void grid_allreduce(GridMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
+const char* grid_allreduce(GridMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
   const Bucket bucket(pieces);
-  if (bucket.bytes() == 0) return;
+  if (bucket.bytes() == 0) return "nothing";
   const auto levels = two_levels(mesh.grid(), dtype, reduction);
-  if (!levels) from_all_inputs(mesh, bucket, dtype, reduction);
-  else if (bucket.bytes() * mesh.locals() * (mesh.hosts() - 1) <= kTwoHopBytes)
+  if (!levels) {
+    from_all_inputs(mesh, bucket, dtype, reduction);
+    return "grid, all inputs";
+  }
+  if (bucket.bytes() * mesh.locals() * (mesh.hosts() - 1) <= kTwoHopBytes) {
     in_two_hops(mesh, pieces, dtype, *levels);
-  else if (mesh.shared().slot_bytes() / mesh.hosts() < kLeastRun) in_three_steps(mesh, bucket, dtype, *levels);
-  else Pipeline(mesh, pieces, dtype, *levels).run();
+    return "grid in two hops";
+  }
+  if (mesh.shared().slot_bytes() / mesh.hosts() < kLeastRun) {
+    in_three_steps(mesh, bucket, dtype, *levels);
+    return "grid in three steps";
+  }
+  Pipeline(mesh, pieces, dtype, *levels).run();
+  return "grid pipeline";
 }
 
 }  // namespace farandole

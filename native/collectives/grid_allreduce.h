@@ -18,7 +18,8 @@ namespace farandole {
 ///             host; chunk by chunk, so that memory and network work at the same time, unless there are too many hosts
 ///             for the slots. A host sends 2 (H-1)/H S bytes.
 /// Integers that are averaged or scaled travel whole to every rank, to be combined there at once. Blocks until all
-/// ranks take part. Throws what the guard throws, and `peer_lost`; the connections are unusable after that.
-void grid_allreduce(GridMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
+/// ranks take part. Throws what the guard throws, and `peer_lost`; the connections are unusable after that. Returns
+/// what people call the way that was taken.
+const char* grid_allreduce(GridMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
 
 }  // namespace farandole

@@ -75,13 +75,19 @@ void by_segments(Mesh& mesh, const Bucket& bucket, DType dtype, const Reduction&
 
 }  // namespace
 
-void link_allreduce(Mesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
+const char* link_allreduce(Mesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
   const Bucket bucket(pieces);
-  if (bucket.bytes() == 0) return;
-  if (mesh.size() == 1) alone(bucket, dtype, reduction);
-  else if (bucket.bytes() * static_cast<size_t>(mesh.size() - 1) <= kSmallBytes)
+  if (bucket.bytes() == 0) return "nothing";
+  if (mesh.size() == 1) {
+    alone(bucket, dtype, reduction);
+    return "alone";
+  }
+  if (bucket.bytes() * static_cast<size_t>(mesh.size() - 1) <= kSmallBytes) {
     all_at_once(mesh, bucket, dtype, reduction);
-  else by_segments(mesh, bucket, dtype, reduction);
+    return "links at once";
+  }
+  by_segments(mesh, bucket, dtype, reduction);
+  return "links by segments";
 }
 
 }  // namespace farandole

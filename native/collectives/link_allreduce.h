@@ -16,6 +16,7 @@ namespace farandole {
 ///   small S:  every rank gets every input; (N-1) S bytes in one step, or in log2(N) steps when there are many ranks
 ///   large S:  `SegmentReduce`; 2 (N-1)/N S bytes in two steps, chunk by chunk
 /// Blocks until all ranks take part. Throws what the guard throws, and `peer_lost`; the links are unusable after that.
-void link_allreduce(Mesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
+/// Returns what people call the way that was taken.
+const char* link_allreduce(Mesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
 
 }  // namespace farandole

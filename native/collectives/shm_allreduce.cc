@@ -143,12 +143,17 @@ class Pipeline {
 
 }  // namespace
 
-void shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
+const char* shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
   const Bucket bucket(pieces);
-  if (bucket.bytes() == 0) return;
+  if (bucket.bytes() == 0) return "nothing";
   // Everybody reads everybody's bytes, so the gain of the single step fades as ranks grow.
-  if (bucket.bytes() * static_cast<size_t>(mesh.size()) <= kSmallBytes) all_at_once(mesh, bucket, dtype, reduction);
-  else if (!shm_direct_allreduce(mesh, bucket, dtype, reduction)) Pipeline(mesh, bucket, dtype, reduction).run();
+  if (bucket.bytes() * static_cast<size_t>(mesh.size()) <= kSmallBytes) {
+    all_at_once(mesh, bucket, dtype, reduction);
+    return "shm at once";
+  }
+  if (shm_direct_allreduce(mesh, bucket, dtype, reduction)) return "shm direct";
+  Pipeline(mesh, bucket, dtype, reduction).run();
+  return "shm slots";
 }
 
 void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts,

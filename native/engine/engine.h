@@ -160,10 +160,10 @@ class Engine : private Guard {
   bool decide();
   template <class Payload>
   void tell_children(const Payload& payload);
-  void run_plan(Plan plan);
-  void run_bundle(const Bundle& bundle);
+  void run_plan(const Plan& plan, uint64_t agreed);
+  void run_bundle(const Bundle& bundle, uint64_t agreed);
   [[nodiscard]] OperationPtr take(const Entry& entry);
-  void run_operations(const Bundle& bundle, std::span<const OperationPtr> operations);
+  void run_operations(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t agreed);
   void finish_in_lane(const Recurring& recurring, size_t payload);
   void run_recurring(const Recurring& recurring);
   void count(std::span<const OperationPtr> operations, uint64_t bytes);
@@ -208,7 +208,11 @@ class Engine : private Guard {
   World world_;                         // after what make_world() fills in
   std::deque<ControlStream> controls_;  // to the parent (first, but rank 0 has none), and to the children
   bool listens_always_ = false;         // remote ranks cannot wake the thread unless it listens
-  std::deque<Plan> plans_;
+  struct Agreed {
+    Plan plan;
+    uint64_t at;  // for the trace
+  };
+  std::deque<Agreed> plans_;
   std::vector<bool> left_;              // by rank: it has shut down, having done all its part
   std::vector<bool> told_;              // by rank: who has to hear of it has been told
   std::optional<int> first_left_;       // who shut down before all others, as far as is known here

@@ -30,24 +30,24 @@ bool Engine::drive_once() {
   if (leads()) moved = decide() || moved;
   else forward();
   while (!plans_.empty()) {
-    Plan plan = std::move(plans_.front());
+    const Agreed next = std::move(plans_.front());
     plans_.pop_front();
-    run_plan(std::move(plan));
+    run_plan(next.plan, next.at);
     moved = true;
   }
   for (ControlStream& control : controls_) control.flush();
   return moved;
 }
 
-void Engine::run_plan(Plan plan) {
+void Engine::run_plan(const Plan& plan, uint64_t agreed) {
   if (trace_.marks_plans()) trace_.add_plan(plan.size());
   for (const auto& item : plan) {
-    if (const auto* bundle = std::get_if<Bundle>(&item)) run_bundle(*bundle);
+    if (const auto* bundle = std::get_if<Bundle>(&item)) run_bundle(*bundle, agreed);
     else refuse(std::get<Refusal>(item));
   }
 }
 
-void Engine::run_bundle(const Bundle& bundle) {
+void Engine::run_bundle(const Bundle& bundle, uint64_t agreed) {
   std::vector<OperationPtr> operations;
   operations.reserve(bundle.entries.size());
   try {
@@ -63,7 +63,7 @@ void Engine::run_bundle(const Bundle& bundle) {
     throw;
   }
   if (bundle.kind == Kind::Join) wiring_.segment->lane().resume();
-  run_operations(bundle, operations);
+  run_operations(bundle, operations, agreed);
 }
 
 OperationPtr Engine::take(const Entry& entry) {
@@ -73,14 +73,15 @@ OperationPtr Engine::take(const Entry& entry) {
   return own ? own : stand_in(*entry.request, wiring_.size);
 }
 
-void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> operations) {
+void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t agreed) {
   executed_ += static_cast<uint32_t>(operations.size());
   const uint64_t begin = now_ns();
   const uint64_t begun = trace_.now();
   operation_deadline_ns_ = options_.timeout.count() > 0 ? begin + static_cast<uint64_t>(options_.timeout.count()) : 0;
   std::optional<Error> error;
+  const char* algorithm = "";
   try {
-    execute(world_, *results_, wiring_.rank, wiring_.size, bundle, operations);
+    algorithm = execute(world_, *results_, wiring_.rank, wiring_.size, bundle, operations);
   } catch (const Error& raised) {
     error = root_cause(raised);
   } catch (const std::exception& raised) {
@@ -90,7 +91,7 @@ void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> 
     uint64_t bytes = 0;
     for (const OperationPtr& operation : operations) bytes += operation->request.bytes();
     count(operations, bytes);
-    if (trace_.on()) trace_.add(bundle.kind, operations, begun);
+    if (trace_.on()) trace_.add({bundle.kind, algorithm, agreed, begun}, operations);
   }
   for (const OperationPtr& operation : operations) {
     if (error) {

@@ -70,9 +70,10 @@ bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& sett
 void Engine::run_recurring(const Recurring& recurring) {
   const std::span<const OperationPtr> all(recurring.operations);
   try {
+    const uint64_t agreed = trace_.now();
     size_t from = 0;
     for (const size_t to : recurring.bundles) {
-      run_operations({all[from]->request.kind, {}}, all.subspan(from, to - from));
+      run_operations({all[from]->request.kind, {}}, all.subspan(from, to - from), agreed);
       from = to;
     }
   } catch (const Error& error) {
@@ -105,7 +106,7 @@ void Engine::finish_in_lane(const Recurring& recurring, size_t payload) {
   }
   executed_ += static_cast<uint32_t>(all.size());
   count(all, payload);
-  if (trace_.on()) trace_.add(first.kind, all, begun);
+  if (trace_.on()) trace_.add({first.kind, "lane", begun, begun}, all);
   for (const OperationPtr& operation : all) conclude(operation);
 }
 

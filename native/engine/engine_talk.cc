@@ -112,7 +112,7 @@ void Engine::heed(Plan plan) {
     if (refusal != nullptr && refusal->error.kind == ErrorKind::PeerLost && !first_left_)
       first_left_ = refusal->error.rank;
   }
-  plans_.push_back(std::move(plan));
+  plans_.push_back({std::move(plan), trace_.now()});
 }
 
 bool Engine::decide() {

@@ -55,16 +55,17 @@ std::byte* result_of(Operation& operation, int64_t rows, ResultPool& pool) {
   return operation.result.emplace(pool.take(bytes)).data();
 }
 
-void allreduce(World& world, int rank, int size, const Bundle& bundle, std::span<const OperationPtr> operations) {
+const char* allreduce(World& world, int rank, int size, const Bundle& bundle,
+                      std::span<const OperationPtr> operations) {
   const Request& first = operations[0]->request;
   // What is agreed in the lane has no entries, and nobody has joined.
   const bool scaled = !bundle.entries.empty() && bundle.entries[0].request && scales_first(first);
   const std::vector<Piece> pieces = scaled ? scaled_pieces_of(operations) : pieces_of(operations);
   Reduction reduction = reduction_of(first, size);
   if (scaled) reduction.prescale = 1;
-  if (first.op == ReduceOp::Adasum)
-    adasum(world, rank, size, pieces, first.dtype, reduction.prescale, reduction.postscale);
-  else world.allreduce(pieces, first.dtype, reduction);
+  if (first.op != ReduceOp::Adasum) return world.allreduce(pieces, first.dtype, reduction);
+  adasum(world, rank, size, pieces, first.dtype, reduction.prescale, reduction.postscale);
+  return "adasum";
 }
 
 class Execution {
@@ -78,7 +79,7 @@ class Execution {
         operation_(operation),
         row_(operation.request.row_elements() * size_of(operation.request.dtype)) {}
 
-  void allgather() {
+  const char* allgather() {
     expect(entry_.sizes.size() == size_ && entry_.sizes[rank_] == operation_.request.shape[0]);
     const int64_t rows = std::accumulate(entry_.sizes.begin(), entry_.sizes.end(), int64_t{0});
     std::byte* at = result_of(operation_, rows, pool_);
@@ -88,10 +89,10 @@ class Execution {
       out[peer] = at;
       bytes[peer] = static_cast<size_t>(entry_.sizes[peer]) * row_;
     }
-    world_.allgather(operation_.input, out, bytes);
+    return world_.allgather(operation_.input, out, bytes);
   }
 
-  void alltoall() {
+  const char* alltoall() {
     expect(entry_.sizes.size() == size_ * size_);
     const Shares shares = [this](int from, int to) {
       return static_cast<size_t>(entry_.sizes[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)]) * row_;
@@ -112,10 +113,10 @@ class Execution {
       to += shares(static_cast<int>(peer), static_cast<int>(rank_));
     }
     expect(static_cast<size_t>(from - operation_.input) <= operation_.request.bytes());
-    world_.alltoall(in, out, shares);
+    return world_.alltoall(in, out, shares);
   }
 
-  void reducescatter() {
+  const char* reducescatter() {
     const Request& request = operation_.request;
     std::vector<size_t> counts(size_);
     const auto size = static_cast<int>(size_);
@@ -123,7 +124,7 @@ class Execution {
       counts[static_cast<size_t>(owner)] =
           static_cast<size_t>(scattered_rows(request.shape[0], owner, size)) * request.row_elements();
     std::byte* out = result_of(operation_, scattered_rows(request.shape[0], static_cast<int>(rank_), size), pool_);
-    world_.reducescatter(operation_.input, out, counts, request.dtype, reduction_of(request, size));
+    return world_.reducescatter(operation_.input, out, counts, request.dtype, reduction_of(request, size));
   }
 
  private:
@@ -147,27 +148,29 @@ Reduction reduction_of(const Request& request, int size) {
 
 int64_t scattered_rows(int64_t rows, int owner, int size) { return rows / size + (owner < rows % size ? 1 : 0); }
 
-void execute(World& world, ResultPool& pool, int rank, int size, const Bundle& bundle,
-             std::span<const OperationPtr> operations) {
+const char* execute(World& world, ResultPool& pool, int rank, int size, const Bundle& bundle,
+                    std::span<const OperationPtr> operations) {
   for (const OperationPtr& each : operations)
     if (each->request.kind != bundle.kind) throw Error::internal("a plan does not fit the operation that it names");
   const Request& first = operations[0]->request;
   switch (bundle.kind) {
-    case Kind::Allreduce: allreduce(world, rank, size, bundle, operations); return;
-    case Kind::Broadcast: world.broadcast(pieces_of(operations), first.root); return;
-    case Kind::Barrier: world.barrier(); return;
+    case Kind::Allreduce: return allreduce(world, rank, size, bundle, operations);
+    case Kind::Broadcast: return world.broadcast(pieces_of(operations), first.root);
+    case Kind::Barrier: return world.barrier();
     case Kind::Join:
       if (bundle.entries[0].sizes.size() != 1) throw Error::internal("a plan does not say who joined last");
       operations[0]->last_joined = static_cast<int>(bundle.entries[0].sizes[0]);
-      return;
+      return "nothing";
     default: break;
   }
+  const char* ran = "nothing";
   for (size_t i = 0; i < operations.size(); ++i) {
     Execution execution(world, pool, rank, size, bundle.entries[i], *operations[i]);
-    if (bundle.kind == Kind::Allgather) execution.allgather();
-    else if (bundle.kind == Kind::Alltoall) execution.alltoall();
-    else execution.reducescatter();
+    if (bundle.kind == Kind::Allgather) ran = execution.allgather();
+    else if (bundle.kind == Kind::Alltoall) ran = execution.alltoall();
+    else ran = execution.reducescatter();
   }
+  return ran;
 }
 
 }  // namespace farandole

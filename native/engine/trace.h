@@ -12,18 +12,76 @@
 
 namespace farandole {
 
-/// What the timeline shows: one phase of one operation, or a plan that begins. Times are those of now_ns().
+/// What ran together, as Trace::add takes it. Times are those of Trace::now().
+struct TracedBundle {
+  Kind kind;
+  const char* algorithm;  // a literal
+  uint64_t agreed;        // when this rank heard that all ranks had asked; 0: it was not looked at
+  uint64_t begun;
+};
+
+/// One phase of one operation, or a plan that begins. Times are those of now_ns().
 struct TraceEvent {
-  std::string name;
-  const char* phase;
+  uint32_t name;      // in TraceBatch::names
+  const char* phase;  // "negotiate", "queue", what the operation is called, or "plan"
   uint64_t begin_ns;
   uint64_t end_ns;
-  uint64_t bytes;
+  const char* algorithm = nullptr;  // of an operation only
+  uint64_t bytes = 0;
+  uint64_t bundles = 0;  // of a plan only
+};
+
+/// What a trace took between two drains. It has no strings but names: what recurs is named once.
+class TraceBatch {
+ public:
+  [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
+
+  /// How many operations and plans there are, in the order in which they ended.
+  [[nodiscard]] size_t size() const { return records_.size(); }
+
+  /// Calls `visit` with each phase of number `at`.
+  template <class Visit>
+  void visit_phases(size_t at, Visit visit) const {
+    const Record& record = records_[at];
+    if (record.bundle == kPlan) {
+      const uint64_t begun = scale_.ns_of(record.asked);
+      visit(TraceEvent{record.name, "plan", begun, begun, nullptr, 0, record.bytes});
+      return;
+    }
+    const Bundle& bundle = bundles_[record.bundle];
+    const uint64_t begun = scale_.ns_of(bundle.begun);
+    uint64_t agreed = scale_.ns_of(bundle.agreed);
+    if (begun < agreed + kAtOnce) agreed = begun;
+    if (record.asked != 0) visit(TraceEvent{record.name, "negotiate", scale_.ns_of(record.asked), agreed});
+    if (agreed < begun) visit(TraceEvent{record.name, "queue", agreed, begun});
+    visit(TraceEvent{record.name, name_of(bundle.kind), begun, scale_.ns_of(bundle.ended), bundle.algorithm,
+                     record.bytes});
+  }
+
+ private:
+  friend class Trace;
+  static constexpr uint32_t kPlan = 0xffffffff;
+  static constexpr uint64_t kAtOnce = 5000;  // ns: from the plan to its first bundle there is always some time
+
+  struct Bundle {
+    uint64_t agreed, begun, ended;
+    const char* algorithm;
+    Kind kind;
+  };
+  struct Record {
+    uint64_t asked;  // 0: unknown
+    uint64_t bytes;  // of a plan: its bundles
+    uint32_t name;
+    uint32_t bundle;  // in bundles_, or kPlan
+  };
+
+  std::vector<Record> records_;
+  std::vector<Bundle> bundles_;
+  std::vector<std::string> names_;
+  TickScale scale_;
 };
 
 /// Events since the last drain; nothing while off. Keeps at most a million operations and counts the rest.
-///
-/// What is added is small and has no strings: an operation that recurs is named once per drain.
 class Trace {
  public:
   [[nodiscard]] bool on() const { return on_.load(std::memory_order_relaxed); }
@@ -38,34 +96,26 @@ class Trace {
   /// Takes no more; what was taken can still be drained.
   void stop();
 
-  /// `operations` ran together from `begun` to now. What each waited for before is shown from its `submitted_ticks` on,
-  /// if there are any.
-  void add(Kind kind, std::span<const OperationPtr> operations, uint64_t begun);
+  /// `operations` ran together until now. What each waited for before is shown from its `submitted_ticks` on, if there
+  /// are any.
+  void add(const TracedBundle& bundle, std::span<const OperationPtr> operations);
 
   /// A plan of so many bundles begins now.
   void add_plan(size_t bundles);
 
-  [[nodiscard]] std::vector<TraceEvent> drain();
+  [[nodiscard]] TraceBatch drain();
   [[nodiscard]] uint64_t dropped();
 
  private:
-  struct Record {
-    uint64_t asked;  // 0: unknown
-    uint64_t begun, ended;
-    uint64_t bytes;  // of a plan: its bundles
-    uint32_t name;   // in names_, or kPlan
-    Kind kind;
-  };
-
   [[nodiscard]] uint32_t name_of(Operation& operation);
   [[nodiscard]] bool has_room();
 
   std::atomic<bool> on_{false};
   std::atomic<bool> marks_plans_{false};
   std::mutex mu_;
-  std::vector<Record> records_;
-  std::vector<std::string> names_;
+  TraceBatch taken_;
   uint64_t batch_ = 1;  // counts the drains
+  uint32_t plan_name_ = TraceBatch::kPlan;
   uint64_t dropped_ = 0;
   uint64_t since_ = 0;
   TickScale scale_;

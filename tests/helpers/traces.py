@@ -18,6 +18,8 @@ class Op(NamedTuple):
     bytes: int = 4000
     kind: str = "allreduce"
     set: str = ""  # the process set, as the track shows it
+    queued: float = 0.0
+    algorithm: str = ""  # as older files have it
 
 
 def spell_trace(rank: int, ops: Sequence[Op], **about: Any) -> str:
@@ -32,11 +34,13 @@ def spell_trace(rank: int, ops: Sequence[Op], **about: Any) -> str:
             tracks[shown] = len(tracks) + 1
             track = {"pid": rank, "tid": tracks[shown]}
             events.append({"name": "thread_name", "ph": "M", "args": {"name": shown}, **track})
-        place = {"pid": rank, "tid": tracks[shown], "cat": "collective", "ph": "X"}
+        place = {"pid": rank, "tid": tracks[shown], "ph": "X"}
+        agreed = op.begin - op.queued
         if op.asked is not None:
-            args = {"tensor": op.tensor, "bytes": 0}
-            events.append({"name": "negotiate", "ts": op.asked, "dur": op.begin - op.asked, "args": args, **place})
-        args = {"tensor": op.tensor, "bytes": op.bytes}
+            events.append({"name": "negotiate", "ts": op.asked, "dur": agreed - op.asked, **place})
+        if op.queued:
+            events.append({"name": "queue", "ts": agreed, "dur": op.queued, **place})
+        args = {"tensor": op.tensor, "bytes": op.bytes} | ({"algorithm": op.algorithm} if op.algorithm else {})
         events.append({"name": op.kind, "ts": op.begin, "dur": op.end - op.begin, "args": args, **place})
     return "[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n"
 

@@ -1,12 +1,14 @@
 // What the timeline is made of: events with the engine's clock, named though they carry no names, none from before its
 // start and none without being counted.
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "check.h"
-#include "engine/trace.h"
+#include "engine/trace_text.h"
 
 using namespace farandole;
 
@@ -20,6 +22,21 @@ OperationPtr operation(const std::string& name) {
   return made;
 }
 
+struct Phase {
+  std::string what;
+  uint64_t begin_ns, end_ns, bytes;
+};
+
+std::vector<Phase> phases_of(const TraceBatch& batch) {
+  std::vector<Phase> phases;
+  for (size_t at = 0; at < batch.size(); ++at)
+    batch.visit_phases(at, [&](const TraceEvent& event) {
+      phases.push_back(
+          {batch.names()[event.name] + " " + event.phase, event.begin_ns, event.end_ns, event.bytes + event.bundles});
+    });
+  return phases;
+}
+
 bool within(uint64_t at, uint64_t from, uint64_t to) {
   constexpr uint64_t kError = 2'000;  // two clocks are read after each other, and a thread may be interrupted between
   return at + kError >= from && at <= to + kError;
@@ -28,8 +45,8 @@ bool within(uint64_t at, uint64_t from, uint64_t to) {
 void test_events() {
   Trace trace;
   const std::array operations{operation("first"), operation("second")};
-  trace.add(Kind::Allreduce, operations, trace.now());
-  CHECK(trace.drain().empty());
+  trace.add({Kind::Allreduce, "lane", 0, trace.now()}, operations);
+  CHECK_EQ(trace.drain().size(), size_t{0});
 
   trace.start(true);
   for (int time = 0; time < 3; ++time) {
@@ -40,22 +57,41 @@ void test_events() {
     const uint64_t begun = trace.now();
     while (now_ns() < begin + 3'000'000) {
     }
-    trace.add(Kind::Allreduce, operations, begun);
+    trace.add({Kind::Allreduce, "lane", begun, begun}, operations);
     const uint64_t end = now_ns();
 
-    const auto events = trace.drain();
-    CHECK_EQ(events.size(), size_t{4});
-    CHECK_EQ(events[0].phase, std::string("plan"));
-    CHECK_EQ(events[0].bytes, uint64_t{1});
-    CHECK_EQ(events[1].name + " " + events[1].phase, std::string("first negotiate"));
-    CHECK(within(events[1].begin_ns, asked, begin));
-    CHECK_EQ(events[1].end_ns, events[2].begin_ns);
-    CHECK_EQ(events[2].name + " " + events[2].phase, "first " + std::string(name_of(Kind::Allreduce)));
-    CHECK(within(events[2].begin_ns, begin, begin + 1'000'000));
-    CHECK(within(events[2].end_ns, begin + 3'000'000, end));
-    CHECK_EQ(events[2].bytes, uint64_t{12});
-    CHECK_EQ(events[3].name, std::string("second"));
+    const auto phases = phases_of(trace.drain());
+    CHECK_EQ(phases.size(), size_t{4});
+    CHECK_EQ(phases[0].what, std::string("plans plan"));
+    CHECK_EQ(phases[0].bytes, uint64_t{1});
+    CHECK_EQ(phases[1].what, std::string("first negotiate"));
+    CHECK(within(phases[1].begin_ns, asked, begin));
+    CHECK_EQ(phases[1].end_ns, phases[2].begin_ns);
+    CHECK_EQ(phases[2].what, "first " + std::string(name_of(Kind::Allreduce)));
+    CHECK(within(phases[2].begin_ns, begin, begin + 1'000'000));
+    CHECK(within(phases[2].end_ns, begin + 3'000'000, end));
+    CHECK_EQ(phases[2].bytes, uint64_t{12});
+    CHECK_EQ(phases[3].what, "second " + std::string(name_of(Kind::Allreduce)));
   }
+}
+
+void test_queue() {
+  Trace trace;
+  const std::array operations{operation("queued")};
+  trace.start(false);
+  operations[0]->submitted_ticks = trace.now();
+  const uint64_t agreed = trace.now();
+  const uint64_t then = now_ns();
+  while (now_ns() < then + 2'000'000) {
+  }
+  trace.add({Kind::Allreduce, "links", agreed, trace.now()}, operations);
+  const auto phases = phases_of(trace.drain());
+  CHECK_EQ(phases.size(), size_t{3});
+  CHECK_EQ(phases[0].what, std::string("queued negotiate"));
+  CHECK_EQ(phases[1].what, std::string("queued queue"));
+  CHECK_EQ(phases[0].end_ns, phases[1].begin_ns);
+  CHECK_EQ(phases[1].end_ns, phases[2].begin_ns);
+  CHECK(phases[1].end_ns >= phases[1].begin_ns + 1'900'000);
 }
 
 void test_start_and_stop() {
@@ -64,17 +100,17 @@ void test_start_and_stop() {
   trace.start(false);
   operations[0]->submitted_ticks = trace.now();
   const uint64_t begun = trace.now();
-  trace.add(Kind::Broadcast, operations, begun);
+  trace.add({Kind::Broadcast, "grid", begun, begun}, operations);
   const uint64_t restarted = now_ns();
   trace.start(false);
-  trace.add(Kind::Broadcast, operations, begun);
+  trace.add({Kind::Broadcast, "grid", begun, begun}, operations);
   trace.add_plan(7);  // not asked for
   trace.stop();
-  trace.add(Kind::Broadcast, operations, begun);
-  const auto events = trace.drain();
-  CHECK_EQ(events.size(), size_t{2});
-  CHECK(within(events[0].begin_ns, restarted, now_ns()));
-  CHECK(within(events[1].begin_ns, restarted, now_ns()));
+  trace.add({Kind::Broadcast, "grid", begun, begun}, operations);
+  const auto phases = phases_of(trace.drain());
+  CHECK_EQ(phases.size(), size_t{2});
+  CHECK(within(phases[0].begin_ns, restarted, now_ns()));
+  CHECK(within(phases[1].begin_ns, restarted, now_ns()));
   CHECK_EQ(trace.now(), uint64_t{0});
 }
 
@@ -83,16 +119,46 @@ void test_more_than_fits() {
   trace.start(false);
   const std::array operations{operation("often")};
   constexpr uint64_t kMore = 1'000'003;
-  for (uint64_t i = 0; i < kMore; ++i) trace.add(Kind::Barrier, operations, 0);
+  for (uint64_t i = 0; i < kMore; ++i) trace.add({Kind::Barrier, "links", 0, 0}, operations);
   CHECK_EQ(trace.drain().size() + trace.dropped(), size_t{kMore});
   CHECK_EQ(trace.dropped(), uint64_t{3});
+}
+
+void test_text() {
+  Trace trace;
+  trace.start(false);
+  const std::array hostile{operation("a\"\\\n\x01\xc3\xa9")};
+  const auto begun = trace.now();
+  trace.add({Kind::Barrier, "links", begun, begun}, hostile);
+  TraceText text(3);
+  text.take(trace.drain(), "set: ");
+  const std::string events = text.next();
+  const std::string spelled = "a\\\"\\\\\\u000a\\u0001\xc3\xa9";
+  CHECK(events.starts_with(R"({"name":"thread_name","ph":"M","args":{"name":"set: )" + spelled +
+                           R"("},"pid":3,"tid":1},)" + "\n" + R"({"name":"barrier","ts":)"));
+  CHECK(events.ends_with(R"("args":{"tensor":")" + spelled + R"(","bytes":12,"algorithm":"links"}})"));
+  CHECK_EQ(text.next(), std::string());
+
+  // A great many come in pieces that put together are whole.
+  const std::array one{operation("x")};
+  for (int i = 0; i < 10'000; ++i) trace.add({Kind::Barrier, "links", trace.now(), trace.now()}, one);
+  text.take(trace.drain(), "");
+  size_t pieces = 0, lines = 0;
+  for (std::string piece = text.next(); !piece.empty(); piece = text.next(), ++pieces) {
+    CHECK(piece.starts_with("{") && piece.ends_with("}}"));
+    lines += 1 + static_cast<size_t>(std::ranges::count(piece, '\n'));
+  }
+  CHECK(pieces > 1);
+  CHECK_EQ(lines, size_t{10'001});
 }
 
 }  // namespace
 
 int main() {
   test_events();
+  test_queue();
   test_start_and_stop();
   test_more_than_fits();
+  test_text();
   return check::report();
 }

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,59 @@ def test_each_rank_writes_what_it_did(tmp_path: Path) -> None:
     for rank in range(2):
         reductions = [event for event in read(timeline_path(path, rank)) if event["name"] == "allreduce"]
         assert len(reductions) == 2
+        # The first is agreed with the coordinator; whether the second is depends on the number of cores.
+        ways = [event["args"].pop("algorithm") for event in reductions]
+        assert ways[0] == "shm slots" and ways[1] in ("shm slots", "lane")
         assert all(event["args"] == {"tensor": "allreduce.x", "bytes": 4000} for event in reductions)
         assert all(event["pid"] == rank and event["dur"] >= 0 for event in reductions)
+
+
+@pytest.mark.parametrize(
+    ("size", "hosts", "ways"),
+    [
+        (2, 1, {"small": "shm at once", "large": "shm slots", "shared": "shm direct", "rows": "shm slots"}),
+        (2, 2, {"small": "links at once", "large": "links by segments", "rows": "links"}),
+        (4, 2, {"small": "grid in two hops", "large": "grid pipeline", "rows": "grid"}),
+    ],
+)
+def test_the_algorithm_and_the_bytes_are_told(size: int, hosts: int, ways: dict[str, str], tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        small, large = np.ones(100, np.float32), np.ones(1_000_000, np.float32)
+        hvd.allreduce(small, name="small")
+        hvd.allreduce(large, name="large")
+        if hosts == 1:
+            shared = hvd.empty_shared(large.shape, large.dtype)
+            shared[:] = 1
+            hvd.allreduce_(shared, name="shared")
+        hvd.allgather(small, name="rows")
+        hvd.allreduce(large, name="adasum", op=hvd.Adasum)
+
+    run_ranks(size, body, config=Config(timeline=str(tmp_path / "t.json")), hosts=hosts)
+    sizes = {"small": 400, "rows": 400}
+    for rank in range(size):
+        shown = {event["args"]["tensor"].partition(".")[2]: event["args"] for event in
+                 read(timeline_path(tmp_path / "t.json", rank)) if event["ph"] == "X" and "args" in event}  # fmt: skip
+        assert {name: args["algorithm"] for name, args in shown.items()} == {**ways, "adasum": "adasum"}
+        assert all(args["bytes"] == sizes.get(name, 4_000_000) for name, args in shown.items())
+
+
+def test_what_waits_for_the_bundle_before_it_is_queued(tmp_path: Path) -> None:
+    def body(context: Context) -> None:
+        large, other = np.ones(1_000_000, np.float32), np.ones(10, np.float64)
+        hvd.grouped_allreduce([large, other], name="mixed")
+
+    run_ranks(2, body, config=Config(timeline=str(tmp_path / "t.json")))
+    for rank in range(2):
+        events = read(timeline_path(tmp_path / "t.json", rank))
+        tracks = {each["tid"]: [e for e in events if e["ph"] == "X" and e["tid"] == each["tid"]]
+                  for each in events if each["name"] == "thread_name"}  # fmt: skip
+        first, second = sorted(tracks.values(), key=lambda phases: phases[-1]["ts"])
+        assert [phase["name"] for phase in second] == ["negotiate", "queue", "allreduce"]
+        assert [phase["name"] for phase in first][-1] == "allreduce"
+        for phase, following in pairwise(second):
+            assert phase["ts"] + phase["dur"] == pytest.approx(following["ts"])
+        # It waited while the first one ran.
+        assert second[1]["dur"] >= first[-1]["dur"]
 
 
 @pytest.mark.parametrize("config", [Config(), Config(timeline="DYNAMIC")], ids=["nothing said", "DYNAMIC"])
@@ -94,9 +146,11 @@ def test_what_was_asked_for_before_the_start_begins_with_it(tmp_path: Path) -> N
 
     begin = max(run_ranks(2, body))
     phases = {event["name"]: event for event in read(path) if event["ph"] == "X"}
+    queued = phases.pop("queue", {"dur": 0.0})["dur"]  # of a thread that was interrupted
     assert set(phases) == {"negotiate", "allreduce"}
     assert phases["negotiate"]["ts"] >= begin and phases["negotiate"]["dur"] >= 0
-    assert phases["negotiate"]["ts"] + phases["negotiate"]["dur"] == pytest.approx(phases["allreduce"]["ts"])
+    agreed = phases["negotiate"]["ts"] + phases["negotiate"]["dur"]
+    assert agreed + queued == pytest.approx(phases["allreduce"]["ts"])
 
 
 @pytest.mark.parametrize("again", ["same.json", "other.json"])
@@ -223,12 +277,12 @@ def test_a_file_is_whole_after_every_write(monkeypatch: pytest.MonkeyPatch, tmp_
     path.write_text("what was there before " * 1000)
     monkeypatch.setattr(module.os, "pwrite", pwrite)
     file = TraceFile(path)
-    file.append(json.dumps({"number": number}) for number in range(2000))
-    file.append([])
-    file.append(["{}"])
+    file.append(b",\n".join(json.dumps({"number": number}).encode() for number in range(20_000)))
+    file.append(b"")
+    file.append(b"{}")
     file.close()
-    assert len(seen) > 5 and seen == sorted(seen) and seen[-1] == 2001
-    assert read(path) == [*({"number": number} for number in range(2000)), {}]
+    assert len(seen) > 5 and seen == sorted(seen) and seen[-1] == 20_001
+    assert read(path) == [*({"number": number} for number in range(20_000)), {}]
 
 
 def test_curves_leave_out_what_is_no_number(tmp_path: Path) -> None:

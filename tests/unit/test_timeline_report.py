@@ -91,12 +91,16 @@ def made_up(size: int, steps: int, seed: int) -> list[list[Op]]:
         at += chance.randint(200, 5000)
         kind = chance.choice(["allreduce", "allreduce", "allgather"])
         names = chance.sample([f"{kind}.t{number}" for number in range(6)], chance.randint(1, 5))
-        took = chance.randint(50, 3000)
+        took, queued = chance.randint(50, 3000), chance.choice([0, 0, 30])
+        algorithm = chance.choice(["", "lane", "shm slots"])
         for rank, ops in enumerate(ranks):
             begin = at + chance.randint(0, 20)
             # No two ranks wait equally long.
-            asked = {name: begin - chance.randint(1, 400) * size - rank for name in names}
-            ops += [Op(name, asked[name], begin, begin + took, 100 * (step % 7), kind) for name in names]
+            asked = {name: begin - queued - chance.randint(1, 400) * size - rank for name in names}
+            ops += [
+                Op(name, asked[name], begin, begin + took, 100 * (step % 7), kind, "", queued, algorithm)
+                for name in names
+            ]
         at += took + 30
     return ranks
 
@@ -122,21 +126,22 @@ def test_the_numbers_are_those_of_the_trace(seed: int, tmp_path: Path) -> None:
         int(np.argmin([op.begin - (op.asked or 0) for op in together])) for together in zip(*ranks, strict=True)
     )
     assert [row[9] for row in page.rows("ranks")] == [last[rank] for rank in range(3)]
-    bundles = Counter((rank, op.kind, op.begin) for rank, ops in enumerate(ranks) for op in ops)
-    for kind, *numbers in page.rows("kinds"):
-        fills = [count for (_, each, _), count in bundles.items() if each == kind]
+    bundles = Counter((rank, op.kind, op.begin, op.algorithm) for rank, ops in enumerate(ranks) for op in ops)
+    for kind, algorithm, *numbers in page.rows("kinds"):
+        ran_by = "" if algorithm == "-" else algorithm
+        fills = [count for (_, *each, by), count in bundles.items() if (each[0], by) == (kind, ran_by)]
         assert numbers[:4] == [len(fills), sum(fills), pytest.approx(np.mean(fills)), max(fills)]
-        size = sum(op.bytes for ops in ranks for op in ops if op.kind == kind)
+        size = sum(op.bytes for ops in ranks for op in ops if (op.kind, op.algorithm) == (kind, ran_by))
         assert numbers[4] == pytest.approx(size / len(fills))
     rows = {row[0]: row[1:] for row in page.rows("tensors")}
     assert set(rows) == {op.tensor for ops in ranks for op in ops}
     for name, (kind, busy, _, _, size, _, count, waited) in rows.items():
         mine = [(rank, op) for rank, ops in enumerate(ranks) for op in ops if op.tensor == name]
-        took = sum((op.end - op.begin) / bundles[rank, op.kind, op.begin] for rank, op in mine)
+        took = sum((op.end - op.begin) / bundles[rank, op.kind, op.begin, op.algorithm] for rank, op in mine)
         assert kind == mine[0][1].kind and count == len(mine) / 3
         assert busy == pytest.approx(1000 * took / 3)  # all tensors of a bundle have equally many bytes
         assert size == pytest.approx(sum(op.bytes for _, op in mine) / 3)
-        assert waited == pytest.approx(1000 * np.mean([op.begin - (op.asked or 0) for _, op in mine]))
+        assert waited == pytest.approx(1000 * np.mean([op.begin - op.queued - (op.asked or 0) for _, op in mine]))
 
 
 def test_the_slow_rank_is_named(tmp_path: Path) -> None:

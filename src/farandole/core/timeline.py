@@ -8,9 +8,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from farandole._native import Engine
+from farandole._native import Engine, TraceText
 from farandole.core.trace_file import TraceFile
 from farandole.errors import ConfigError, EngineClosed, InvalidRequest
 from farandole.timeline.files import timeline_path
@@ -20,7 +20,6 @@ __all__ = ["Timeline"]
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 0.5
-PLAN = "plan"  # the phase by which the engine marks that a plan begins
 
 
 class Timeline:
@@ -34,7 +33,7 @@ class Timeline:
         self._about = {"name": f"rank {rank}", "host": host, "size": size}
         self._engines: dict[Engine, str] = {}
         self._file: TraceFile | None = None  # being written
-        self._tracks: dict[str, tuple[int, str]] = {}  # by what is shown: its number, and the tensor as JSON
+        self._text = TraceText(rank)  # of that file
         self._marks_plans = self._closed = False
         self._dropped = 0
         self._changing = threading.Lock()  # for one start or stop at a time
@@ -58,9 +57,10 @@ class Timeline:
                 raise ConfigError("timeline", f"cannot write {where} ({error.strerror})") from error
             self._end()
             with self._writing:
-                self._file, self._tracks, self._dropped, self._marks_plans = file, {}, 0, mark_plans
+                self._file, self._text, self._dropped = file, TraceText(self._rank), 0
+                self._marks_plans = mark_plans
                 whose = {"name": "process_name", "ph": "M", "pid": self._rank, "args": self._about}
-                self._append(iter([json.dumps(whose)]))
+                self._append(whose)
                 for engine in self._engines:
                     engine.start_trace(mark_plans)
             self._stop.clear()
@@ -103,7 +103,7 @@ class Timeline:
         finite = {curve: value for curve, value in values.items() if math.isfinite(value)}
         now = {"name": name, "ph": "C", "ts": time.monotonic_ns() / 1e3, "pid": self._rank, "args": finite}
         with self._writing:
-            self._append(iter([json.dumps(now)]))
+            self._append(now)
 
     def _require_own_process(self) -> None:
         if os.getpid() != self._process:
@@ -121,7 +121,7 @@ class Timeline:
                 self._let_go(engine)
             if self._dropped:
                 what = {"name": f"{self._dropped} events dropped", "ph": "i", "s": "g", "ts": 0}
-                self._append(iter([json.dumps({**what, "pid": self._rank, "tid": 0})]))
+                self._append({**what, "pid": self._rank, "tid": 0})
             was_there = self._file is not None
             self._abandon()
         return was_there
@@ -130,19 +130,25 @@ class Timeline:
         while not self._stop.wait(DRAIN_SECONDS):
             with self._writing:
                 for engine, label in self._engines.items():
-                    self._append(self._events(engine, label))
+                    self._append_events(engine, label)
 
     def _let_go(self, engine: Engine) -> None:
         if self._file is not None:
             engine.stop_trace()
-            self._append(self._events(engine, self._engines[engine]))
+            self._append_events(engine, self._engines[engine])
             self._dropped += engine.stats()["trace_dropped"]
 
-    def _append(self, events: Iterator[str]) -> None:
+    def _append_events(self, engine: Engine, label: str) -> None:
+        """Write what `engine` has done since it was asked last."""
+        self._text.take(engine, label)
+        while events := self._text.next():
+            self._append(events)
+
+    def _append(self, event: Mapping[str, object] | bytes) -> None:
         if self._file is None:
             return
         try:
-            self._file.append(events)
+            self._file.append(event if isinstance(event, bytes) else json.dumps(event).encode())
         except OSError as error:
             # Training goes on: what a trace is worth, it is not worth more than that.
             log.error("the timeline ends here: it cannot be written any more (%s)", error.strerror)
@@ -155,18 +161,4 @@ class Timeline:
         self._file = None
         for engine in self._engines:
             engine.stop_trace()
-            engine.trace()  # forget what nobody will read
-
-    def _events(self, engine: Engine, label: str) -> Iterator[str]:
-        for name, phase, begin, end, size in engine.trace():
-            if (shown := f"{label}{name}") not in self._tracks:
-                self._tracks[shown] = len(self._tracks) + 1, json.dumps(name)
-                track = {"pid": self._rank, "tid": len(self._tracks)}
-                yield json.dumps({"name": "thread_name", "ph": "M", "args": {"name": shown}, **track})
-            number, tensor = self._tracks[shown]
-            what = f'"name": "{phase}", "ts": {begin / 1e3}, "pid": {self._rank}, "tid": {number}'
-            if phase == PLAN:
-                yield f'{{{what}, "ph": "i", "s": "p", "args": {{"bundles": {size}}}}}'
-            else:
-                args = f'{{"tensor": {tensor}, "bytes": {size}}}'
-                yield f'{{{what}, "cat": "collective", "ph": "X", "dur": {(end - begin) / 1e3}, "args": {args}}}'
+            self._text.take(engine, "")  # forget what nobody will read

@@ -42,9 +42,10 @@ class TensorFigures:
 
 @dataclass(frozen=True, slots=True)
 class KindFigures:
-    """The bundles of one kind of operation, of all ranks together."""
+    """The bundles of one kind of operation that one algorithm ran, of all ranks together."""
 
     kind: str
+    algorithm: str
     bundles: int
     operations: int
     most: int  # operations in one bundle
@@ -133,7 +134,7 @@ def _count_lateness(ranks: Mapping[int, RankTrace]) -> tuple[Counter[int], Count
         last[late] += 1
         for rank, when in asked.items():
             if rank != late:
-                waits[late, rank].append((when, meeting[rank].begin - meeting[late].waited))
+                waits[late, rank].append((when, when + meeting[rank].waited - meeting[late].waited))
     held_up: Counter[int] = Counter()
     for (late, _), intervals in waits.items():
         held_up[late] += length(union(intervals))
@@ -162,18 +163,19 @@ def _count_tensors(ranks: Mapping[int, RankTrace]) -> list[TensorFigures]:
 
 
 def _count_kinds(bundles: Iterable[list[Operation]]) -> list[KindFigures]:
-    by_kind: dict[str, list[list[Operation]]] = defaultdict(list)
+    by_kind: dict[tuple[str, str], list[list[Operation]]] = defaultdict(list)
     for bundle in bundles:
-        by_kind[bundle[0].kind].append(bundle)
+        by_kind[bundle[0].kind, bundle[0].algorithm].append(bundle)
     kinds = [
         KindFigures(
             kind=kind,
+            algorithm=algorithm,
             bundles=len(some),
             operations=sum(map(len, some)),
             most=max(map(len, some)),
             bytes=sum(each.bytes for bundle in some for each in bundle),
             busy=sum(bundle[0].end - bundle[0].begin for bundle in some),
         )
-        for kind, some in by_kind.items()
+        for (kind, algorithm), some in by_kind.items()
     ]
-    return sorted(kinds, key=lambda each: (-each.busy, each.kind))
+    return sorted(kinds, key=lambda each: (-each.busy, each.kind, each.algorithm))

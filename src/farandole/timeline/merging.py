@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from farandole.timeline.clocks import Clock
-from farandole.timeline.reading import NEGOTIATE
+from farandole.timeline.reading import NEGOTIATE, QUEUE
 from farandole.timeline.trace import RankTrace
 
 __all__ = ["merge_traces"]
@@ -45,13 +45,12 @@ def _events(trace: RankTrace) -> Iterator[Mapping[str, object]]:
         yield {"name": "thread_name", "ph": "M", "pid": trace.rank, "tid": number, "args": {"name": name}}
     yield from trace.others
     for each in trace.operations:
-        place = {"cat": "collective", "ph": "X", "pid": trace.rank, "tid": numbers[each.track]}
+        place = {"ph": "X", "pid": trace.rank, "tid": numbers[each.track]}
         if each.asked is not None:
-            yield {
-                **{"name": NEGOTIATE, "ts": each.asked / 1e3, "dur": each.waited / 1e3},
-                **{**place, "args": {"tensor": each.tensor, "bytes": 0}},
-            }
-        yield {
-            **{"name": each.kind, "ts": each.begin / 1e3, "dur": (each.end - each.begin) / 1e3},
-            **{**place, "args": {"tensor": each.tensor, "bytes": each.bytes}},
-        }
+            yield {"name": NEGOTIATE, "ts": each.asked / 1e3, "dur": each.waited / 1e3, **place}
+        if each.queued:
+            yield {"name": QUEUE, "ts": (each.begin - each.queued) / 1e3, "dur": each.queued / 1e3, **place}
+        args = {"tensor": each.tensor, "bytes": each.bytes}
+        if each.algorithm:
+            args |= {"algorithm": each.algorithm}
+        yield {"name": each.kind, "ts": each.begin / 1e3, "dur": (each.end - each.begin) / 1e3, **place, "args": args}

@@ -188,11 +188,11 @@ def _rank_row(rank: RankFigures, meetings: int, is_slowest: bool) -> str:
 
 def _bundles(figures: Figures) -> Iterator[str]:
     yield (
-        "<h2>Fusion</h2>\n<p>Operations that are ready together run as one bundle. Bundles of all ranks; what ran at "
-        "once on one rank is one.</p>\n"
+        "<h2>Bundles</h2>\n<p>Operations that are ready together run as one bundle; world and bytes choose the "
+        "algorithm. Bundles of all ranks; what ran at once on one rank is one.</p>\n"
     )
-    heads = ["kind", "bundles", "operations", "in a bundle", "at most", "data in a bundle", "time of a bundle", "speed"]
-    yield from _table("kinds", heads, map(_kind_row, figures.kinds))
+    counted = ["bundles", "operations", "in a bundle", "at most", "data in a bundle", "time of a bundle", "speed"]
+    yield from _table("kinds", ["kind", "algorithm", *counted], map(_kind_row, figures.kinds))
     classes: dict[int, int] = {}
     for fill, count in figures.fills.items():
         lowest = 1 << (fill.bit_length() - 1)
@@ -212,6 +212,7 @@ def _kind_row(kind: KindFigures) -> str:
     speed = kind.bytes / kind.busy * 1e9 if kind.busy else 0
     cells = [
         _text_cell(kind.kind),
+        _text_cell(kind.algorithm or "-"),
         _cell(kind.bundles, _spell_count(kind.bundles)),
         _cell(kind.operations, _spell_count(kind.operations)),
         _cell(kind.operations / kind.bundles, f"{kind.operations / kind.bundles:.2f}"),

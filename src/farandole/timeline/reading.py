@@ -12,7 +12,7 @@ from farandole.timeline.trace import Operation, RankTrace
 
 __all__ = ["Traces", "read_traces"]
 
-NEGOTIATE = "negotiate"
+NEGOTIATE, QUEUE = "negotiate", "queue"
 _SPACE = re.compile(r"\s*")
 _NEAR = 1000  # ns: an operation begins where its negotiation ended, but for rounding
 _MOST = 1 << 63  # ns
@@ -76,7 +76,8 @@ class _File:
         self.path = path
         self.warnings: list[str] = []
         self._ranks: dict[int, RankTrace] = {}
-        self._asked: dict[tuple[int, int], tuple[int, int]] = {}  # by rank and track: what has no operation yet
+        # By rank and track, what has no operation yet: when it was asked for, was agreed on, would begin.
+        self._asked: dict[tuple[int, int], tuple[int | None, int, int]] = {}
 
     def read(self) -> dict[int, RankTrace]:
         number = 0
@@ -162,11 +163,17 @@ class _File:
             if duration < 0:
                 raise ValueError("dur is negative")
             if name == NEGOTIATE:
-                self._asked[rank, track] = begin, begin + duration
+                self._asked[rank, track] = begin, begin + duration, begin + duration
+                return
+            asked, agreed, due = self._asked.pop((rank, track), (None, begin, begin))
+            if abs(due - begin) > _NEAR:
+                asked, agreed = None, begin
+            if name == QUEUE:
+                self._asked[rank, track] = asked, begin, begin + duration
             else:
-                asked, agreed = self._asked.pop((rank, track), (None, -_MOST))
-                asked = asked if abs(agreed - begin) <= _NEAR else None
-                trace.operations.append(_operation(trace, event, name, track, asked, begin, begin + duration))
+                what = _operation(trace, event, name, track, begin, begin + duration)
+                queued = begin - agreed if agreed < begin - _NEAR else 0
+                trace.operations.append(what._replace(asked=asked, queued=queued))
 
 
 def _take_metadata(trace: RankTrace, name: str, event: dict[str, object]) -> None:
@@ -179,13 +186,12 @@ def _take_metadata(trace: RankTrace, name: str, event: dict[str, object]) -> Non
         trace.tracks[_whole(event, "tid")] = _text(args, "name")
 
 
-def _operation(
-    trace: RankTrace, event: dict[str, object], kind: str, track: int, asked: int | None, begin: int, end: int
-) -> Operation:
+def _operation(trace: RankTrace, event: dict[str, object], kind: str, track: int, begin: int, end: int) -> Operation:
     args = _args(event)
     tensor = _text(args, "tensor")
     shown = trace.tracks.setdefault(track, tensor)
-    return Operation(shown, tensor, kind, asked, begin, end, _whole(args, "bytes"))
+    algorithm = _text(args, "algorithm") if "algorithm" in args else ""
+    return Operation(shown, tensor, kind, None, begin, end, _whole(args, "bytes"), algorithm=algorithm)
 
 
 def _args(event: dict[str, object]) -> dict[str, object]:

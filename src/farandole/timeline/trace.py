@@ -16,10 +16,13 @@ class Operation(NamedTuple):
     begin: int  # when all ranks had agreed, and it began
     end: int
     bytes: int
+    queued: int = 0  # for so long before `begin` all ranks had agreed, and this one was busy with what came before
+    algorithm: str = ""  # what moved and combined the data, as the engine calls it; empty: older files do not say
 
     @property
     def waited(self) -> int:
-        return 0 if self.asked is None else self.begin - self.asked
+        """From the request to the agreement of all ranks."""
+        return 0 if self.asked is None else self.begin - self.queued - self.asked
 
 
 @dataclass(slots=True)
