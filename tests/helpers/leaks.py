@@ -62,6 +62,9 @@ class Snapshot:
 
 def _threads() -> Iterator[str]:
     for thread in threading.enumerate():
+        # Python keeps what it made up for a framework's thread that once ran Python, until the interpreter ends.
+        if isinstance(thread, threading._DummyThread):
+            continue
         yield f"{thread.name} ({thread.native_id})"
     # Threads of the native core are unknown to Python; their names tell them from those of BLAS and OpenMP.
     for task in Path("/proc/self/task").iterdir():

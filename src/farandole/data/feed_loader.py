@@ -95,6 +95,23 @@ class FeedLoader:
         return {field.name: field.kind for field in self._reader.fields}
 
     @property
+    def batch_rows(self) -> int | None:
+        """How many rows each batch has; None where ranks may have fewer."""
+        return None if self._plan.policy == "join" else self._plan.batch_size
+
+    @property
+    def transforms(self) -> bool:
+        """Whether a transform makes the columns of batches."""
+        return self._reading.transform is not None
+
+    def sample(self) -> Columns:
+        """Return columns of the types and shapes that batches have: of no rows, or what a transform makes of a few."""
+        if not self.transforms:
+            return self._no_rows
+        few = {field.name: field.values(self._few_rows[field.name]) for field in self._reader.fields}
+        return transformed(self._reading.transform, few)
+
+    @property
     def rows(self) -> int:
         """Rows of an epoch, of all ranks together."""
         return self._plan.total
@@ -221,7 +238,7 @@ class FeedLoader:
                 )
         seen = pa.concat_tables([pa.ipc.open_stream(share.sample).read_all() for share in shares])
         fields = plan_fields(self._source.schema, self._columns, seen, self._reading.fields)
-        none = seen.slice(0, 0)
+        self._few_rows, none = seen, seen.slice(0, 0)
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
         return Reader(self._source, tuple(fields))
 

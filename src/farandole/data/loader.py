@@ -125,6 +125,26 @@ class Loader:
         return {field.name: field.kind for field in self._reader.fields}
 
     @property
+    def batch_rows(self) -> int | None:
+        """How many rows each batch has; None where the last one may have fewer."""
+        return None if self._policy == "join" else self._batch_size
+
+    @property
+    def transforms(self) -> bool:
+        """Whether a transform makes the columns of batches."""
+        return self._reading.transform is not None
+
+    def sample(self) -> Columns:
+        """Return columns of the types and shapes that batches have.
+
+        They have no rows, but where a transform makes them: then those of the first row group, which is read,
+        collectively if there is a `gather`."""
+        if not self.transforms:
+            return self._no_rows
+        first = next(group for group in self._source.row_groups if group.rows)
+        return together(lambda: transformed(self._reading.transform, self._reader(first)), self._gather)
+
+    @property
     def rows(self) -> int:
         """Rows of an epoch, of all ranks together."""
         return self._order.rows

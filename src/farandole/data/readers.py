@@ -7,7 +7,7 @@ that changes with the epoch. See docs/guide/data.md for the differences, one by 
 import logging
 import re
 from collections import namedtuple
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from farandole.data.cache import CachedSource
+from farandole.data.cutter import Cutter
 from farandole.data.fields import FieldOptions
 from farandole.data.loader import Batch, Loader, Reading
-from farandole.data.meter import Metrics
+from farandole.data.meter import Meter, Metrics
 from farandole.data.rounds import Columns
 from farandole.data.selection import Condition, Predicate, SelectedSource
 from farandole.data.sources import ParquetSource, Source
@@ -175,6 +176,15 @@ class Reader:
         while self.num_epochs is None or self.loader.epoch - self._started_with < self.num_epochs:
             yield from (batch for batch in self.loader if batch.rows)
 
+    def batches_of(self, rows: int) -> Iterator[Columns]:
+        """Yield what is left in batches of `rows`, of which the last one has fewer; starts again if nothing is left."""
+        if self.last_row_consumed:
+            self.reset()
+        cutter = Cutter((dict(batch) for batch in self.batches()), Meter(0), open_end=True)
+        while columns := cutter.take(rows):
+            yield columns
+        self.last_row_consumed = True
+
     def reset(self) -> None:
         """Read as many epochs again, after the last row; raises `ConfigError` before it."""
         if not self.last_row_consumed:
@@ -209,14 +219,15 @@ class Reader:
 
     def _read(self) -> Generator[Any]:
         for batch in self.batches():
-            make = self._record(list(batch))
+            make = self.record(batch)
             columns = [_cells(values) for values in batch.values()]
             if self.batched_output:
                 yield make(*columns)
             else:
                 yield from map(make, *columns)
 
-    def _record(self, names: list[str]) -> type:
+    def record(self, names: Iterable[str]) -> type:
+        """Return the named tuple for columns of these names."""
         if self._made is None:
             # A name that is no identifier gets one by its place: _0, _1, ...
             self._made = namedtuple("Row", names, rename=True)  # type: ignore[misc]

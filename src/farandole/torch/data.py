@@ -7,17 +7,15 @@
 `DataLoader` and `BatchedDataLoader` take readers of `make_reader` and `make_batch_reader`, as Petastorm's do.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from farandole.data import Batch, FeedLoader, Loader, Metrics, Ragged, Reader, SparseRows, Values
-from farandole.data.cutter import Cutter
-from farandole.data.meter import Meter
+from farandole.data import FeedLoader, Loader, Ragged, Reader, SparseRows, Values, tensors
 from farandole.data.rounds import Columns
 from farandole.errors import ConfigError, DataError
 
@@ -48,44 +46,16 @@ def as_tensor(name: str, values: Values) -> Tensor:
     return torch.from_numpy(values)
 
 
-class TensorBatch(dict[str, Tensor]):
-    """A `Batch` whose columns are tensors; `rows`, `weight` and `repeated` are the batch's."""
-
-    __slots__ = ("repeated", "rows", "weight")
-
-    def __init__(self, batch: Batch) -> None:
-        super().__init__({name: as_tensor(name, values) for name, values in batch.items()})
-        self.rows, self.weight, self.repeated = batch.rows, batch.weight, batch.repeated
+TensorBatch: TypeAlias = tensors.TensorBatch[Tensor]
 
 
-class TensorLoader:
-    """A `Loader` or `FeedLoader` that yields `TensorBatch`; what it can do otherwise is the loader's own."""
+class TensorLoader(tensors.TensorLoader[Tensor]):
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`; what it can do otherwise is the loader's own.
+
+    Raises `DataError` for a column that no tensor can hold."""
 
     def __init__(self, loader: Loader | FeedLoader) -> None:
-        self.loader = loader
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[TensorBatch]:
-        return map(TensorBatch, self.loader)
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `Loader.set_epoch`."""
-        self.loader.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, int]:
-        """See `Loader.state_dict`."""
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """See `Loader.load_state_dict`."""
-        self.loader.load_state_dict(state)
-
-    @property
-    def metrics(self) -> Metrics | None:
-        """See `Loader.metrics`."""
-        return self.loader.metrics
+        super().__init__(loader, as_tensor)
 
 
 class BatchedDataLoader:
@@ -109,12 +79,7 @@ class BatchedDataLoader:
         self.reader, self.batch_size, self._transform = reader, batch_size, transform_fn
 
     def __iter__(self) -> Iterator[Any]:
-        if self.reader.last_row_consumed:
-            self.reader.reset()
-        cutter = Cutter((dict(batch) for batch in self.reader.batches()), Meter(0), open_end=True)
-        while columns := cutter.take(self.batch_size):
-            yield self._collate(columns)
-        self.reader.last_row_consumed = True
+        yield from map(self._collate, self.reader.batches_of(self.batch_size))
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,59 @@
+"""What loaders of tensors have in common, whatever the framework: batches with converted columns."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from farandole.data.feed_loader import FeedLoader
+from farandole.data.loader import Batch, Loader
+from farandole.data.meter import Metrics
+from farandole.data.values import Values
+
+__all__ = ["TensorBatch", "TensorLoader"]
+
+T = TypeVar("T")
+
+
+class TensorBatch(dict[str, T], Generic[T]):
+    """A `Batch` whose columns are tensors; `rows`, `weight` and `repeated` are the batch's."""
+
+    __slots__ = ("repeated", "rows", "weight")
+
+    def __init__(self, batch: Batch, convert: Callable[[str, Values], T]) -> None:
+        super().__init__({name: convert(name, values) for name, values in batch.items()})
+        self.rows, self.weight, self.repeated = batch.rows, batch.weight, batch.repeated
+
+
+class TensorLoader(Generic[T]):
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`; what it can do otherwise is the loader's own.
+
+    A column that `convert` cannot make a tensor of is refused here, unless a transform may yet replace it."""
+
+    def __init__(self, loader: Loader | FeedLoader, convert: Callable[[str, Values], T]) -> None:
+        self.loader, self._convert = loader, convert
+        if not loader.transforms:
+            for name, values in loader.sample().items():
+                convert(name, values)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[TensorBatch[T]]:
+        convert = self._convert
+        return (TensorBatch(batch, convert) for batch in self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """See `Loader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """See `Loader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """See `Loader.metrics`."""
+        return self.loader.metrics

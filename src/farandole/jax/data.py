@@ -1,0 +1,77 @@
+"""Batches of `farandole.data` as JAX arrays.
+
+loader = TensorLoader(Loader(ParquetSource(url), batch_size=32, policy="drop", rank=hvd.rank(), size=hvd.size()))
+for batch in loader:
+    state = train_step(state, batch["pixels"], batch["label"])
+"""
+
+import logging
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.sparse import BCOO
+from numpy.typing import NDArray
+
+from farandole.data import FeedLoader, Loader, Ragged, SparseRows, Values, tensors
+from farandole.errors import DataError
+
+__all__ = ["TensorBatch", "TensorLoader", "as_tensor"]
+
+log = logging.getLogger(__name__)
+
+Tensor: TypeAlias = jax.Array | BCOO
+TensorBatch: TypeAlias = tensors.TensorBatch[Tensor]
+Place: TypeAlias = jax.Device | jax.sharding.Sharding
+
+
+def as_tensor(name: str, values: Values, device: Place | None = None) -> Tensor:
+    """Return a column as an array on `device`, by default JAX's first one, in memory of its own: it may be donated.
+
+    Times become integers in their own unit, since 1970; sparse vectors a BCOO matrix. 64 bits become 32 unless
+    `jax_enable_x64` is set. Raises `DataError` for integers that do not fit into these, for texts and bytes, and for
+    arrays of different lengths.
+    """
+    if isinstance(values, Ragged):
+        raise DataError(name, "JAX has no arrays of different lengths; pad them in a transform, or leave them out")
+    if isinstance(values, SparseRows):
+        rows = np.repeat(np.arange(len(values)), np.diff(values.offsets))
+        places = np.stack([rows, values.indices], axis=1).astype(np.int32)
+        parts = _put(name, values.values, device), _put(name, places, device)
+        return BCOO(parts, shape=(len(values), values.width), unique_indices=True)
+    if values.dtype.kind == "O":
+        raise DataError(
+            name, "texts and bytes have no array; give a vocabulary, decode them in a transform, or leave them out"
+        )
+    return _put(name, values.view(np.int64) if values.dtype.kind in "mM" else values, device)
+
+
+class TensorLoader(tensors.TensorLoader[Tensor]):
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`, whose arrays are on `device`; a sharding spreads them over several.
+
+    Says in the log which columns become 32 bits wide. Raises `DataError` for a column that JAX cannot hold."""
+
+    def __init__(self, loader: Loader | FeedLoader, device: Place | None = None) -> None:
+        super().__init__(loader, lambda name, values: as_tensor(name, values, device))
+        narrow = [f"{name} ({kind})" for name, kind in loader.kinds.items() if kind.split("[")[0] in _WIDE]
+        if narrow and _kind_of(np.dtype(np.int64)) != np.int64:
+            log.warning("%s: 64 bits become 32, unless jax_enable_x64 is set", ", ".join(narrow))
+
+
+_WIDE = ("int64", "uint64", "double", "float64")
+
+
+def _put(name: str, values: NDArray[np.generic], device: Place | None) -> jax.Array:
+    kind = _kind_of(values.dtype)
+    if kind != values.dtype and kind.kind in "iu" and len(values):
+        least, most = values.min(), values.max()
+        if least < np.iinfo(kind).min or most > np.iinfo(kind).max:
+            raise DataError(name, f"{least} to {most} do not fit into {kind}; set jax_enable_x64, or scale them")
+    # `device_put` would share memory that is aligned, asked not to or not; donated, it would be written to.
+    return jnp.array(values, kind, copy=True, device=device)
+
+
+def _kind_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return what JAX makes of a type."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))

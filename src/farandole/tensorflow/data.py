@@ -1,0 +1,174 @@
+"""Batches of `farandole.data` as TensorFlow tensors, for loops of one's own and as a `tf.data.Dataset`.
+
+    loader = Loader(ParquetSource(url), batch_size=32, policy="pad", rank=hvd.rank(), size=hvd.size())
+    dataset = make_dataset(loader).map(lambda columns: (columns["pixels"], columns["label"]))
+    model.fit(dataset, epochs=10)
+
+`make_petastorm_dataset` takes readers of `make_reader` and `make_batch_reader`, as Petastorm's does.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from farandole.data import Batch, FeedLoader, Loader, Ragged, Reader, SparseRows, Values, tensors
+from farandole.data.rounds import Columns
+from farandole.data.values import ALIGNMENT
+from farandole.errors import ConfigError, DataError
+
+__all__ = ["TensorBatch", "TensorLoader", "as_tensor", "make_batched_dataset", "make_dataset", "make_petastorm_dataset"]
+
+# A tensor, a RaggedTensor or a SparseTensor; TensorFlow ships no types.
+Tensor: TypeAlias = Any
+TensorBatch: TypeAlias = tensors.TensorBatch[Tensor]
+# A column as plain arrays: (array,); (values, offsets) of a ragged one; (values, places, shape) of a sparse one.
+Parts: TypeAlias = tuple[NDArray[Any], ...]
+
+
+def as_tensor(name: str, values: Values) -> Tensor:
+    """Return a column as a tensor.
+
+    Numbers and arrays share memory if it is aligned as TensorFlow demands, which that of large rows is. Times become
+    int64 in their own unit, since 1970; texts and bytes strings. Arrays of different lengths become a RaggedTensor,
+    sparse vectors a SparseTensor. Raises `DataError` naming a column whose objects are neither texts nor bytes.
+    """
+    return _whole([_share(part) for part in _parts(name, values)])
+
+
+class TensorLoader(tensors.TensorLoader[Tensor]):
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`; its errors are the loader's own, and its state that of the batch in hand.
+
+    Raises `DataError` for a column that no tensor can hold."""
+
+    def __init__(self, loader: Loader | FeedLoader) -> None:
+        super().__init__(loader, as_tensor)
+
+
+def make_dataset(loader: Loader | FeedLoader, *, weights: str | None = None) -> tf.data.Dataset:
+    """Return a dataset of batches, each a dictionary of columns; iterating over it gives what is left of an epoch.
+
+    `weights` names a column to add, float32: each row's weight, so that the plain average over ranks is the mean over
+    the rows of the step, and 0 for repeated rows. The loader's state is that of the last batch that came out, unless
+    batches are taken ahead: it reads ahead by itself, so `prefetch` has little to give. An error of the loader is one
+    of `tf.errors` with its class and text. Blocks while a transform is asked for the types that it makes; raises
+    `DataError` for a column that no tensor can hold.
+    """
+    sample = loader.sample()
+    if weights is not None:
+        if weights in sample:
+            raise ConfigError("weights", f"there is a column '{weights}' already; choose another name")
+        sample = {**sample, weights: np.empty(0, np.float32)}
+
+    def batches() -> Iterator[Columns]:
+        for batch in loader:
+            if weights is not None:
+                batch[weights] = _weights(batch)
+            yield batch
+
+    return _dataset(batches, sample, loader.batch_rows)
+
+
+def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
+    """Return a dataset of what the reader reads: named tuples of rows, or of batches for `make_batch_reader`.
+
+    Iterating over it once reads all epochs of the reader, and again once it is at its end. Raises as `make_dataset`
+    does."""
+    dataset = make_batched_dataset(reader, None)
+    return dataset if reader.batched_output else dataset.unbatch()
+
+
+def make_batched_dataset(reader: Reader, batch_size: int | None) -> tf.data.Dataset:
+    """Return a dataset of named tuples of `batch_size` rows of a reader, the last one of fewer; None: as they come."""
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError("batch_size", f"must be >= 1, got {batch_size}")
+    sample = reader.loader.sample()
+    record = reader.record(sample)
+
+    def batches() -> Iterator[Columns]:
+        if batch_size is not None:
+            yield from reader.batches_of(batch_size)
+            return
+        if reader.last_row_consumed:
+            reader.reset()
+        yield from reader.batches()
+        reader.last_row_consumed = True
+
+    return _dataset(batches, sample, None).map(lambda columns: record(*(columns[name] for name in sample)))
+
+
+def _dataset(batches: Callable[[], Iterator[Columns]], sample: Columns, rows: int | None) -> tf.data.Dataset:
+    """Make a dataset of columns like those of `sample`, of `rows` rows each if that is known."""
+    like = {name: _parts(name, values) for name, values in sample.items()}
+
+    def taken_apart() -> Iterator[dict[str, Parts]]:
+        for columns in batches():
+            yield {name: _parts(name, columns[name], parts) for name, parts in like.items()}
+
+    specs = {name: tuple(_spec(part, rows, parts) for part in parts) for name, parts in like.items()}
+    dataset = tf.data.Dataset.from_generator(taken_apart, output_signature=specs)
+    dataset = dataset.map(lambda columns: {name: _whole(parts) for name, parts in columns.items()})
+    options = tf.data.Options()
+    # Rows are dealt to ranks already, and a batch that waits in a buffer is one that the loader counts as taken.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    return dataset.with_options(options)
+
+
+def _parts(name: str, values: Values, like: Parts | None = None) -> Parts:
+    """Take a column apart; raises `DataError` if the parts are not of the kinds of `like`."""
+    parts: Parts
+    if isinstance(values, Ragged):
+        parts = (_numbers(values.values), values.offsets)
+    elif isinstance(values, SparseRows):
+        rows = np.repeat(np.arange(len(values)), np.diff(values.offsets))
+        places = np.stack([rows, values.indices], axis=1)
+        parts = (values.values, places, np.array([len(values), values.width]))
+    else:
+        parts = (_numbers(values),)
+        if values.dtype.kind == "O" and len(values) and not isinstance(values[0], (str, bytes)):
+            raise DataError(name, f"no tensor holds objects of {type(values[0]).__name__}; leave it out")
+    if like is not None and [part.dtype for part in parts] != [part.dtype for part in like]:
+        was, now = (", ".join(str(part.dtype) for part in each) for each in (like, parts))
+        raise DataError(name, f"was of {was} in the first rows, and is of {now} now; name its type in the transform")
+    return parts
+
+
+def _numbers(values: NDArray[Any]) -> NDArray[Any]:
+    return values.view(np.int64) if values.dtype.kind in "mM" else values
+
+
+def _whole(parts: Any) -> Tensor:
+    """Put tensors of a column's parts together."""
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) == 2:
+        return tf.RaggedTensor.from_row_splits(parts[0], parts[1], validate=False)
+    return tf.SparseTensor(parts[1], parts[0], parts[2])
+
+
+def _spec(part: NDArray[Any], rows: int | None, parts: Parts) -> tf.TensorSpec:
+    kind = tf.string if part.dtype.kind in "OUS" else tf.as_dtype(part.dtype)
+    if len(parts) == 3 and part is parts[2]:
+        return tf.TensorSpec(part.shape, kind)
+    # Only plain arrays have one row per row.
+    return tf.TensorSpec((rows if len(parts) == 1 else None, *part.shape[1:]), kind)
+
+
+def _share(part: NDArray[Any]) -> Tensor:
+    """Make a tensor of an array's memory, or of a copy.
+
+    TensorFlow takes memory that is not aligned, too, and ends the process when it comes to use it."""
+    plain = part.size and part.dtype.kind in "biufc" and part.flags.c_contiguous and part.flags.writeable
+    if plain and part.__array_interface__["data"][0] % ALIGNMENT == 0:
+        return tf.experimental.dlpack.from_dlpack(part.__dlpack__())
+    return tf.convert_to_tensor(part)
+
+
+def _weights(batch: Batch) -> NDArray[np.float32]:
+    weights = np.full(batch.rows, batch.weight, np.float32)
+    weights[batch.rows - batch.repeated :] = 0
+    return weights
