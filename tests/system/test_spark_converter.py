@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+pytest.importorskip("tensorflow")
+
 import torch
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession
@@ -46,6 +48,11 @@ def test_a_dataframe_is_read_by_several_ranks_exactly_once(spark: SparkSession, 
                 assert torch.equal(batch["pair"], torch.stack([batch["id"], -batch["id"]], 1))
                 seen += batch["id"].tolist()
     assert Counter(seen) == Counter(range(101))
+    with converter.make_tf_dataset(8, prefetch=1, num_epochs=1, shuffling_queue_capacity=50) as dataset:
+        named = [(int(row), *pair) for batch in dataset for row, pair in zip(batch.id, batch.pair.numpy(), strict=True)]
+    with converter.make_tf_dataset() as dataset:
+        assert [len(batch.half) for batch in dataset.take(7)] == [32] * 7
+    assert sorted(named) == [(row, row, -row) for row in range(101)]
     # A copy that a rank had does not take the files with it; the converter does.
     del sent, batches
     gc.collect()

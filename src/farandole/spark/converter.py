@@ -65,6 +65,34 @@ class SparkDatasetConverter:
         ):
             yield loader
 
+    @contextmanager
+    def make_tf_dataset(
+        self,
+        batch_size: int | None = None,
+        prefetch: int | None = None,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> Iterator[Any]:
+        """Give, in a `with` block, a `tf.data.Dataset` of named tuples of `batch_size` rows, by default 32.
+
+        The other arguments are those of `make_torch_dataloader`. Rows are shuffled and read ahead already:
+        `shuffling_queue_capacity` and `prefetch` add to that only what they are given."""
+        from farandole.tensorflow.data import make_batched_dataset
+
+        options = dict(petastorm_reader_kwargs)
+        if workers_count is not None:
+            options["workers_count"] = workers_count
+        with make_batch_reader(self.cache_dir_url, None, num_epochs=num_epochs, **options) as reader:
+            rows = 32 if batch_size is None else batch_size
+            if shuffling_queue_capacity:
+                mixed = make_batched_dataset(reader, None).unbatch()
+                dataset = mixed.shuffle(shuffling_queue_capacity).batch(rows)
+            else:
+                dataset = make_batched_dataset(reader, rows)
+            yield dataset if prefetch is None else dataset.prefetch(prefetch)
+
     def delete(self) -> None:
         """Remove the copy; nothing can be read any more. Idempotent."""
         _remove(self.cache_dir_url)
