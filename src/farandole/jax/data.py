@@ -48,7 +48,7 @@ def as_tensor(name: str, values: Values, device: Place | None = None) -> Tensor:
 
 
 class TensorLoader(tensors.TensorLoader[Tensor]):
-    """A `Loader` or `FeedLoader` that yields `TensorBatch`, whose arrays are on `device`; a sharding spreads them over several.
+    """A `Loader` or `FeedLoader` of `TensorBatch`, its arrays on `device`, or spread over several by a sharding.
 
     Says in the log which columns become 32 bits wide. Raises `DataError` for a column that JAX cannot hold."""
 

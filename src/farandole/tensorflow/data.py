@@ -39,7 +39,7 @@ def as_tensor(name: str, values: Values) -> Tensor:
 
 
 class TensorLoader(tensors.TensorLoader[Tensor]):
-    """A `Loader` or `FeedLoader` that yields `TensorBatch`; its errors are the loader's own, and its state that of the batch in hand.
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`; its errors and its state are the loader's own.
 
     Raises `DataError` for a column that no tensor can hold."""
 
