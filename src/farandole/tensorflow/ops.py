@@ -22,9 +22,9 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
-    "broadcast_",
     "grouped_allgather",
     "grouped_allreduce",
+    "grouped_broadcast",
     "grouped_reducescatter",
     "join",
     "reducescatter",
@@ -142,23 +142,19 @@ def broadcast(
     return nodes.broadcast([tensor], wire, at, _place_of(root_rank, wire, process_set))[0]
 
 
-def broadcast_(
-    variables: Sequence[tf.Variable],
+def grouped_broadcast(
+    tensors: Sequence[Dense],
     root_rank: int,
     name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> list[tf.Variable]:
-    """Overwrite variables with those of rank `root_rank`, all at once, and return them.
-
-    In a graph of TensorFlow 1 the result is the list of what is to be run. Blocks, eagerly, until they are here."""
-    variables = list(variables)
-    if not variables:
+) -> list[Dense]:
+    """Do what `broadcast` does with several tensors at once; none begins before all are ready on all ranks."""
+    if not tensors:
         return []
-    values = [variable.read_value() for variable in variables]
-    wire, at = _ask("broadcast_", name, values, process_set, False)
-    spread = nodes.broadcast(values, wire, at, _place_of(root_rank, wire, process_set), grouped=True)
-    assigned = [variable.assign(value) for variable, value in zip(variables, spread, strict=True)]
-    return variables if tf.executing_eagerly() else assigned
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    wire, at = _ask("grouped_broadcast", name, given, process_set, ignore_name_scope)
+    return nodes.broadcast(given, wire, at, _place_of(root_rank, wire, process_set), grouped=True)
 
 
 def alltoall(

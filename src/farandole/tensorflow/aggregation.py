@@ -1,0 +1,124 @@
+"""Adds up the gradients of several backward passes, so that they are reduced, and applied, together."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from farandole.tensorflow.reducer import Gradient, Source, identify
+
+__all__ = ["Aggregation"]
+
+Variable: TypeAlias = tf.Variable
+
+
+class Aggregation:
+    """Sums of gradients, in local variables, and a count of the passes; for eager mode, functions and graphs alike.
+
+    `add` is part of every pass. On the last of `passes` it reduces the sums and clears them, and `apply` acts; on the
+    others `apply` skips.
+    """
+
+    def __init__(self, passes: int, average: bool) -> None:
+        if passes <= 0:
+            raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
+        self.passes, self._average = passes, average
+        # Made by the first `add`, in whichever graph that is.
+        self._count: Variable | None = None
+        self._sums: dict[int, Variable] = {}
+
+    def add(
+        self,
+        gradients: Sequence[Gradient],
+        sources: Sequence[Source],
+        reduce: Callable[[list[Gradient]], list[Gradient]],
+    ) -> list[Gradient]:
+        """Return the reduced sums after the last pass, and the sums so far after the others.
+
+        Raises `ValueError` for sparse gradients, which have no sum of a fixed shape.
+        """
+        if self.passes == 1:
+            return reduce(list(gradients))
+        if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+            raise ValueError(
+                "IndexedSlices are not supported when backward_passes_per_step > 1; pass sparse_as_dense=True"
+            )
+        held = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        sums = [self._sum(gradients[place], sources[place]) for place in held]
+        added = [total.assign_add(gradients[place], read_value=False) for total, place in zip(sums, held, strict=True)]
+        with _after(added):
+            count = self._counter().assign_add(1)
+
+        def spread(values: Sequence[tf.Tensor]) -> list[Gradient]:
+            found: list[Gradient] = [None] * len(gradients)
+            for place, value in zip(held, values, strict=True):
+                found[place] = value
+            return found
+
+        def finish() -> list[tf.Tensor]:
+            scale = self.passes if self._average else 1
+            reduced = reduce(spread([total.read_value() / tf.cast(scale, total.dtype) for total in sums]))
+            values = [reduced[place] for place in held]
+            with _after(values):
+                # Not by subtraction: that would keep an infinity for ever.
+                cleared = [total.assign(tf.zeros_like(total), read_value=False) for total in sums]
+                cleared.append(self._counter().assign(0, read_value=False))
+            with _after(cleared):
+                return [tf.identity(value) for value in values]
+
+        def keep() -> list[tf.Tensor]:
+            return [total.read_value() for total in sums]
+
+        found = tf.cond(tf.equal(count, self.passes), finish, keep)
+        return spread([found] if tf.is_tensor(found) else found)
+
+    def apply(
+        self, gradients: Sequence[Gradient], act: Callable[[], object], skip: Callable[[], object]
+    ) -> tf.Operation | None:
+        """Call `act` after the last pass, `skip` after the others; `gradients` come from `add`, changed or not."""
+
+        def acted(call: Callable[[], object]) -> Callable[[], tf.Tensor]:
+            def called() -> tf.Tensor:
+                operation = call()
+                with _after([] if operation is None else [operation]):
+                    return tf.constant(0)
+
+            return called
+
+        with _after([gradient for gradient in gradients if gradient is not None]):
+            due = tf.equal(self._counter().read_value(), 0)
+        done = tf.cond(due, acted(act), acted(skip))
+        return None if tf.executing_eagerly() else done.op
+
+    def _counter(self) -> Variable:
+        if self._count is None:
+            self._count = _local_variable(lambda: tf.zeros([], tf.int64), "count")
+        return self._count
+
+    def _sum(self, gradient: tf.Tensor, source: Source) -> Variable:
+        key = identify(source)
+        if key not in self._sums:
+            shape, dtype = gradient.shape, gradient.dtype
+            if not shape.is_fully_defined():
+                shape = getattr(source, "shape", shape)
+            self._sums[key] = _local_variable(lambda: tf.zeros(shape, dtype), "sum")
+        return self._sums[key]
+
+
+def _local_variable(zeros: Callable[[], tf.Tensor], name: str) -> Variable:
+    """Make a variable that a session's local initializer sets, and that no checkpoint holds."""
+    with tf.init_scope():
+        return tf.compat.v1.Variable(
+            zeros,
+            trainable=False,
+            use_resource=True,
+            collections=[tf.compat.v1.GraphKeys.LOCAL_VARIABLES],
+            name=f"aggregation/{name}",
+        )
+
+
+def _after(operations: Sequence[object]) -> AbstractContextManager[None]:
+    """Let what is made in the block run after `operations`; in eager mode it does anyway."""
+    context: AbstractContextManager[None] = tf.control_dependencies([each for each in operations if each is not None])
+    return context

@@ -1,0 +1,88 @@
+"""Makes the ranks start alike: sends one rank's variables to the others."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.tensorflow.ops import grouped_broadcast
+from farandole.tensorflow.tracing import as_written
+
+__all__ = ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
+
+Variable = Any  # tf.Variable, a reference variable of tf.compat.v1, or a Keras variable
+
+
+@as_written
+def broadcast_variables(
+    variables: Iterable[Variable],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> tf.Operation | None:
+    """Overwrite variables of TensorFlow or Keras with those of the job's rank `root_rank`.
+
+    Blocks in eager mode until all of the root's values are here; in a graph returns the operation that does it. Both
+    values of `inplace` do the same here. Raises `MismatchError` for variables that differ in shape or dtype.
+    """
+    assigned = _broadcast(list(variables), root_rank, "broadcast_variables", process_set)
+    return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+@as_written
+def broadcast_(
+    variables: Sequence[Variable],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Overwrite variables with those of the job's rank `root_rank`, and return their values.
+
+    Blocks in eager mode until all of the root's values are here. Raises `ValueError` for a mix of resource variables
+    and reference variables.
+    """
+    kinds = {tf.compat.v1.is_resource_variable(variable) for variable in variables}
+    if len(kinds) > 1:
+        raise ValueError(
+            "all variables passed to broadcast_() should be resource variables, or all reference variables"
+        )
+    return _broadcast(list(variables), root_rank, name or "broadcast_", process_set)
+
+
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """Return the operation that overwrites all variables of the graph with those of rank `root_rank`.
+
+    Raises `RuntimeError` in eager mode, which keeps no list of variables.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "broadcast_global_variables() does not support eager execution, in which nothing knows all variables; use "
+            "broadcast_variables(model.variables, root_rank)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Overwrites all variables with those of rank `root_rank` when a session has been made, or restored."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self._root, self._device = root_rank, device
+        self._operation: tf.Operation | None = None
+
+    def begin(self) -> None:
+        """Add the operation to the graph, which cannot be changed any more once there is a session."""
+        if self._operation is None or self._operation.graph is not tf.compat.v1.get_default_graph():
+            with tf.device(self._device):
+                self._operation = broadcast_global_variables(self._root)
+
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
+        """Run it; blocks until every rank's session has come here."""
+        session.run(self._operation)
+
+
+def _broadcast(variables: list[Variable], root: int, name: str, members: ProcessSet) -> list[tf.Tensor]:
+    values = [tf.convert_to_tensor(variable) for variable in variables]
+    spread = grouped_broadcast(values, root, name, ignore_name_scope=True, process_set=members)
+    return [variable.assign(value) for variable, value in zip(variables, spread, strict=True)]

@@ -1,0 +1,55 @@
+"""Collectives over Python objects. They ask the engine without TensorFlow, so they are the same in every mode."""
+
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+import tensorflow as tf
+
+from farandole.core import objects
+from farandole.core.process_sets import ProcessSet, global_process_set
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn"]
+
+T = TypeVar("T")
+Session: TypeAlias = tf.compat.v1.Session
+
+
+def broadcast_object(
+    obj: T | None,
+    root_rank: int = 0,
+    session: Session | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> T:
+    """Return the object of rank `root_rank`, which must be picklable by cloudpickle; the root gets its own back.
+
+    The others' `obj` is ignored, and `session` is not needed. Blocks until the root's object is here.
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Session | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[T | None], T]:
+    """Return a function of an object that is `broadcast_object` with these settings."""
+
+    def broadcast(obj: T | None) -> T:
+        return objects.broadcast_object(obj, root_rank, name, process_set)
+
+    return broadcast
+
+
+def allgather_object(
+    obj: T,
+    session: Session | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[T]:
+    """Return the objects of all ranks in rank order, pickled by cloudpickle; `session` is not needed.
+
+    Blocks until every rank has given its object.
+    """
+    return objects.allgather_object(obj, name, process_set)

@@ -1,0 +1,162 @@
+"""Makes an optimizer of tf.compat.v1.train, or of Keras, step with the gradients of all ranks."""
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from farandole.core.compression import Compressor
+from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.reduction import Adasum, Average
+from farandole.tensorflow.aggregation import Aggregation
+from farandole.tensorflow.compression import Compression
+from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_reduction
+from farandole.tensorflow.tracing import as_written
+
+__all__ = ["DistributedOptimizer"]
+
+Pairs = Iterable[tuple[Gradient, Source]]
+
+
+class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """What `DistributedOptimizer` puts in front of a tf.compat.v1 optimizer's class."""
+
+    _reducer: Reducer
+    _aggregation: Aggregation
+
+    def register_local_var(self, var: Source) -> None:
+        """Leave the gradient of the variable as this rank's own."""
+        self._reducer.keep_local(var)
+
+    @as_written
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Source]]:
+        """Compute the gradients and reduce them; takes what the optimizer's own method takes.
+
+        With several passes per step those in between return what has been added up so far; `apply_gradients` skips it.
+        """
+        pairs = super().compute_gradients(*args, **kwargs)
+        gradients, sources = [gradient for gradient, _ in pairs], [source for _, source in pairs]
+        if self._reducer.how.sparse_as_dense:
+            gradients = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        reduced = self._aggregation.add(gradients, sources, lambda sums: self._reduce(sums, sources))
+        return list(zip(reduced, sources, strict=True))
+
+    @as_written
+    def apply_gradients(self, grads_and_vars: Pairs, global_step: Source = None, name: str | None = None) -> object:
+        """Apply the gradients; between the passes of a step only `global_step` goes on."""
+        pairs = list(grads_and_vars)
+        if self._aggregation.passes == 1:
+            return self._apply(pairs, global_step, name)
+        return self._aggregation.apply(
+            [gradient for gradient, _ in pairs],
+            lambda: self._apply(pairs, global_step, name),
+            lambda: None if global_step is None else global_step.assign_add(1),  # type: ignore[attr-defined]
+        )
+
+    def _reduce(self, gradients: Sequence[Gradient], sources: Sequence[Source]) -> list[Gradient]:
+        return self._reducer(gradients, sources)
+
+    def _apply(self, pairs: list[tuple[Gradient, Source]], global_step: Source, name: str | None) -> object:
+        return super().apply_gradients(pairs, global_step, name)
+
+
+class _Combining(_Distributed):
+    """What stands there with op=Adasum: each rank steps with its own gradients, and Adasum combines the steps.
+
+    Of gradients combined before it, an optimizer such as Adam would undo the scale.
+    """
+
+    def _reduce(self, gradients: Sequence[Gradient], sources: Sequence[Source]) -> list[Gradient]:
+        return list(gradients)
+
+    def _apply(self, pairs: list[tuple[Gradient, Source]], global_step: Source, name: str | None) -> object:
+        trained: list[Any] = [source for gradient, source in pairs if gradient is not None]
+        # The optimizer overwrites a variable where it lies, so a view of it would not do.
+        starts = [tf.raw_ops.DeepCopy(x=variable) for variable in trained]
+        with tf.control_dependencies(starts):
+            applied = super()._apply(pairs, global_step, name)
+        with tf.control_dependencies([] if applied is None else [applied]):
+            steps = [variable.read_value() - start for variable, start in zip(trained, starts, strict=True)]
+        combined = self._reducer(steps, trained)
+        moved = [variable.assign(start + step) for variable, start, step in zip(trained, starts, combined, strict=True)]
+        return None if tf.executing_eagerly() else tf.group(*moved)
+
+
+@as_written
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor[tf.Tensor] = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return an optimizer like `optimizer`, of a subclass of its class, that steps with the gradients of all ranks.
+
+    It shares options and slots with `optimizer`, which should not be used any more. With `backward_passes_per_step` the
+    gradients of that many passes are added up, or averaged (`average_aggregated_gradients`), before they are reduced
+    and applied; their sums are local variables. `groups`, a number or lists of variables, reduces gradients together.
+    With `process_set` its members reduce among themselves, and the others step with their own gradients. With op=Adasum
+    each rank steps with its own gradients, and the steps are combined. An optimizer of Keras goes to `farandole.keras`.
+    Raises `ValueError` for what is no optimizer, and for settings that contradict each other.
+    """
+    how: dict[str, Any] = {"compression": compression, "sparse_as_dense": sparse_as_dense}
+    how |= {"device_dense": device_dense, "device_sparse": device_sparse}
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return _keras_optimizer(optimizer)(
+            optimizer,
+            name=name,
+            gradient_predivide_factor=gradient_predivide_factor,
+            op=op,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            num_groups=num_groups,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+            **how,
+        )
+    reduction = choose_reduction(
+        op,
+        gradient_predivide_factor,
+        groups,
+        num_groups,
+        process_set,
+        "DistributedOptimizer",
+        scale_local=scale_local_gradients,
+        **how,
+    )
+    wrapped = _put_in_front(_Combining if op == Adasum else _Distributed, optimizer)
+    wrapped._reducer = Reducer(name or f"Distributed{type(optimizer).__name__}", reduction)
+    wrapped._aggregation = Aggregation(backward_passes_per_step, average_aggregated_gradients)
+    wrapped._use_locking = use_locking or optimizer._use_locking
+    return wrapped
+
+
+def _put_in_front(front: type[_Distributed], optimizer: tf.compat.v1.train.Optimizer) -> _Distributed:
+    base = type(optimizer)
+    names = {"__module__": base.__module__, "__doc__": base.__doc__}
+    made: Any = type(base.__name__, (front, base), names)
+    wrapped: _Distributed = made.__new__(made)
+    wrapped.__dict__.update(optimizer.__dict__)
+    return wrapped
+
+
+def _keras_optimizer(optimizer: object) -> Callable[..., object]:
+    if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+        raise ValueError(
+            f"expected an optimizer of tf.compat.v1.train or tf.keras.optimizers, got {type(optimizer).__name__}"
+        )
+    # By name, because that layer is above this one and imports it.
+    wrap: Callable[..., object] = importlib.import_module("farandole.keras").DistributedOptimizer
+    return wrap

@@ -1,0 +1,168 @@
+"""Reduces the gradients of one backward pass over the ranks, in as few operations as possible."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from farandole.core.compression import Compressor
+from farandole.core.gradients import Scaling, choose_scaling, even_groups, explicit_groups
+from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
+from farandole.core.reduction import Average, choose_op
+from farandole.tensorflow.compression import Compression
+from farandole.tensorflow.ops import allreduce, grouped_allreduce
+
+__all__ = ["Gradient", "Groups", "Reducer", "Reduction", "Source", "choose_reduction", "identify"]
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
+# What is differentiated by: a variable of TensorFlow or Keras, or a tensor.
+Source = object
+Groups = int | Sequence[Sequence[Source]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """How gradients are reduced, and by whom."""
+
+    op: int = Average
+    scaling: Scaling = field(default_factory=Scaling)
+    compression: Compressor[tf.Tensor] = Compression.none
+    sparse_as_dense: bool = False
+    groups: Groups = None
+    members: ProcessSet = global_process_set
+    scale_local: bool = True
+    device_dense: str = ""
+    device_sparse: str = ""
+
+
+def choose_reduction(
+    op: int,
+    predivide: float,
+    groups: Groups,
+    num_groups: int,
+    process_set: ProcessSet,
+    shown: str,
+    **rest: Any,
+) -> Reduction:
+    """Return the `Reduction` that users' arguments of `shown` ask for; raises `ValueError` if they contradict."""
+    require_registered(process_set, shown)
+    if num_groups:
+        # Past the two frames that keep AutoGraph away, and the user's call.
+        warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=4)
+        groups = num_groups if groups is None else groups
+    if isinstance(groups, int) and groups <= 0:
+        raise ValueError(f"groups should be a positive integer or a list of lists of variables, got {groups}")
+    scaling = choose_scaling(op, predivide)
+    return Reduction(op=choose_op(op, None), scaling=scaling, groups=groups, members=process_set, **rest)
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """Reduces gradients as `how` says; operations are named `prefix`, a gradient's place, and its variable's name.
+
+    In eager mode all gradients go into one operation, since each is waited for where it stands; in a graph each, or
+    each of the groups, is an operation of its own, and starts when its gradients are there.
+    """
+
+    prefix: str
+    how: Reduction
+    # By `identify`. The sources are kept, or another one might come to have the same number.
+    local: dict[int, Source] = field(default_factory=dict)
+
+    def keep_local(self, source: Source) -> None:
+        """Leave the gradient of `source` as this rank's own from now on."""
+        self.local[identify(source)] = source
+
+    def is_local(self, source: Source) -> bool:
+        """Say whether the gradient of `source` is this rank's own."""
+        return identify(source) in self.local
+
+    def __call__(
+        self, gradients: Sequence[Gradient], sources: Sequence[Source], generic: bool = False
+    ) -> list[Gradient]:
+        """Return the reduced gradients, in order; what has no gradient has none afterwards.
+
+        Gradients of local sources are only divided by the number of ranks. Ranks outside of the process set get their
+        own gradients back. Blocks in eager mode until every rank has taken part.
+        """
+        if not self.how.members.included():
+            return list(gradients)
+        found = list(gradients)
+        for place, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
+            if gradient is not None and self.is_local(source):
+                found[place] = self._scale_local(gradient)
+            elif isinstance(gradient, tf.IndexedSlices) and self.how.sparse_as_dense:
+                found[place] = tf.convert_to_tensor(gradient)
+        if tf.executing_eagerly() and self.how.members.size() == 1:
+            return found
+        for group in self._groups(found, sources):
+            first = group[0]
+            name = f"{self.prefix}.{first}" if generic else f"{self.prefix}.{first}{_short_name(sources[first])}"
+            for place, reduced in zip(group, self._reduce([found[place] for place in group], name), strict=True):
+                found[place] = reduced
+        return found
+
+    def _scale_local(self, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+        if not self.how.scale_local:
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(self._scale_local(gradient.values), gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(self.how.members.size(), gradient.dtype)
+
+    def _groups(self, gradients: Sequence[Gradient], sources: Sequence[Source]) -> list[list[int]]:
+        """Say which gradients, by place, are reduced in one operation; none of these mixes dense and sparse ones."""
+        keys = [identify(source) for source in sources]
+        places = [
+            place
+            for place, (gradient, key) in enumerate(zip(gradients, keys, strict=True))
+            if gradient is not None and key not in self.local
+        ]
+        chosen = self.how.groups
+        if tf.executing_eagerly():
+            groups = [places]
+        elif chosen is None:
+            groups = [[place] for place in places]
+        elif isinstance(chosen, int):
+            groups = even_groups(places, chosen)
+        else:
+            # One variable may be given twice as a source. It is in its group once, and alone for the other time.
+            first = {key: place for place, key in reversed(list(enumerate(keys)))}
+            wanted = [[first[key] for each in group if (key := identify(each)) in first] for group in chosen]
+            groups = explicit_groups(places, wanted)
+
+        def sparse(place: int) -> bool:
+            return isinstance(gradients[place], tf.IndexedSlices)
+
+        return [list(alike) for group in groups for _, alike in groupby(sorted(group, key=sparse), key=sparse)]
+
+    def _reduce(self, gradients: list[tf.Tensor | tf.IndexedSlices], name: str) -> list[tf.Tensor | tf.IndexedSlices]:
+        # Rows that are gathered cannot overflow as a sum can, so they need no factors.
+        scaling = Scaling() if isinstance(gradients[0], tf.IndexedSlices) else self.how.scaling
+        options: dict[str, Any] = {
+            "op": self.how.op,
+            "compression": self.how.compression,
+            "device_dense": self.how.device_dense,
+            "device_sparse": self.how.device_sparse,
+            "prescale_factor": scaling.prescale,
+            "postscale_factor": scaling.postscale,
+            "process_set": self.how.members,
+            "ignore_name_scope": True,
+            "name": name,
+        }
+        if len(gradients) == 1:
+            return [allreduce(gradients[0], **options)]
+        return list(grouped_allreduce(gradients, **options))
+
+
+def identify(source: Source) -> int:
+    """Return a number that tells a source from others: a variable of Keras is the one of TensorFlow that it holds."""
+    return id(getattr(source, "handle", source))
+
+
+def _short_name(source: Source) -> str:
+    # Only the last part: those before it may hold a number that says how many layers a process has made before.
+    name = str(getattr(source, "name", ""))
+    return "." + name.split(":")[0].rsplit("/", 1)[-1] if name else ""

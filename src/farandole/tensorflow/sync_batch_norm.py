@@ -1,0 +1,86 @@
+"""Batch normalization over the batches of all ranks, as if they were one batch.
+
+One allreduce in the forward pass and one in the backward pass, of float64 sums around each rank's own mean: of a plain
+sum of squares in float32, little would be left once a large mean is subtracted.
+"""
+
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
+from farandole.core.reduction import Sum
+from farandole.tensorflow.ops import allreduce
+from farandole.tensorflow.tracing import as_written
+
+__all__ = ["SyncBatchNormalization"]
+
+Tensor: TypeAlias = tf.Tensor
+
+
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
+    """Keras' batch normalization whose mean and variance, and gradients, are those of the ranks' batches joined.
+
+    Batches may differ in length between ranks, and be empty on some; a `mask` leaves rows out. Every rank has to run
+    the forward pass and the backward pass. It computes in float32 for half floats. With one rank, on ranks that are not
+    in `process_set`, and when not training, it is an ordinary batch normalization.
+    Raises `ValueError` for `fused`, whose kernel keeps its sums to itself.
+    """
+
+    def __init__(self, fused: bool | None = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
+        if fused or fused is None:
+            raise ValueError("SyncBatchNormalization does not support fused=True; leave it out")
+        super().__init__(**kwargs)
+        self.process_set = process_set
+
+    # All that differs from the layer of one process. Keras calls it in training, with floats of 32 bits and more.
+    @as_written
+    def _moments(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        require_registered(self.process_set, type(self).__name__)
+        if not self.process_set.included() or (tf.executing_eagerly() and self.process_set.size() == 1):
+            moments: tuple[Tensor, Tensor] = super()._moments(inputs, mask)
+            return moments
+        axes = self._reduction_axes
+        weights = None if mask is None else _weights(mask, inputs)
+        count = _count(inputs, weights, axes)
+        around = tf.stop_gradient(tf.math.divide_no_nan(tf.reduce_sum(_weigh(inputs, weights), axes), count))
+        distances = _weigh(inputs - _along(around, axes), weights)
+        # Wide from here on, where what is much alike is subtracted.
+        n, mid, first, second = (
+            tf.cast(each, tf.float64)
+            for each in (count, around, tf.reduce_sum(distances, axes), tf.reduce_sum(distances * distances, axes))
+        )
+        mine = tf.stack([n, first + n * mid, second + (2 * first + n * mid) * mid])
+        # Layers may be numbered differently on different ranks, so no layer's name is in it.
+        name = f"sync_batch_norm.{inputs.shape[self.axis]}"
+        ours = allreduce(mine, op=Sum, name=name, process_set=self.process_set, ignore_name_scope=True)
+        count, first, second = tf.unstack(ours)
+        mean = tf.math.divide_no_nan(first, count)
+        variance = tf.math.divide_no_nan(second, count) - mean * mean
+        return tf.cast(mean, inputs.dtype), tf.cast(tf.maximum(variance, 0.0), inputs.dtype)
+
+
+def _weights(mask: Tensor, inputs: Tensor) -> Tensor:
+    """Return 1 for what is counted and 0 for what is not; a mask has all dimensions but the last."""
+    return tf.broadcast_to(tf.expand_dims(tf.cast(tf.cast(mask, tf.bool), inputs.dtype), -1), tf.shape(inputs))
+
+
+def _count(inputs: Tensor, weights: Tensor | None, axes: list[int]) -> Tensor:
+    """Return how many values each channel has."""
+    if weights is not None:
+        return tf.reduce_sum(weights, axes)
+    shape = tf.shape(inputs)
+    (axis,) = set(range(len(inputs.shape))) - set(axes)
+    return tf.cast(tf.fill([shape[axis]], tf.reduce_prod(tf.gather(shape, axes))), inputs.dtype)
+
+
+def _weigh(values: Tensor, weights: Tensor | None) -> Tensor:
+    # A masked value may be a NaN.
+    return values if weights is None else tf.math.multiply_no_nan(values, weights)
+
+
+def _along(values: Tensor, axes: list[int]) -> Tensor:
+    """Put one value per channel along the axis of the channels."""
+    for axis in axes:
+        values = tf.expand_dims(values, axis)
+    return values

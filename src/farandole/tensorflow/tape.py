@@ -1,0 +1,186 @@
+"""Makes a gradient tape return the gradients of all ranks."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from farandole.core.compression import Compressor
+from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.reduction import Average
+from farandole.tensorflow.compression import Compression
+from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_reduction
+from farandole.tensorflow.tracing import as_written
+
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
+Layer: TypeAlias = tf.keras.layers.Layer
+
+
+class _Front:
+    """What `DistributedGradientTape` puts in front of a tape's class.
+
+    The attributes have slots, since all else that the instance has is the wrapped tape's.
+    """
+
+    __slots__ = ("_local_layers", "_reducer", "_within_jacobian")
+
+    _reducer: Reducer
+    _local_layers: Sequence[Layer]
+    # A Jacobian is made of calls of `gradient`, row by row.
+    _within_jacobian: bool
+
+    def register_local_source(self, source: Source) -> None:
+        """Leave the gradient by `source`, a variable, as this rank's own."""
+        self._reducer.keep_local(source)
+
+    @as_written
+    def gradient(
+        self,
+        target: object,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """Differentiate, and reduce the gradients over all ranks; they have the structure of `sources`.
+
+        With `use_generic_names` the operations are named by place alone, not by variables too. Blocks in eager mode
+        until every rank has taken part.
+        """
+        gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
+        if self._within_jacobian:
+            return gradients
+        reduced, _ = self._reduce(gradients, sources, use_generic_names)
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    @as_written
+    def get_local_and_global_gradients(
+        self, target: object, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[Gradient], list[Gradient]]:
+        """Return what `gradient` would, as two lists: the gradients of local sources, and the reduced ones.
+
+        A norm, for one, is the same on all ranks only for the reduced ones.
+        """
+        gradients = super().gradient(target, sources, output_gradients)  # type: ignore[misc]
+        reduced, local = self._reduce(gradients, sources, use_generic_names)
+        pairs = list(zip(reduced, local, strict=True))
+        return [each for each, own in pairs if own], [each for each, own in pairs if not own]
+
+    @as_written
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the Jacobian of this rank's own target, as a plain tape does."""
+        return self._alone(super().jacobian, *args, **kwargs)  # type: ignore[misc]
+
+    @as_written
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the Jacobian of each row of this rank's own target, as a plain tape does."""
+        return self._alone(super().batch_jacobian, *args, **kwargs)  # type: ignore[misc]
+
+    def _alone(self, differentiate: Any, *args: Any, **kwargs: Any) -> Any:
+        self._within_jacobian = True
+        try:
+            return differentiate(*args, **kwargs)
+        finally:
+            self._within_jacobian = False
+
+    def _reduce(self, gradients: Any, sources: Any, generic: bool) -> tuple[list[Gradient], list[bool]]:
+        # Only now: a layer may have been built within the tape's block.
+        for layer in self._local_layers:
+            for variable in layer.trainable_weights:
+                self._reducer.keep_local(variable)
+        flat = tf.nest.flatten(sources)
+        reduced = self._reducer(tf.nest.flatten(gradients), flat, generic)
+        return reduced, [self._reducer.is_local(source) for source in flat]
+
+
+class _DistributedTape(_Front, tf.GradientTape):  # type: ignore[misc]
+    __slots__ = ()
+
+
+@as_written
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor[tf.Tensor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """Return a tape, of a subclass of `gradtape`'s class, whose `gradient` reduces the gradients over all ranks.
+
+    It is the same tape as `gradtape`: what one has recorded, the other differentiates. `groups`, a number or lists of
+    variables, reduces gradients together; in eager mode all of a tape are. The gradients of local sources
+    (`register_local_source`) are divided by the number of ranks unless `scale_local_gradients` is off. With
+    `process_set` its members reduce among themselves, and the others get their own gradients.
+    Raises `ValueError` for settings that contradict each other.
+    """
+    reduction = choose_reduction(
+        op,
+        gradient_predivide_factor,
+        groups,
+        num_groups,
+        process_set,
+        "DistributedGradientTape",
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        scale_local=scale_local_gradients,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+    )
+    base = type(gradtape)
+    kind: Any = _DistributedTape
+    if base is not tf.GradientTape:
+        kind = type(base.__name__, (_Front, base), {"__slots__": (), "__module__": base.__module__})
+    made = kind.__new__(kind)
+    # Not a copy: whichever of the two leaves the block, the other has left it, too.
+    made.__dict__ = gradtape.__dict__
+    made._reducer = Reducer("DistributedGradientTape", reduction)
+    made._local_layers = ()
+    made._within_jacobian = False
+    return made
+
+
+@as_written
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Compressor[tf.Tensor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Layer | Sequence[Layer] | None = None,
+    scale_local_gradients: bool = True,
+) -> tf.GradientTape:
+    """Return a `DistributedGradientTape` that leaves the gradients of `local_layers` as this rank's own.
+
+    Raises `ValueError` for what is no layer.
+    """
+    layers = [local_layers] if isinstance(local_layers, tf.keras.layers.Layer) else list(local_layers or ())
+    strangers = [type(layer).__name__ for layer in layers if not isinstance(layer, tf.keras.layers.Layer)]
+    if strangers:
+        raise ValueError(f"local_layers must be tf.keras.layers.Layer, got {', '.join(strangers)}")
+    made = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    made._local_layers = layers
+    return made
