@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["backward_name", "wire_name"]
+__all__ = ["backward_name", "require_no_xla", "wire_name"]
 
 _PREFIX = "farandole/"  # of what is marked as used in a graph
 
@@ -24,6 +24,20 @@ def wire_name(kind: str, name: str | None, tensors: list[tf.Tensor], ignore_name
     if name is not None and scope and not ignore_name_scope:
         base = f"{scope}/{base}"
     return _unique(graph, f"{kind}.{base}")
+
+
+def require_no_xla(kind: str, name: str | None) -> None:
+    """Refuse, with a remedy, a function that XLA is to compile: it has no such operations. Not to be called eagerly."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        if context is not None and context.IsXLAContext():
+            shown = kind if name is None else f"{kind}.{name}"
+            raise NotImplementedError(
+                f"'{shown}' cannot be compiled by XLA (jit_compile=True). Compile what is around it, such as the "
+                "function that computes the gradients, or pass jit_compile=False"
+            )
+        graph = getattr(graph, "outer_graph", None)
 
 
 def backward_name(forward: str, part: str = "") -> str:

@@ -1,6 +1,7 @@
 """The operations of Horovod's users for TensorFlow: eagerly, in functions and in graphs of TensorFlow 1."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -10,10 +11,11 @@ from farandole.core.compression import Compressor
 from farandole.core.plugins import Address, address_of
 from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
 from farandole.core.reduction import Average, Sum, choose_op
+from farandole.errors import InvalidRequest
 from farandole.tensorflow import gradients as _registered  # noqa: F401
 from farandole.tensorflow import nodes
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.naming import wire_name
+from farandole.tensorflow.naming import require_no_xla, wire_name
 from farandole.tensorflow.place import size_op
 
 __all__ = [
@@ -58,9 +60,9 @@ def allreduce(
     op = choose_op(op, average)
     if isinstance(tensor, tf.IndexedSlices):
         _require_plain(op, prescale_factor, postscale_factor, name)
-        with tf.device(device_sparse):
+        with _on(device_sparse):
             return _reduce_slices(tensor, op, name, process_set, ignore_name_scope)
-    with tf.device(device_dense):
+    with _on(device_dense):
         smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
         wire, at = _ask("allreduce", name, [smaller], process_set, ignore_name_scope)
         (reduced,) = nodes.allreduce([smaller], wire, at, op, prescale_factor, postscale_factor)
@@ -86,14 +88,14 @@ def grouped_allreduce(
     dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if len(dense) < len(tensors):
         _require_plain(op, prescale_factor, postscale_factor, name)
-    with tf.device(device_sparse):
+    with _on(device_sparse):
         for place, tensor in enumerate(tensors):
             if isinstance(tensor, tf.IndexedSlices):
                 part = None if name is None else f"{name}.{place}"
                 results[place] = _reduce_slices(tensor, op, part, process_set, ignore_name_scope)
     if not dense:
         return results
-    with tf.device(device_dense):
+    with _on(device_dense):
         pairs = [compression.compress(tf.convert_to_tensor(tensors[place])) for place in dense]
         smaller = [tensor for tensor, _ in pairs]
         wire, at = _ask("grouped_allreduce", name, smaller, process_set, ignore_name_scope)
@@ -189,7 +191,7 @@ def reducescatter(
     """Combine `tensor` over all ranks (Average or Sum) and return this rank's rows of the result.
 
     The first ranks get one row more where the rows do not divide evenly."""
-    with tf.device(device_dense):
+    with _on(device_dense):
         smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
         wire, at = _ask("reducescatter", name, [smaller], process_set, ignore_name_scope)
         (rows,) = nodes.reducescatter([smaller], wire, at, op, prescale_factor, postscale_factor)
@@ -208,7 +210,7 @@ def grouped_reducescatter(
     """Do what `reducescatter` does with several tensors at once; none begins before all are ready."""
     if not tensors:
         return []
-    with tf.device(device_dense):
+    with _on(device_dense):
         pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
         smaller = [tensor for tensor, _ in pairs]
         wire, at = _ask("grouped_reducescatter", None, smaller, process_set, False)
@@ -234,14 +236,32 @@ def _ask(
     """Return the name on the wire, and where to ask."""
     if tf.executing_eagerly():
         default.seat()  # what does not run now may run after init()
+    else:
+        require_no_xla(kind, name)
     wire = wire_name(kind, name, tensors, ignore_name_scope)
-    return wire, address_of(process_set, wire)
+    try:
+        return wire, address_of(process_set, wire)
+    except InvalidRequest as error:
+        raise _refused(error) from None
 
 
 def _place_of(root_rank: int, wire: str, process_set: ProcessSet) -> int:
     if process_set is global_process_set:
         return root_rank
-    return seat_of(process_set, wire).place_of(root_rank, wire)
+    try:
+        return seat_of(process_set, wire).place_of(root_rank, wire)
+    except InvalidRequest as error:
+        raise _refused(error) from None
+
+
+def _refused(error: InvalidRequest) -> Exception:
+    """Return the error that TensorFlow's programs expect of a wrong request, wherever it shows."""
+    return tf.errors.InvalidArgumentError(None, None, str(error))  # type: ignore[no-any-return]
+
+
+def _on(device: str) -> AbstractContextManager[object]:
+    # Entering a device costs more than the rest of an operation.
+    return tf.device(device) if device else nullcontext()
 
 
 def _require_plain(op: int, prescale: float, postscale: float, name: str | None) -> None:
@@ -261,6 +281,7 @@ def _reduce_slices(
     wire, at = _ask("allgather", None if name is None else f"{name}.slices", [values], process_set, ignore_name_scope)
     if op == Average:
         # Each rank divides its own: fewer than all have together.
-        values = values / tf.cast(size_op(at[1]), values.dtype)
+        divide = tf.divide if values.dtype.is_floating else tf.truncatediv
+        values = divide(values, tf.cast(size_op(at[1]), values.dtype))
     values, indices = nodes.allgather([values, indices], wire, at, grouped=True)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
