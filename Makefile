@@ -1,15 +1,16 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-without test-native lint fmt bench check tsan asan clean
+.PHONY: help setup demo test test-without test-tensorflow test-native lint fmt bench check tsan asan clean
 
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
 ARGS ?=
 WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
+VERSIONS ?= 2.16.2 2.19.1
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make .venv and build farandole into it; does only what has changed
 	@tools/setup.sh
@@ -24,6 +25,9 @@ test: test-native  ## run all tests; make test ARGS='-k name' runs some of the P
 
 test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed
 	@$(BIN)/python tools/without.py $(WITHOUT) -- $(ARGS)
+
+test-tensorflow: setup  ## run the tests of TensorFlow's operations with VERSIONS='2.16.2 2.19.1' of it, which are downloaded
+	@tools/tensorflow.sh $(VERSIONS)
 
 test-native: setup  ## run the native tests
 	@tools/native.sh plain

@@ -42,7 +42,7 @@ def broadcast_(
     Blocks in eager mode until all of the root's values are here. Raises `ValueError` for a mix of resource variables
     and reference variables.
     """
-    kinds = {tf.compat.v1.is_resource_variable(variable) for variable in variables}
+    kinds = {tf.as_dtype(variable.dtype).name.endswith("_ref") for variable in variables}
     if len(kinds) > 1:
         raise ValueError(
             "all variables passed to broadcast_() should be resource variables, or all reference variables"
