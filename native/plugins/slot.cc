@@ -1,14 +1,16 @@
 #include "plugins/slot.h"
 
+#include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 
+#include "base/fork.h"
 #include "plugins/asked.h"
 
 namespace farandole::plugins {
-namespace {
 
 struct Member {
   std::shared_ptr<Engine> engine;         // null: this rank is no member
@@ -20,16 +22,25 @@ struct Rank {
   std::map<int32_t, Member> sets;
 };
 
-/// The ranks of this process that have been started.
+/// The ranks of one process that have been started.
 struct Ranks {
+  const uint32_t fork = fork_number();
   std::mutex mu;
   std::map<int32_t, Rank> by_slot;
 };
 
+namespace {
+
+/// Those of this process: a forked child starts with none, and takes no lock that a thread of its parent's may hold.
 Ranks& ranks() {
   // Never destroyed: a framework's threads may still ask while the process exits.
-  static auto* instance = new Ranks;
-  return *instance;
+  static std::atomic<Ranks*> current{new Ranks};
+  Ranks* found = current.load();
+  while (found->fork != fork_number()) {
+    auto fresh = std::make_unique<Ranks>();
+    if (current.compare_exchange_strong(found, fresh.get())) return *fresh.release();
+  }
+  return *found;
 }
 
 int32_t find(int32_t slot, int32_t process_set, Place* place) noexcept {
@@ -50,7 +61,7 @@ std::pair<std::shared_ptr<Engine>, std::string> addressed(const Ask& ask) {
   Ranks& all = ranks();
   const std::lock_guard lock(all.mu);
   const auto rank = all.by_slot.find(ask.slot);
-  if (rank == all.by_slot.end()) throw NotStarted("farandole is not initialized; call init() first");
+  if (rank == all.by_slot.end()) throw NotStarted("farandole is not initialized in this process; call init() first");
   const auto set = rank->second.sets.find(ask.process_set);
   if (set == rank->second.sets.end())
     throw NotStarted("process set " + std::to_string(ask.process_set) +
@@ -78,25 +89,22 @@ void submit(const Ask* ask, const Listener* listener) noexcept {
 
 }  // namespace
 
-Slot::Slot(int32_t local_rank, int32_t local_size) : number_(0) {
-  Ranks& all = ranks();
-  const std::lock_guard lock(all.mu);
-  while (all.by_slot.contains(number_)) ++number_;
-  all.by_slot.emplace(number_, Rank{local_rank, local_size, {}});
+Slot::Slot(int32_t local_rank, int32_t local_size) : ranks_(ranks()) {
+  const std::lock_guard lock(ranks_.mu);
+  while (ranks_.by_slot.contains(number_)) ++number_;
+  ranks_.by_slot.emplace(number_, Rank{local_rank, local_size, {}});
 }
 
 void Slot::add(int32_t process_set, std::shared_ptr<Engine> engine) {
-  Ranks& all = ranks();
-  const std::lock_guard lock(all.mu);
-  if (open_) all.by_slot.at(number_).sets[process_set] = {std::move(engine), {}};
+  const std::lock_guard lock(ranks_.mu);
+  if (open_) ranks_.by_slot.at(number_).sets[process_set] = {std::move(engine), {}};
 }
 
 void Slot::remove(int32_t process_set) {
   Member gone;  // perhaps with the last reference: engines are not to end under the lock
-  Ranks& all = ranks();
-  const std::lock_guard lock(all.mu);
+  const std::lock_guard lock(ranks_.mu);
   if (!open_) return;
-  auto& sets = all.by_slot.at(number_).sets;
+  auto& sets = ranks_.by_slot.at(number_).sets;
   if (const auto found = sets.find(process_set); found != sets.end()) {
     gone = std::move(found->second);
     sets.erase(found);
@@ -104,13 +112,13 @@ void Slot::remove(int32_t process_set) {
 }
 
 void Slot::close() {
+  if (ranks_.fork != fork_number()) return;  // it is the parent's
   Rank gone{};
-  Ranks& all = ranks();
-  const std::lock_guard lock(all.mu);
+  const std::lock_guard lock(ranks_.mu);
   if (!std::exchange(open_, false)) return;
-  const auto found = all.by_slot.find(number_);
+  const auto found = ranks_.by_slot.find(number_);
   gone = std::move(found->second);
-  all.by_slot.erase(found);
+  ranks_.by_slot.erase(found);
 }
 
 const CoreTable& core_table() {

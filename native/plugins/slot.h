@@ -8,6 +8,8 @@
 
 namespace farandole::plugins {
 
+struct Ranks;
+
 /// One rank of this process as plugins know it: by a number, because what a framework has traced outlives engines. The
 /// number is the least that is free, so that after shutdown and a new start it is the same one.
 class Slot {
@@ -27,7 +29,8 @@ class Slot {
   void close();
 
  private:
-  int32_t number_;
+  Ranks& ranks_;
+  int32_t number_ = 0;
   bool open_ = true;
 };
 

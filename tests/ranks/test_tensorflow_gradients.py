@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import tensorflow as tf
 
-import farandole.tensorflow as hvd
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
+
+tf = pytest.importorskip("tensorflow")
+
+import farandole.tensorflow as hvd  # noqa: E402  # after the module that it needs is known to be there
 
 Array = npt.NDArray[Any]
 Body = Callable[..., Any]

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-import farandole.tensorflow as hvd
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
+
+tf = pytest.importorskip("tensorflow")
+
+import farandole.tensorflow as hvd  # noqa: E402  # after the module that it needs is known to be there
 
 
 def asked(context: Context) -> int:

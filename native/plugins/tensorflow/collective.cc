@@ -280,7 +280,7 @@ void answer(void* node, TF_OpKernelContext* context) {
   if (core == nullptr || core->find(question.slot, question.process_set, &place) != 0) {
     const std::string set = std::to_string(question.process_set);
     status.set(kFailedPrecondition, question.process_set == 0
-                                        ? "farandole is not initialized; call init() first"
+                                        ? "farandole is not initialized in this process; call init() first"
                                         : ("process set " + set + " is not there (any more)").c_str());
     return tf.OpKernelContext_Failure(context, status.get());
   }
