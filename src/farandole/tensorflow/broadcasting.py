@@ -23,11 +23,14 @@ def broadcast_variables(
 ) -> tf.Operation | None:
     """Overwrite variables of TensorFlow or Keras with those of the job's rank `root_rank`.
 
-    Blocks in eager mode until all of the root's values are here; in a graph returns the operation that does it. Both
-    values of `inplace` do the same here. Raises `MismatchError` for variables that differ in shape or dtype.
+    Blocks in eager mode until all of the root's values are here; in a graph of TensorFlow 1 returns the operation that
+    does it. Both values of `inplace` do the same here. Raises `tf.errors.FailedPreconditionError` for variables that
+    differ in shape or dtype between ranks, and `ValueError` for what is no number.
     """
     assigned = _broadcast(list(variables), root_rank, "broadcast_variables", process_set)
-    return None if tf.executing_eagerly() else tf.group(*assigned)
+    # A function runs whatever has an effect.
+    done_anyway = tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function
+    return None if done_anyway else tf.group(*assigned)
 
 
 @as_written
@@ -84,5 +87,17 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
 
 def _broadcast(variables: list[Variable], root: int, name: str, members: ProcessSet) -> list[tf.Tensor]:
     values = [tf.convert_to_tensor(variable) for variable in variables]
-    spread = grouped_broadcast(values, root, name, ignore_name_scope=True, process_set=members)
-    return [variable.assign(value) for variable, value in zip(variables, spread, strict=True)]
+    strangers = [
+        f"'{variable.name}' ({value.dtype.name})"
+        for variable, value in zip(variables, values, strict=True)
+        if not (value.dtype.is_bool or value.dtype.is_integer or value.dtype.is_floating or value.dtype.is_complex)
+    ]
+    if strangers:
+        raise ValueError(f"only numbers can be broadcast, which {', '.join(strangers)} does not hold; leave it out")
+    # The engine has no complex numbers; these travel as pairs.
+    sent = [tf.bitcast(value, value.dtype.real_dtype) if value.dtype.is_complex else value for value in values]
+    spread = grouped_broadcast(sent, root, name, ignore_name_scope=True, process_set=members)
+    return [
+        variable.assign(tf.bitcast(received, value.dtype) if value.dtype.is_complex else received)
+        for variable, value, received in zip(variables, values, spread, strict=True)
+    ]
