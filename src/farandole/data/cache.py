@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from farandole.data.pruning import Bounded, Bounds
 from farandole.data.sources import RowGroup, Source
 from farandole.errors import CacheError, ConfigError
 
@@ -49,6 +50,10 @@ class CachedSource:
     def nbytes(self, columns: Sequence[str]) -> int:
         """Ask the source."""
         return self._source.nbytes(columns)
+
+    def bounds(self, column: str) -> Bounds | None:
+        """Ask the source, if it knows any."""
+        return self._source.bounds(column) if isinstance(self._source, Bounded) else None
 
     def check(self) -> None:
         """Ask the source, whose files must not change although they are read once."""

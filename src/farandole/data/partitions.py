@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-__all__ = ["add_partitions", "partition_fields"]
+__all__ = ["add_partitions", "partition_fields", "value_in_path"]
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for no value
 
@@ -27,12 +27,16 @@ def partition_fields(paths: Iterable[str], own: pa.Schema) -> list[pa.Field]:
 
 def add_partitions(table: pa.Table, path: str, fields: Iterable[pa.Field]) -> pa.Table:
     """Return the table with these columns, which have the one value that `path` tells."""
-    values = _values(path)
     for field in fields:
-        value = values[field.name]
-        told = int(value) if value is not None and pa.types.is_integer(field.type) else value
-        table = table.append_column(field, pa.repeat(pa.scalar(told, field.type), table.num_rows))
+        value = pa.scalar(value_in_path(path, field), field.type)
+        table = table.append_column(field, pa.repeat(value, table.num_rows))
     return table
+
+
+def value_in_path(path: str, field: pa.Field) -> int | str | None:
+    """Return the value that `path` tells of a column that `partition_fields` has found."""
+    value = _values(path)[field.name]
+    return int(value) if value is not None and pa.types.is_integer(field.type) else value
 
 
 def _values(path: str) -> Mapping[str, str | None]:

@@ -1,23 +1,23 @@
 """Rows chosen by a predicate: counted before the first step, so that an epoch of them is planned like any other."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from farandole.data.fields import check_names
+from farandole.data.pruning import Bounded, Bounds, Condition, may_hold, rows_that_hold
 from farandole.data.sources import RowGroup, Source
 
 __all__ = ["Condition", "Predicate", "SelectedSource", "Where"]
 
-_SCANNERS = 4
-_ROW = "farandole row"
+log = logging.getLogger(__name__)
 
-Condition: TypeAlias = tuple[str, str, Any]  # ("age", ">=", 18), as pyarrow's readers take them
+_SCANNERS = 4
 
 
 @runtime_checkable
@@ -40,7 +40,8 @@ class SelectedSource:
     """The rows of `source` that `where` chooses: a predicate, conditions that all hold, or a list of such lists, one of
     which holds.
 
-    Making one reads the columns that `where` looks at, once. Raises `DataError` for a column that is not there.
+    Making one reads the columns that `where` looks at, once, but for row groups in which, by what their files say of
+    least and greatest values, no condition can hold. Raises `DataError` for a column that is not there.
     """
 
     def __init__(
@@ -50,13 +51,17 @@ class SelectedSource:
     ) -> None:
         self._source = source
         self.schema = source.schema
-        columns, choose = _as_function(where)
+        columns, choose, branches = _as_function(where)
         check_names(source.schema, columns)
+        possible = _possible(source, branches)
+        if not possible.all():
+            log.info("%d of %d row groups cannot match and are not read", (~possible).sum(), len(possible))
+        asked = [group for group, each in zip(source.row_groups, possible, strict=True) if each]
         with ThreadPoolExecutor(_SCANNERS, thread_name_prefix="farandole-select") as pool:
-            chosen = list(pool.map(lambda group: choose(source.read(group, columns)), source.row_groups))
+            chosen = list(pool.map(lambda group: choose(source.read(group, columns)), asked))
         # A bit per row, kept: what was counted is what will be read.
         self._bits: dict[RowGroup, tuple[RowGroup, NDArray[np.uint8]]] = {}
-        for group, mask in zip(source.row_groups, chosen, strict=True):
+        for group, mask in zip(asked, chosen, strict=True):
             if count := int(mask.sum()):
                 self._bits[RowGroup(group.file, group.number, count)] = group, np.packbits(mask)
         self.row_groups: Sequence[RowGroup] = tuple(self._bits)
@@ -73,6 +78,16 @@ class SelectedSource:
         mask = np.unpackbits(bits, count=whole.rows).astype(bool)
         return self._source.read(whole, columns).filter(pa.array(mask))
 
+    def bounds(self, column: str) -> Bounds | None:
+        """Ask the source, whose bounds hold for some of its rows as well."""
+        known = self._source.bounds(column) if isinstance(self._source, Bounded) else None
+        if known is None:
+            return None
+        places = {group: place for place, group in enumerate(self._source.row_groups)}
+        kept = np.array([places[whole] for whole, _ in self._bits.values()], np.int64)
+        # How many of the nulls are among the chosen rows, nobody has counted.
+        return Bounds(known.least.take(kept), known.most.take(kept), np.full(len(kept), -1))
+
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""
         self._source.check()
@@ -80,25 +95,37 @@ class SelectedSource:
 
 def _as_function(
     where: Where,
-) -> tuple[list[str], Callable[[pa.Table], NDArray[np.bool_]]]:
+) -> tuple[list[str], Callable[[pa.Table], NDArray[np.bool_]], Sequence[Sequence[Condition]]]:
+    """Return the columns that `where` looks at, what it says of their rows, and its conditions, if it has any."""
     if isinstance(where, Predicate):
         columns = sorted(where.get_fields())
 
         def include(table: pa.Table) -> NDArray[np.bool_]:
             return np.array([bool(where.do_include(row)) for row in table.to_pylist()], bool)
 
-        return columns, include
+        return columns, include, []
     branches: list[Any] = list(where)
     if branches and isinstance(branches[0], tuple):
         branches = [branches]
     if not branches or not all(branches):
         raise ValueError(f"where holds no condition: {where!r}")
-    expression = pq.filters_to_expression(branches)
+    columns = sorted({condition[0] for branch in branches for condition in branch})
+    return columns, lambda table: rows_that_hold(table, branches), branches
 
-    def holds(table: pa.Table) -> NDArray[np.bool_]:
-        numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
-        mask = np.zeros(table.num_rows, bool)
-        mask[numbered.filter(expression)[_ROW].to_numpy()] = True
-        return mask
 
-    return sorted({condition[0] for branch in branches for condition in branch}), holds
+def _possible(source: Source, branches: Sequence[Sequence[Condition]]) -> NDArray[np.bool_]:
+    """Say of each row group whether any row of it may be chosen."""
+    rows = [group.rows for group in source.row_groups]
+    everywhere = np.ones(len(rows), bool)
+    if not branches or not isinstance(source, Bounded):
+        return everywhere
+    known = {name: source.bounds(name) for name in {condition[0] for branch in branches for condition in branch}}
+    possible = np.zeros(len(rows), bool)
+    for branch in branches:
+        held = everywhere
+        for condition in branch:
+            bounds = known[condition[0]]
+            if bounds is not None:
+                held = held & may_hold(condition, bounds, rows)
+        possible |= held
+    return possible

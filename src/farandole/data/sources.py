@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data.files import File, Files
-from farandole.data.partitions import add_partitions, partition_fields
+from farandole.data.partitions import add_partitions, partition_fields, value_in_path
+from farandole.data.pruning import Bounds, bounded_kind
 from farandole.errors import DataError, SourceError
 
 __all__ = ["ArrowSource", "ParquetSource", "RowGroup", "Source", "fingerprint"]
@@ -116,6 +118,27 @@ class ParquetSource:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""
         self._files.check(self._listed)
 
+    def bounds(self, column: str) -> Bounds | None:
+        """Return what footers and the names of folders say of a column in each row group; None if nothing does."""
+        field = self.schema.field(column)
+        if not bounded_kind(field.type):
+            return None
+        if field in self._told:
+            values = pa.array([value_in_path(group.file.path, field) for group in self.row_groups], field.type)
+            nulls = [0 if value.is_valid else group.rows for value, group in zip(values, self.row_groups, strict=True)]
+            return Bounds(values, values, np.array(nulls, np.int64))
+        leaves = {path: _leaf(footer, column) for path, footer in self._footers.items()}
+        seen = [
+            self._footers[group.file.path].row_group(group.number).column(leaves[group.file.path]).statistics
+            for group in self.row_groups
+        ]
+        pairs = [(each.min, each.max) if each is not None and each.has_min_max else (None, None) for each in seen]
+        # NaN, which some writers take for the greatest value, bounds nothing.
+        sound = [pair if pair[0] == pair[0] and pair[1] == pair[1] else (None, None) for pair in pairs]
+        nulls = [each.null_count if each is not None and each.has_null_count else -1 for each in seen]
+        least, most = (pa.array([pair[side] for pair in sound], field.type) for side in (0, 1))
+        return Bounds(least, most, np.array(nulls, np.int64))
+
     def _footer(self, file: File) -> pq.FileMetaData:
         with self._files.open(file) as opened:
             return pq.read_metadata(opened)
@@ -156,6 +179,10 @@ class ArrowSource:
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""
         self._files.check(self._listed)
+
+
+def _leaf(footer: pq.FileMetaData, column: str) -> int:
+    return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path == column)
 
 
 def _root(footer: pq.FileMetaData, leaf: int) -> str:
