@@ -69,6 +69,8 @@ class FeedLoader:
             raise ConfigError("rank", f"must be in 0..{size - 1}, got {rank}")
         if gather is None and size > 1:
             raise ConfigError("gather", "is needed: ranks know only their own rows; hvd.allgather_object is one")
+        if reading is not None and reading.processes:
+            raise ConfigError("processes", "cannot read what only this process has; transform on threads")
         if batch_size < 1:
             raise ConfigError("batch_size", f"must be >= 1, got {batch_size}")
         self._source, self._rank, self._size = source, rank, size

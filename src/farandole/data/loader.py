@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from farandole.data.fields import FieldOptions, plan_fields
 from farandole.data.meter import Meter, Metrics
 from farandole.data.order import Order, choose_lanes
 from farandole.data.pool import ReadPool
+from farandole.data.reading_process import ReadingProcesses
 from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
 from farandole.data.shard_source import is_own
 from farandole.data.sources import RowGroup, Source, fingerprint
@@ -58,6 +60,8 @@ class Reading:
     groups, larger windows mix better, and both take memory. workers: threads that read; 0: one, and rows are put
     together when a batch is asked for. ahead: rounds that are read before they are needed. timeout: seconds for a row
     group to come. transform: called with the columns of any number of rows, on a thread; it gives columns of as many.
+    processes: the workers are processes, each with a copy of `transform` that it calls with whole row groups: for
+    transforms that hold Python's lock. They are started for each epoch, and cost every row two copies.
     """
 
     shuffle: bool = True
@@ -68,6 +72,7 @@ class Reading:
     ahead: int = 1
     timeout: float = 300.0
     transform: Transform | None = None
+    processes: bool = False
     fields: FieldOptions = field(default_factory=FieldOptions)
 
     def __post_init__(self) -> None:
@@ -77,6 +82,8 @@ class Reading:
                 raise ConfigError(name, f"must be >= {least}, got {value}")
         if self.timeout <= 0:
             raise ConfigError("timeout", f"must be > 0 seconds, got {self.timeout}")
+        if self.processes and not self.workers:
+            raise ConfigError("processes", "are as many as there are workers, of which there are none")
 
 
 class Loader:
@@ -330,14 +337,20 @@ class Loader:
         asked = self._reading
         order = self._order.epoch(self._epoch)
         groups, reader = self._source.row_groups, self._reader
-        known, self._known = self._known, {}
+        transform, known = asked.transform, self._known
+        self._known = {}
 
         def read(group: RowGroup) -> Columns:
             table = known.pop(group, None)
             return reader(group) if table is None else reader.convert(group, table)
 
-        pool: ReadPool[RowGroup, Columns] = ReadPool(read, max(1, asked.workers))
-        try:
+        with ExitStack() as stack:
+            if asked.processes:
+                act = ReadingProcesses(partial(_read_transformed, reader, transform), asked.workers)
+                stack.callback(act.close)
+                transform = None
+            pool: ReadPool[RowGroup, Columns] = ReadPool(act if asked.processes else read, max(1, asked.workers))
+            stack.callback(pool.close)
             rounds = read_rounds(
                 order,
                 deal,
@@ -346,12 +359,14 @@ class Loader:
                 ahead=asked.ahead,
                 timeout=asked.timeout,
             )
-            made = (transformed(asked.transform, columns) for columns in rounds)
+            made = (transformed(transform, columns) for columns in rounds)
             # In file order nothing has to be put together, so a thread for it would only hand on what others read.
-            with_thread = asked.workers and (asked.shuffle or asked.transform is not None)
+            with_thread = asked.workers and (asked.shuffle or transform is not None)
             yield from read_ahead(made, 1) if with_thread else made
-        finally:
-            pool.close()
+
+
+def _read_transformed(reader: Reader, transform: Transform | None, group: RowGroup) -> Columns:
+    return transformed(transform, reader(group))
 
 
 def transformed(transform: Transform | None, columns: Columns) -> Columns:

@@ -5,6 +5,7 @@ that changes with the epoch. See docs/guide/data.md for the differences, one by 
 """
 
 import logging
+import os
 import re
 from collections import namedtuple
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -104,8 +105,11 @@ class ReaderOptions:
             raise ConfigError("cache_type", f"must be null or local-disk, got {self.cache_type!r}")
         if self.cache_type == "local-disk" and self.cache_location is None:
             raise ConfigError("cache_location", "name a folder for cache_type='local-disk'")
-        if self.reader_pool_type == "process":
-            log.warning("reader_pool_type='process' reads on threads: Arrow decodes outside of Python's lock")
+        if self.reader_pool_type == "process" and self.transform_spec is None:
+            log.warning(
+                "reader_pool_type='process' reads on threads without a transform_spec: Arrow decodes outside of "
+                "Python's lock"
+            )
         for each in fields(self):
             if each.name in _WITHOUT_MEANING and getattr(self, each.name) != each.default:
                 log.warning("%s means nothing here and is ignored", each.name)
@@ -274,15 +278,20 @@ def _reading(options: ReaderOptions, schema: pa.Schema, columns: Sequence[str], 
         ragged=own.fields.ragged,
         dense=own.fields.dense,
     )
+    transform = own.transform if spec is None else spec.frames if batched else spec.rows
+    processes = options.reader_pool_type == "process" and transform is not None
+    # More processes than processors would only take memory, and time to start.
+    workers = min(options.workers_count, len(os.sched_getaffinity(0))) if processes else options.workers_count
     return Reading(
         shuffle=options.shuffle_row_groups or options.shuffle_rows,
         seed=next((seed for seed in (options.seed, options.shard_seed) if seed is not None), own.seed),
         lanes=own.lanes,
         window=own.window,
-        workers=0 if options.reader_pool_type == "dummy" else options.workers_count,
+        workers=0 if options.reader_pool_type == "dummy" else workers,
+        processes=processes,
         ahead=own.ahead,
         timeout=own.timeout,
-        transform=own.transform if spec is None else spec.frames if batched else spec.rows,
+        transform=transform,
         fields=asked,
     )
 
