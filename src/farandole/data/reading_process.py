@@ -1,7 +1,7 @@
 """Processes that read and transform row groups, for transforms that hold Python's lock.
 
 Each is a fresh interpreter, so that the user's program is not run again; what it needs, and the columns that it makes,
-go over a socket. Arrays go beside the pickles (PEP 574) and are received where they stay. It ends when its socket does, so
+go over a socket. Arrays go beside the pickles (PEP 574) and are received where they stay. It ends when its socket does:
 none outlives the process that started it.
 """
 
