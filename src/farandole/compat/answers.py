@@ -35,7 +35,7 @@ class Answer:
     """What stands behind one of Horovod's modules."""
 
     by: str = ""  # our module, whose public names it has: all of them, or with `known` those only
-    own: Mapping[str, str] = field(default_factory=dict)  # further names: "module:attribute"
+    own: Mapping[str, str] = field(default_factory=dict)  # further names, or others than by's: "module:attribute"
     parts: str = ""  # the modules below it that come with it
     known: str = ""  # Horovod's names, so that one that is not there is called by its name
     every: bool = False  # all public names of `by`, `known` or not
@@ -49,7 +49,7 @@ class Answer:
             return ()
         public: list[str] = importlib.import_module(self.by).__all__
         known = set(self.known.split())
-        return tuple(name for name in public if self.every or name in known)
+        return tuple(name for name in public if (self.every or name in known) and name not in self.own)
 
 
 # What brings a package that is not installed.
@@ -211,12 +211,17 @@ MODULES: Mapping[str, Answer] = {
     "horovod.keras": Answer(
         by="farandole.keras",
         every=True,
+        own=_from("farandole.compat.horovod_keras", "DistributedOptimizer allreduce"),
         parts="callbacks elastic",
         known=f"{_KERAS} Adasum PartialDistributedOptimizer",
         why=_NO_TENSORFLOW,
         needs="keras",
     ),
-    "horovod.keras.callbacks": Answer(by="farandole.keras.callbacks", known=_CALLBACKS),
+    "horovod.keras.callbacks": Answer(
+        by="farandole.keras.callbacks",
+        own=_from("farandole.compat.horovod_keras", "BestModelCheckpoint"),
+        known=_CALLBACKS,
+    ),
     "horovod.keras.elastic": Answer(why=_NO_ELASTIC),
     "horovod.mxnet": Answer(by="farandole.mxnet", every=True, why="MXNet comes in a later version"),
     "horovod.ray": Answer(why="farandole starts no ranks through Ray"),

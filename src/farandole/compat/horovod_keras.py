@@ -1,0 +1,73 @@
+"""What of `horovod.keras` takes other arguments, or in another order, than its twin in `horovod.tensorflow.keras`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import farandole.keras as hvd
+from farandole.keras import callbacks
+
+__all__ = ["BestModelCheckpoint", "DistributedOptimizer", "allreduce"]
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = hvd.Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = hvd.Average,
+    num_groups: int = 0,
+    groups: int | Iterable[Iterable[Any]] | None = None,
+    **more: Any,
+) -> Any:
+    """As `farandole.keras.DistributedOptimizer`, whose further arguments are taken by name."""
+    return hvd.DistributedOptimizer(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        num_groups=num_groups,
+        groups=groups,
+        **more,
+    )
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = True,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = hvd.Compression.none,
+) -> Any:
+    """As `farandole.keras.allreduce`; `op` goes before `average`."""
+    if op is None:
+        op = hvd.Average if average or average is None else hvd.Sum
+    return hvd.allreduce(
+        value,
+        name=name,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        op=op,
+        compression=compression,
+    )
+
+
+class BestModelCheckpoint(callbacks.BestModelCheckpoint):
+    """As `farandole.keras.callbacks.BestModelCheckpoint`, without `save_weights_only`."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+    ) -> None:
+        super().__init__(monitor, verbose, mode=mode, save_freq=save_freq)

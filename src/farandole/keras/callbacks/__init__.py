@@ -1,0 +1,14 @@
+"""What `fit` calls on the way, with Horovod's names: alike starts, averaged metrics, learning rates, checkpoints."""
+
+from farandole.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
+from farandole.keras.callbacks.checkpoint import BestModelCheckpoint
+from farandole.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from farandole.keras.callbacks.metrics import MetricAverageCallback
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]

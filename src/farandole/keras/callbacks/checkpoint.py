@@ -1,0 +1,42 @@
+"""Keeps the best model."""
+
+from typing import Any
+
+import keras
+
+__all__ = ["BestModelCheckpoint"]
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]  # Keras ships no types
+    """A `ModelCheckpoint` that keeps the best model only, in `filepath`, which may be set later.
+
+    Give it to one rank, behind `MetricAverageCallback`."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        *,
+        filepath: str | None = None,
+    ) -> None:
+        # Keras wants a path at once.
+        path = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
+        super().__init__(
+            path,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = filepath
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Raise `ValueError` where nobody has said where to save."""
+        super().on_train_begin(logs)
+        if self.filepath is None:
+            raise ValueError("BestModelCheckpoint: set its filepath before the training begins")

@@ -1,0 +1,141 @@
+"""Learning rates that follow the epochs, as large batches need them (Goyal et al., arXiv:1706.02677)."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from farandole.core import default
+from farandole.keras.callbacks.base import Callback
+
+__all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
+
+
+class LearningRateScheduleCallback(Callback):
+    """Sets the learning rate to `initial_lr * multiplier(epoch)` from `start_epoch` until before `end_epoch`.
+
+    With `staircase` that happens once per epoch, else in each batch, for which `epoch` has a fraction:
+    `steps_per_epoch` is needed where `fit` does not know it. A `multiplier` that is a number holds as it is. With
+    `momentum_correction` an optimizer's accumulated steps, which have the old rate in them, change with the rate.
+    The rate goes to the logs as `lr`."""
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: Callable[[float], float] | float,
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr, self.start_epoch, self.end_epoch = initial_lr, start_epoch, end_epoch
+        self.momentum_correction, self.steps_per_epoch = momentum_correction, steps_per_epoch
+        self.staircase = staircase or not callable(multiplier)
+        self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda epoch: multiplier
+        self.current_epoch = 0
+
+    def on_train_begin(self, logs: object = None) -> None:
+        """Find out how long an epoch is; raises `ValueError` when nobody knows, or the rate has a schedule already."""
+        if isinstance(self.model.optimizer, keras.optimizers.Optimizer) and _has_schedule(self.model.optimizer):
+            raise ValueError(f"{type(self).__name__}: the optimizer's learning rate follows a schedule of its own")
+        if not self.staircase and self.steps_per_epoch is None:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+            if self.steps_per_epoch is None:
+                raise ValueError(
+                    f"Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch "
+                    f"parameter to the {type(self).__name__}() or upgrade to the latest version of Keras."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        """Note the epoch."""
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
+        """Set the rate, where it changes."""
+        begun = self.current_epoch >= self.start_epoch
+        if not begun or (self.end_epoch is not None and self.current_epoch >= self.end_epoch):
+            return
+        if not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._set_rate(self.current_epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._set_rate(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log the rate."""
+        if logs is not None:
+            logs["lr"] = _rate(self.model.optimizer)
+
+    def _set_rate(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        before = _rate(optimizer)
+        optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+        after = _rate(optimizer)
+        if self.momentum_correction and 0 < before != after:
+            for velocity in _velocities(optimizer):
+                velocity.assign(velocity * (after / before))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Lets the learning rate grow, batch by batch, from `initial_lr / size()` to `initial_lr` in `warmup_epochs`.
+
+    `verbose` says so on the standard output when it is done."""
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            initial_lr,
+            self._grow,
+            start_epoch=0,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.warmup_epochs, self.verbose = warmup_epochs, verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log the rate; tell the end of the warm-up."""
+        super().on_epoch_end(epoch, logs)
+        if self.verbose > 0 and epoch == self.warmup_epochs - 1:
+            rate = _rate(self.model.optimizer)
+            sys.stdout.write(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.\n")
+
+    def _grow(self, epoch: float) -> float:
+        assert self.steps_per_epoch is not None
+        # One batch ahead, so that an epoch ends with a round number.
+        ahead = epoch + 1.0 / self.steps_per_epoch
+        size = default.size()
+        return (ahead * (size - 1) / self.warmup_epochs + 1) / size
+
+
+def _has_schedule(optimizer: Any) -> bool:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return not isinstance(inner._learning_rate, keras.Variable)
+
+
+def _rate(optimizer: Any) -> float:
+    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+
+def _velocities(optimizer: Any) -> list[Any]:
+    """Return the variables in which an optimizer adds up its steps: those of SGD and RMSprop with momentum.
+
+    What others call momentum is a mean of gradients, without a rate in it. Changing the factor itself, as Horovod does
+    for one batch, would go unnoticed by a compiled function; changing what it multiplies is the same."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.built or not getattr(inner, "momentum", 0):
+        return []
+    held = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or ()
+    return [velocity for velocity in held if velocity is not None]

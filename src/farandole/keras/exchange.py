@@ -1,0 +1,96 @@
+"""The exchange of one optimizer's gradients with the other ranks."""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import keras
+
+from farandole.core.gradients import even_groups, explicit_groups
+from farandole.core.process_sets import seat_of
+from farandole.core.reduction import Min
+from farandole.keras.backend import How, Tensor, backend
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """Knows which gradients are reduced, together with which others, and under which names.
+
+    A gradient is told by its variable's key. `groups` is a number, or keys that are reduced together. Gradients of
+    variables that are `local` are not reduced, but divided by the number of ranks with `scale_local`: the others'
+    share in the averaged loss does not depend on them. With `summed`, gradients of several passes are added up and not
+    averaged."""
+
+    def __init__(
+        self,
+        how: How,
+        *,
+        name: str | None = None,
+        groups: int | Iterable[Iterable[Hashable]] | None = None,
+        scale_local: bool = True,
+        summed: bool = False,
+    ) -> None:
+        self.how = how
+        self.local: set[Hashable] = set()
+        self.summed = summed
+        # The variables whose gradients are about to be added up.
+        self.pending: list[Hashable] | None = None
+        # What holds an optimizer may have another one in between, which decides on this rank's gradients alone.
+        self.held_by_another = False
+        self._name, self._groups, self._scale_local = name, groups, scale_local
+        members = how.process_set
+        self.size = (members.size() or 1) if members.included() else 1
+
+    @property
+    def alone(self) -> bool:
+        """Return whether there is nobody to exchange gradients with."""
+        return self.size == 1
+
+    def reduce(self, gradients: Sequence[Tensor], keys: Sequence[Hashable]) -> list[Tensor]:
+        """Return the gradients as all ranks together have them, None where there was none.
+
+        Blocks until every rank has asked, if anything is done now and not only traced."""
+        reduced = list(gradients)
+        if self.alone:
+            return reduced
+        sent: dict[Hashable, int] = {}
+        for place, (gradient, key) in enumerate(zip(gradients, keys, strict=True)):
+            if gradient is None:
+                continue
+            if key not in self.local:
+                sent[key] = place
+            elif self._scale_local:
+                reduced[place] = gradient / self.size
+        if sent:
+            outputs = backend().reduce_each(
+                [gradients[place] for place in sent.values()], self._places(list(sent)), self._named(), self.how
+            )
+            for place, output in zip(sent.values(), outputs, strict=True):
+                reduced[place] = output
+        return reduced
+
+    def agree(self, flag: Tensor) -> Tensor:
+        """Return whether `flag`, a boolean tensor, is true on all ranks; blocks as `reduce` does."""
+        if self.alone:
+            return flag
+        number = keras.ops.reshape(keras.ops.cast(flag, "int32"), (1,))
+        how = How(op=Min, process_set=self.how.process_set)
+        least = backend().allreduce(number, f"{self._named()}.finite", how)
+        return keras.ops.cast(keras.ops.reshape(least, ()), "bool")
+
+    def _places(self, keys: list[Hashable]) -> list[list[int]] | None:
+        """Return the groups as places in `keys`."""
+        if self._groups is None:
+            return None
+        chosen = (
+            even_groups(keys, self._groups) if isinstance(self._groups, int) else explicit_groups(keys, self._groups)
+        )
+        place = {key: number for number, key in enumerate(keys)}
+        return [[place[key] for key in group] for group in chosen]
+
+    def _named(self) -> str:
+        """Return the optimizer's name on the wire: the nth one that trains, unless the user gave it a name.
+
+        Variables' names would not do: they tell how many layers and optimizers this rank has made before."""
+        if self._name is None:
+            self._name = seat_of(self.how.process_set, "optimizer").wire_name("optimizer", None)
+        return self._name

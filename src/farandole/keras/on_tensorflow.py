@@ -1,0 +1,70 @@
+"""Keras' TensorFlow backend: gradients travel one by one as they become ready, unless they are to go in groups."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import farandole.tensorflow as hvd
+from farandole.keras.backend import How, Tensor
+
+__all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether `value` is a tensor, slices or a variable of TensorFlow or Keras."""
+    return isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.Variable, keras.Variable))
+
+
+def reduce_each(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]] | None, name: str, how: How) -> list[Tensor]:
+    """Reduce each tensor on its own, or each group at once; slices as slices, unless they are to be dense.
+
+    Eagerly it blocks until every rank has asked, and all are one group; in a function it does so when that runs."""
+    given = [tf.convert_to_tensor(tensor) if how.sparse_as_dense else tensor for tensor in tensors]
+    if groups is None and tf.executing_eagerly():
+        groups = [range(len(given))]  # one after the other they would wait for each other
+    if groups is None:
+        return [hvd.allreduce(tensor, name=f"{name}.{place}", **_options(how)) for place, tensor in enumerate(given)]
+    reduced = list(given)
+    for number, group in enumerate(groups):
+        outputs = hvd.grouped_allreduce([given[place] for place in group], name=f"{name}.{number}", **_options(how))
+        for place, output in zip(group, outputs, strict=True):
+            reduced[place] = output
+    return reduced
+
+
+def allreduce(tensor: Tensor, name: str | None, how: How) -> Tensor:
+    """As `farandole.tensorflow.allreduce`."""
+    return hvd.allreduce(_plain(tensor), name=name, **_options(how))
+
+
+def allgather(tensor: Tensor, name: str | None) -> Tensor:
+    """As `farandole.tensorflow.allgather`."""
+    return hvd.allgather(_plain(tensor), name=name)
+
+
+def broadcast(tensor: Tensor, root_rank: int, name: str | None) -> Tensor:
+    """As `farandole.tensorflow.broadcast`."""
+    return hvd.broadcast(_plain(tensor), root_rank, name=name)
+
+
+def reducescatter(tensor: Tensor, name: str | None, op: int) -> Tensor:
+    """As `farandole.tensorflow.reducescatter`."""
+    return hvd.reducescatter(_plain(tensor), name=name, op=op)
+
+
+def _options(how: How) -> dict[str, Any]:
+    return {
+        "compression": how.compression,
+        "op": how.op,
+        "prescale_factor": how.scaling.prescale,
+        "postscale_factor": how.scaling.postscale,
+        "process_set": how.process_set,
+        # Keras' scopes tell how many layers and optimizers this rank has made before.
+        "ignore_name_scope": True,
+    }
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.value if isinstance(tensor, keras.Variable) else tensor

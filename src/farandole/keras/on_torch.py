@@ -1,0 +1,74 @@
+"""Keras' torch backend: gradients are ready when an optimizer gets them, so all are asked for in one call."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import keras
+import torch
+
+import farandole.torch as hvd
+from farandole.keras.backend import How, compress_each
+
+__all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether `value` is a torch tensor or a Keras variable."""
+    return isinstance(value, (torch.Tensor, keras.Variable))
+
+
+def reduce_each(
+    tensors: Sequence[torch.Tensor], groups: Sequence[Sequence[int]] | None, name: str, how: How
+) -> list[torch.Tensor]:
+    """Reduce each group at once; without groups all are one. Blocks until every rank has asked."""
+    dense = [tensor.to_dense() if how.sparse_as_dense else tensor for tensor in tensors]
+    sent, contexts = compress_each([tensor.detach().contiguous() for tensor in dense], how)
+    groups = [range(len(sent))] if groups is None else groups
+    handles = [
+        hvd.grouped_allreduce_async(
+            [sent[place] for place in group],
+            name=f"{name}.{number}",
+            op=how.op,
+            prescale_factor=how.scaling.prescale,
+            postscale_factor=how.scaling.postscale,
+            process_set=how.process_set,
+        )
+        for number, group in enumerate(groups)
+    ]
+    reduced = list(tensors)
+    for group, handle in zip(groups, handles, strict=True):
+        for place, output in zip(group, handle.wait(), strict=True):
+            reduced[place] = how.compression.decompress(output, contexts[place])
+    return reduced
+
+
+def allreduce(tensor: torch.Tensor, name: str | None, how: How) -> torch.Tensor:
+    """As `farandole.torch.allreduce`."""
+    return hvd.allreduce(
+        _plain(tensor),
+        name=name,
+        compression=how.compression,
+        op=how.op,
+        prescale_factor=how.scaling.prescale,
+        postscale_factor=how.scaling.postscale,
+        process_set=how.process_set,
+    )
+
+
+def allgather(tensor: torch.Tensor, name: str | None) -> torch.Tensor:
+    """As `farandole.torch.allgather`."""
+    return hvd.allgather(_plain(tensor), name)
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
+    """As `farandole.torch.broadcast`."""
+    return hvd.broadcast(_plain(tensor), root_rank, name)
+
+
+def reducescatter(tensor: torch.Tensor, name: str | None, op: int) -> torch.Tensor:
+    """As `farandole.torch.reducescatter`."""
+    return hvd.reducescatter(_plain(tensor), name, op=op)
+
+
+def _plain(tensor: object) -> torch.Tensor:
+    return cast(torch.Tensor, tensor.value if isinstance(tensor, keras.Variable) else tensor)

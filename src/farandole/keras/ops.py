@@ -1,0 +1,65 @@
+"""The operations for values: numbers, arrays, and the tensors and variables of Keras' backend."""
+
+import keras
+import numpy as np
+
+import farandole.numpy as on_numpy
+from farandole.core.compression import Compressor
+from farandole.core.gradients import Scaling
+from farandole.core.reduction import Average, choose_op
+from farandole.keras.backend import How, Tensor, backend
+from farandole.keras.compression import Compression
+
+__all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]
+
+
+def allreduce(
+    value: Tensor,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Compressor[Tensor] = Compression.none,
+) -> Tensor:
+    """Combine `value` over all ranks; every rank gets the same result, a tensor for a tensor and else an array.
+
+    Blocks until every rank has asked."""
+    chosen = choose_op(op, average)
+    tensor = backend().is_tensor(value)
+    if tensor or compression is not Compression.none:
+        # Only tensors can be compressed.
+        scaling = Scaling(prescale_factor, postscale_factor)
+        how = How(op=chosen, scaling=scaling, compression=compression)
+        reduced = backend().allreduce(value if tensor else keras.ops.convert_to_tensor(value), name, how)
+        return reduced if tensor else keras.ops.convert_to_numpy(reduced)
+    return on_numpy.allreduce(
+        np.asarray(value), name=name, op=chosen, prescale_factor=prescale_factor, postscale_factor=postscale_factor
+    )
+
+
+def allgather(value: Tensor, name: str | None = None) -> Tensor:
+    """Concatenate the ranks' values by rank along the first dimension, which may differ between ranks.
+
+    Blocks until every rank has asked."""
+    if backend().is_tensor(value):
+        return backend().allgather(value, name)
+    return on_numpy.allgather(np.asarray(value), name=name)
+
+
+def broadcast(value: Tensor, root_rank: int, name: str | None = None) -> Tensor:
+    """Return the value of rank `root_rank`; all must have one shape and dtype.
+
+    Blocks until the root's value is here."""
+    if backend().is_tensor(value):
+        return backend().broadcast(value, root_rank, name)
+    return on_numpy.broadcast(np.asarray(value), root_rank, name=name)
+
+
+def reducescatter(value: Tensor, name: str | None = None, op: int = Average) -> Tensor:
+    """Combine `value` over all ranks (Average or Sum) and return this rank's rows of the result.
+
+    Blocks until every rank has asked."""
+    if backend().is_tensor(value):
+        return backend().reducescatter(value, name, op)
+    return on_numpy.reducescatter(np.asarray(value), name=name, op=op)

@@ -1,0 +1,36 @@
+"""Makes the ranks start alike: sends one rank's variables to the others."""
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import keras
+import numpy as np
+
+from farandole.numpy import broadcast_async_
+
+__all__ = ["broadcast_global_variables", "broadcast_variables"]
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
+    """Overwrite Keras variables with those of rank `root_rank`; they are told by their place.
+
+    A model has two lists of them: `model.weights`, and `model.optimizer.variables` once it is built. Blocks until all
+    of the root's variables are here; raises `MismatchError` when ranks have different ones."""
+    held = list(variables)
+    # Copies, also where the backend would show its own memory.
+    arrays = [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in held]
+    # The engine moves bytes: a dtype it does not know is sent as such.
+    sent = [array if array.dtype.kind in "biuf" else array.reshape(-1).view(np.uint8) for array in arrays]
+    handles = [broadcast_async_(array, root_rank, f"variable.{place}") for place, array in enumerate(sent)]
+    for handle in handles:
+        handle.wait()
+    for variable, array in zip(held, arrays, strict=True):
+        variable.assign(array)
+
+
+def broadcast_global_variables(root_rank: int) -> NoReturn:
+    """Raise `RuntimeError`, as Horovod does in eager mode: Keras 3 keeps no list of all variables."""
+    raise RuntimeError(
+        "hvd.broadcast_global_variables() does not support eager execution. Use BroadcastGlobalVariablesCallback("
+        f"{root_rank}), or broadcast_variables(model.weights + model.optimizer.variables, {root_rank})"
+    )

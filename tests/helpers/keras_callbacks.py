@@ -1,0 +1,145 @@
+"""What Horovod's callbacks do in `fit` on two ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import farandole.keras as hvd
+from helpers.keras_models import ROWS, STEPS, assert_same, build, fit, rows, values
+
+
+def check_all_start_alike(rank: int, size: int) -> None:
+    model, mine = build(seed=rank), keras.optimizers.SGD(0.1 * (rank + 1), momentum=0.9)
+    mine.build(model.trainable_variables)
+    for velocity in mine.momentums:
+        velocity.assign(keras.ops.ones(velocity.shape) * 0.01 * (rank + 1))
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    fit(model, hvd.DistributedOptimizer(mine), rank, size, callbacks=[start])
+    assert start.broadcast_done
+
+    alone, plain = build(seed=0), keras.optimizers.SGD(0.1, momentum=0.9)
+    plain.build(alone.trainable_variables)
+    for velocity in plain.momentums:
+        velocity.assign(keras.ops.ones(velocity.shape) * 0.01)
+    assert_same(values(model), values(fit(alone, plain)))
+    assert float(model.optimizer.learning_rate) == float(plain.learning_rate)
+
+
+def check_a_model_without_a_shape(rank: int, size: int) -> None:
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential([keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
+    fit(
+        model,
+        hvd.DistributedOptimizer(keras.optimizers.Adam()),
+        rank,
+        size,
+        callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)],
+    )
+    trained = np.concatenate([np.ravel(keras.ops.convert_to_numpy(each)) for each in model.trainable_variables])
+    every = hvd.allgather(trained[None])
+    np.testing.assert_array_equal(every[0], every[1])
+
+
+def check_local_variables_stay(rank: int, size: int) -> None:
+    model = build(seed=rank)
+    own = model.layers[0].trainable_variables
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=own)
+    fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), rank, size, callbacks=[start])
+    want = build(seed=rank).get_weights()[:2] + build(seed=0).get_weights()[2:]
+    for got, wanted in zip(model.get_weights(), want, strict=True):
+        assert_same(got, wanted)
+
+
+def check_metrics_are_those_of_all_ranks(rank: int, size: int) -> None:
+    def loss_of(inputs: Any, targets: Any) -> float:
+        first, bias, second, other = model.get_weights()
+        outputs = np.tanh(inputs @ first + bias) @ second + other
+        return float(np.mean((outputs - targets) ** 2))
+
+    model = build()
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss="mse")
+    (inputs, targets), (more, others) = rows(rank, size), (each[rank:] for each in rows())
+    seen: dict[str, Any] = {}
+    average = hvd.callbacks.MetricAverageCallback()
+    last = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.update(logs))
+    history = model.fit(
+        inputs,
+        targets,
+        batch_size=ROWS // size,
+        validation_data=(more, others),
+        callbacks=[average, last],
+        verbose=0,
+    ).history
+    want = {
+        "loss": np.mean([loss_of(*rows(each, size)) for each in range(size)]),
+        "val_loss": np.mean([loss_of(*(array[each:] for array in rows())) for each in range(size)]),
+    }
+    for name, value in want.items():
+        assert_same(seen[name], value)
+        assert_same(history[name], [value])
+
+
+def check_warm_up(rank: int, size: int) -> None:
+    """Against a simulation of momentum SGD whose momentum is corrected for one step when the rate changes."""
+    inputs, targets = rows()
+    weights, velocity = np.zeros((5, 2)), np.zeros((5, 2))
+    rate, rates, epochs, warm = 0.4, [], 4, 2
+    before = rate
+    for epoch in range(epochs):
+        for step in range(STEPS):
+            ahead = epoch + (step + 1) / STEPS
+            now = rate * (ahead * (size - 1) / warm + 1) / size if epoch < warm else rate
+            if epoch >= 3:
+                now = rate * 0.1
+            part = slice(step * ROWS, (step + 1) * ROWS)
+            gradient = inputs[part].T @ (inputs[part] @ weights - targets[part]) * 2 / (ROWS * 2)
+            velocity = 0.9 * (now / before) * velocity - now * gradient
+            weights, before = weights + velocity, now
+            rates.append(now)
+
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, use_bias=False)])
+    model.set_weights([np.zeros((5, 2))])
+    seen: list[float] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: seen.append(float(model.optimizer.learning_rate))
+    )
+    callbacks = [
+        hvd.callbacks.LearningRateWarmupCallback(initial_lr=rate, warmup_epochs=warm),
+        hvd.callbacks.LearningRateScheduleCallback(initial_lr=rate, multiplier=0.1, start_epoch=3),
+        note,
+    ]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(rate, momentum=0.9))
+    fit(model, optimizer, rank, size, epochs=epochs, callbacks=callbacks)
+    assert_same(seen, rates)
+    assert_same(values(model), weights.ravel(), 1e-4)
+    assert_same(model.history.history["lr"], rates[STEPS - 1 :: STEPS])
+
+
+def check_schedules_that_cannot_be(rank: int, size: int) -> None:
+    nothing: Any = None
+    scheduled = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))
+    cases: list[tuple[Any, str, Any]] = [
+        (lambda: hvd.callbacks.LearningRateScheduleCallback(nothing, 1.0), "initial_lr", None),
+        (lambda: hvd.callbacks.LearningRateScheduleCallback(0.1, 1.0), "schedule of its own", scheduled),
+        (lambda: hvd.callbacks.BestModelCheckpoint(), "filepath", keras.optimizers.SGD(0.1)),
+    ]
+    for make, text, optimizer in cases:
+        try:
+            fit(build(), optimizer, callbacks=[make()])
+        except ValueError as error:
+            assert text in str(error)
+        else:
+            raise AssertionError(text)
+
+
+def check_the_best_model_is_kept(rank: int, size: int, folder: Path) -> None:
+    callbacks: list[Any] = [hvd.callbacks.MetricAverageCallback()]
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+    best.filepath = str(folder / "best.keras")
+    callbacks += [best] if rank == 0 else []
+    model = fit(build(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), rank, size, callbacks=callbacks)
+    if rank == 0:
+        assert best.best == min(model.history.history["loss"])
+        assert (folder / "best.keras").exists()

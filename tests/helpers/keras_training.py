@@ -1,0 +1,145 @@
+"""What two ranks do with a distributed Keras optimizer, compared with one process that has all rows."""
+
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+
+import farandole.keras as hvd
+from helpers.keras_models import EPOCHS, ROWS, STEPS, assert_same, build, fit, rows, values
+
+OPTIMIZERS: dict[str, Any] = {
+    "adam, clipped": lambda: keras.optimizers.Adam(0.02, clipnorm=0.05),
+    "all clipped, averaged": lambda: keras.optimizers.SGD(
+        0.1, momentum=0.9, global_clipnorm=0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
+    ),
+    "schedule, decay": lambda: keras.optimizers.AdamW(
+        keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5), weight_decay=0.1
+    ),
+}
+
+
+def check_training_equals_one_process(rank: int, size: int) -> None:
+    for name, make in OPTIMIZERS.items():
+        want = fit(build(), make())
+        optimizer = hvd.DistributedOptimizer(make())
+        assert isinstance(optimizer, type(make())), name
+        got = fit(build(), optimizer, rank, size)
+        assert_same(values(got), values(want))
+        assert int(optimizer.iterations) == int(want.optimizer.iterations) == EPOCHS * STEPS
+        assert float(optimizer.learning_rate) == float(want.optimizer.learning_rate)
+        for mine, theirs in zip(optimizer.variables, want.optimizer.variables, strict=True):
+            assert_same(keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs))
+
+
+def check_options(rank: int, size: int) -> None:
+    def sgd(rate: float = 0.1) -> Any:
+        return keras.optimizers.SGD(rate, momentum=0.9)
+
+    want = values(fit(build(), sgd()))
+    cases: list[tuple[dict[str, Any], float, float]] = [
+        ({"op": hvd.Sum, "name": "mine", "sparse_as_dense": True}, 0.05, 2e-5),
+        ({"gradient_predivide_factor": 2.0, "groups": 3}, 0.1, 2e-5),
+        ({"compression": hvd.Compression.fp16}, 0.1, 5e-3),
+    ]
+    for options, rate, tolerance in cases:
+        got = fit(build(), hvd.DistributedOptimizer(sgd(rate), **options), rank, size)
+        assert_same(values(got), want, tolerance)
+    model = build()
+    groups = [model.trainable_variables[:1], model.trainable_variables[2:]]
+    assert_same(values(fit(model, hvd.DistributedOptimizer(sgd(), groups=groups), rank, size)), want)
+    assert_same(values(fit(build(), hvd.DistributedOptimizer(sgd()), rank, size, run_eagerly=True)), want)
+    if keras.backend.backend() != "torch":
+        got = fit(build(), hvd.DistributedOptimizer(sgd()), rank, size, steps_per_execution=2)
+        assert_same(values(got), want)
+
+
+def check_a_loop_of_ones_own(rank: int, size: int) -> None:
+    """Gradients by hand, one of them None; a rank outside of the process set stays alone."""
+    members = hvd.add_process_set([0])
+    for process_set in (hvd.global_process_set, members):
+        alone = process_set is members
+        variables = [keras.Variable(np.zeros(2, "float32"), name=name) for name in "abc"]
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=process_set)
+        grads = [keras.ops.ones(2) * (rank + 1), None, keras.ops.ones(2) * rank]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras misses the gradient
+            optimizer.apply(grads, variables)
+        want = [-1.0 - rank, 0.0, -1.0 * rank] if alone else [-1.5, 0.0, -0.5]
+        assert [float(keras.ops.convert_to_numpy(variable)[0]) for variable in variables] == want
+    hvd.remove_process_set(members)
+
+
+def check_passes_are_added_up_before_they_are_exchanged(rank: int, size: int) -> None:
+    def sgd(**options: Any) -> Any:
+        return keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05, **options)
+
+    # Two passes over half of the rows each are one pass over all.
+    want = values(fit(build(), sgd(), batch_size=2 * ROWS))
+    ways = [
+        hvd.DistributedOptimizer(sgd(gradient_accumulation_steps=2)),
+        hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2, average_aggregated_gradients=True),
+    ]
+    for optimizer in ways:
+        before = hvd.metrics()["operations"]
+        model = fit(build(), optimizer, rank, size)
+        assert_same(values(model), want)
+        assert int(optimizer.iterations) == EPOCHS * STEPS // 2
+        # Each variable once per update.
+        assert hvd.metrics()["operations"] - before == EPOCHS * STEPS // 2 * len(model.trainable_variables)
+
+    summed = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2)
+    want = values(fit(build(), keras.optimizers.SGD(0.1), batch_size=2 * ROWS))
+    assert_same(values(fit(build(), summed, rank, size)), want)
+
+
+def check_all_ranks_skip_what_one_cannot_use(rank: int, size: int) -> None:
+    inputs, targets = rows(rank, size)
+    inputs = inputs.copy()
+    inputs[rank * (ROWS // size)] = np.inf  # the first step of rank 0, the second of rank 1
+    wrapped = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=1024.0)
+    optimizer = hvd.DistributedOptimizer(wrapped)
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    model = build()
+    model.compile(optimizer=optimizer, loss="mse")
+    model.fit(inputs, targets, batch_size=ROWS // size, shuffle=False, verbose=0)
+    assert float(optimizer.dynamic_scale) == 256.0
+    assert int(optimizer.iterations) == STEPS - 2
+
+    alone, plain = build(), keras.optimizers.SGD(0.1, momentum=0.9)
+    alone.compile(optimizer=plain, loss="mse")
+    all_inputs, all_targets = rows()
+    alone.fit(all_inputs[2 * ROWS :], all_targets[2 * ROWS :], batch_size=ROWS, shuffle=False, verbose=0)
+    assert_same(values(model), values(alone))
+
+
+def check_mixed_precision_as_compile_makes_it(rank: int, size: int) -> None:
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model = build(dtype="mixed_float16")
+    model.dtype_policy = keras.DTypePolicy("mixed_float16")
+    try:
+        fit(model, optimizer, rank, size)
+    except RuntimeError as error:
+        assert "LossScaleOptimizer" in str(error)
+    else:
+        raise AssertionError("ranks would have skipped steps of their own")
+    got = fit(model, optimizer, rank, size, callbacks=[hvd.callbacks.MetricAverageCallback()])
+    assert isinstance(got.optimizer, keras.optimizers.LossScaleOptimizer)
+    alone = build(dtype="mixed_float16")
+    alone.dtype_policy = keras.DTypePolicy("mixed_float16")
+    assert_same(values(got), values(fit(alone, keras.optimizers.SGD(0.1))), 5e-3)
+
+
+def check_local_layers(rank: int, size: int) -> None:
+    """Their gradients are this rank's own, divided by the number of ranks."""
+    for scale, divisor in ((True, 2.0), (False, 1.0)):
+        model = build()
+        optimizer = hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(1.0), local_layers=model.layers[:1], scale_local_gradients=scale
+        )
+        grads = [keras.ops.ones(variable.shape) * (rank + 1) for variable in model.trainable_variables]
+        before = model.get_weights()
+        optimizer.apply(grads, model.trainable_variables)
+        steps = [float(np.mean(old - new)) for old, new in zip(before, model.get_weights(), strict=True)]
+        assert_same(steps, [(rank + 1) / divisor] * 2 + [1.5] * 2)

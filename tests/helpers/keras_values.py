@@ -1,0 +1,111 @@
+"""Operations on values, saved models, and what is refused, on two ranks with Keras."""
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import farandole.keras as hvd
+from helpers.keras_models import assert_same, build, fit, values
+
+
+def check_values(rank: int, size: int) -> None:
+    mine = np.arange(4.0).reshape(2, 2).astype("float32") + rank
+    forms: list[Any] = [mine, keras.ops.convert_to_tensor(mine), keras.Variable(mine)]
+    for form in forms:
+        results = [
+            (hvd.allreduce(form), mine - rank + 0.5),
+            (hvd.allreduce(form, op=hvd.Sum, prescale_factor=0.5, name="sum"), mine - rank + 0.5),
+            (hvd.allreduce(form, compression=hvd.Compression.fp16), mine - rank + 0.5),
+            (hvd.allgather(form), np.concatenate([mine - rank, mine - rank + 1])),
+            (hvd.broadcast(form, 1), mine - rank + 1),
+            (hvd.reducescatter(form, op=hvd.Sum), (2 * (mine - rank) + 1)[rank : rank + 1]),
+        ]
+        for got, want in results:
+            assert isinstance(got, np.ndarray) == isinstance(form, np.ndarray)
+            assert_same(keras.ops.convert_to_numpy(got), want)
+    assert float(hvd.allreduce(float(rank))) == 0.5
+    assert int(hvd.broadcast(rank + 5, 1)) == 6
+
+
+def check_variables_are_broadcast(rank: int, size: int) -> None:
+    kinds = ("float32", "bfloat16", "float16", "int32", "bool", "uint8")
+    held = [keras.Variable(np.full((2, 3), rank), dtype=kind, trainable=False) for kind in kinds]
+    scalar = keras.Variable(float(rank))
+    hvd.broadcast_variables([*held, scalar], 1)
+    for variable in held:
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(keras.ops.cast(variable, "int32")), 1)
+    assert float(scalar) == 1.0
+
+
+class Mine(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
+    """An optimizer that Keras does not know."""
+
+    def __init__(self, learning_rate: float = 0.1, momentum: float = 0.9, **options: Any) -> None:
+        super().__init__(learning_rate, momentum, **options)
+
+
+def check_saved_models(rank: int, size: int, folder: Path) -> None:
+    """Trained, saved, loaded and trained again is trained all the while; the file is one that plain Keras reads."""
+    for suffix, make in (("keras", Mine), ("h5", keras.optimizers.Adam)):
+        file = folder / f"{make.__name__}.{suffix}"
+        model = fit(build(), hvd.DistributedOptimizer(make(0.02)), rank, size)
+        if rank == 0:
+            model.save(file)
+        hvd.barrier()
+        loaded = hvd.load_model(file, custom_optimizers=[Mine])
+        assert isinstance(loaded.optimizer, make) and int(loaded.optimizer.iterations) == 8
+        plain = keras.saving.load_model(file, custom_objects={"Mine": Mine}).optimizer
+        assert type(plain).__name__ == make.__name__
+        # Keras itself loses the state of an optimizer in an .h5 file.
+        read = plain if suffix == "keras" else loaded.optimizer
+        for got, want in zip(read.variables, model.optimizer.variables, strict=True):
+            assert_same(keras.ops.convert_to_numpy(got), keras.ops.convert_to_numpy(want))
+
+        def go_on(model: Any) -> Any:
+            return fit(model, model.optimizer, rank, size)
+
+        assert_same(values(go_on(loaded)), values(go_on(model)))
+
+
+def check_what_is_refused(rank: int, size: int) -> None:
+    def sgd(**options: Any) -> Any:
+        return keras.optimizers.SGD(0.1, **options)
+
+    built = sgd()
+    built.build([keras.Variable([1.0])])
+    unbuilt = keras.layers.Dense(2)
+    cases: list[tuple[type[Exception], str, Any]] = [
+        (ValueError, "Average and Sum", lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Adasum)),
+        (ValueError, "predivide", lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Sum, gradient_predivide_factor=2.0)),
+        (ValueError, "already", lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd()))),
+        (TypeError, "str", lambda: hvd.DistributedOptimizer("sgd")),
+        (ValueError, "positive", lambda: hvd.DistributedOptimizer(sgd(), groups=-1)),
+        (ValueError, "> 0", lambda: hvd.DistributedOptimizer(sgd(), backward_passes_per_step=0)),
+        (ValueError, "built", lambda: hvd.DistributedOptimizer(built, backward_passes_per_step=2)),
+        (
+            ValueError,
+            "contradicts",
+            lambda: hvd.DistributedOptimizer(sgd(gradient_accumulation_steps=3), backward_passes_per_step=2),
+        ),
+        (ValueError, "no variables yet", lambda: hvd.PartialDistributedOptimizer(sgd(), local_layers=unbuilt)),
+        (TypeError, "load_model", lambda: pickle.dumps(hvd.DistributedOptimizer(sgd()))),
+        (RuntimeError, "broadcast_variables", lambda: hvd.broadcast_global_variables(0)),
+        (ValueError, "legacy", lambda: hvd.load_model("none.keras", legacy_opts=True)),
+    ]
+    for kind, text, call in cases:
+        try:
+            call()
+        except kind as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+
+
+def check_one_framework_is_imported(rank: int, size: int) -> None:
+    """The others' bindings are not imported; Keras itself imports JAX wherever it is."""
+    bindings = {each for each in ("torch", "tensorflow", "jax") if f"farandole.{each}" in sys.modules}
+    assert bindings == {keras.backend.backend()}
