@@ -158,9 +158,22 @@ Captured from_dlpack(const dlpack::Tensor& tensor, std::string_view name) {
   return captured;
 }
 
-/// The exchange interface of a type, or null; looked up once per type.
-const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
-  static auto* known = new std::unordered_map<PyTypeObject*, const dlpack::ExchangeApi*>;  // under the GIL
+/// How tensors of a type lend their memory.
+struct Way {
+  const dlpack::ExchangeApi* api;  // the fastest, if not null
+  bool buffer;                     // else the buffer protocol, not DLPack
+};
+
+/// JAX's arrays have both, but their buffers are read-only, and of bfloat16 there is none. What writes to them is to
+/// know that nobody has seen them yet.
+bool lends_buffer(PyTypeObject* type) {
+  return type->tp_as_buffer != nullptr && type->tp_as_buffer->bf_getbuffer != nullptr &&
+         PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "unsafe_buffer_pointer") == 0;
+}
+
+/// Looked up once per type.
+const Way& way_of(PyTypeObject* type) {
+  static auto* known = new std::unordered_map<PyTypeObject*, Way>;  // under the GIL
   if (const auto found = known->find(type); found != known->end()) return found->second;
   const dlpack::ExchangeApi* api = nullptr;
   PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
@@ -173,8 +186,7 @@ const dlpack::ExchangeApi* exchange_api(PyTypeObject* type) {
     if (api != nullptr && (api->version.major != 1 || api->tensor_from_object == nullptr)) api = nullptr;
   }
   Py_INCREF(type);  // its address must stay its own
-  known->emplace(type, api);
-  return api;
+  return known->emplace(type, Way{api, lends_buffer(type)}).first->second;
 }
 
 Captured capture_buffer(nb::handle tensor, std::string_view name) {
@@ -211,14 +223,15 @@ size_t Captured::bytes() const {
 }
 
 Captured capture(nb::handle tensor, std::string_view name) {
-  if (const auto* api = exchange_api(Py_TYPE(tensor.ptr())); api != nullptr) {
+  const Way& way = way_of(Py_TYPE(tensor.ptr()));
+  if (way.api != nullptr) {
     dlpack::Tensor view{};
-    if (api->tensor_from_object(tensor.ptr(), &view) != 0) throw nb::python_error();
+    if (way.api->tensor_from_object(tensor.ptr(), &view) != 0) throw nb::python_error();
     Captured captured = from_dlpack(view, name);
     captured.owner = nb::borrow(tensor);
     return captured;
   }
-  if (PyObject_CheckBuffer(tensor.ptr()) != 0) return capture_buffer(tensor, name);
+  if (way.buffer) return capture_buffer(tensor, name);
   if (nb::hasattr(tensor, "__dlpack__")) return capture_dlpack(tensor, name);
   throw Error::invalid(
       std::string(name),

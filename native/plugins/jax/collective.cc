@@ -1,0 +1,222 @@
+// The one custom call that JAX's programs contain: a collective operation of any number of arrays.
+#include <array>
+#include <atomic>
+#include <bit>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "engine/request.h"
+#include "plugins/core_table.h"
+#include "plugins/jax/xla_ffi.h"
+
+namespace farandole::jax {
+namespace {
+
+std::atomic<const plugins::CoreTable*> core{nullptr};
+
+/// DType by XLA's type; -1 where there is none.
+constexpr std::array<int, 17> kTypes = [] {
+  std::array<int, 17> types{};
+  types.fill(-1);
+  const auto set = [&types](size_t theirs, DType ours) { types[theirs] = static_cast<int>(ours); };
+  set(1, DType::Bool), set(2, DType::Int8), set(3, DType::Int16), set(4, DType::Int32), set(5, DType::Int64);
+  set(6, DType::UInt8), set(7, DType::UInt16), set(8, DType::UInt32), set(9, DType::UInt64), set(10, DType::Float16);
+  set(11, DType::Float32), set(12, DType::Float64), set(16, DType::BFloat16);
+  return types;
+}();
+
+/// The places of what the attribute `numbers` says; an alltoall's splits follow.
+enum Number : size_t { kSlot, kProcessSet, kKind, kOp, kRoot, kGrouped, kPrescale, kPostscale, kNumbers };
+
+xla::Code code_of(int32_t error) {
+  if (error == plugins::kNotInitialized) return xla::Code::FailedPrecondition;
+  switch (static_cast<ErrorKind>(error)) {
+    case ErrorKind::Invalid: return xla::Code::InvalidArgument;
+    case ErrorKind::Mismatch:
+    case ErrorKind::Joined: return xla::Code::FailedPrecondition;
+    case ErrorKind::Timeout: return xla::Code::DeadlineExceeded;
+    case ErrorKind::PeerLost:
+    case ErrorKind::Closed: return xla::Code::Aborted;
+    case ErrorKind::Internal: break;
+  }
+  return xla::Code::Internal;
+}
+
+template <class Struct>
+Struct made() {
+  Struct made{};
+  made.head.struct_size = sizeof(Struct);
+  return made;
+}
+
+xla::Error* error_of(const xla::Api& api, xla::Code code, const char* message) {
+  auto wanted = made<xla::ErrorCreate>();
+  wanted.message = message;
+  wanted.code = code;
+  return api.create_error(&wanted);
+}
+
+/// One run of a custom call, from its start until XLA has been told of its end. XLA keeps the arrays until then, but
+/// not what describes them.
+class Run {
+ public:
+  explicit Run(const xla::CallFrame& frame) : api_(*frame.api) {
+    for (int64_t i = 0; i < frame.attributes.size; ++i) {
+      const std::string_view name(frame.attributes.names[i]->data, frame.attributes.names[i]->size);
+      if (name == "name" && frame.attributes.types[i] == xla::kString) {
+        const auto& text = *static_cast<const xla::Bytes*>(frame.attributes.values[i]);
+        name_.assign(text.data, text.size);
+      } else if (name == "numbers" && frame.attributes.types[i] == xla::kArray) {
+        const auto& array = *static_cast<const xla::Array*>(frame.attributes.values[i]);
+        const auto* data = static_cast<const int64_t*>(array.data);
+        numbers_.assign(data, data + array.size);
+      }
+    }
+    const auto count = static_cast<size_t>(frame.arguments.size);
+    if (numbers_.size() < kNumbers || frame.results.size != frame.arguments.size) {
+      problem_ = "the call is not one that this build of farandole makes";
+      return;
+    }
+    const auto kind = static_cast<Kind>(numbers_[kKind]);
+    const bool sized_by_plan = is_sized(kind);
+    shapes_.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      const xla::Buffer& in = *frame.arguments.buffers[i];
+      const xla::Buffer& out = *frame.results.buffers[i];
+      const auto type = static_cast<size_t>(in.dtype);
+      if (type >= kTypes.size() || kTypes[type] < 0) problem_ = "arrays of this type cannot be sent";
+      else tensors_.push_back({in.data, sized_by_plan ? nullptr : out.data, kTypes[type], 0, nullptr});
+      if (!problem_.empty()) return;
+      shapes_[i].assign(in.dims, in.dims + in.rank);
+      tensors_[i].dims = static_cast<int32_t>(in.rank);
+      tensors_[i].shape = shapes_[i].data();
+      results_.push_back({out.data, bytes_of(out, static_cast<DType>(kTypes[type]))});
+    }
+  }
+
+  [[nodiscard]] const std::string& problem() const { return problem_; }
+
+  void start(xla::Future* future, const plugins::CoreTable& table) {
+    future_ = future;
+    const plugins::Ask ask{static_cast<int32_t>(numbers_[kSlot]),
+                           static_cast<int32_t>(numbers_[kProcessSet]),
+                           static_cast<int32_t>(numbers_[kKind]),
+                           static_cast<int32_t>(numbers_[kOp]),
+                           static_cast<int32_t>(numbers_[kRoot]),
+                           numbers_[kGrouped] != 0,
+                           !name_.ends_with('.'),
+                           std::bit_cast<double>(numbers_[kPrescale]),
+                           std::bit_cast<double>(numbers_[kPostscale]),
+                           name_.c_str(),
+                           numbers_.data() + kNumbers,
+                           numbers_.size() - kNumbers,
+                           tensors_.data(),
+                           tensors_.size()};
+    const plugins::Listener listener{&done, &allocate, this};
+    table.submit(&ask, &listener);  // we may be gone when it returns
+  }
+
+ private:
+  struct Room {
+    void* data;
+    size_t bytes;
+  };
+
+  [[nodiscard]] static bool is_sized(Kind kind) {
+    return kind == Kind::Allgather || kind == Kind::Alltoall || kind == Kind::Reducescatter;
+  }
+
+  [[nodiscard]] static size_t bytes_of(const xla::Buffer& buffer, DType dtype) {
+    size_t bytes = size_of(dtype);
+    for (int64_t dim = 0; dim < buffer.rank; ++dim) bytes *= static_cast<size_t>(buffer.dims[dim]);
+    return bytes;
+  }
+
+  static void* allocate(void* cookie, size_t index, const int64_t*, int32_t, size_t bytes) noexcept {
+    auto& run = *static_cast<Run*>(cookie);
+    const Room& room = run.results_[index];
+    if (room.bytes == bytes) return room.data;
+    run.misfit_ = true;
+    return nullptr;
+  }
+
+  static void done(void* cookie, const plugins::Outcome* outcome) noexcept {
+    const std::unique_ptr<Run> run(static_cast<Run*>(cookie));
+    if (run->misfit_) {
+      run->fail(xla::Code::InvalidArgument,
+                ("'" + run->name_ +
+                 "': the ranks' arrays have different numbers of rows, but a compiled program has room for equal ones "
+                 "only; give arrays of one shape, or call it outside of jax.jit")
+                    .c_str());
+    } else if (outcome->error >= 0) {
+      run->fail(code_of(outcome->error), outcome->text);
+    } else {
+      auto there = made<xla::FutureSetAvailable>();
+      there.future = run->future_;
+      run->api_.set_available(&there);
+    }
+  }
+
+  void fail(xla::Code code, const char* message) {
+    auto failed = made<xla::FutureSetError>();
+    failed.future = future_;
+    failed.error = error_of(api_, code, message);
+    api_.set_error(&failed);
+  }
+
+  const xla::Api& api_;
+  xla::Future* future_ = nullptr;
+  std::string name_, problem_;
+  std::vector<int64_t> numbers_;
+  std::vector<std::vector<int64_t>> shapes_;
+  std::vector<plugins::Tensor> tensors_;
+  std::vector<Room> results_;
+  std::atomic<bool> misfit_{false};
+};
+
+xla::Error* execute(xla::CallFrame& frame) {
+  const plugins::CoreTable* table = core.load();
+  if (table == nullptr)
+    return error_of(*frame.api, xla::Code::FailedPrecondition, "farandole has not handed over its core to JAX");
+  auto run = std::make_unique<Run>(frame);
+  if (!run->problem().empty()) return error_of(*frame.api, xla::Code::InvalidArgument, run->problem().c_str());
+  auto future = made<xla::FutureCreate>();
+  if (xla::Error* error = frame.api->create_future(&future)) return error;
+  frame.future = future.future;
+  // From then on it belongs to whoever completes the operation.
+  run.release()->start(future.future, *table);
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace farandole::jax
+
+extern "C" {
+
+/// Takes the core's functions; returns null, or what is wrong.
+__attribute__((visibility("default"))) const char* farandole_jax_connect(const void* table) {
+  const auto* given = static_cast<const farandole::plugins::CoreTable*>(table);
+  if (given->version != farandole::plugins::kTableVersion) return "it is not of the same build as the core";
+  farandole::jax::core = given;
+  return nullptr;
+}
+
+/// What XLA calls, for every stage of a program's life.
+__attribute__((visibility("default"))) farandole::xla::Error* farandole_jax_collective(
+    farandole::xla::CallFrame* frame) {
+  using namespace farandole;  // NOLINT: outside of it only because of its C name
+  // Asked who we are, XLA before jaxlib 0.8 gives no api.
+  if (frame->head.extension != nullptr && frame->head.extension->type == xla::kMetadata) {
+    xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame->head.extension)->metadata;
+    metadata.version.major = 0;
+    metadata.version.minor = 1;
+    return nullptr;
+  }
+  return frame->stage == xla::kExecute ? jax::execute(*frame) : nullptr;
+}
+
+}  // extern "C"

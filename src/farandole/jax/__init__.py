@@ -1,0 +1,106 @@
+"""farandole for JAX: collectives inside jax.jit and outside, and gradients that are reduced.
+
+import farandole.jax as hvd
+hvd.init()
+params = hvd.broadcast_parameters(params, root_rank=0)
+optimizer = hvd.DistributedOptimizer(optimizer)  # one of Optax's
+"""
+
+from farandole.core.builds import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from farandole.core.default import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    metrics,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from farandole.core.objects import allgather_object, broadcast_object
+from farandole.core.ops import barrier, join
+from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
+from farandole.errors import HorovodInternalError
+from farandole.jax.ops import (
+    Compression,
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
+)
+from farandole.jax.training import DistributedOptimizer, broadcast_parameters, grad, value_and_grad
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grad",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "metrics",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "value_and_grad",
+]

@@ -1,0 +1,104 @@
+"""JAX arrays as the engine's tensors, where they have values: outside of jit."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farandole.errors import InvalidRequest
+
+__all__ = ["Array", "JaxAdapter", "is_traced"]
+
+# Shape and dtype are not known to the type checker; they are checked when an operation is called.
+Array: TypeAlias = jax.Array
+
+_DTYPES = frozenset(
+    {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
+    | {"float16", "bfloat16", "float32", "float64"}
+)
+
+
+def is_traced(array: object) -> bool:
+    """Return whether an array stands for one whose values come later."""
+    return isinstance(array, jax.core.Tracer)
+
+
+class JaxAdapter:
+    """Arrays in the memory of one CPU device. Only those that nobody has seen yet are ever written."""
+
+    name = "jax"
+
+    def check(self, tensor: Array, name: str) -> None:
+        """Refuse what is no array, or has no values; wait until it has them."""
+        if not isinstance(tensor, jax.Array):
+            raise TypeError(f"'{name}': expected a jax.Array, got {type(tensor).__name__}")
+        if is_traced(tensor):
+            raise InvalidRequest(name, "this cannot be called inside jax.jit or another transformation")
+        tensor.block_until_ready()
+
+    def overwrite(self, tensor: Array, name: str) -> None:
+        """Refuse: JAX's arrays do not change."""
+        raise InvalidRequest(name, "JAX's arrays cannot be changed in place; use the function that returns a new one")
+
+    def check_each(self, tensors: Sequence[Array], name: str) -> None:
+        """As `check`."""
+        for tensor in tensors:
+            self.check(tensor, name)
+
+    def overwrite_each(self, tensors: Sequence[Array], name: str) -> None:
+        """As `overwrite`."""
+        for tensor in tensors:
+            self.overwrite(tensor, name)
+
+    def refusal(self, tensor: Array) -> str | None:
+        """Name devices and dtype."""
+        devices: set[Any] = tensor.sharding.device_set
+        if len(devices) != 1 or any(device.platform != "cpu" for device in devices):
+            shown = ", ".join(sorted(map(str, devices)))
+            return f"the array is on {shown}; it has to be on one CPU device, see jax.device_put"
+        if tensor.dtype.name not in _DTYPES:
+            return f"dtype {tensor.dtype} is not supported; use one of {', '.join(sorted(_DTYPES))}"
+        return None
+
+    def empty_like(self, tensor: Array) -> Array:
+        """Return an array for the engine to write, before anybody else reads it."""
+        with _wide(tensor.dtype):
+            return jnp.empty(tensor.shape, tensor.dtype).block_until_ready()
+
+    def adopt(self, result: object, like: Array) -> Array:
+        """Return an array over the engine's memory."""
+        with _wide(like.dtype):
+            return jnp.from_dlpack(result)
+
+    def read_splits(self, splits: object, name: str) -> list[int]:
+        """Read a list or an integer array of one dimension."""
+        if is_traced(splits):
+            raise InvalidRequest(name, "splits must be known when a program is traced; give a list of integers")
+        array = np.asarray(splits)
+        if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
+            raise InvalidRequest(name, f"splits must be a list of integers, got {splits!r}")
+        return [int(part) for part in array]
+
+    def make_splits(self, splits: Sequence[int]) -> Array:
+        """Return an int32 array."""
+        return jnp.array(splits, jnp.int32)
+
+    def dtype(self, tensor: Array) -> object:
+        """Return the array's dtype."""
+        return tensor.dtype
+
+    def is_floating(self, tensor: Array) -> bool:
+        """Return whether the dtype is a floating one."""
+        return bool(jnp.issubdtype(tensor.dtype, jnp.floating))
+
+    def cast(self, tensor: Array, dtype: object) -> Array:
+        """Return the array in `dtype`; differentiable."""
+        return tensor.astype(dtype)  # type: ignore[arg-type]  # the dtype came from `dtype` above
+
+
+def _wide(dtype: Any) -> AbstractContextManager[object]:
+    """Let arrays of 64 bits be made in a block: who has one may have switched that setting back since."""
+    return jax.enable_x64(True) if dtype.itemsize == 8 else nullcontext()

@@ -1,0 +1,31 @@
+"""The shared library that JAX's programs call."""
+
+import ctypes
+import functools
+
+import jax
+
+from farandole.core.plugins import core_table, plugin_path
+
+__all__ = ["TARGET", "register"]
+
+TARGET = "farandole_collective"
+
+
+@functools.cache
+def register() -> str:
+    """Return the name of the custom call, which XLA knows from the first call on; CPU devices only.
+
+    Raises `ImportError` where the library is missing or of another build."""
+    path = plugin_path("jax")
+    if not path.exists():
+        raise ImportError(f"farandole was built without its JAX plugin: there is no {path}")
+    library = ctypes.CDLL(str(path))
+    connect = library.farandole_jax_connect
+    connect.argtypes, connect.restype = [ctypes.c_void_p], ctypes.c_char_p
+    problem = connect(core_table())
+    if problem is not None:
+        raise ImportError(f"{path} cannot be used: {problem.decode()}")
+    target = jax.ffi.pycapsule(library.farandole_jax_collective)  # type: ignore[no-untyped-call]
+    jax.ffi.register_ffi_target(TARGET, target, platform="cpu")
+    return TARGET

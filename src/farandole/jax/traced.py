@@ -1,0 +1,103 @@
+"""Operations inside programs that XLA compiles: one custom call each, however many arrays it has.
+
+XLA starts calls that do not depend on each other in any order. None of them holds a thread while it waits, and each
+has a name of its own in its program, so ranks need not start them in the same order."""
+
+import struct
+import threading
+from weakref import ReferenceType, ref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.core import trace_ctx  # there is no public way to the program that is being traced
+
+from farandole.core import kinds
+from farandole.core.process_sets import seat_of
+from farandole.core.reduction import Adasum
+from farandole.errors import InvalidRequest
+from farandole.jax.adapter import Array
+from farandole.jax.calls import Call
+from farandole.jax.plugin import register
+
+__all__ = ["run", "traced_name"]
+
+
+class _Program(threading.local):
+    """The program that this thread traces, and how many operations without a name it holds so far."""
+
+    trace: ReferenceType[object] | None = None
+    count: int = 0
+
+
+_program = _Program()
+
+
+def traced_name(name: str | None) -> str | None:
+    """Return the name of an operation without one in the program that is being traced: its number there.
+
+    Ranks that trace the same program get the same names, however often each of them traces it."""
+    program = None
+    trace: object = trace_ctx.trace
+    while trace is not None:
+        if hasattr(trace, "frame"):  # it makes a program; others transform one
+            program = trace
+        trace = getattr(trace, "parent_trace", None)
+    if name is not None or program is None:
+        return name
+    if _program.trace is None or _program.trace() is not program:
+        _program.trace, _program.count = ref(program), 0
+    _program.count += 1
+    return f"traced.{_program.count - 1}"
+
+
+def run(call: Call, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Put the operation into the program. It runs when the program runs, whether its results are used or not.
+
+    Raises `InvalidRequest` where a result would not have a shape that is known now."""
+    slot, process_set = call.at
+    wire = f"{call.word}.{call.name}" if call.name is not None else f"{call.word}.unnamed."
+    seat = seat_of(call.members, wire)
+    root = seat.place_of(call.root, wire) if call.kind == kinds.BROADCAST else 0
+    # JAX may hold 64 bit integers for 32 bit ones, but for attributes that are NumPy's.
+    numbers = [slot, process_set, call.kind, call.op, root, call.grouped, _bits(call.prescale), _bits(call.postscale)]
+    shapes = [_shape(call, wire, place, tensor.shape, seat.rank, seat.size) for place, tensor in enumerate(tensors)]
+    keeps_shapes = call.kind in (kinds.ALLREDUCE, kinds.BROADCAST)
+    results = jax.ffi.ffi_call(
+        register(),
+        [_result(shape, tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True)],
+        has_side_effect=True,
+        # What is done to each element is done to a batch of them.
+        vmap_method="broadcast_all" if keeps_shapes and call.op != Adasum else "sequential",
+        input_output_aliases={place: place for place in range(len(tensors))} if keeps_shapes else None,
+    )(*tensors, name=wire, numbers=_int64(numbers))
+    if call.kind != kinds.ALLTOALL:
+        return tuple(results)
+    return results[0], jnp.full(seat.size, tensors[0].shape[0] // seat.size, jnp.int32)
+
+
+def _shape(call: Call, wire: str, place: int, shape: tuple[int, ...], rank: int, size: int) -> tuple[int, ...]:
+    if call.kind in (kinds.ALLREDUCE, kinds.BROADCAST):
+        return shape
+    if not shape:
+        raise InvalidRequest(wire, "the array needs a first dimension")
+    if call.kind == kinds.ALLGATHER:
+        return (shape[0] * size if call.rows is None else call.rows[place], *shape[1:])
+    if call.kind == kinds.REDUCESCATTER:
+        return (shape[0] // size + (rank < shape[0] % size), *shape[1:])
+    if call.splits is not None:
+        raise InvalidRequest(wire, "inside jax.jit every rank gets an equal part; splits are for calls outside of it")
+    return shape
+
+
+def _result(shape: tuple[int, ...], dtype: object) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _bits(value: float) -> int:
+    (bits,) = struct.unpack("q", struct.pack("d", value))
+    return int(bits)
+
+
+def _int64(numbers: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(numbers, np.int64)
