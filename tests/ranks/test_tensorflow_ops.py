@@ -1,5 +1,7 @@
 """TensorFlow's operations, at once and in functions: what they compute, and how they fail."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -38,7 +40,8 @@ def arrays(results: Any) -> Any:
 
 
 @modes
-def test_every_kind(mode: str) -> None:
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_every_kind(mode: str, hosts: int) -> None:
     def body(context: Context) -> list[Any]:
         def every_kind(x: tf.Tensor) -> tuple[Any, ...]:
             return (
@@ -57,7 +60,7 @@ def test_every_kind(mode: str) -> None:
         return arrays(MODES[mode](every_kind)(tf.constant([1.0, 2.0, 3.0]) * (context.rank + 1)))
 
     own = [([3, 6], [1.5, 3], [1, 2], [1, 1], [1, 2]), ([9], [4.5], [2, 3, 4, 6], [2, 2], [2, 4])]
-    for got, (scattered, mean, sent, counts, swapped) in zip(run_ranks(2, body), own, strict=True):
+    for got, (scattered, mean, sent, counts, swapped) in zip(run_ranks(2, body, hosts=hosts), own, strict=True):
         np.testing.assert_array_equal(got[0], [3, 6, 9])
         np.testing.assert_allclose(got[1], [1.5, 3, 4.5], rtol=1e-6)
         np.testing.assert_array_equal(got[2], [[2, 4, 6], [4, 8, 12]])
@@ -264,6 +267,23 @@ def test_a_rank_that_does_not_come_is_named(mode: str) -> None:
         told.set()
 
     run_ranks(2, body, config=Config(collective_timeout=timedelta(seconds=0.3)))
+
+
+def test_a_function_hears_of_a_rank_that_is_killed() -> None:
+    def body(context: Context) -> str:
+        @tf.function(autograph=False)
+        def ask(xs: list[tf.Tensor]) -> list[tf.Tensor]:
+            return [hvd.allreduce(x) for x in xs]
+
+        ask([tf.ones(3)] * 20)
+        if context.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(tf.errors.AbortedError) as caught:
+            ask([tf.ones(3)] * 20)
+        return str(caught.value)
+
+    text, _ = run_ranks(2, body, how="processes", dies={1}, timeout=150)
+    assert "failed: rank 1 its process was killed or crashed" in text
 
 
 def test_a_function_outlives_the_engine_that_it_was_traced_with() -> None:

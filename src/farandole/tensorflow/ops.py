@@ -172,7 +172,7 @@ def alltoall(
     from each rank."""
     tensor = tf.convert_to_tensor(tensor)
     wire, at = _ask("alltoall", name, [tensor], process_set, ignore_name_scope)
-    shares = tf.convert_to_tensor([] if splits is None else splits, tf.int32)
+    shares = tf.cast([] if splits is None else splits, tf.int32)
     received, counts = nodes.alltoall(tensor, shares, wire, at)
     return received if splits is None else (received, counts)
 
