@@ -1,6 +1,7 @@
 // A file descriptor with one owner.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
@@ -20,6 +21,9 @@ class Descriptor {
   }
 
   [[nodiscard]] bool is_open() const { return fd_ >= 0; }
+
+  // Another one for the same; closed when the system has no more.
+  [[nodiscard]] Descriptor duplicate() const { return Descriptor(fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }
 
   // The descriptor, which is the caller's to close from now on.
   [[nodiscard]] int release() { return std::exchange(fd_, -1); }

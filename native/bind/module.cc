@@ -149,7 +149,7 @@ using RemoteTuple = std::tuple<int, int, int>;
 
 Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts, std::vector<int> parents,
-                   size_t fusion_threshold, size_t cache_capacity, double spin, double timeout, double heartbeat,
+                   const Knobs& knobs, size_t cache_capacity, double spin, double timeout, double heartbeat,
                    double stall, std::vector<int> members, std::string process_set, bool look_ahead) {
   Wiring wiring{rank,
                 size,
@@ -165,8 +165,8 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
   const auto span = [](double seconds) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
-  const EngineOptions options{fusion_threshold, cache_capacity, span(spin), span(timeout),
-                              span(heartbeat),  span(stall),    look_ahead};
+  const EngineOptions options{knobs,           cache_capacity, span(spin), span(timeout),
+                              span(heartbeat), span(stall),    look_ahead};
   return new Calls(std::make_shared<Engine>(std::move(wiring), options), cache_capacity);
 }
 
@@ -190,6 +190,15 @@ nb::dict stats_of(const Calls& calls) {
   counters["waited_ns"] = stats.waited_ns;
   counters["trace_dropped"] = engine.trace().dropped();
   return counters;
+}
+
+using MarkTuple = std::tuple<uint64_t, uint64_t>;
+
+std::tuple<Knobs, uint64_t, std::vector<MarkTuple>> tuned_of(const Calls& calls) {
+  const Engine::Tuned tuned = calls.engine()->tuned();
+  std::vector<MarkTuple> marks;
+  for (const Pace::Mark& mark : tuned.marks) marks.emplace_back(mark.ns, mark.bytes);
+  return {tuned.knobs, tuned.turns, std::move(marks)};
 }
 
 nb::list stalls_of(const Calls& calls) {
@@ -226,6 +235,20 @@ NB_MODULE(_native, m) {
       .def_prop_ro("slot_bytes", &Segment::slot_bytes)
       .def("mark_dead", [](Segment& segment, int rank) { segment.abort({rank, Abort::Reason::Died}); }, "rank"_a);
 
+  nb::class_<Knobs>(m, "Knobs")
+      .def(
+          "__init__",
+          [](Knobs* self, size_t fusion_threshold, size_t slot_bytes, size_t link_chunk, size_t link_small,
+             bool hierarchical) {
+            new (self) Knobs{fusion_threshold, slot_bytes, link_chunk, link_small, hierarchical};
+          },
+          nb::kw_only(), "fusion_threshold"_a, "slot_bytes"_a, "link_chunk"_a, "link_small"_a, "hierarchical"_a)
+      .def_ro("fusion_threshold", &Knobs::fusion_threshold)
+      .def_ro("slot_bytes", &Knobs::slot_bytes)
+      .def_ro("link_chunk", &Knobs::link_chunk)
+      .def_ro("link_small", &Knobs::link_small)
+      .def_ro("hierarchical", &Knobs::hierarchical);
+
   nb::class_<Handle>(m, "Handle")
       .def("done", &Handle::done)
       .def("wait", &Handle::wait)
@@ -234,7 +257,7 @@ NB_MODULE(_native, m) {
       .def("last_joined", &Handle::last_joined)
       .def_prop_ro("name", &Handle::name);
 
-  m.def("data_peers", &data_peers, "rank"_a, "hosts"_a,
+  m.def("data_peers", &data_peers, "rank"_a, "hosts"_a, "flat"_a = false,
         "The ranks of other hosts that `rank` exchanges data with, when `hosts[r]` is the number of rank r's host.");
   m.def(
       "make_grid", [](const std::vector<int>& hosts) { return grid_of(0, hosts).has_value(); }, "hosts"_a,
@@ -247,8 +270,8 @@ NB_MODULE(_native, m) {
 
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
-           "hosts"_a, "parents"_a, "fusion_threshold"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a,
-           "stall"_a, "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
+           "hosts"_a, "parents"_a, "knobs"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a, "stall"_a,
+           "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
       .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
            "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
            "group_size"_a = 0, "cacheable"_a = true)
@@ -277,6 +300,10 @@ NB_MODULE(_native, m) {
           },
           nb::call_guard<nb::gil_scoped_release>())
       .def("require_alive", [](const Calls& calls) { calls.engine()->require_alive(); })
+      .def(
+          "turn", [](const Calls& calls, const Knobs& knobs, bool paced) { calls.engine()->turn(knobs, paced); },
+          "knobs"_a, "paced"_a)
+      .def("tuned", &tuned_of)
       .def("stalls", &stalls_of, nb::sig("def stalls(self) -> list[tuple[str, float, list[int], list[int]]]"))
       .def("stats", &stats_of, nb::sig("def stats(self) -> dict[str, int]"))
       .def(

@@ -19,29 +19,39 @@
 
 namespace farandole {
 
+void World::turn(const Knobs& knobs) {
+  if (shared_) shared_->use_of_slots(knobs.slot_bytes);
+  if (links_) links_->use_sizes(knobs.link_chunk, knobs.link_small);
+  if (grid_) {
+    grid_->shared().use_of_slots(knobs.slot_bytes);
+    grid_->column().use_sizes(knobs.link_chunk, knobs.link_small);
+  }
+  hierarchical_ = knobs.hierarchical;
+}
+
 const char* World::allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
   if (shared_) return shm_allreduce(*shared_, pieces, dtype, reduction);
-  if (grid_) return grid_allreduce(*grid_, pieces, dtype, reduction);
+  if (in_two_levels()) return grid_allreduce(*grid_, pieces, dtype, reduction);
   return link_allreduce(*links_, pieces, dtype, reduction);
 }
 
 const char* World::allgather(const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes) {
   if (shared_) shm_allgather(*shared_, mine, out, bytes);
-  else if (grid_) grid_allgather(*grid_, mine, out, bytes);
+  else if (in_two_levels()) grid_allgather(*grid_, mine, out, bytes);
   else link_allgather(*links_, {mine, bytes[static_cast<size_t>(links_->rank())]}, out, bytes);
   return family();
 }
 
 const char* World::broadcast(std::span<const Piece> pieces, int root) {
   if (shared_) shm_broadcast(*shared_, pieces, root);
-  else if (grid_) grid_broadcast(*grid_, pieces, root);
+  else if (in_two_levels()) grid_broadcast(*grid_, pieces, root);
   else link_broadcast(*links_, pieces, root);
   return family();
 }
 
 const char* World::alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
                             const Shares& shares) {
-  if (grid_) {
+  if (in_two_levels()) {
     grid_alltoall(*grid_, in, out, shares);
     return family();
   }
@@ -62,18 +72,18 @@ const char* World::alltoall(std::span<const std::byte* const> in, std::span<std:
 const char* World::reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
                                  const Reduction& reduction) {
   if (shared_) shm_reducescatter(*shared_, in, out, counts, dtype, reduction);
-  else if (grid_) grid_reducescatter(*grid_, in, out, counts, dtype, reduction);
+  else if (in_two_levels()) grid_reducescatter(*grid_, in, out, counts, dtype, reduction);
   else link_reducescatter(*links_, in, out, counts, dtype, reduction);
   return family();
 }
 
 const char* World::barrier() {
   if (shared_) shm_barrier(*shared_);
-  else if (grid_) grid_barrier(*grid_);
+  else if (in_two_levels()) grid_barrier(*grid_);
   else link_barrier(*links_);
   return family();
 }
 
-const char* World::family() const { return shared_ ? "shm slots" : grid_ ? "grid" : "links"; }
+const char* World::family() const { return shared_ ? "shm slots" : in_two_levels() ? "grid" : "links"; }
 
 }  // namespace farandole

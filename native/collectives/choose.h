@@ -7,6 +7,7 @@
 #include "base/reduce.h"
 #include "collectives/grid.h"
 #include "collectives/grid_alltoall.h"
+#include "collectives/knobs.h"
 #include "collectives/piece.h"
 #include "transport/mesh.h"
 #include "transport/shared_mesh.h"
@@ -22,9 +23,9 @@ namespace farandole {
 /// | more than one each             |                                                                            |
 /// | any other several hosts        | link_*: over one link per peer, memory or TCP                              |
 ///
-/// Within each, the number of bytes decides, which is the same on all ranks:
+/// The knobs are the same on all ranks, and so is the number of bytes that decides within each:
 ///
-/// | allreduce, N ranks of L a host | few bytes (constants in its file)      | more                                |
+/// | allreduce, N ranks of L a host | few bytes (a constant, or a knob)      | more                                |
 /// |--------------------------------|----------------------------------------|-------------------------------------|
 /// | shm                            | all inputs at once                     | pipeline of reduced segments        |
 /// | link                           | all inputs at once, or doubling (N > 8)| segments, chunk by chunk            |
@@ -35,7 +36,12 @@ class World {
  public:
   explicit World(std::unique_ptr<SharedMesh> shared) : shared_(std::move(shared)) {}
   explicit World(std::unique_ptr<Mesh> links) : links_(std::move(links)) {}
-  explicit World(std::unique_ptr<GridMesh> grid) : grid_(std::move(grid)) {}
+  /// With `flat`, links to everybody, the world can be told to work in one level too.
+  explicit World(std::unique_ptr<GridMesh> grid, std::unique_ptr<Mesh> flat = nullptr)
+      : links_(std::move(flat)), grid_(std::move(grid)) {}
+
+  /// To be called on all ranks between the same two operations.
+  void turn(const Knobs& knobs);
 
   const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
   const char* allgather(const std::byte* mine, std::span<std::byte* const> out, std::span<const size_t> bytes);
@@ -47,10 +53,12 @@ class World {
 
  private:
   [[nodiscard]] const char* family() const;
+  [[nodiscard]] bool in_two_levels() const { return grid_ && (hierarchical_ || !links_); }
 
   std::unique_ptr<SharedMesh> shared_;
   std::unique_ptr<Mesh> links_;
   std::unique_ptr<GridMesh> grid_;
+  bool hierarchical_ = true;
 };
 
 }  // namespace farandole

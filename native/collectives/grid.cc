@@ -30,9 +30,9 @@ std::optional<Grid> grid_of(int rank, const std::vector<int>& hosts) {
   return grid;
 }
 
-std::vector<int> data_peers(int rank, const std::vector<int>& hosts) {
+std::vector<int> data_peers(int rank, const std::vector<int>& hosts, bool flat) {
   std::vector<int> peers;
-  if (const auto grid = grid_of(rank, hosts)) {
+  if (const auto grid = grid_of(rank, hosts); grid && !flat) {
     for (int host = 0; host < grid->hosts; ++host)
       if (host != grid->host) peers.push_back(grid->rank_at(host, grid->local));
     std::ranges::sort(peers);

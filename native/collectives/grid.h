@@ -29,8 +29,9 @@ struct Grid {
 /// The grid that rank `rank` is part of, when `hosts[r]` is the host of rank r; nothing when they make none.
 [[nodiscard]] std::optional<Grid> grid_of(int rank, const std::vector<int>& hosts);
 
-/// The ranks of other hosts that `rank` exchanges data with: its column, or everybody when there is no grid.
-[[nodiscard]] std::vector<int> data_peers(int rank, const std::vector<int>& hosts);
+/// The ranks of other hosts that `rank` exchanges data with: its column, or everybody when there is no grid, or when
+/// the world is to work in one level too (`flat`).
+[[nodiscard]] std::vector<int> data_peers(int rank, const std::vector<int>& hosts, bool flat = false);
 
 /// What the two-level algorithms run over: the memory of the host, and links to the own column only.
 class GridMesh {

@@ -15,9 +15,6 @@
 namespace farandole {
 namespace {
 
-// Up to so many bytes into one host, one hop with more bytes beats two with fewer.
-constexpr size_t kTwoHopBytes = 64 << 10;
-
 // Bytes of every rank that are gathered at a time where each rank combines all inputs by itself.
 constexpr size_t kWholeBytes = 256 << 10;
 
@@ -50,10 +47,10 @@ class Pipeline {
         dtype_(dtype),
         levels_(levels),
         segment_(whole_lines((input_.bytes() + parts() - 1) / parts())),
-        run_(std::min(shared_.slot_bytes() / mesh.hosts() / 64 * 64, segment_)),
+        run_(std::min(shared_.chunk_bytes() / mesh.hosts() / 64 * 64, segment_)),
         stripes_(static_cast<uint32_t>((segment_ + run_ - 1) / run_)),
         per_chunk_(
-            static_cast<uint32_t>(std::max<size_t>(1, SegmentReduce::chunk_for(segment_, mesh.hosts() - 1) / run_))),
+            static_cast<uint32_t>(std::max<size_t>(1, SegmentReduce::chunk_for(mesh.column(), segment_) / run_))),
         lead_(std::min(stripes_, kLeadChunks * per_chunk_)),
         bounds_(bounds()),
         column_(mesh.column(), output_, bounds_, dtype, levels_.across, run_ * per_chunk_),
@@ -254,11 +251,12 @@ const char* grid_allreduce(GridMesh& mesh, std::span<const Piece> pieces, DType 
     from_all_inputs(mesh, bucket, dtype, reduction);
     return "grid, all inputs";
   }
-  if (bucket.bytes() * mesh.locals() * (mesh.hosts() - 1) <= kTwoHopBytes) {
+  // Into one host, one hop with more bytes beats two with fewer.
+  if (bucket.bytes() * mesh.locals() * (mesh.hosts() - 1) <= mesh.column().small_bytes()) {
     in_two_hops(mesh, pieces, dtype, *levels);
     return "grid in two hops";
   }
-  if (mesh.shared().slot_bytes() / mesh.hosts() < kLeastRun) {
+  if (mesh.shared().chunk_bytes() / mesh.hosts() < kLeastRun) {
     in_three_steps(mesh, bucket, dtype, *levels);
     return "grid in three steps";
   }

@@ -9,9 +9,6 @@
 namespace farandole {
 namespace {
 
-// Up to here one step with more bytes beats two steps with fewer (bench/native_link.cc).
-constexpr size_t kSmallBytes = 64 << 10;  // received by one rank
-
 // A message to each of so many peers still takes less time than further steps.
 constexpr size_t kFewRanks = 8;
 
@@ -82,7 +79,7 @@ const char* link_allreduce(Mesh& mesh, std::span<const Piece> pieces, DType dtyp
     alone(bucket, dtype, reduction);
     return "alone";
   }
-  if (bucket.bytes() * static_cast<size_t>(mesh.size() - 1) <= kSmallBytes) {
+  if (bucket.bytes() * static_cast<size_t>(mesh.size() - 1) <= mesh.small_bytes()) {
     all_at_once(mesh, bucket, dtype, reduction);
     return "links at once";
   }

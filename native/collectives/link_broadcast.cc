@@ -8,7 +8,6 @@
 namespace farandole {
 namespace {
 
-constexpr size_t kLargestChunk = 256 << 10;
 constexpr size_t kSmallestChunk = 16 << 10;
 
 // From here on a chain of N ranks is full for most of the time.
@@ -42,7 +41,8 @@ class Relay {
   Relay(Mesh& mesh, const Bucket& bucket, const Place& place)
       : mesh_(mesh),
         bucket_(bucket),
-        chunk_bytes_(std::clamp(whole_lines(bucket.bytes() / 8), kSmallestChunk, kLargestChunk)),
+        chunk_bytes_(std::clamp(whole_lines(bucket.bytes() / 8), std::min(kSmallestChunk, mesh.chunk_bytes()),
+                                mesh.chunk_bytes())),
         chunks_((bucket.bytes() + chunk_bytes_ - 1) / chunk_bytes_),
         root_(place.parent < 0),
         arrived_(root_ ? chunks_ : 0) {

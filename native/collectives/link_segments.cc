@@ -6,8 +6,6 @@
 namespace farandole {
 namespace {
 
-// Larger chunks fall out of the second-level cache between arrival and use, smaller ones pay more system calls.
-constexpr size_t kLargestChunk = 256 << 10;
 constexpr size_t kSmallestChunk = 16 << 10;
 constexpr size_t kArrivedBytes = 1 << 20;  // of one chunk from every peer, together
 
@@ -34,9 +32,11 @@ SegmentReduce::Stream::Next SegmentReduce::Stream::next() const {
 
 void SegmentReduce::Stream::advance() { ++(next() == Next::Raw ? raw : finished); }
 
-size_t SegmentReduce::chunk_for(size_t longest, size_t peers) {
-  const size_t largest = std::clamp(kArrivedBytes / std::max<size_t>(peers, 1), kSmallestChunk, kLargestChunk);
-  return std::clamp(whole_lines(longest / 2), kSmallestChunk, whole_lines(largest));
+size_t SegmentReduce::chunk_for(const Mesh& mesh, size_t longest) {
+  const size_t peers = std::max<size_t>(static_cast<size_t>(mesh.size()) - 1, 1);
+  const size_t smallest = std::min(kSmallestChunk, mesh.chunk_bytes());
+  const size_t largest = std::clamp(kArrivedBytes / peers, smallest, mesh.chunk_bytes());
+  return std::clamp(whole_lines(longest / 2), smallest, whole_lines(largest));
 }
 
 SegmentReduce::SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
@@ -47,7 +47,7 @@ SegmentReduce::SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const s
       dtype_(dtype),
       reduction_(reduction),
       mine_(mine),
-      chunk_bytes_(chunk_for(longest_of(bounds), static_cast<size_t>(mesh.size()) - 1)) {
+      chunk_bytes_(chunk_for(mesh, longest_of(bounds))) {
   take_scratch();
 }
 

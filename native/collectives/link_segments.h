@@ -48,7 +48,7 @@ class SegmentReduce {
   [[nodiscard]] size_t gathered() const;
 
   /// The chunk for segments of at most `longest` bytes.
-  [[nodiscard]] static size_t chunk_for(size_t longest, size_t peers);
+  [[nodiscard]] static size_t chunk_for(const Mesh& mesh, size_t longest);
 
  private:
   /// One direction of one link: a fixed interleaving of raw chunks to reduce and finished chunks to gather, which both

@@ -49,7 +49,7 @@ class Pipeline {
         sources_(n_) {
     const size_t share = (bucket.bytes() + n_ - 1) / n_;
     // Of two ranks neither uses its own part of its slots: the other's has all the room.
-    const size_t room = n_ == 2 ? 2 * mesh.slot_bytes() : mesh.slot_bytes();
+    const size_t room = n_ == 2 ? 2 * mesh.chunk_bytes() : mesh.chunk_bytes();
     segment_ = std::min(room, (share + kLine - 1) / kLine * kLine);
     stripes_ = static_cast<uint32_t>((bucket.bytes() + segment_ * n_ - 1) / (segment_ * n_));
   }
@@ -165,7 +165,7 @@ void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, st
   std::vector<const std::byte*> shares(n);
   for (size_t rank = 0; rank < n; in += counts[rank++] * width) shares[rank] = in;
   std::vector<const void*> sources(n);
-  const size_t step = mesh.slot_bytes();
+  const size_t step = mesh.chunk_bytes();
   const auto part = [&](int owner, size_t at) {
     const size_t bytes = counts[static_cast<size_t>(owner)] * width;
     return at < bytes ? std::min(step, bytes - at) : 0;

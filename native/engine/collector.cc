@@ -112,13 +112,12 @@ void Collector::leave() {
 
 void Collector::heed(const Plan& plan) {
   for (const auto& item : plan) {
-    const auto* bundle = std::get_if<Bundle>(&item);
-    if (bundle == nullptr) {
-      const std::string& name = std::get<Refusal>(item).name;
-      settle(name);
-      if (name == joined_) joined_.clear();
-      continue;
+    if (const auto* refusal = std::get_if<Refusal>(&item)) {
+      settle(refusal->name);
+      if (refusal->name == joined_) joined_.clear();
     }
+    const auto* bundle = std::get_if<Bundle>(&item);
+    if (bundle == nullptr) continue;
     if (bundle->kind == Kind::Join) joined_.clear();
     for (const Entry& entry : bundle->entries) learn(entry);
   }

@@ -38,13 +38,15 @@ Engine::Engine(Wiring wiring, EngineOptions options)
     : wiring_(std::move(wiring)),
       options_(options),
       tree_(wiring_.parents),
-      negotiator_({wiring_.size, options.fusion_threshold, options.cache_capacity,
+      negotiator_({wiring_.size, options.knobs.fusion_threshold, options.cache_capacity,
                    seconds_of(static_cast<uint64_t>(options.timeout.count())), options.look_ahead}),
       collector_(wiring_.rank, tree_.children(wiring_.rank), patience_of(options)),
       world_(make_world()),
       left_(static_cast<size_t>(wiring_.size)),
       told_(static_cast<size_t>(wiring_.size)) {
   connect_control();
+  world_.turn(tuned_.knobs);
+  if (leads() && options_.knobs != tuned_.knobs) turn(options_.knobs, false);
   thread_ = std::thread(&Engine::background, this);
   try {
     born_.get_future().get();
@@ -66,10 +68,13 @@ World Engine::make_world() {
   const auto& local = wiring_.local_ranks;
   const bool one_host = local.size() == wiring_.hosts.size();
   const auto grid = grid_of(wiring_.rank, wiring_.hosts);
+  // Connected to more ranks than the column.
+  const bool flat = grid && std::ranges::count_if(wiring_.remotes,
+                                                  [](const auto& each) { return each.data.is_open(); }) >= grid->hosts;
   local_rank_ = static_cast<int>(std::find(local.begin(), local.end(), wiring_.rank) - local.begin());
   if (static_cast<int>(wiring_.hosts.size()) != wiring_.size || local_rank_ == static_cast<int>(local.size()) ||
       wiring_.segment->ranks() != static_cast<int>(local.size()) ||
-      wiring_.segment->has_pair_rings() == (one_host || grid.has_value()))
+      wiring_.segment->has_pair_rings() != (!one_host && (!grid || flat)))
     throw Error::internal("the segment does not fit the ranks of this host");
   Guard& guard = *this;
   // More ranks than cores: whoever spins keeps the one it waits for from running.
@@ -83,21 +88,39 @@ World Engine::make_world() {
     return World(std::make_unique<SharedMesh>(shared()));
   }
 
-  std::vector<std::unique_ptr<Link>> links(static_cast<size_t>(grid ? grid->hosts : wiring_.size));
-  for (const int peer : data_peers(wiring_.rank, wiring_.hosts)) {
-    const auto remote = std::ranges::find(wiring_.remotes, peer, &Wiring::Remote::peer);
-    if (remote == wiring_.remotes.end() || !remote->data.is_open())
-      throw Error::internal("there is no connection to rank " + std::to_string(peer));
-    const int place = grid ? grid->place_of(peer).first : peer;
-    auto link = std::make_unique<TcpLink>(place, remote->data.release(), peer);
-    data_links_.push_back({link.get(), Silence(static_cast<uint64_t>(options_.heartbeat.count()))});
-    data_links_.back().silence.hear();  // it has just been connected
-    links[static_cast<size_t>(place)] = std::move(link);
-  }
+  std::unique_ptr<GridMesh> rows;
   if (grid) {
-    Mesh column(grid->host, std::move(links), guard, patience);
-    return World(std::make_unique<GridMesh>(*grid, shared(), std::move(column)));
+    std::vector<std::unique_ptr<Link>> column(static_cast<size_t>(grid->hosts));
+    for (const int peer : data_peers(wiring_.rank, wiring_.hosts)) {
+      const int host = grid->place_of(peer).first;
+      column[static_cast<size_t>(host)] = data_link(peer, host, flat);
+    }
+    rows = std::make_unique<GridMesh>(*grid, shared(), Mesh(grid->host, std::move(column), guard, patience));
+    if (!flat) return World(std::move(rows));
   }
+  auto links = std::make_unique<Mesh>(wiring_.rank, links_to_all(), guard, patience);
+  return rows ? World(std::move(rows), std::move(links)) : World(std::move(links));
+}
+
+/// A link over the connection to `peer`, `place` in its mesh. With `shared` another link can be had over the same: an
+/// operation leaves nothing in it for the next one, whichever way that goes.
+std::unique_ptr<Link> Engine::data_link(int peer, int place, bool shared) {
+  const auto remote = std::ranges::find(wiring_.remotes, peer, &Wiring::Remote::peer);
+  if (remote == wiring_.remotes.end() || !remote->data.is_open())
+    throw Error::internal("there is no connection to rank " + std::to_string(peer));
+  Descriptor fd = shared ? remote->data.duplicate() : std::move(remote->data);
+  auto link = std::make_unique<TcpLink>(place, fd.release(), peer);
+  data_links_.push_back({link.get(), Silence(static_cast<uint64_t>(options_.heartbeat.count()))});
+  data_links_.back().silence.hear();  // it has just been connected
+  return link;
+}
+
+/// By rank; those of this host by way of the segment.
+std::vector<std::unique_ptr<Link>> Engine::links_to_all() {
+  const auto& local = wiring_.local_ranks;
+  std::vector<std::unique_ptr<Link>> links(static_cast<size_t>(wiring_.size));
+  for (const int peer : data_peers(wiring_.rank, wiring_.hosts, true))
+    links[static_cast<size_t>(peer)] = data_link(peer, peer, false);
   for (size_t i = 0; i < local.size(); ++i) {
     const auto peer = static_cast<int>(i);
     if (peer != local_rank_)
@@ -105,7 +128,7 @@ World Engine::make_world() {
           local[i], wiring_.segment->area(peer), wiring_.segment->pair_ring(local_rank_, peer),
           wiring_.segment->pair_ring(peer, local_rank_), false);
   }
-  return World(std::make_unique<Mesh>(wiring_.rank, std::move(links), guard, patience));
+  return links;
 }
 
 void Engine::require_own_process(const std::string& name) const {
@@ -305,6 +328,23 @@ void Engine::see_off() const {
   if (is_forked()) return;  // they are threads of the parent
   const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kLastWords).count());
   while (visitors_.load() > 0 && now_ns() < until) std::this_thread::sleep_for(milliseconds(1));
+}
+
+void Engine::turn(const Knobs& knobs, bool paced) {
+  require_own_process("turn");
+  if (!leads()) throw Error::invalid("turn", "only rank 0 decides what all ranks work with");
+  if (!knobs.valid()) throw Error::invalid("turn", "chunks are multiples of 64 bytes, of at least 4 KiB");
+  const std::lock_guard lock(stats_mu_);
+  wanted_ = knobs;
+  pace_wanted_ = paced;
+  turning_.store(true);
+}
+
+Engine::Tuned Engine::tuned() {
+  const std::lock_guard lock(stats_mu_);
+  Tuned tuned = tuned_;
+  tuned.marks = pace_.marks();
+  return tuned;
 }
 
 EngineStats Engine::stats() {

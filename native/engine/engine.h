@@ -23,6 +23,7 @@
 #include "engine/lane.h"
 #include "engine/negotiator.h"
 #include "engine/operation.h"
+#include "engine/pace.h"
 #include "engine/pending.h"
 #include "engine/recurring.h"
 #include "engine/silence.h"
@@ -56,7 +57,7 @@ struct Wiring {
 };
 
 struct EngineOptions {
-  size_t fusion_threshold = size_t{128} << 20;
+  Knobs knobs;  // of rank 0: the others begin with the default ones, and hear of these with the first plan
   size_t cache_capacity = 16384;
   std::chrono::nanoseconds spin{100'000};
   std::chrono::nanoseconds timeout{0};                // of one operation; 0 = never
@@ -127,6 +128,19 @@ class Engine : private Guard {
   /// What some ranks have asked for at least so long ago, and others not; known to rank 0 only, half a second late.
   [[nodiscard]] std::vector<Negotiator::Stall> stalls();
 
+  /// From a coming plan on, all ranks work with `knobs`; with `paced` the steps from there on are marked. To be called
+  /// on rank 0. Takes effect with the next operation: where nothing runs, nothing changes. Throws Error (Invalid) for
+  /// knobs that cannot be right, and on other ranks.
+  void turn(const Knobs& knobs, bool paced);
+
+  /// What this rank works with, since the so manieth turn; and the steps of that time, if they are marked.
+  struct Tuned {
+    Knobs knobs;
+    uint64_t turns = 0;
+    std::vector<Pace::Mark> marks;
+  };
+  [[nodiscard]] Tuned tuned();
+
   [[nodiscard]] Trace& trace() { return trace_; }
   [[nodiscard]] int rank() const { return wiring_.rank; }
   [[nodiscard]] int size() const { return wiring_.size; }
@@ -137,6 +151,8 @@ class Engine : private Guard {
   void check() override;  // the guard of all waits inside collectives
 
   [[nodiscard]] World make_world();
+  [[nodiscard]] std::unique_ptr<Link> data_link(int peer, int place, bool shared);
+  [[nodiscard]] std::vector<std::unique_ptr<Link>> links_to_all();
   void connect_control();
   void background() noexcept;
   [[nodiscard]] bool leads() const { return wiring_.rank == 0; }
@@ -158,6 +174,8 @@ class Engine : private Guard {
   void heed(const ControlStream& from, Message message);
   void heed(Plan plan);
   bool decide();
+  void add_turn(Plan& plan);
+  void turn_to(const Knobs& knobs);
   template <class Payload>
   void tell_children(const Payload& payload);
   void run_plan(const Plan& plan, uint64_t agreed);
@@ -241,8 +259,14 @@ class Engine : private Guard {
   std::vector<OperationPtr> finished_;     // somebody is to be told of them
   std::atomic<bool> has_finished_{false};  // they are not empty
 
-  std::mutex stats_mu_;
+  std::mutex stats_mu_;  // guards what follows, up to stalls_
   EngineStats stats_;
+  Tuned tuned_;  // but the marks
+  Pace pace_;
+  bool paces_ = false;
+  std::optional<Knobs> wanted_;       // from the next turn on
+  bool pace_wanted_ = false;          // from then on
+  std::atomic<bool> turning_{false};  // there is one wanted
   std::atomic<uint64_t> waited_ns_{0};
   std::atomic<uint64_t> agreed_in_lane_{0};
   std::vector<Negotiator::Stall> stalls_;

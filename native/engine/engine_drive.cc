@@ -43,8 +43,18 @@ void Engine::run_plan(const Plan& plan, uint64_t agreed) {
   if (trace_.marks_plans()) trace_.add_plan(plan.size());
   for (const auto& item : plan) {
     if (const auto* bundle = std::get_if<Bundle>(&item)) run_bundle(*bundle, agreed);
-    else refuse(std::get<Refusal>(item));
+    else if (const auto* refusal = std::get_if<Refusal>(&item)) refuse(*refusal);
+    else turn_to(std::get<Knobs>(item));
   }
+}
+
+void Engine::turn_to(const Knobs& knobs) {
+  world_.turn(knobs);
+  const std::lock_guard lock(stats_mu_);
+  tuned_.knobs = knobs;
+  ++tuned_.turns;
+  pace_.restart();
+  paces_ = leads() && pace_wanted_;
 }
 
 void Engine::run_bundle(const Bundle& bundle, uint64_t agreed) {
@@ -108,6 +118,7 @@ void Engine::count(std::span<const OperationPtr> operations, uint64_t bytes) {
   ++stats_.bundles;
   stats_.bytes += bytes;
   stats_.operations += operations.size();
+  if (paces_) pace_.add(operations, now_ns(), stats_.bytes);
 }
 
 void Engine::refuse(const Refusal& refusal) {

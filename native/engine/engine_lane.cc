@@ -28,6 +28,7 @@ bool is_fragment(const Recurring& recurring) {
 bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& settle) {
   require_own_process(recurring.operations.front()->request.name);
   if (!lane_ || !meets(recurring) || is_fragment(recurring)) return false;
+  if (turning_.load()) return false;  // the new knobs go along with a plan
   {
     const std::unique_lock driving(driver_, std::try_to_lock);
     // What is pending comes first, on every rank; so whoever is in the lane has run the same plans.

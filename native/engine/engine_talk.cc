@@ -117,11 +117,26 @@ void Engine::heed(Plan plan) {
 
 bool Engine::decide() {
   const double now = seconds_of(now_ns());
+  if (turning_.load()) {
+    const std::lock_guard lock(stats_mu_);
+    negotiator_.limit_bundles(wanted_->fusion_threshold);
+  }
   Plan plan = negotiator_.decide(now);
   look_for_stalls(now);
   if (plan.empty()) return false;
+  add_turn(plan);
   heed(std::move(plan));
   return true;
+}
+
+/// Lets wanted knobs go along with a plan that all ranks wait for: none of them is in the lane.
+void Engine::add_turn(Plan& plan) {
+  const auto is_bundle = [](const auto& item) { return std::holds_alternative<Bundle>(item); };
+  if (!turning_.load() || std::ranges::none_of(plan, is_bundle)) return;
+  const std::lock_guard lock(stats_mu_);
+  plan.insert(plan.begin(), *wanted_);
+  wanted_.reset();
+  turning_.store(false);
 }
 
 /// `rank`, which is below this one, has shut down, and `first` was the first to do so. It did its part of all that it

@@ -46,6 +46,9 @@ class Negotiator {
   /// later. `named` is the rank that the error names: the others may be cut off by its leaving.
   void leave(const RankSet& gone, int named, const std::string& reason);
 
+  /// From the next plan on bundles hold at most so many bytes.
+  void limit_bundles(size_t fusion_threshold) { options_.fusion_threshold = fusion_threshold; }
+
   /// What has become ready or failed since the last call.
   [[nodiscard]] Plan decide(double now);
 

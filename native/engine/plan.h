@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "collectives/knobs.h"
 #include "engine/request.h"
 
 namespace farandole {
@@ -52,6 +53,8 @@ struct Refusal {
 };
 
 /// What all ranks do next, in this order. The order of plans and of what they hold is the same on all ranks.
-using Plan = std::vector<std::variant<Bundle, Refusal>>;
+/// Knobs stand first, and only with a bundle: a rank that waits for nothing, and may run an operation that it agrees on
+/// with its host alone, has none of them before it.
+using Plan = std::vector<std::variant<Bundle, Refusal, Knobs>>;
 
 }  // namespace farandole

@@ -1,10 +1,9 @@
 #include "engine/wire.h"
 
-#include <bit>
-#include <cstring>
 #include <tuple>
-#include <type_traits>
 #include <utility>
+
+#include "engine/wire_values.h"
 
 namespace farandole {
 namespace {
@@ -14,117 +13,6 @@ enum class Tag : uint8_t { Gathered = 1, Plan = 2, Farewell = 3, Heartbeat = 4 }
 /// How an item of a Gathered, or an entry of a bundle, is written.
 enum class Item : uint8_t { SendersNumbers = 0, RanksNumbers = 1, Spelled = 2 };
 enum class Form : uint8_t { Numbers = 0, Full = 1, WithRequest = 2 };
-
-/// Integers as little-endian base-128 groups (LEB128); signed ones zigzag; floats as their eight bytes.
-class Writer {
- public:
-  explicit Writer(Bytes& out) : out_(out), start_(out.size()) { out_.resize(start_ + kFrameHeader); }
-
-  void close() {
-    const auto length = static_cast<uint32_t>(out_.size() - start_ - kFrameHeader);
-    for (size_t i = 0; i < kFrameHeader; ++i) out_[start_ + i] = static_cast<std::byte>(length >> (8 * i));
-  }
-  void byte(uint8_t value) { out_.push_back(static_cast<std::byte>(value)); }
-  void number(uint64_t value) {
-    for (; value >= 0x80; value >>= 7) byte(static_cast<uint8_t>(value | 0x80));
-    byte(static_cast<uint8_t>(value));
-  }
-  void integer(int64_t value) { number(static_cast<uint64_t>(value) << 1 ^ static_cast<uint64_t>(value >> 63)); }
-  void real(double value) {
-    const auto bits = std::bit_cast<uint64_t>(value);
-    for (int i = 0; i < 8; ++i) byte(static_cast<uint8_t>(bits >> (8 * i)));
-  }
-  void text(const std::string& value) {
-    number(value.size());
-    const auto* begin = reinterpret_cast<const std::byte*>(value.data());
-    out_.insert(out_.end(), begin, begin + value.size());
-  }
-  void integers(const std::vector<int64_t>& values) {
-    number(values.size());
-    for (const int64_t value : values) integer(value);
-  }
-
- private:
-  Bytes& out_;
-  size_t start_;
-};
-
-class Reader {
- public:
-  explicit Reader(std::span<const std::byte> body) : left_(body) {}
-
-  [[nodiscard]] bool at_end() const { return left_.empty(); }
-  uint8_t byte() {
-    if (left_.empty()) fail();
-    const auto value = static_cast<uint8_t>(left_[0]);
-    left_ = left_.subspan(1);
-    return value;
-  }
-  uint8_t below(uint8_t limit) {
-    const uint8_t value = byte();
-    if (value >= limit) fail();
-    return value;
-  }
-  uint64_t number() {
-    uint64_t value = 0;
-    for (int shift = 0; shift < 64; shift += 7) {
-      const uint8_t next = byte();
-      value |= static_cast<uint64_t>(next & 0x7f) << shift;
-      if (next < 0x80) return value;
-    }
-    fail();
-  }
-  uint32_t small_number() {
-    const uint64_t value = number();
-    if (value > 0xffffffff) fail();
-    return static_cast<uint32_t>(value);
-  }
-  /// A count of things that take at least one byte each.
-  size_t count() {
-    const uint64_t value = number();
-    if (value > left_.size()) fail();
-    return value;
-  }
-  int64_t integer() {
-    const uint64_t value = number();
-    return static_cast<int64_t>(value >> 1 ^ (~(value & 1) + 1));
-  }
-  int32_t small_integer() {
-    const int64_t value = integer();
-    if (value != static_cast<int32_t>(value)) fail();
-    return static_cast<int32_t>(value);
-  }
-  int32_t rank() {
-    const int32_t value = small_integer();
-    if (value < 0) fail();
-    return value;
-  }
-  int64_t size() {
-    const int64_t value = integer();
-    if (value < 0) fail();
-    return value;
-  }
-  double real() {
-    uint64_t bits = 0;
-    for (int i = 0; i < 8; ++i) bits |= static_cast<uint64_t>(byte()) << (8 * i);
-    return std::bit_cast<double>(bits);
-  }
-  std::string text() {
-    const size_t length = count();
-    std::string value(reinterpret_cast<const char*>(left_.data()), length);
-    left_ = left_.subspan(length);
-    return value;
-  }
-  std::vector<int64_t> sizes() {
-    std::vector<int64_t> values(count());
-    for (int64_t& value : values) value = size();
-    return values;
-  }
-  [[noreturn]] static void fail() { throw Error::internal("a control message is damaged"); }
-
- private:
-  std::span<const std::byte> left_;
-};
 
 void write(Writer& w, const Request& request) {
   w.text(request.name);
@@ -237,6 +125,21 @@ std::variant<Numbers, Spelled> read_item(Reader& r) {
   return numbers;
 }
 
+void write(Writer& w, const Knobs& knobs) {
+  for (const size_t size : {knobs.fusion_threshold, knobs.slot_bytes, knobs.link_chunk, knobs.link_small})
+    w.number(size);
+  w.byte(knobs.hierarchical ? 1 : 0);
+}
+
+Knobs read_knobs(Reader& r) {
+  Knobs knobs;
+  for (size_t* size : {&knobs.fusion_threshold, &knobs.slot_bytes, &knobs.link_chunk, &knobs.link_small})
+    *size = r.number();
+  knobs.hierarchical = r.below(2) != 0;
+  if (!knobs.valid()) Reader::fail();
+  return knobs;
+}
+
 /// How many of `entries`, from the first on, make one run of numbers, and of how many numbers.
 std::pair<size_t, uint32_t> run_of(std::span<const Entry> entries) {
   size_t length = 1;
@@ -317,10 +220,11 @@ void encode(const Plan& plan, Bytes& out) {
     w.byte(static_cast<uint8_t>(item.index()));
     if (const auto* bundle = std::get_if<Bundle>(&item)) {
       write(w, *bundle);
+    } else if (const auto* refusal = std::get_if<Refusal>(&item)) {
+      w.text(refusal->name);
+      write(w, refusal->error);
     } else {
-      const auto& refusal = std::get<Refusal>(item);
-      w.text(refusal.name);
-      write(w, refusal.error);
+      write(w, std::get<Knobs>(item));
     }
   }
   w.close();
@@ -362,8 +266,11 @@ Message decode(std::span<const std::byte> body) {
     case Tag::Plan: {
       Plan plan;
       for (size_t left = r.count(); left > 0; --left) {
-        if (r.below(2) == 0) {
+        const uint8_t form = r.below(3);
+        if (form == 0) {
           plan.emplace_back(read_bundle(r));
+        } else if (form == 2) {
+          plan.emplace_back(read_knobs(r));
         } else {
           std::string name = r.text();
           plan.emplace_back(Refusal{std::move(name), read_error(r)});

@@ -20,6 +20,15 @@ class Mesh {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(links_.size()); }
   [[nodiscard]] Link& link(int peer) { return *links_[static_cast<size_t>(peer)]; }
+  /// The largest chunk of what is sent in chunks, and what a rank receives in one step rather than in chunks. The same
+  /// on all ranks.
+  [[nodiscard]] size_t chunk_bytes() const { return chunk_bytes_; }
+  [[nodiscard]] size_t small_bytes() const { return small_bytes_; }
+  void use_sizes(size_t chunk_bytes, size_t small_bytes) {
+    chunk_bytes_ = chunk_bytes;
+    small_bytes_ = small_bytes;
+  }
+
   [[nodiscard]] Waiter waiter() { return Waiter(guard_, patience_); }
 
   /// At least `bytes` of scratch memory, kept between operations; the content is undefined.
@@ -33,6 +42,10 @@ class Mesh {
   std::vector<std::unique_ptr<Link>> links_;
   Guard& guard_;
   Patience patience_;
+  // Larger chunks fall out of the second-level cache between arrival and use, smaller ones pay more system calls. Up to
+  // the other limit one step with more bytes beats two steps with fewer (bench/native_link.cc).
+  size_t chunk_bytes_ = size_t{256} << 10;
+  size_t small_bytes_ = size_t{64} << 10;
   std::vector<std::byte> scratch_;
 };
 

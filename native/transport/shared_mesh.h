@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -25,6 +27,11 @@ class SharedMesh {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return segment_->ranks(); }
   [[nodiscard]] size_t slot_bytes() const { return segment_->slot_bytes(); }
+
+  /// What reductions use of a slot for one owner: all of it, unless use_of_slots() has said less. The same on all
+  /// ranks.
+  [[nodiscard]] size_t chunk_bytes() const { return std::min(chunk_bytes_, slot_bytes()); }
+  void use_of_slots(size_t chunk_bytes) { chunk_bytes_ = chunk_bytes; }
 
   /// The slot in which `rank` holds its stripe number `stripe`.
   [[nodiscard]] std::byte* slot(int rank, uint32_t stripe) {
@@ -91,6 +98,7 @@ class SharedMesh {
   std::vector<int> names_;
   Guard& guard_;
   Patience patience_;
+  size_t chunk_bytes_ = std::numeric_limits<size_t>::max();
   uint32_t stripes_ = 0;     // used so far
   uint32_t operations_ = 0;  // on stripes, so far
   uint32_t small_ = 0;

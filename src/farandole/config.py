@@ -19,7 +19,6 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 Value: TypeAlias = int | float | bool | str | timedelta | None
 
-_NO_TUNING = "nothing is tuned yet"
 _NO_ELASTIC = "elastic training is not there yet"
 _NO_GPUS = "tensors on GPUs are not there yet"
 
@@ -39,12 +38,7 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "HOROVOD_CCL_CACHE": "oneCCL is not used",
     "HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic",
     "HOROVOD_LOG_HIDE_TIME": "set the format on Python's logging",
-    "HOROVOD_AUTOTUNE": _NO_TUNING,
-    "HOROVOD_AUTOTUNE_LOG": _NO_TUNING,
-    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": _NO_TUNING,
-    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": _NO_TUNING,
-    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _NO_TUNING,
-    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NO_TUNING,
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "the search takes the noise from the samples",
     "HOROVOD_ELASTIC": _NO_ELASTIC,
     "HOROVOD_ELASTIC_TIMEOUT": _NO_ELASTIC,
     "HOROVOD_SPARK_START_TIMEOUT": "set FARANDOLE_START_TIMEOUT, or start_timeout of horovod.spark.run",
@@ -152,6 +146,43 @@ class Config:
         default=None, metadata=_about("text", "address or network interface that listeners bind", "HOROVOD_GLOO_IFACE")
     )
     slot_bytes: int = field(default=128 << 10, metadata=_about("bytes", "chunk of a shared-memory transfer"))
+    link_chunk: int = field(
+        default=256 << 10, metadata=_about("bytes", "largest chunk of a transfer between hosts, up to 1 MiB")
+    )
+    link_small: int = field(
+        default=64 << 10,
+        metadata=_about("bytes", "between hosts, an allreduce takes one step when a rank receives no more in it"),
+    )
+    hierarchical: bool = field(
+        default=True,
+        metadata=_about("flag", "combine in each host, then between them, where all run equally many ranks"),
+    )
+    autotune: bool = field(
+        default=False, metadata=_about("flag", "look for good settings while the job runs", "HOROVOD_AUTOTUNE")
+    )
+    autotune_log: str | None = field(
+        default=None,
+        metadata=_about(
+            "text",
+            "file of samples that rank 0 adds to, and whose result the next job begins with",
+            "HOROVOD_AUTOTUNE_LOG",
+        ),
+    )
+    autotune_warmup_samples: int = field(
+        default=3,
+        metadata=_about("count", "samples that autotune leaves out at first", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"),
+    )
+    autotune_steps_per_sample: int = field(
+        default=10, metadata=_about("count", "steps of a sample of autotune", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE")
+    )
+    autotune_max_samples: int = field(
+        default=20,
+        metadata=_about(
+            "count", "samples of the search, before its result is confirmed", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
+        ),
+    )
+    # The names of the settings that somebody has set, if only to their defaults: autotune leaves them alone.
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for setting in self.settings():
@@ -160,11 +191,22 @@ class Config:
             raise ConfigError("log_level", f"unknown level {self.log_level!r}; use one of {', '.join(LOG_LEVELS)}")
         if self.start_timeout <= timedelta(0):
             raise ConfigError("start_timeout", f"must be > 0, got {self.start_timeout.total_seconds():g} s")
-        if self.slot_bytes < 4096 or self.slot_bytes % 64:
-            raise ConfigError("slot_bytes", f"must be at least 4096 and a multiple of 64, got {self.slot_bytes}")
+        for name in ("slot_bytes", "link_chunk"):
+            size = getattr(self, name)
+            if size < 4096 or size % 64:
+                raise ConfigError(name, f"must be at least 4096 and a multiple of 64, got {size}")
+        for name in ("autotune_steps_per_sample", "autotune_max_samples"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, "must be >= 1, got 0")
         if timedelta(0) < self.stall_shutdown_time < self.stall_check_time:
             problem = f"must be 0 or at least stall_check_time ({self.stall_check_time.total_seconds():g} s)"
             raise ConfigError("stall_shutdown_time", f"{problem}, got {self.stall_shutdown_time.total_seconds():g} s")
+
+    def leaves_free(self, name: str) -> bool:
+        """Has nobody set the setting `name`?"""
+        return name not in self.given and all(
+            getattr(self, name) == setting.default for setting in self.settings() if setting.name == name
+        )
 
     @property
     def stall_seconds(self) -> float:
@@ -189,6 +231,7 @@ class Config:
                 variables=(f"FARANDOLE_{each.name.upper()}", *each.metadata["horovod"]),
             )
             for each in fields(cls)
+            if each.metadata
         )
 
     @classmethod
@@ -213,14 +256,14 @@ class Config:
                 values[name] = setting.parse(env[variable], variable)
         _warn_of_ignored(env, settings.values())
         # mypy cannot see through the mapping; __post_init__ checks each type.
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values, given=frozenset(values))  # type: ignore[arg-type]
 
     def environment(self) -> dict[str, str]:
-        """Write the settings that differ from their defaults as variables for a child process."""
+        """Write the settings that were given, or differ from their defaults, as variables for a child process."""
         return {
             setting.variables[0]: setting.spell(getattr(self, setting.name))
             for setting in self.settings()
-            if getattr(self, setting.name) != setting.default
+            if not self.leaves_free(setting.name)
         }
 
 

@@ -160,7 +160,7 @@ class Ranks {
     obey(0, plan);
   }
 
-  void note(const std::variant<Bundle, Refusal>& item) {
+  void note(const Plan::value_type& item) {
     if (const auto* refusal = std::get_if<Refusal>(&item)) {
       outcomes_[refusal->name] += text_of(refusal->error);
       return;

@@ -43,8 +43,8 @@ inline std::vector<int> control_parents(const std::vector<int>& hosts, size_t de
   return parents;
 }
 
-// hosts[r] is the host of rank r.
-inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8) {
+// hosts[r] is the host of rank r. With `flat`, ranks of a grid are connected to everybody too.
+inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8, bool flat = false) {
   const int size = static_cast<int>(hosts.size());
   const std::vector<int> parents = control_parents(hosts, degree);
   std::map<int, std::vector<int>> members;
@@ -52,7 +52,7 @@ inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8
   std::map<int, std::shared_ptr<Segment>> segments;
   for (const auto& [host, local] : members)
     segments[host] = Segment::create(static_cast<int>(local.size()), 16 << 10,
-                                     static_cast<int>(local.size()) < size && !farandole::grid_of(0, hosts));
+                                     static_cast<int>(local.size()) < size && (flat || !farandole::grid_of(0, hosts)));
   std::vector<Wiring> wirings(hosts.size());
   for (int rank = 0; rank < size; ++rank)
     wirings[rank] = {rank, size, members[hosts[rank]], segments[hosts[rank]], {}, parents, hosts};
@@ -62,7 +62,7 @@ inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8
       int control[2] = {-1, -1};
       int data[2] = {-1, -1};
       const bool talk = parents[static_cast<size_t>(b)] == a;
-      const std::vector<int> wanted = farandole::data_peers(a, hosts);
+      const std::vector<int> wanted = farandole::data_peers(a, hosts, flat);
       const bool exchange = std::find(wanted.begin(), wanted.end(), b) != wanted.end();
       if ((exchange && socketpair(AF_UNIX, SOCK_STREAM, 0, data) != 0) ||
           (talk && socketpair(AF_UNIX, SOCK_STREAM, 0, control) != 0))
@@ -82,8 +82,8 @@ inline EngineOptions options(double timeout = 20) {
 
 // Runs `body` for every rank; returns what each threw, "" where nothing.
 inline std::vector<std::string> run(const std::vector<int>& hosts, const std::function<void(Engine&)>& body,
-                                    double timeout = 20, size_t degree = 8) {
-  std::vector<Wiring> wirings = wire(hosts, degree);
+                                    double timeout = 20, size_t degree = 8, bool flat = false) {
+  std::vector<Wiring> wirings = wire(hosts, degree, flat);
   std::vector<std::string> problems(hosts.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < hosts.size(); ++rank) {

@@ -95,6 +95,9 @@ Plan random_plan(Random& random) {
       plan.emplace_back(Refusal{name, Error::timeout(name, {3, 1 << 20}, 12.5)});
     } else if (random() % 5 == 0) {
       plan.emplace_back(Refusal{name, Error::peer_lost(name, static_cast<int>(random() % 9), random_text(random))});
+    } else if (random() % 5 == 0) {
+      plan.emplace_back(Knobs{random() >> random() % 64, 64 * (random() % 1000 + 64), 1 << 20, random() % (1 << 20),
+                              random() % 2 == 0});
     } else if (random() % 3 == 0) {
       plan.emplace_back(Refusal{name, Error::mismatch(name, "dtype", {{0, random_text(random)}, {7, "float16"}})});
     } else {
@@ -133,6 +136,10 @@ void check_same(const Plan& got, const Plan& expected) {
     CHECK_EQ(got[i].index(), expected[i].index());
     if (const auto* bundle = std::get_if<Bundle>(&got[i])) {
       CHECK(*bundle == std::get<Bundle>(expected[i]));
+      continue;
+    }
+    if (const auto* knobs = std::get_if<Knobs>(&got[i])) {
+      CHECK(*knobs == std::get<Knobs>(expected[i]));
       continue;
     }
     const Refusal& refusal = std::get<Refusal>(got[i]);

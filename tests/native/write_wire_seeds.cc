@@ -58,6 +58,7 @@ std::map<std::string, std::string> seeds() {
       {"asking_in_full", body(in_full)},
       {"plan_bundles", body(Plan{fused, ragged})},
       {"plan_numbers", body(Plan{known})},
+      {"plan_knobs", body(Plan{Knobs{0, 4096, 1 << 20, 0, false}, fused})},
       {"plan_joined", body(Plan{joined, lost_rows, all_joined})},
       {"plan_mismatch", body(Plan{Refusal{"x", Error::mismatch("x", "dtype", {{0, "float32"}, {3, "float16"}})}})},
       {"plan_timeout", body(Plan{Refusal{"x", Error::timeout("x", {1, 2, 70000}, 600.5)}, fused})},

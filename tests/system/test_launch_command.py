@@ -52,16 +52,15 @@ def test_long_lines_of_many_ranks_stay_whole() -> None:
 
 
 def test_threads_and_settings() -> None:
-    options = ("--verbose", "--fusion-threshold-mb", "64", "--no-stall-check", "--autotune")
-    script = "echo $OMP_NUM_THREADS $FARANDOLE_FUSION_THRESHOLD $FARANDOLE_STALL_CHECK_DISABLE"
+    options = ("--verbose", "--fusion-threshold-mb", "64", "--no-stall-check", "--autotune-log-file", "log")
+    script = "echo $OMP_NUM_THREADS $FARANDOLE_FUSION_THRESHOLD $FARANDOLE_STALL_CHECK_DISABLE $FARANDOLE_AUTOTUNE_LOG"
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
         command("run", "-np", "1", *options, "sh", "-c", script), env=env, capture_output=True, text=True, timeout=120
     )
     threads = re.search(r"OMP_NUM_THREADS=(\d+) for each rank", done.stderr)
     assert threads is not None
-    assert done.stdout == f"[0] {threads[1]} {64 << 20} 1\n"
-    assert "--autotune has no effect: nothing is tuned" in done.stderr
+    assert done.stdout == f"[0] {threads[1]} {64 << 20} 1 log\n"
     done = farandole("run", "-np", "1", "sh", "-c", "echo $OMP_NUM_THREADS", env={"OMP_NUM_THREADS": "7"})
     assert (done.stdout, done.stderr) == ("[0] 7\n", "")
 

@@ -28,6 +28,8 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 def configs(draw: st.DrawFn) -> Config:
     values: dict[str, Any] = {each.name: draw(VALUES[each.kind]) for each in Config.settings()}
     values["start_timeout"] += timedelta(microseconds=1)
+    for name in ("autotune_steps_per_sample", "autotune_max_samples"):
+        values[name] += 1
     if values["stall_shutdown_time"] < values["stall_check_time"]:
         values["stall_shutdown_time"] = timedelta(0)
     return Config(**values)
@@ -114,6 +116,9 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"log_level": 3}, "log_level: must be a text, got 3"),
     ({"slot_bytes": 100}, "slot_bytes: must be at least 4096 and a multiple of 64, got 100"),
     ({"slot_bytes": 5000}, "slot_bytes: must be at least 4096 and a multiple of 64, got 5000"),
+    ({"link_chunk": 4000}, "link_chunk: must be at least 4096 and a multiple of 64, got 4000"),
+    ({"autotune_steps_per_sample": 0}, "autotune_steps_per_sample: must be >= 1, got 0"),
+    ({"autotune_max_samples": 0}, "autotune_max_samples: must be >= 1, got 0"),
     (
         {"stall_shutdown_time": timedelta(seconds=5)},
         "stall_shutdown_time: must be 0 or at least stall_check_time (60 s), got 5 s",
@@ -135,6 +140,13 @@ def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
 @given(configs())
 def test_a_child_process_gets_the_same_settings(config: Config) -> None:
     assert Config.from_environment(config.environment()) == config
+
+
+def test_what_is_given_is_not_free_to_be_tuned_in_child_processes_either() -> None:
+    said = Config.from_environment({"HOROVOD_FUSION_THRESHOLD": str(128 << 20), "FARANDOLE_SLOT_BYTES": ""})
+    for config in (said, Config.from_environment(said.environment()), Config(fusion_threshold=1)):
+        assert not config.leaves_free("fusion_threshold")
+        assert config.leaves_free("slot_bytes")
 
 
 @given(st.text(max_size=12), st.sampled_from([each for each in Config.settings() if each.kind != "text"]))

@@ -19,6 +19,7 @@ from datetime import timedelta
 from farandole._native import Segment, data_peers, make_grid
 from farandole.config import Config
 from farandole.core.callers import Reception, call, reaching, tell_missed
+from farandole.core.knobs import LARGEST_SLOT
 from farandole.errors import RendezvousError
 from farandole.handshake import Deadline, join_address, split_address
 from farandole.rendezvous import PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
@@ -96,9 +97,12 @@ class _Card:
     host: str
     unix: str  # name in the abstract namespace: no file that could stay behind
     tcp: str  # host:port
+    # What all ranks do as the first one says: connect to everybody beyond a grid, and make slots of so many bytes.
+    flat: bool
+    slot_bytes: int
 
     def pack(self) -> bytes:
-        return json.dumps([self.host, self.unix, self.tcp]).encode()
+        return json.dumps([self.host, self.unix, self.tcp, self.flat, self.slot_bytes]).encode()
 
     @classmethod
     def unpack(cls, payload: bytes) -> "_Card":
@@ -136,7 +140,8 @@ def connect(
         tcp = stack.enter_context(_listen_tcp(_own_address(rendezvous, config)))
         unix = stack.enter_context(_listen_unix())
         address = tcp.getsockname()
-        mine = _Card(host or host_identity(), _unix_name(unix), join_address(address[0], address[1]))
+        where = host or host_identity(), _unix_name(unix), join_address(address[0], address[1])
+        mine = _Card(*where, *_room_to_tune(rendezvous, config))
         cards = [_Card.unpack(card) for card in rendezvous.allgather(mine.pack(), timeout=config.start_timeout)]
         topology = Topology.from_hosts(rendezvous.rank, [card.host for card in cards])
         try:
@@ -149,6 +154,13 @@ def connect(
             raise
 
 
+def _room_to_tune(rendezvous: Rendezvous, config: Config) -> tuple[bool, int]:
+    """Must ranks be able to work in one level, and how large are the slots? Autotune may use more than the settings."""
+    tunes = config.autotune and not isinstance(rendezvous, PartRendezvous)
+    flat = not config.hierarchical or (tunes and config.leaves_free("hierarchical"))
+    return flat, LARGEST_SLOT if tunes and config.leaves_free("slot_bytes") else config.slot_bytes
+
+
 def _wire(
     rendezvous: Rendezvous,
     config: Config,
@@ -158,7 +170,7 @@ def _wire(
     tcp: socket.socket,
     deadline: Deadline,
 ) -> Wiring:
-    segment, companions = _share_segment(rendezvous, config, topology, cards, unix, deadline)
+    segment, companions = _share_segment(rendezvous, topology, cards, unix, deadline)
     wiring = Wiring(topology, segment, deadline, companions=companions)
     try:
         wiring.remotes = _connect_remotes(rendezvous, topology, cards, tcp, deadline)
@@ -209,7 +221,6 @@ def _unix_name(listener: socket.socket) -> str:
 
 def _share_segment(
     rendezvous: Rendezvous,
-    config: Config,
     topology: Topology,
     cards: list[_Card],
     listener: socket.socket,
@@ -217,10 +228,10 @@ def _share_segment(
 ) -> tuple[Segment, dict[int, socket.socket]]:
     local = topology.local_ranks
     # Whoever exchanges data with all ranks does so with those of its own host by rings.
-    pair_rings = topology.local_size < topology.size and not make_grid(topology.host_numbers)
+    pair_rings = topology.local_size < topology.size and (cards[0].flat or not make_grid(topology.host_numbers))
 
     def make() -> Segment:
-        return Segment.create(ranks=len(local), slot_bytes=config.slot_bytes, pair_rings=pair_rings)
+        return Segment.create(ranks=len(local), slot_bytes=cards[0].slot_bytes, pair_rings=pair_rings)
 
     met = _first_met(rendezvous)
     if isinstance(met, ThreadRendezvous):
@@ -264,7 +275,7 @@ def _connect_remotes(
     """Connect to the ranks of other hosts that this one talks to: the higher rank dials, the lower one accepts."""
     rank = topology.rank
     remote = [peer for peer in range(topology.size) if topology.hosts[peer] != topology.hosts[rank]]
-    exchanging = set(data_peers(rank, topology.host_numbers))
+    exchanging = set(data_peers(rank, topology.host_numbers, cards[0].flat))
     sockets: dict[tuple[int, str], socket.socket] = {}
 
     parents = topology.control_parents

@@ -53,6 +53,7 @@ class Context:
         self._slot = Slot(self.topology.local_rank, self.topology.local_size)
         self._slot.add(GLOBAL, self.engine)
         self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._watch, self._slot)
+        self._watch.tune(self.engine, self.topology, wiring.segment.slot_bytes)
 
     @property
     def timeline(self) -> Timeline:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from farandole._native import Engine
 from farandole.config import Config
 from farandole.core.connect import Wiring
+from farandole.core.knobs import Knobs
 
 __all__ = ["start_engine"]
 
@@ -24,7 +25,7 @@ def start_engine(wiring: Wiring, config: Config, *, members: Sequence[int] = (),
             remotes=wiring.remotes,
             parents=wiring.topology.control_parents,
             hosts=wiring.topology.host_numbers,
-            fusion_threshold=config.fusion_threshold,
+            knobs=Knobs.of(config).for_engine(),
             cache_capacity=config.cache_capacity,
             spin=config.spin.total_seconds(),
             timeout=config.patience_seconds,

@@ -1,10 +1,14 @@
 """All that looks at the engines of one rank while they work."""
 
+from functools import partial
+
 from farandole._native import Engine
 from farandole.config import Config
 from farandole.core.metrics import Metrics
 from farandole.core.stalls import StallInspector
 from farandole.core.timeline import Timeline
+from farandole.core.tuner import Tuner
+from farandole.topology import Topology
 
 __all__ = ["Watch"]
 
@@ -12,14 +16,20 @@ DYNAMIC = "DYNAMIC"  # Horovod's word for a timeline that a later call starts
 
 
 class Watch:
-    """The timeline, the stall inspector and the metrics of one rank.
+    """The timeline, the stall inspector, the metrics and on rank 0 autotune, of one rank.
 
-    Making one opens the timeline's file if the settings name one; raises `ConfigError` when it cannot be written."""
+    Making one opens the files that the settings name; raises `ConfigError` when one cannot be written, is no log of
+    autotune, or when that lacks a package."""
 
     def __init__(self, rank: int, size: int, host: str, config: Config) -> None:
         self.timeline, self.metrics, self._stalls = Timeline(rank, size, host), Metrics(), StallInspector(config)
+        self._tuner = Tuner(config) if config.autotune and rank == 0 else None
         if config.timeline not in (None, DYNAMIC):
-            self.timeline.start(config.timeline, mark_plans=config.timeline_mark_cycles)
+            try:
+                self.timeline.start(config.timeline, mark_plans=config.timeline_mark_cycles)
+            except BaseException:
+                self.quiet()
+                raise
 
     def follow(self, engine: Engine, rank: int, process_set: str = "") -> None:
         """Look at `engine` from now on, in which this rank has the number `rank`."""
@@ -28,6 +38,11 @@ class Watch:
         if rank == 0:
             self._stalls.follow(engine, process_set)
 
+    def tune(self, engine: Engine, topology: Topology, largest_slot: int) -> None:
+        """Look for good knobs of `engine`, the job's, if that is asked for and this is rank 0."""
+        if self._tuner is not None:
+            self._tuner.start(engine, topology, largest_slot, partial(self.timeline.show, "knobs"))
+
     def leave(self, engine: Engine) -> None:
         """Look at `engine` no longer. Idempotent."""
         self.timeline.leave(engine)
@@ -35,10 +50,12 @@ class Watch:
         self._stalls.leave(engine)
 
     def quiet(self) -> None:
-        """Warn of no stalls any more: the engines are about to stop. Idempotent."""
+        """Warn of no stalls and turn no knobs any more: the engines are about to stop. Idempotent."""
+        if self._tuner is not None:
+            self._tuner.close()
         self._stalls.close()
 
     def close(self) -> None:
         """Stop looking, and complete the timeline's file. Idempotent."""
-        self._stalls.close()
+        self.quiet()
         self.timeline.close()

@@ -25,8 +25,14 @@ _HELP = {
     "agreed_in_full": "Requests to rank 0 in full.",
     "wait_seconds": "Seconds that threads have waited for collectives.",
     "timeline_dropped": "Events that a timeline had no room for.",
+    "fusion_threshold": "Largest bucket of fused tensors, in bytes.",
+    "slot_bytes": "Chunk of a shared-memory transfer, in bytes.",
+    "link_chunk": "Largest chunk of a transfer between hosts, in bytes.",
+    "link_small": "Bytes to a rank that take one step between hosts.",
+    "hierarchical": "1 when ranks combine in their host first.",
+    "knob_turns": "How often the five were changed.",
 }
-_GAUGES = frozenset({"fused"})
+_GAUGES = frozenset({"fused", "fusion_threshold", "slot_bytes", "link_chunk", "link_small", "hierarchical"})
 
 
 class _Collector(Collector):

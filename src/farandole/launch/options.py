@@ -29,6 +29,10 @@ ALIASES: Mapping[str, Alias] = {
     "--stall-check": Alias("stall_check_disable", "no"),
     "--stall-check-warning-time-seconds": Alias("stall_check_time"),
     "--stall-check-shutdown-time-seconds": Alias("stall_shutdown_time"),
+    "--no-autotune": Alias("autotune", "no"),
+    "--autotune-log-file": Alias("autotune_log"),
+    "--autotune-bayes-opt-max-samples": Alias("autotune_max_samples"),
+    "--no-hierarchical": Alias("hierarchical", "no"),
     "--network-interface": Alias("interface"),
     "--network-interfaces": Alias("interface"),
 }
@@ -44,7 +48,6 @@ class Foreign:
 
 
 _BY_TOPOLOGY = "the algorithm is chosen by size and topology"
-_NO_TUNING = "nothing is tuned yet"
 _NO_ELASTIC = "elastic training is not there yet"
 _NO_SSH = "ranks cannot be started on other machines yet"
 _BY_LOGGING = "the format is that of Python's logging"
@@ -55,9 +58,7 @@ IGNORED: Sequence[Foreign] = (
     Foreign(_BY_TOPOLOGY, ("--hierarchical-allreduce", "--no-hierarchical-allreduce")),
     Foreign(_BY_TOPOLOGY, ("--hierarchical-allgather", "--no-hierarchical-allgather")),
     Foreign(_BY_TOPOLOGY, ("--torus-allreduce", "--no-torus-allreduce")),
-    Foreign(_NO_TUNING, ("--autotune", "--no-autotune")),
-    Foreign(_NO_TUNING, ("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"), 1),
-    Foreign(_NO_TUNING, ("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"), 1),
+    Foreign("the search takes the noise from the samples", ("--autotune-gaussian-process-noise",), 1),
     Foreign("MPI is not used", ("--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp")),
     Foreign("NCCL is not used", ("--num-nccl-streams",), 1),
     Foreign("the waiting thread does the work itself; see --binding", ("--thread-affinity",), 1),

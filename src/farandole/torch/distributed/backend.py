@@ -34,7 +34,8 @@ def make_group(asked: Any, options: object = None) -> FarandoleGroup:
             config = replace(config, **{each: asked.timeout})
     members = list(asked.global_ranks_in_group)
     if members:
-        config = replace(config, timeline=None)  # the file is that of the group of all ranks
+        # The files are those of the group of all ranks, and it alone is tuned.
+        config = replace(config, timeline=None, autotune=False)
     job = JobEnvironment.read()
     rendezvous = StoreRendezvous(
         asked.store,

@@ -1,0 +1,48 @@
+"""The settings that can be turned while a job runs."""
+
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from farandole import _native
+from farandole.config import Config
+
+__all__ = ["LARGEST_SLOT", "Knobs"]
+
+LARGEST_SLOT = 512 << 10  # bytes that autotune makes room for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knobs:
+    """What all ranks work with between two turns; `Config` says what each one is."""
+
+    fusion_threshold: int
+    slot_bytes: int
+    link_chunk: int
+    link_small: int
+    hierarchical: bool
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the knobs as they are set."""
+        return cls(
+            fusion_threshold=config.fusion_threshold,
+            slot_bytes=config.slot_bytes,
+            link_chunk=config.link_chunk,
+            link_small=config.link_small,
+            hierarchical=config.hierarchical,
+        )
+
+    @classmethod
+    def of_engine(cls, knobs: _native.Knobs) -> Self:
+        """Return the knobs with which an engine works."""
+        return cls(
+            fusion_threshold=knobs.fusion_threshold,
+            slot_bytes=knobs.slot_bytes,
+            link_chunk=knobs.link_chunk,
+            link_small=knobs.link_small,
+            hierarchical=knobs.hierarchical,
+        )
+
+    def for_engine(self) -> _native.Knobs:
+        """Return what an engine is given."""
+        return _native.Knobs(**asdict(self))

@@ -1,0 +1,130 @@
+"""The file of autotune: a line per sample, the result last; what one job has found the next one begins with."""
+
+import csv
+import logging
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from farandole.core.knobs import Knobs
+from farandole.errors import ConfigError
+
+__all__ = ["Row", "TuningLog"]
+
+log = logging.getLogger(__name__)
+
+PHASES = ("warmup", "search", "confirm", "chosen")
+KNOBS = tuple(each.name for each in fields(Knobs))
+HEAD = ("phase", "ranks", "hosts", *KNOBS, "bytes_per_second")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sample, or with the phase "chosen" the result of a search among so many ranks on so many hosts."""
+
+    phase: str
+    ranks: int
+    hosts: int
+    knobs: Knobs
+    bytes_per_second: float
+
+    def cells(self) -> list[object]:
+        knobs = asdict(self.knobs)
+        sizes = [int(knobs[name]) for name in KNOBS]
+        return [self.phase, self.ranks, self.hosts, *sizes, f"{self.bytes_per_second:.6g}"]
+
+    @classmethod
+    def read(cls, cells: list[str]) -> Self:
+        """Read what `cells` gave; raises `ValueError` saying what is wrong."""
+        if len(cells) != len(HEAD):
+            raise ValueError(f"it has {len(cells)} columns and not {len(HEAD)}")
+        phase, ranks, hosts, *sizes, speed = cells
+        if phase not in PHASES:
+            raise ValueError(f"{phase!r} is none of {', '.join(PHASES)}")
+        numbers = {name: int(text) for name, text in zip(KNOBS, sizes, strict=True)}
+        if min(numbers.values()) < 0 or numbers["hierarchical"] > 1:
+            raise ValueError("a knob is out of range")
+        for name in ("slot_bytes", "link_chunk"):
+            if numbers[name] < 4096 or numbers[name] % 64:
+                raise ValueError(f"{name} must be at least 4096 and a multiple of 64, got {numbers[name]}")
+        hierarchical = bool(numbers.pop("hierarchical"))
+        return cls(phase, int(ranks), int(hosts), Knobs(**numbers, hierarchical=hierarchical), float(speed))
+
+
+class TuningLog:
+    """Reads what is there, then adds to it. Without a path there is nothing, and what is added goes nowhere.
+
+    Raises `ConfigError` naming the file and the line that is none of a log, or why the file cannot be had. A last line
+    that a kill has cut off is left out, and overwritten."""
+
+    def __init__(self, path: str | None) -> None:
+        self.rows: list[Row] = []
+        self._file: TextIO | None = None
+        if path is None:
+            return
+        try:
+            self._file = open(path, "a+", encoding="utf-8", newline="")  # noqa: SIM115 - closed by close()
+            self._file.seek(0)
+            whole = self._read(self._file.read(), path)
+            self._file.truncate(len(whole.encode()))
+            self._file.seek(0, 2)
+            if not whole:
+                self._write(HEAD)
+        except (OSError, UnicodeDecodeError) as error:
+            self.close()
+            raise ConfigError("autotune_log", f"cannot read and write {path}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def result(self, ranks: int, hosts: int) -> Knobs | None:
+        """Return what the latest search among so many ranks on so many hosts has chosen."""
+        chosen = [row for row in self.rows if (row.phase, row.ranks, row.hosts) == ("chosen", ranks, hosts)]
+        return chosen[-1].knobs if chosen else None
+
+    def add(self, row: Row) -> None:
+        """Add a line; when that fails, the log says so and the file ends there."""
+        self.rows.append(row)
+        try:
+            self._write(row.cells())
+        except OSError as error:
+            log.error("autotune goes on without its file, which cannot be written any more (%s)", error.strerror)
+            self.close()
+
+    def close(self) -> None:
+        """Add no more. Idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, cells: "list[object] | tuple[str, ...]") -> None:
+        if self._file is not None:
+            csv.writer(self._file, lineterminator="\n").writerow(cells)
+            self._file.flush()
+
+    def _read(self, text: str, path: str) -> str:
+        """Take the rows of all whole lines; returns these lines."""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            log.warning("%s ends in the middle of a line, which is left out", Path(path).name)
+        for number, line in enumerate(whole.split("\n")[:-1], 1):
+            cells = next(csv.reader([line]), [])
+            try:
+                if number > 1:
+                    self.rows.append(Row.read(cells))
+                elif tuple(cells) != HEAD:
+                    raise ValueError(f"a log begins with {','.join(HEAD)}")
+            except (ValueError, csv.Error) as error:
+                raise ConfigError(
+                    "autotune_log", f"{path}, line {number} cannot be read: {error}; mend it, or name another file"
+                ) from error
+        return whole
