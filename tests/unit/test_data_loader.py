@@ -1,5 +1,6 @@
 """Batches of Parquet files: every row once per epoch, on any number of ranks."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -261,7 +262,8 @@ def test_files_that_are_not_of_this_machine(tmp_path: Path) -> None:
         memory.rm("/far", recursive=True)
 
 
-def test_speed_and_waiting_are_measured(tmp_path: Path) -> None:
+def test_speed_and_waiting_are_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "farandole")
     write_rows(tmp_path, RAGGED["even"])
     told: list[Metrics] = []
     loader = Loader(ParquetSource(str(tmp_path)), batch_size=50, policy="join", report=told.append)
@@ -274,6 +276,8 @@ def test_speed_and_waiting_are_measured(tmp_path: Path) -> None:
         "data/rows_per_second": told[0].rows_per_second,
         "data/waiting_percent": told[0].waiting,
     }
+    logged = r"rank 0, epoch 1: 180 rows in 4 steps and [\d.e-]+ s, [\d.e+]+ rows/s, waiting for data [\d.]+ %"
+    assert re.search(logged, caplog.text)
 
 
 @pytest.mark.parametrize(

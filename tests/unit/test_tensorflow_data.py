@@ -1,6 +1,7 @@
 """Batches as TensorFlow tensors and as datasets."""
 
 import datetime
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -11,12 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import farandole.numpy as hvd
+from farandole.core.context import Context
 from farandole.data import Loader, ParquetSource, Policy, Ragged, Reading, SparseRows, make_batch_reader, make_reader
 from farandole.data.rounds import Columns
 from farandole.data.transform import TransformSpec
 from farandole.data.values import empty_aligned
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.datasets import RAGGED, write_rows
+from helpers.ranks import run_ranks
 
 tf = pytest.importorskip("tensorflow")
 
@@ -184,6 +188,34 @@ def test_what_the_loader_meets_ends_the_epoch_with_its_text(folder: str, prefetc
     assert loader.epoch == 0
     with pytest.raises(SourceError, match=r"part-003.parquet: is not there"):
         list(TensorLoader(loader))
+
+
+def test_ranks_take_the_batches_of_datasets_together(folder: str, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "other")
+
+    def body(context: Context) -> int:
+        mine = tmp_path / ("other" if context.rank else "data")
+        loader = Loader(
+            ParquetSource(str(mine)),
+            batch_size=4,
+            policy="join",
+            columns=["row"],
+            rank=context.rank,
+            size=2,
+            reading=Reading(shuffle=False, window=1, workers=0, ahead=0),
+            gather=hvd.allgather_object,
+        )
+        batches = iter(make_dataset(loader))
+        next(batches)
+        if context.rank == 1:
+            (mine / "part-003.parquet").unlink()
+        whose = "" if context.rank else "rank 1: "
+        with pytest.raises(tf.errors.OpError, match=f"SourceError: {whose}{tmp_path}/other/part-003.parquet"):
+            list(batches)
+        return loader.state_dict()["visited"]
+
+    here, there = run_ranks(2, body)
+    assert here == there
 
 
 def test_columns_that_no_tensor_holds(folder: str) -> None:

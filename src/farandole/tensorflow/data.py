@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from farandole.core.context import Context
+from farandole.core.default import context, is_initialized, use
 from farandole.data import Batch, FeedLoader, Loader, Ragged, Reader, SparseRows, Values, tensors
 from farandole.data.rounds import Columns
 from farandole.data.values import ALIGNMENT
@@ -62,8 +64,10 @@ def make_dataset(loader: Loader | FeedLoader, *, weights: str | None = None) -> 
             raise ConfigError("weights", f"there is a column '{weights}' already; choose another name")
         sample = {**sample, weights: np.empty(0, np.float32)}
 
+    here = context() if is_initialized() else None
+
     def batches() -> Iterator[Columns]:
-        for batch in loader:
+        for batch in loader if here is None else _as_rank(here, iter(loader)):
             if weights is not None:
                 batch[weights] = _weights(batch)
             yield batch
@@ -97,6 +101,16 @@ def make_batched_dataset(reader: Reader, batch_size: int | None) -> tf.data.Data
         reader.last_row_consumed = True
 
     return _dataset(batches, sample, None).map(lambda columns: record(*(columns[name] for name in sample)))
+
+
+def _as_rank(here: Context, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield batches that ranks take together, on whatever thread TensorFlow asks for one."""
+    while True:
+        with use(here):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def _dataset(batches: Callable[[], Iterator[Columns]], sample: Columns, rows: int | None) -> tf.data.Dataset:
