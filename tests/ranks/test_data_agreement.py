@@ -36,8 +36,11 @@ def make(context: Context, folder: Path, **settings: int) -> Loader:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_together_read_every_row_once(tmp_path: Path, size: int) -> None:
-    rows = write_rows(tmp_path, RAGGED["ragged"])
+@pytest.mark.parametrize(
+    "layout", [RAGGED["ragged"], [[7]], [[1, 0], [1]]], ids=["ragged", "one row group", "two rows"]
+)
+def test_ranks_together_read_every_row_once(tmp_path: Path, layout: list[list[int]], size: int) -> None:
+    rows = write_rows(tmp_path, layout)
 
     def body(context: Context) -> list[int]:
         return [int(row) for batch in make(context, tmp_path) for row in batch["row"]]
