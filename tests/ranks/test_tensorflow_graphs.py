@@ -1,12 +1,15 @@
 """TensorFlow's operations in the middle of what a function or a graph does: loops, branches, order, what TensorFlow may
 not change, and names."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
+import farandole.numpy
 from farandole.core.context import Context
+from farandole.core.default import use
 from helpers.ranks import run_ranks
 
 tf = pytest.importorskip("tensorflow")
@@ -34,6 +37,37 @@ def test_operations_run_in_any_order() -> None:
         return [float(each) for each in got]
 
     assert run_ranks(2, body) == [[2.0 * place for place in range(60)]] * 2
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_threads_that_wait_and_functions_that_nobody_waits_for(hosts: int) -> None:
+    """Who waits drives the engine, and what it completes for others is told to them."""
+
+    def body(context: Context) -> None:
+        def of_functions() -> None:
+            with use(context):
+
+                @tf.function(autograph=False)
+                def many(x: tf.Tensor) -> list[tf.Tensor]:
+                    return [hvd.allreduce(x * place, op=hvd.Sum, name=f"t{place}") for place in range(30)]
+
+                for _ in range(10):
+                    assert [float(each) for each in many(tf.constant(1.0))] == [2.0 * place for place in range(30)]
+
+        def at_once() -> None:
+            with use(context):
+                for _ in range(50):
+                    assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name="at once")) == 2
+
+        with ThreadPoolExecutor(2) as pool:
+            others = [pool.submit(of_functions), pool.submit(at_once)]
+            for _ in range(300):
+                total = farandole.numpy.allreduce(np.ones(1000), op=hvd.Sum, name="waited for")
+                assert (total == 2).all()
+            for other in others:
+                other.result()
+
+    run_ranks(2, body, hosts=hosts)
 
 
 def test_loops_branches_and_data() -> None:

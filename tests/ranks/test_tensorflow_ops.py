@@ -287,7 +287,7 @@ def test_a_function_hears_of_a_rank_that_is_killed() -> None:
 
 
 def test_a_function_outlives_the_engine_that_it_was_traced_with() -> None:
-    @tf.function
+    @tf.function(autograph=False)
     def ask(x: tf.Tensor) -> list[tf.Tensor]:
         return [hvd.allreduce(x, name="again"), hvd.size_op()]
 
