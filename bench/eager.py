@@ -1,0 +1,107 @@
+"""What does reducing the gradients of a tape cost in TensorFlow's eager mode: in one request, and one after the other?
+
+    python bench/eager.py [--full] [--rounds 5]
+
+Two ranks, one thread each for TensorFlow's operations. "exchange" is the reduction alone, of gradients that are there;
+"tape" has the backward pass that makes them before it. One after the other is what a tape in eager mode comes to when
+each gradient is waited for where it stands. Prints one table, writes bench/results/*-eager.json."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import peers
+import tensorflow as tf
+from comparison import KIB, OURS, Line, compare, size_text, table
+from peers import Contender, Seat, Times
+from race import record
+
+import farandole.tensorflow as hvd
+from farandole.config import Config
+from farandole.core.context import Context
+
+RANKS, ONE_BY_ONE = 2, "one by one"
+SHAPES: Sequence[tuple[int, int]] = ((100, 4 * KIB), (100, 64 * KIB), (20, 1024 * KIB))
+# What is asked of the reduction itself, for small gradients.
+MUST: Mapping[str, float] = {f"exchange of {SHAPES[0][0]} x {size_text(SHAPES[0][1])}": 6.0}
+
+
+class Step:
+    """Variables whose gradients are known, and what has come of them."""
+
+    def __init__(self, seat: Seat, count: int, size: int) -> None:
+        self._variables = [tf.Variable(tf.ones(size // 4)) for _ in range(count)]
+        self._mine, self._mean = seat.rank + 1.0, (seat.size + 1) / 2
+        self._tape: Any = None
+        self._loss: Any = None
+        self._reduced: Sequence[Any] = []
+
+    def record(self) -> None:
+        """Run the forward pass, whose gradients are this rank's number plus one."""
+        with tf.GradientTape(persistent=True) as self._tape:
+            self._loss = tf.add_n([tf.reduce_sum(variable * self._mine) for variable in self._variables])
+
+    def differentiate(self) -> None:
+        """Let the tape make the gradients, untimed, for an exchange alone."""
+        self.record()
+        self._gradients = self._tape.gradient(self._loss, self._variables)
+
+    def tape(self) -> None:
+        self._reduced = hvd.DistributedGradientTape(self._tape).gradient(self._loss, self._variables)
+
+    def tape_one_by_one(self) -> None:
+        self._one_by_one(self._tape.gradient(self._loss, self._variables))
+
+    def exchange(self) -> None:
+        self._reduced = hvd.grouped_allreduce(self._gradients, name="gradients")
+
+    def exchange_one_by_one(self) -> None:
+        self._one_by_one(self._gradients)
+
+    def _one_by_one(self, gradients: Sequence[Any]) -> None:
+        self._reduced = [hvd.allreduce(gradient, name=f"gradient.{place}") for place, gradient in enumerate(gradients)]
+
+    def right(self) -> bool:
+        return all(bool(tf.reduce_all(value == self._mean)) for value in self._reduced)
+
+
+def measure(seat: Seat) -> dict[str, Times]:
+    """The part of a rank."""
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
+    results: dict[str, Times] = {}
+    with seat.context("eager", Config.from_environment()) as context:
+        for count, size in SHAPES:
+            step = Step(seat, count, size)
+
+            def contender(run: Any, refresh: Any, step: Step = step, context: Context = context) -> Contender:
+                return Contender(run, refresh, step.right, context)
+
+            ways = {
+                "exchange": (step.exchange, step.exchange_one_by_one, step.differentiate),
+                "tape": (step.tape, step.tape_one_by_one, step.record),
+            }
+            for title, (ours, theirs, refresh) in ways.items():
+                contenders = {OURS: contender(ours, refresh), ONE_BY_ONE: contender(theirs, refresh)}
+                results[f"{title} of {count} x {size_text(size)}"] = peers.take_turns(seat, contenders, rounds, repeats)
+    return results
+
+
+def main() -> None:
+    given = peers.arguments(__doc__).parse_args()
+    options = {"rounds": given.rounds, "repeats": 100 if given.full else 20}
+    races = peers.races_of(peers.run_ranks(__file__, RANKS, peers.LAUNCHERS["plain"], options))
+    lines: list[Line] = []
+    for title, race in races.items():
+        lines += compare(title, race, {ONE_BY_ONE: MUST[title]} if title in MUST else {})
+    sys.stdout.write(f"{table('gradients of an eager tape, 2 ranks', lines)}\n")
+    sys.stdout.write(f"{record('eager', races, ('farandole', 'tensorflow-cpu'), lines)}\n")
+
+
+if __name__ == "__main__":
+    seat = peers.seat_of(sys.argv)
+    if seat is None:
+        main()
+    else:
+        seat.leave(measure(seat))
