@@ -303,10 +303,26 @@ def test_a_monitored_session_and_its_checkpoint(tmp_path: Path) -> None:
                 np.testing.assert_allclose(mine, theirs, rtol=1e-9)
 
 
+def test_an_optimizer_of_keras() -> None:
+    def body(context: Context) -> list[float]:
+        x, y = tf.Variable(0.0), tf.Variable(0.0)
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), op=hvd.Sum, groups=[[x, y]])
+        assert isinstance(optimizer, tf.keras.optimizers.SGD)
+        optimizer.register_local_var(y)
+        optimizer.apply_gradients([(tf.constant(context.rank + 1.0), x), (tf.constant(4.0), y)])
+        with pytest.raises(ValueError, match="Average and Sum"):
+            hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), op=hvd.Adasum)
+        return [float(x), float(y)]
+
+    assert run_ranks(2, body) == [[-3.0, -2.0]] * 2
+
+
 def test_what_is_no_optimizer() -> None:
     def body(context: Context) -> None:
         with pytest.raises(ValueError, match="got str"):
             hvd.DistributedOptimizer("adam")
+        with pytest.raises(ValueError, match="distributed already"):
+            hvd.DistributedOptimizer(hvd.DistributedOptimizer(OPTIMIZERS["sgd"]()))
         with pytest.raises(ValueError, match="backward_passes_per_step"):
             hvd.DistributedOptimizer(OPTIMIZERS["sgd"](), backward_passes_per_step=0)
         with pytest.raises(ValueError, match="gradient_predivide_factor"):

@@ -242,6 +242,23 @@ def test_members_of_a_process_set_reduce_among_themselves() -> None:
     assert run_ranks(3, body) == [50.5, 10.0, 50.5]
 
 
+def test_several_tables_are_one_request() -> None:
+    def body(context: Context) -> tuple[float, list[Array]]:
+        tables = [tf.Variable(tf.zeros([4, 2], dtype)) for dtype in (tf.float32, tf.float64)]
+        rows = [context.rank, 3]
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(tf.cast(tf.gather(table, rows), tf.float32)) for table in tables])
+        before = hvd.metrics()["agreed_in_full"]
+        gradients = hvd.DistributedGradientTape(tape).gradient(loss, tables)
+        assert all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients)
+        return hvd.metrics()["agreed_in_full"] - before, as_arrays(gradients)
+
+    for asked, gradients in run_ranks(2, body):
+        assert asked == 4  # members of one group: the rows, and where they belong
+        for gradient in gradients:
+            np.testing.assert_array_equal(gradient, [[0.5, 0.5], [0.5, 0.5], [0, 0], [1, 1]])
+
+
 def test_the_gradients_of_a_step_are_one_transfer() -> None:
     def body(context: Context) -> tuple[float, float]:
         variables = [tf.Variable(tf.ones([8])) for _ in range(30)]

@@ -61,7 +61,7 @@ def allreduce(
     if isinstance(tensor, tf.IndexedSlices):
         _require_plain(op, prescale_factor, postscale_factor, name)
         with _on(device_sparse):
-            return _reduce_slices(tensor, op, name, process_set, ignore_name_scope)
+            return _reduce_slices([tensor], op, name, process_set, ignore_name_scope)[0]
     with _on(device_dense):
         smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
         wire, at = _ask("allreduce", name, [smaller], process_set, ignore_name_scope)
@@ -85,14 +85,15 @@ def grouped_allreduce(
     """Combine several tensors at once; none begins before all are ready on all ranks. As `allreduce`."""
     op = choose_op(op, average)
     results: list[Given] = list(tensors)
-    dense = [place for place, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
-    if len(dense) < len(tensors):
+    sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    dense = [place for place in range(len(tensors)) if place not in sparse]
+    if sparse:
         _require_plain(op, prescale_factor, postscale_factor, name)
-    with _on(device_sparse):
-        for place, tensor in enumerate(tensors):
-            if isinstance(tensor, tf.IndexedSlices):
-                part = None if name is None else f"{name}.{place}"
-                results[place] = _reduce_slices(tensor, op, part, process_set, ignore_name_scope)
+        with _on(device_sparse):
+            given = [tensors[place] for place in sparse]
+            slices = _reduce_slices(given, op, name, process_set, ignore_name_scope)
+        for place, output in zip(sparse, slices, strict=True):
+            results[place] = output
     if not dense:
         return results
     with _on(device_dense):
@@ -274,14 +275,18 @@ def _require_plain(op: int, prescale: float, postscale: float, name: str | None)
 
 
 def _reduce_slices(
-    slices: tf.IndexedSlices, op: int, name: str | None, process_set: ProcessSet, ignore_name_scope: bool
-) -> tf.IndexedSlices:
-    """Gather the slices of all ranks; where one place is named several times they are added up in use."""
-    values, indices = (tf.convert_to_tensor(each) for each in (slices.values, slices.indices))
-    wire, at = _ask("allgather", None if name is None else f"{name}.slices", [values], process_set, ignore_name_scope)
+    slices: Sequence[tf.IndexedSlices], op: int, name: str | None, process_set: ProcessSet, ignore_name_scope: bool
+) -> list[tf.IndexedSlices]:
+    """Gather the slices of all ranks, of several tensors at once; rows named several times are added up in use."""
+    values, indices = ([tf.convert_to_tensor(getattr(each, part)) for each in slices] for part in ("values", "indices"))
+    wire, at = _ask("allgather", None if name is None else f"{name}.slices", values, process_set, ignore_name_scope)
     if op == Average:
         # Each rank divides its own: fewer than all have together.
-        divide = tf.divide if values.dtype.is_floating else tf.truncatediv
-        values = divide(values, tf.cast(size_op(at[1]), values.dtype))
-    values, indices = nodes.allgather([values, indices], wire, at, grouped=True)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+        size = size_op(at[1])
+        divide = [tf.divide if each.dtype.is_floating else tf.truncatediv for each in values]
+        values = [how(each, tf.cast(size, each.dtype)) for how, each in zip(divide, values, strict=True)]
+    gathered = nodes.allgather([*values, *indices], wire, at, grouped=True)
+    return [
+        tf.IndexedSlices(gathered[place], gathered[place + len(slices)], each.dense_shape)
+        for place, each in enumerate(slices)
+    ]

@@ -126,6 +126,8 @@ def DistributedOptimizer(
             scale_local_gradients=scale_local_gradients,
             **how,
         )
+    if isinstance(optimizer, _Distributed):
+        raise ValueError(f"this {type(optimizer).__name__} is distributed already")
     reduction = choose_reduction(
         op,
         gradient_predivide_factor,

@@ -14,6 +14,7 @@ from farandole.core.process_sets import ProcessSet, global_process_set, require_
 from farandole.core.reduction import Average, choose_op
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.ops import allreduce, grouped_allreduce
+from farandole.tensorflow.place import size_op
 
 __all__ = ["Gradient", "Groups", "Reducer", "Reduction", "Source", "choose_reduction", "identify"]
 
@@ -110,7 +111,12 @@ class Reducer:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(self._scale_local(gradient.values), gradient.indices, gradient.dense_shape)
-        return gradient / tf.cast(self.how.members.size(), gradient.dtype)
+        members = self.how.members
+        number = members.process_set_id
+        assert number is not None
+        # A function may be called again when there are more ranks, or fewer, than when it was traced.
+        size = members.size() if tf.executing_eagerly() else size_op(number)
+        return gradient / tf.cast(size, gradient.dtype)
 
     def _groups(self, gradients: Sequence[Gradient], sources: Sequence[Source]) -> list[list[int]]:
         """Say which gradients, by place, are reduced in one operation; none of these mixes dense and sparse ones."""
