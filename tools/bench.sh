@@ -30,8 +30,8 @@ touch build/bench/started
 failed=()
 for name in "${names[@]}"; do
   echo "== $name"
-  if [[ $name == launch_spark ]] && ! tools/check_java.sh; then
-    echo "launch_spark is left out: it needs Java."
+  if [[ $name == launch_spark || $name == feed ]] && ! tools/check_java.sh; then
+    echo "$name is left out: it needs Java."
     continue
   fi
   if [[ -f bench/$name.py ]]; then

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import cloudpickle
 
-from farandole.data import ShardSource
 from farandole.spark.channel import RankEnd
 from farandole.spark.fed_rows import FedRows, give_rows
 
@@ -31,10 +30,10 @@ class RankSide:
         # The file has no name. The process's number, not "self", so that a data loader's workers find it as well.
         return None if self._shard_fd is None else Path(f"/proc/{os.getpid()}/fd/{self._shard_fd}")
 
-    def open_rows(self, rows: FedRows) -> ShardSource:
-        """Open what stands in the call for the job's DataFrame."""
+    def path_of(self, rows: FedRows) -> str:
+        """Name the file of what stands in the call for the job's DataFrame."""
         assert self.shard is not None, "a job with such an argument has a DataFrame"
-        return ShardSource(self.shard)
+        return str(self.shard)
 
 
 # State outside `core`, on purpose: user code reaches its task through functions without a handle (log_to_driver,
@@ -76,7 +75,7 @@ def run_rank(rank: int, channel_name: str, pickled: bytes, keep: bool) -> object
         os.environ.update(orders.env)
         side = RankSide(rank, channel, orders.shard_fd)
         with _as_current(side):
-            given, named = give_rows(args, kwargs, side.open_rows)
+            given, named = give_rows(args, kwargs, side.path_of)
             value = function(*given, **named)
     finally:
         channel.close()

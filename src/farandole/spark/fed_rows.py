@@ -5,19 +5,21 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_type
 
-from farandole.data import ShardSource
 from farandole.errors import ConfigError, DataError
 from farandole.spark.spill import local_directory, spill
 from farandole.topology import JobEnvironment
 
-__all__ = ["FedRows", "arrow_schema", "collected", "give_rows", "open_collected", "take_dataframe"]
+if TYPE_CHECKING:
+    from farandole.data import ShardSource
+
+__all__ = ["FedRows", "arrow_schema", "collected", "give_rows", "path_of_collected", "take_dataframe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,22 @@ def take_dataframe(
 
 
 def give_rows(
-    args: Sequence[Any], kwargs: Mapping[str, Any], open_rows: Callable[[FedRows], ShardSource]
+    args: Sequence[Any], kwargs: Mapping[str, Any], path_of: Callable[[FedRows], str]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Put this rank's rows where the DataFrame was."""
+    """Put this rank's rows, in the file that `path_of` names, where the DataFrame was."""
 
     def given(value: Any) -> Any:
-        return open_rows(value) if isinstance(value, FedRows) else value
+        return open_rows(path_of(value)) if isinstance(value, FedRows) else value
 
     return [given(value) for value in args], {name: given(value) for name, value in kwargs.items()}
+
+
+def open_rows(path: str) -> "ShardSource":
+    """Open a rank's file."""
+    # Here, as most jobs have no DataFrame, and their ranks start sooner without it.
+    from farandole.data import ShardSource
+
+    return ShardSource(path)
 
 
 def arrow_schema(dataframe: DataFrame) -> pa.Schema:
@@ -93,7 +103,7 @@ def collected(dataframe: DataFrame, num_proc: int) -> Iterator[FedRows]:
         yield FedRows(tuple(paths))
 
 
-def open_collected(rows: FedRows) -> ShardSource:
-    """Open this rank's file of `collected`."""
+def path_of_collected(rows: FedRows) -> str:
+    """Return this rank's file of `collected`."""
     job = JobEnvironment.read(os.environ)
-    return ShardSource(rows.paths[0 if job is None else job.rank])
+    return rows.paths[0 if job is None else job.rank]

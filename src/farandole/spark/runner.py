@@ -17,7 +17,7 @@ from farandole.launch.run import run as run_locally
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.display import Display
 from farandole.spark.driver_log import Verbosity, show_on_console
-from farandole.spark.fed_rows import FedRows, collected, give_rows, open_collected, take_dataframe
+from farandole.spark.fed_rows import FedRows, collected, give_rows, path_of_collected, take_dataframe
 from farandole.spark.slots import all_slots, is_local, master_of
 from farandole.topology import JobEnvironment
 
@@ -127,7 +127,7 @@ def _where_output_goes(np: int, verbosity: Verbosity) -> str:
 
 def _of_rank_zero(main: Callable[..., T], kwargs: Mapping[str, object]) -> T | None:
     """Call `main` and keep rank 0's value alone, so that the others' need not be picklable."""
-    _, named = give_rows((), kwargs, open_collected)
+    _, named = give_rows((), kwargs, path_of_collected)
     value = main(**named)
     job = JobEnvironment.read(os.environ)
     return value if job is None or job.rank == 0 else None
