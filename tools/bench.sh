@@ -36,8 +36,8 @@ for name in "${names[@]}"; do
   fi
   if [[ -f bench/$name.py ]]; then
     command=(python "bench/$name.py")
-    # Those built on peers.py have a quick form and a full one.
-    ! grep -q '^import peers' "bench/$name.py" || command+=("${full[@]}")
+    # Those built on peers.py, among others, have a quick form and a full one.
+    ! grep -qE '^import peers|"--full"' "bench/$name.py" || command+=("${full[@]}")
   else
     command=("$FOLDER/bench/$name")
   fi
