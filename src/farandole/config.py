@@ -45,7 +45,7 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": _NO_GPUS,
     "HOROVOD_BATCH_D2D_MEMCOPIES": _NO_GPUS,
     "HOROVOD_ENABLE_ASYNC_COMPLETION": _NO_GPUS,
-    "HOROVOD_ENABLE_XLA_OPS": "TensorFlow comes in a later version",
+    "HOROVOD_ENABLE_XLA_OPS": "operations run beside XLA, which compiles what is between them",
     "HOROVOD_DISABLE_NVTX_RANGES": "no NVTX ranges are made",
     "HOROVOD_DISABLE_GROUP_FUSION": "what is fused with a group does not change its results",
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "MPI is not used",

@@ -1,5 +1,7 @@
 """The examples do what they say, on two ranks."""
 
+import importlib.util
+import os
 import re
 import signal
 import subprocess
@@ -18,6 +20,10 @@ PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 RUNS = {
     "data_parquet.py": [],  # test_data_programs
     "horovod_unchanged.py": [],  # test_compat_programs
+    "keras_digits.py": ["--epochs 4"],
+    "tensorflow_embeddings.py": ["--steps 200"],
+    "tensorflow_tape.py": ["--steps 150"],
+    "tensorflow_v1_session.py": [],  # below
     "torch_ddp.py": [],  # test_torch_distributed
     "torch_digits.py": [],  # test_training_equality
     "torch_resume.py": [],  # below
@@ -29,6 +35,7 @@ RUNS = {
 ALL = [(program, options) for program in PROGRAMS for options in RUNS.get(program, [""])]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 
 
 def run(program: str, *options: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -36,14 +43,20 @@ def run(program: str, *options: str, cwd: Path) -> "subprocess.CompletedProcess[
     return farandole("run", "-np", "2", sys.executable, str(EXAMPLES / program), *options, cwd=cwd, timeout=200)
 
 
+def accuracies(output: str) -> list[float]:
+    """What a program says that it has reached: in the end for training, and once on each rank that says so."""
+    return [float(each) for each in re.findall(r"accuracy[^:\n]*: ([0-9.]+)", output)]
+
+
 @pytest.mark.parametrize(("program", "options"), ALL)
 def test_it_learns(program: str, options: str, tmp_path: Path) -> None:
+    needs = program.partition("_")[0]
+    if needs in ("keras", "tensorflow") and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
     done = run(program, *options.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
-    # Each says in the end what it has reached.
-    *_, accuracy = re.findall(r"accuracy[^:\n]*: ([0-9.]+)", done.stdout)
-    assert float(accuracy) > 0.8
+    assert accuracies(done.stdout)[-1] > 0.8
 
 
 def test_a_job_that_resumes_ends_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
@@ -57,6 +70,39 @@ def test_a_job_that_resumes_ends_as_if_it_had_not_been_killed(tmp_path: Path) ->
     ends = [torch.load(tmp_path / folder / "checkpoint.pt") for folder in ("killed", "whole")]
     assert ends[0]["epoch"] == ends[1]["epoch"] == 2
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=0)
+
+
+@needs_tensorflow
+def test_a_program_of_tensorflow_1_runs_unchanged(tmp_path: Path) -> None:
+    program = [sys.executable, str(EXAMPLES / "tensorflow_v1_session.py"), "--steps", "200", "--checkpoint-dir", "kept"]
+    command = [sys.executable, "-m", "farandole.compat.horovodrun", "-np", "2", *program]
+
+    def run() -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=200, start_new_session=True
+        )
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    one, other = accuracies(done.stdout)
+    assert one == other > 0.8
+    assert (tmp_path / "kept" / "model.ckpt-100.index").exists()  # of 200 steps each rank makes half
+    # The checkpoint of rank 0 says that nothing is left to do, and no rank waits for another.
+    assert run().returncode == 0
+
+
+@needs_tensorflow
+@pytest.mark.spark
+def test_a_program_of_tensorflow_1_runs_in_tasks_of_spark(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    program = [str(EXAMPLES / "tensorflow_v1_session.py"), "--steps", "200", "--runner", "2"]
+    command = [sys.executable, "-m", "farandole.compat", *program]
+    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+    (tmp_path / "spark-defaults.conf").write_text("spark.master local[2]\nspark.ui.enabled false\n")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = accuracies(done.stdout)
+    assert accuracy > 0.8
 
 
 def test_the_index_has_each_example() -> None:

@@ -121,7 +121,6 @@ _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 _NO_ELASTIC = "elastic training is not there yet"
 _NO_ELASTIC_RUN = {"run_elastic": _NO_ELASTIC}
 _INSIDE = "it is the inside of Horovod's launcher; farandole starts its ranks in its own way"
-_NO_TENSORFLOW = "TensorFlow and Keras come in a later version; PyTorch programs run"
 _AGGREGATION = "give backward_passes_per_step= to the optimizer, which adds the gradients up"
 _REFERENCES = "variable.ref() and its deref() do the same"
 
@@ -174,7 +173,6 @@ MODULES: Mapping[str, Answer] = {
         parts="mpi_ops compression functions gradient_aggregation gradient_aggregation_eager sync_batch_norm util "
         "elastic",
         known=_TENSORFLOW,
-        why=_NO_TENSORFLOW,
         needs="tensorflow",
     ),
     "horovod.tensorflow.mpi_ops": Answer(
@@ -203,7 +201,6 @@ MODULES: Mapping[str, Answer] = {
         every=True,
         parts="callbacks elastic",
         known=f"{_KERAS} {_PROCESS_SETS}",
-        why=_NO_TENSORFLOW,
         needs="tensorflow keras",
     ),
     "horovod.tensorflow.keras.callbacks": Answer(by="farandole.keras.callbacks", known=_CALLBACKS),
@@ -214,7 +211,6 @@ MODULES: Mapping[str, Answer] = {
         own=_from("farandole.compat.horovod_keras", "DistributedOptimizer allreduce"),
         parts="callbacks elastic",
         known=f"{_KERAS} Adasum PartialDistributedOptimizer",
-        why=_NO_TENSORFLOW,
         needs="keras",
     ),
     "horovod.keras.callbacks": Answer(
@@ -253,7 +249,9 @@ MODULES: Mapping[str, Answer] = {
     "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN),
     "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
     "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
-    "horovod.spark.keras": Answer(by="farandole.spark.keras", every=True, why=_NO_TENSORFLOW),
+    "horovod.spark.keras": Answer(
+        by="farandole.spark.keras", every=True, why="the Keras estimator comes in a later version"
+    ),
     "horovod.spark.lightning": Answer(
         by="farandole.spark.lightning", every=True, why="the Lightning estimator comes in a later version"
     ),
