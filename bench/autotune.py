@@ -1,0 +1,159 @@
+"""What autotune gains, from the default setting and from a bad one, for few large and for many small tensors.
+
+    python bench/autotune.py [--rounds 7]
+
+Two shapes of a training step, among two ranks of one host and among four of two hosts (over TCP). Each job is tuned
+from the default, and from a bad setting that the file of an earlier job proposes; then it goes on with what was found,
+the default and the bad setting in turns. A ratio compares measurements of one turn: how many times faster the tuned
+setting is. Must: never slower than the default, but for what two measurements of the same setting differ by. Prints one
+table, writes bench/results/*-autotune.json."""
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from comparison import KIB, MIB, OURS, Line, compare, table
+from race import Race, record
+
+import farandole.numpy as hvd
+from farandole.config import Config
+from farandole.core.context import Context
+from farandole.core.default import use
+from farandole.core.knobs import Knobs
+from farandole.core.tuning_log import Row, TuningLog
+from farandole.rendezvous import ThreadRendezvous
+
+SHAPES = {"few large, 4 x 4 MiB": [4 * MIB] * 4, "many small, 300 x 8 KiB": [8 * KIB] * 300}
+WORLDS = {"2 ranks, 1 host": (2, 1), "4 ranks, 2 hosts": (4, 2)}
+DEFAULT = Knobs.of(Config())
+BAD = replace(DEFAULT, fusion_threshold=64 * KIB, slot_bytes=16 * KIB, link_chunk=32 * KIB, link_small=4 * KIB)
+SECONDS = 0.5  # of one measurement
+PATIENCE = 120.0  # seconds for one search
+MUST = {"default": 0.95}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one job ended with, and the seconds of its steps: by setting, turn by turn."""
+
+    knobs: Knobs
+    samples: int
+    seconds: dict[str, list[float]]
+
+
+class Training:
+    """One rank's training: in each step its gradients are asked for one by one, then waited for."""
+
+    def __init__(self, context: Context, sizes: list[int]) -> None:
+        self._context = context
+        self._tensors = [np.zeros(size // 4, np.float32) for size in sizes]
+
+    def run_until(self, over: Callable[[], bool]) -> float:
+        """Train until rank 0 says that it is over; returns the seconds per step."""
+        begin, steps, word = time.perf_counter(), 0, np.zeros(1)
+        while not word[0]:
+            for _ in range(4):
+                self._step()
+            steps += 4
+            word[0] = float(self._context.rank == 0 and over())
+            word = hvd.allreduce(word, name="over", op=hvd.Max)
+        return (time.perf_counter() - begin) / steps
+
+    def run_with(self, knobs: Knobs) -> float:
+        """The same with `knobs`, for a moment that is not counted and then for a while."""
+        if self._context.rank == 0:
+            self._context.engine.turn(knobs.for_engine(), False)
+        self.run_until(lambda: True)
+        end = time.perf_counter() + SECONDS
+        return self.run_until(lambda: time.perf_counter() >= end)
+
+    def _step(self) -> None:
+        handles = [hvd.allreduce_async_(each, name=f"g{at}", op=hvd.Sum) for at, each in enumerate(self._tensors)]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+
+def rank_of_job(context: Context, sizes: list[int], path: str, rounds: int) -> Found:
+    """Train until the search is over, then with each setting in turns."""
+    with use(context):
+        training = Training(context, sizes)
+        end = time.monotonic() + PATIENCE
+
+        def is_over() -> bool:
+            if time.monotonic() > end:
+                raise TimeoutError(f"no result within {PATIENCE:g} s")
+            return "farandole-tuner" not in {thread.name for thread in threading.enumerate()}
+
+        training.run_until(is_over)
+        tuned = Knobs.of_engine(context.engine.tuned()[0])
+        settings = {OURS: tuned, "default": DEFAULT, "bad": BAD}
+        seconds: dict[str, list[float]] = {name: [] for name in settings}
+        names = list(settings)
+        for turn in range(rounds):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                seconds[name].append(training.run_with(settings[name]))
+        return Found(tuned, int(hvd.metrics()["knob_turns"]) - 3 * rounds, seconds)
+
+
+def run_job(ranks: int, hosts: int, sizes: list[int], saved: Knobs | None, rounds: int) -> Found:
+    """Run a job of threads, tuned beginning with `saved`; returns what rank 0 found."""
+    found: dict[int, Found] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "log.csv")
+        if saved is not None:
+            with TuningLog(path) as log:
+                log.add(Row("chosen", ranks, hosts, saved, 1.0))
+        config = Config(autotune=True, autotune_log=path)
+
+        def live(rank: int, rendezvous: ThreadRendezvous) -> None:
+            with Context(rendezvous, config, host=f"host {rank % hosts}") as context:
+                found[rank] = rank_of_job(context, sizes, path, rounds)
+
+        threads = [
+            threading.Thread(target=live, args=(rank, rendezvous))
+            for rank, rendezvous in enumerate(ThreadRendezvous.group(ranks))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return found[0]
+
+
+def race_of(found: Found) -> Race:
+    ours = found.seconds[OURS]
+    ratios = {
+        f"{name} : {OURS}": [theirs / mine for theirs, mine in zip(seconds, ours, strict=True)]
+        for name, seconds in found.seconds.items()
+        if name != OURS
+    }
+    return Race(found.seconds, ratios)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    races: dict[str, Race] = {}
+    lines: list[Line] = []
+    for world, (ranks, hosts) in WORLDS.items():
+        for shape, sizes in SHAPES.items():
+            for begin, saved in {"default": None, "bad": BAD}.items():
+                found = run_job(ranks, hosts, sizes, saved, rounds)
+                what = f"{world}; {shape}; from {begin}"
+                races[what] = race_of(found)
+                lines += compare(what, races[what], MUST)
+                sys.stdout.write(f"{what}: {found.samples} turns, {found.knobs}\n")
+                sys.stdout.flush()
+    sys.stdout.write(f"{table('tuned, against the default and a bad setting; us per step', lines)}\n")
+    sys.stdout.write(f"{record('autotune', races, ('farandole', 'optuna', 'numpy'), lines)}\n")
+
+
+if __name__ == "__main__":
+    main()
