@@ -11,10 +11,11 @@ from farandole.core.default import use
 from farandole.errors import InvalidRequest, MismatchError, NotInitializedError
 from farandole.numpy import Average, Max, Sum
 from farandole.rendezvous import SoloRendezvous
-from helpers.bindings import BINDINGS, SIZES, Binding
+from helpers.bindings import BINDINGS, FUNCTIONAL, SIZES, Binding
 from helpers.ranks import run_ranks
 
 every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
+every_functional = pytest.mark.parametrize("binding", FUNCTIONAL, ids=lambda binding: binding.name)
 every_size = pytest.mark.parametrize("size", SIZES)
 several = pytest.mark.parametrize("size", SIZES[1:])
 
@@ -65,7 +66,7 @@ def test_a_disagreement_names_the_ranks_and_what_differs(binding: Binding, size:
     assert re.search(spelled.get(what, "root" if what == "root" else "shape"), texts[0])
 
 
-@every_binding
+@every_functional
 @several
 def test_ranks_that_ask_for_different_operations(binding: Binding, size: int) -> None:
     def body(context: Context) -> None:
@@ -185,7 +186,7 @@ def test_average_is_deprecated_and_excludes_op(binding: Binding) -> None:
     run_ranks(2, body, how="processes")
 
 
-@every_binding
+@every_functional
 def test_before_init(binding: Binding) -> None:
     hvd = binding.hvd
     assert not hvd.is_initialized()

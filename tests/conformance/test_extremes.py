@@ -10,10 +10,11 @@ import farandole.numpy
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.numpy import Average, Max, Sum
-from helpers.bindings import BINDINGS, Binding
+from helpers.bindings import BINDINGS, FUNCTIONAL, Binding
 from helpers.ranks import run_ranks
 
 every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
+every_functional = pytest.mark.parametrize("binding", FUNCTIONAL, ids=lambda binding: binding.name)
 every_host = pytest.mark.parametrize("hosts", [1, 2], ids=["one host", "two hosts"])
 
 ROOM = 9 << 30  # bytes of memory that the test of large tensors needs
@@ -24,7 +25,7 @@ def free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@every_binding
+@every_functional
 def test_an_average_of_large_integers_is_exact(binding: Binding) -> None:
     def body(context: Context) -> None:
         each = np.array([[2**62 + 1, -(2**62) - 1, 7, -7], [2**62 + 5, -(2**62) - 5, 0, 0], [2**62, -(2**62), 1, -1]])
@@ -39,7 +40,7 @@ def test_an_average_of_large_integers_is_exact(binding: Binding) -> None:
     run_ranks(3, body)
 
 
-@every_binding
+@every_functional
 @every_host
 def test_factors_in_the_width_that_they_need(binding: Binding, hosts: int) -> None:
     def body(context: Context) -> None:
@@ -59,7 +60,7 @@ def test_factors_in_the_width_that_they_need(binding: Binding, hosts: int) -> No
     run_ranks(2, body, hosts=hosts)
 
 
-@every_binding
+@every_functional
 @every_host
 def test_no_dimensions_and_no_rows(binding: Binding, hosts: int) -> None:
     def body(context: Context) -> None:

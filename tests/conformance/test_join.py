@@ -13,10 +13,11 @@ from farandole.config import Config
 from farandole.core.context import Context
 from farandole.errors import CollectiveTimeout, HorovodInternalError, JoinedError, MismatchError, PeerLost
 from farandole.numpy import Adasum, Average, Max, Min, Product, Sum
-from helpers.bindings import BINDINGS, SIZES, Binding
+from helpers.bindings import BINDINGS, FUNCTIONAL, SIZES, Binding
 from helpers.ranks import run_ranks
 
 every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
+every_functional = pytest.mark.parametrize("binding", FUNCTIONAL, ids=lambda binding: binding.name)
 every_size = pytest.mark.parametrize("size", SIZES)
 
 
@@ -63,7 +64,7 @@ def test_uneven_data(binding: Binding, size: int) -> None:
     run_ranks(size, body)
 
 
-@every_binding
+@every_functional
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_moving_rows_with_a_joined_rank(binding: Binding, hosts: int) -> None:
     def body(context: Context) -> int:

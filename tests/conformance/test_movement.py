@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from farandole.core.context import Context
-from helpers.bindings import BINDINGS, SIZES, Binding
+from helpers.bindings import BINDINGS, FUNCTIONAL, SIZES, Binding
 from helpers.ranks import run_ranks
 
 every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
+every_functional = pytest.mark.parametrize("binding", FUNCTIONAL, ids=lambda binding: binding.name)
 every_size = pytest.mark.parametrize("size", SIZES)
 
 
@@ -39,7 +40,7 @@ def test_allgather_joins_ragged_rows_of_every_dtype(binding: Binding, size: int)
     run_ranks(size, body)
 
 
-@every_binding
+@every_functional
 @every_size
 def test_a_gathered_tensor_is_ours_to_change(binding: Binding, size: int) -> None:
     def body(context: Context) -> None:
@@ -73,7 +74,7 @@ def test_broadcast_from_every_root(binding: Binding, size: int) -> None:
     run_ranks(size, body)
 
 
-@every_binding
+@every_functional
 @every_size
 def test_broadcast_of_scalars_and_of_nothing(binding: Binding, size: int) -> None:
     def body(context: Context) -> None:

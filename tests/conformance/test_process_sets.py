@@ -10,10 +10,11 @@ import pytest
 from farandole.core.context import Context
 from farandole.errors import InvalidRequest, MismatchError
 from farandole.numpy import Average, Sum
-from helpers.bindings import BINDINGS, SIZES, Binding
+from helpers.bindings import BINDINGS, FUNCTIONAL, SIZES, Binding
 from helpers.ranks import run_ranks
 
 every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
+every_functional = pytest.mark.parametrize("binding", FUNCTIONAL, ids=lambda binding: binding.name)
 several = pytest.mark.parametrize("size", SIZES[1:])
 
 
@@ -209,7 +210,7 @@ def use_every_operation(context: Context, name: str) -> None:
     np.testing.assert_array_equal(binding.read(hvd.allreduce(binding.make(np.ones(2), "float32"), op=Sum)), 4)
 
 
-@every_binding
+@every_functional
 def test_errors_name_the_ranks_of_the_job_and_the_set(binding: Binding) -> None:
     hvd = binding.hvd
 

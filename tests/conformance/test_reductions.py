@@ -7,12 +7,13 @@ import pytest
 
 from farandole.core.context import Context
 from farandole.numpy import Average, Max, Min, Product, Sum
-from helpers.bindings import BINDINGS, SIZES, Binding, expected, scatter_rows, tolerance
+from helpers.bindings import BINDINGS, FUNCTIONAL, SIZES, Binding, expected, scatter_rows, tolerance
 from helpers.ranks import run_ranks
 
 OPS = (Average, Sum, Min, Max, Product)
 
 every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
+every_functional = pytest.mark.parametrize("binding", FUNCTIONAL, ids=lambda binding: binding.name)
 every_size = pytest.mark.parametrize("size", SIZES)
 
 
@@ -58,7 +59,7 @@ def test_every_length(binding: Binding, size: int, elements: int) -> None:
     run_ranks(size, body)
 
 
-@every_binding
+@every_functional
 @every_size
 def test_scalars_and_shapes_are_kept(binding: Binding, size: int) -> None:
     def body(context: Context) -> None:
@@ -71,7 +72,7 @@ def test_scalars_and_shapes_are_kept(binding: Binding, size: int) -> None:
     run_ranks(size, body)
 
 
-@every_binding
+@every_functional
 @every_size
 def test_factors_scale_before_and_after(binding: Binding, size: int) -> None:
     def body(context: Context) -> None:
@@ -84,7 +85,7 @@ def test_factors_scale_before_and_after(binding: Binding, size: int) -> None:
     run_ranks(size, body)
 
 
-@every_binding
+@every_functional
 @every_size
 def test_an_integer_average_is_exact_and_truncated(binding: Binding, size: int) -> None:
     def body(context: Context) -> None:
@@ -97,7 +98,7 @@ def test_an_integer_average_is_exact_and_truncated(binding: Binding, size: int) 
     run_ranks(size, body)
 
 
-@every_binding
+@every_functional
 @every_size
 def test_booleans_are_ored_and_anded(binding: Binding, size: int) -> None:
     def body(context: Context) -> None:
@@ -114,7 +115,7 @@ def test_booleans_are_ored_and_anded(binding: Binding, size: int) -> None:
     run_ranks(size, body)
 
 
-@every_binding
+@every_functional
 @every_size
 def test_every_rank_gets_the_same_bits(binding: Binding, size: int) -> None:
     def body(context: Context) -> bytes:
@@ -207,7 +208,7 @@ def test_reducescatter_gives_each_rank_its_rows(binding: Binding, size: int) -> 
     run_ranks(size, body)
 
 
-@every_binding
+@every_functional
 @every_size
 def test_compression_sends_halves(binding: Binding, size: int) -> None:
     def body(context: Context) -> None:

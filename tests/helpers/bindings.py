@@ -1,5 +1,6 @@
 """The bindings that the conformance suite runs over: how each makes a tensor, and how a test reads it."""
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,7 +13,18 @@ import torch
 import farandole.numpy
 import farandole.torch
 
-__all__ = ["BINDINGS", "FLOATS", "INTEGERS", "SIZES", "Array", "Binding", "expected", "scatter_rows", "tolerance"]
+__all__ = [
+    "BINDINGS",
+    "FLOATS",
+    "FUNCTIONAL",
+    "INTEGERS",
+    "SIZES",
+    "Array",
+    "Binding",
+    "expected",
+    "scatter_rows",
+    "tolerance",
+]
 
 Array = npt.NDArray[Any]
 
@@ -64,6 +76,26 @@ BINDINGS = (
     ),
     Binding("torch", farandole.torch, _make_torch, _read_torch, FLOATS, INTEGERS),
 )
+
+
+def _jax() -> Binding:
+    import jax
+    import jax.numpy as jnp
+
+    import farandole.jax
+
+    def make(values: Array, dtype: str) -> jax.Array:
+        with jax.enable_x64(True):
+            return jnp.array(np.array(values)).astype(dtype)
+
+    def read(array: jax.Array) -> Array:
+        return np.asarray(array.astype(jnp.float32) if array.dtype == jnp.bfloat16 else array)
+
+    return Binding("jax", farandole.jax, make, read, FLOATS, INTEGERS)
+
+
+# Those of JAX change no tensor, and have no handles.
+FUNCTIONAL = (*BINDINGS, *([_jax()] if importlib.util.find_spec("jax") else []))
 
 
 def expected(op: int, each: list[Array], dtype: str) -> Array:

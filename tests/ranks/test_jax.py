@@ -1,5 +1,7 @@
 """JAX's operations: at once, inside programs, differentiated; and training with them."""
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -223,7 +225,25 @@ def test_errors() -> None:
     run_ranks(2, body)
 
 
-def test_a_program_outlives_init() -> None:
+def steps_until_death(context: Context, victim: int) -> str:
+    """Train in processes of their own until one of them is killed; return what the others hear."""
+    step = jax.jit(lambda x: hvd.allreduce(x + 1, name="x"))
+    x = jnp.zeros(1000)
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        for number in range(10_000):
+            if context.rank == victim and number == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            x = step(x).block_until_ready()
+    assert number == 3 and float(x[0]) == 3
+    return str(caught.value)
+
+
+def test_a_program_hears_who_died() -> None:
+    told, _ = run_ranks(2, steps_until_death, 1, how="processes", dies=[1])
+    assert "'allreduce.x' failed: rank 1" in told and "its process was killed or crashed" in told
+
+
+def test_without_init() -> None:
     with pytest.raises(ValueError, match="initialized"):
         jax.jit(lambda x: hvd.allreduce(x))(jnp.ones(2))
 
