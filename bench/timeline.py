@@ -28,7 +28,7 @@ RANKS = 2
 WITHOUT = "no timeline"
 LEAST = 0.98  # of the speed without
 MLP, MANY, ONE_BY_ONE, BURSTS = "mlp", "many layers", "4 KiB one by one", "4 KiB, 200 at once"
-COUNTS = {MLP: 10, MANY: 100, ONE_BY_ONE: 400_000, BURSTS: 2000}  # of a turn
+COUNTS = {MLP: 10, MANY: 100, ONE_BY_ONE: 100_000, BURSTS: 500}  # of a turn
 TENSORS = 200
 
 

@@ -79,8 +79,8 @@ Error Error::timeout(std::string name, std::vector<int> missing, double waited) 
 }
 
 Error Error::peer_lost(std::string name, int rank, std::string reason) {
-  const std::string text =
-      quoted(name) + " failed: rank " + std::to_string(rank) + " " + reason + "; look at that rank's own output";
+  const std::string text = quoted(name) + " failed: rank " + std::to_string(rank) + " is lost (" + reason +
+                           "); its own output says why. Restart from the last checkpoint";
   Error error(ErrorKind::PeerLost, std::move(name), text);
   error.rank = rank;
   error.reason = std::move(reason);
