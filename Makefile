@@ -7,7 +7,7 @@ CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h'
 ARGS ?=
 WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
-VERSIONS ?= 2.16.2 2.19.1
+VERSIONS ?= 2.15.1 2.16.2 2.19.1
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ test: test-native  ## run all tests; make test ARGS='-k name' runs some of the P
 test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed
 	@$(BIN)/python tools/without.py $(WITHOUT) -- $(ARGS)
 
-test-tensorflow: setup  ## run the tests of TensorFlow's operations with VERSIONS='2.16.2 2.19.1' of it, which are downloaded
+test-tensorflow: setup  ## run the tests of TensorFlow's operations with VERSIONS=... of it, which are downloaded
 	@tools/tensorflow.sh $(VERSIONS)
 
 test-native: setup  ## run the native tests

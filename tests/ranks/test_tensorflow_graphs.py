@@ -1,7 +1,10 @@
 """TensorFlow's operations in the middle of what a function or a graph does: loops, branches, order, what TensorFlow may
 not change, and names."""
 
+import ctypes
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +13,13 @@ import pytest
 import farandole.numpy
 from farandole.core.context import Context
 from farandole.core.default import use
+from farandole.core.plugins import core_table, plugin_path
 from helpers.ranks import run_ranks
 
 tf = pytest.importorskip("tensorflow")
 
 import farandole.tensorflow as hvd  # noqa: E402  # after the module that it needs is known to be there
+from farandole.tensorflow.plugin import operations  # noqa: E402
 
 
 def asked(context: Context) -> int:
@@ -184,3 +189,13 @@ def test_what_xla_compiles_cannot_hold_them() -> None:
         return float(around(tf.constant(3.0)))
 
     assert run_ranks(2, body) == [18.0] * 2
+
+
+def test_a_second_copy_of_the_library_adds_nothing(tmp_path: Path) -> None:
+    """TensorFlow would refuse to run either's operations."""
+    operations()
+    copy = ctypes.CDLL(str(shutil.copy(plugin_path("tensorflow"), tmp_path / "_tensorflow.so")))
+    connect = copy.farandole_tensorflow_connect
+    connect.argtypes, connect.restype = [ctypes.c_void_p], ctypes.c_char_p
+    assert b"another copy of farandole" in connect(core_table())
+    run_ranks(1, lambda context: hvd.allreduce(tf.ones(3)))

@@ -1,5 +1,10 @@
+#include <dlfcn.h>
+#include <link.h>
+
 #include <initializer_list>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "plugins/tensorflow/collective.h"
 
@@ -100,17 +105,39 @@ bool register_all() {
          register_place("FarandolePlace");
 }
 
+/// Is another copy of this library in the process? Both would register the same names, and TensorFlow would refuse to
+/// run either's operations.
+bool has_twin() {
+  std::vector<std::string> paths;
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, size_t, void* found) {
+        const std::string_view path = object->dlpi_name;
+        if (path.ends_with("/_tensorflow.so")) static_cast<std::vector<std::string>*>(found)->emplace_back(path);
+        return 0;
+      },
+      &paths);
+  int copies = 0;  // with this one
+  for (const std::string& path : paths) {
+    void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    if (library == nullptr) continue;
+    if (dlsym(library, "farandole_tensorflow_connect") != nullptr) ++copies;
+    dlclose(library);
+  }
+  return copies > 1;
+}
+
 struct Loaded {
   Loaded() {
     problem = resolve();
-    if (problem == nullptr && !register_all()) problem = "a registration that succeeds";
+    if (problem == nullptr && has_twin()) problem = "to be loaded once: another copy of farandole is in this process";
+    if (problem == nullptr && !register_all()) problem = "registrations that succeed";
   }
 } loaded;
 
 }  // namespace
 }  // namespace farandole::tensorflow
 
-/// Takes the core's functions; returns null, or what this TensorFlow lacks.
+/// Takes the core's functions; returns null, or what our operations need and do not have here.
 extern "C" __attribute__((visibility("default"))) const char* farandole_tensorflow_connect(const void* table) {
   using namespace farandole;  // NOLINT: outside of it only because of its C name
   const auto* core = static_cast<const plugins::CoreTable*>(table);

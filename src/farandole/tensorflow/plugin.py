@@ -15,7 +15,8 @@ __all__ = ["operations"]
 def operations() -> ModuleType:
     """Return TensorFlow's functions for our operations; the library is loaded at the first call.
 
-    Raises `ImportError` where this TensorFlow is too old or built in another way."""
+    Raises `ImportError` where this TensorFlow is too old or built in another way, and where another copy of the library
+    is in the process."""
     path = plugin_path("tensorflow")
     if not path.exists():
         raise ImportError(f"farandole was built without its TensorFlow plugin: there is no {path}")
@@ -24,5 +25,5 @@ def operations() -> ModuleType:
     connect.argtypes, connect.restype = [ctypes.c_void_p], ctypes.c_char_p
     missing = connect(core_table())
     if missing is not None:
-        raise ImportError(f"farandole's operations need {missing.decode()}, which TensorFlow {tf.__version__} lacks")
+        raise ImportError(f"farandole's operations need {missing.decode()} (TensorFlow {tf.__version__})")
     return functions
