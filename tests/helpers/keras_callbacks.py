@@ -102,8 +102,8 @@ def check_warm_up(rank: int, size: int) -> None:
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, use_bias=False)])
     model.set_weights([np.zeros((5, 2))])
     seen: list[float] = []
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs: seen.append(float(model.optimizer.learning_rate))
+    note: Any = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: seen.append(float(note.model.optimizer.learning_rate))
     )
     callbacks = [
         hvd.callbacks.LearningRateWarmupCallback(initial_lr=rate, warmup_epochs=warm),

@@ -27,7 +27,7 @@ def check_everything(context: Context, folder: Path) -> int:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_two_ranks(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("keras", backend):
         if importlib.util.find_spec(package) is None:

@@ -69,7 +69,11 @@ def backend() -> Backend:
             from farandole.keras import on_tensorflow
 
             return on_tensorflow
-    raise NotImplementedError(f"Keras runs on {name}; farandole.keras works on its tensorflow and torch backends")
+        case "jax":
+            from farandole.keras import on_jax
+
+            return on_jax
+    raise NotImplementedError(f"Keras runs on {name}; farandole.keras works on its tensorflow, torch and jax backends")
 
 
 def compress_each(tensors: Sequence[Tensor], how: How) -> tuple[list[Tensor], list[object]]:

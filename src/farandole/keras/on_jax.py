@@ -1,0 +1,66 @@
+"""Keras' JAX backend: all gradients travel in one call, as a compiled program may start several in any order."""
+
+from collections.abc import Sequence
+
+import jax
+import keras
+
+import farandole.jax as hvd
+from farandole.keras.backend import How
+
+__all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether `value` is an array of JAX, traced or not, or a Keras variable."""
+    return isinstance(value, (jax.Array, keras.Variable))
+
+
+def reduce_each(
+    tensors: Sequence[jax.Array], groups: Sequence[Sequence[int]] | None, name: str, how: How
+) -> list[jax.Array]:
+    """Reduce all at once, whatever the groups: ranks whose programs start them in different orders would wait forever.
+
+    Blocks until every rank has asked; in a compiled function when that runs."""
+    return hvd.grouped_allreduce(
+        tensors,
+        op=how.op,
+        name=name,
+        compression=how.compression,
+        prescale_factor=how.scaling.prescale,
+        postscale_factor=how.scaling.postscale,
+        process_set=how.process_set,
+    )
+
+
+def allreduce(tensor: jax.Array | keras.Variable, name: str | None, how: How) -> jax.Array:
+    """As `farandole.jax.allreduce`."""
+    return hvd.allreduce(
+        _plain(tensor),
+        op=how.op,
+        name=name,
+        compression=how.compression,
+        prescale_factor=how.scaling.prescale,
+        postscale_factor=how.scaling.postscale,
+        process_set=how.process_set,
+    )
+
+
+def allgather(tensor: jax.Array | keras.Variable, name: str | None) -> jax.Array:
+    """As `farandole.jax.allgather`."""
+    return hvd.allgather(_plain(tensor), name)
+
+
+def broadcast(tensor: jax.Array | keras.Variable, root_rank: int, name: str | None) -> jax.Array:
+    """As `farandole.jax.broadcast`."""
+    return hvd.broadcast(_plain(tensor), root_rank, name)
+
+
+def reducescatter(tensor: jax.Array | keras.Variable, name: str | None, op: int) -> jax.Array:
+    """As `farandole.jax.reducescatter`."""
+    return hvd.reducescatter(_plain(tensor), op=op, name=name)
+
+
+def _plain(tensor: jax.Array | keras.Variable) -> jax.Array:
+    value: jax.Array = tensor.value if isinstance(tensor, keras.Variable) else tensor
+    return value
