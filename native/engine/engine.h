@@ -133,7 +133,7 @@ class Engine : private Guard {
   /// knobs that cannot be right, and on other ranks.
   void turn(const Knobs& knobs, bool paced);
 
-  /// What this rank works with, since the so manieth turn; and the steps of that time, if they are marked.
+  /// What this rank works with, after so many turns; and the steps since the last one, if they are marked.
   struct Tuned {
     Knobs knobs;
     uint64_t turns = 0;

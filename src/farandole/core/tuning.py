@@ -17,7 +17,7 @@ from farandole.errors import ConfigError
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Outcome", "Space", "Terms", "Trial", "load_optuna", "score", "search", "space_of"]
+__all__ = ["Marks", "Outcome", "Space", "Terms", "Trial", "load_optuna", "score", "search", "space_of"]
 
 # A knob's least and greatest power of two; nothing for a yes or no.
 Space: TypeAlias = Mapping[str, tuple[int, int] | None]
