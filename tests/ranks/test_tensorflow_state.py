@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-import farandole.tensorflow as hvd
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
+
+tf = pytest.importorskip("tensorflow")
+
+import farandole.tensorflow as hvd  # noqa: E402  # after the module that it needs is known to be there
 
 v1 = tf.compat.v1
 DTYPES = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.int32, tf.int64, tf.uint8, tf.bool]

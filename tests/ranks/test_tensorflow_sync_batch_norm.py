@@ -4,12 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-import farandole.tensorflow as hvd
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
-from helpers.tensorflow_training import Array, as_arrays
+
+tf = pytest.importorskip("tensorflow")
+
+import farandole.tensorflow as hvd  # noqa: E402  # after the module that it needs is known to be there
+from helpers.tensorflow_training import Array, as_arrays  # noqa: E402
 
 ROWS = 9
 EVEN, UNEVEN, EMPTY = (0, 3, 6, 9), (0, 1, 4, 9), (0, 5, 5, 9)

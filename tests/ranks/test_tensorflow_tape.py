@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-import farandole.tensorflow as hvd
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
-from helpers.tensorflow_training import Array, Model, as_arrays, rows
+
+tf = pytest.importorskip("tensorflow")
+
+import farandole.tensorflow as hvd  # noqa: E402  # after the module that it needs is known to be there
+from helpers.tensorflow_training import Array, Model, as_arrays, rows  # noqa: E402
 
 STEPS = 3
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

@@ -1,6 +1,8 @@
 """What users can see of the bindings is what `__all__` says, and changes only on purpose."""
 
+import importlib
 import inspect
+import re
 from types import ModuleType
 
 import pytest
@@ -23,6 +25,13 @@ TORCH = (
     "DistributedOptimizer HorovodInternalError SyncBatchNorm broadcast_optimizer_state broadcast_parameters "
     "convert_sync_batchnorm sparse_allreduce_async"
 )
+TENSORFLOW = """
+BroadcastGlobalVariablesHook DistributedGradientTape DistributedOptimizer HorovodInternalError
+PartialDistributedGradientTape SyncBatchNormalization broadcast_global_variables broadcast_object_fn broadcast_variables
+local_rank_op local_size_op process_set_included_op rank_op size_op
+"""
+# TensorFlow waits by itself, and shares no memory of ours.
+NOT_IN_TENSORFLOW = {"Handle", "empty_shared", "poll", "synchronize"}
 
 OPERATIONS = [
     entry
@@ -42,6 +51,15 @@ def visible(module: ModuleType) -> set[str]:
 def test_public_names(module: ModuleType, names: str) -> None:
     assert list(module.__all__) == sorted(names.split())
     assert visible(module) == set(names.split())
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_public_names_of_tensorflow() -> None:
+    pytest.importorskip("tensorflow")
+    module = importlib.import_module("farandole.tensorflow")
+    basics = {name for name in BASICS.split() if not re.search(r"_async_?$|(reduce)_$", name)} - NOT_IN_TENSORFLOW
+    assert list(module.__all__) == sorted({*basics, *TENSORFLOW.split()})
+    assert visible(module) == set(module.__all__)
 
 
 @pytest.mark.parametrize("entry", OPERATIONS, ids=lambda entry: entry.name)

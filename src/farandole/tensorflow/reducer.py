@@ -89,6 +89,8 @@ class Reducer:
         Gradients of local sources are only divided by the number of ranks. Ranks outside of the process set get their
         own gradients back. Blocks in eager mode until every rank has taken part.
         """
+        # A set, or the job, may have ended since this was made.
+        require_registered(self.how.members, self.prefix)
         if not self.how.members.included():
             return list(gradients)
         found = list(gradients)
