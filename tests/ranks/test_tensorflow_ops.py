@@ -283,7 +283,7 @@ def test_a_function_hears_of_a_rank_that_is_killed() -> None:
         return str(caught.value)
 
     text, _ = run_ranks(2, body, how="processes", dies={1}, timeout=150)
-    assert "failed: rank 1 its process was killed or crashed" in text
+    assert "failed: rank 1 is lost (its process was killed or crashed)" in text
 
 
 def test_a_function_outlives_the_engine_that_it_was_traced_with() -> None:
