@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -324,6 +325,8 @@ def main() -> None:
     given = parser.parse_args()
     if find_spec("tensorflow") is None:
         sys.exit("tensorflow_training is left out: TensorFlow is not installed.")
+    # Else the ranks would outlive a measurement that is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with all_ranks() as ranks:
         races = {title: measure(title, ranks, given.rounds, 10 if given.full else 3) for title in given.shape or SHAPES}
     lines: list[Line] = [line for title, race in races.items() for line in compare(title, race, MUST)]
