@@ -134,13 +134,24 @@ def check_mixed_precision_as_compile_makes_it(rank: int, size: int) -> None:
 
 def check_local_layers(rank: int, size: int) -> None:
     """Their gradients are this rank's own, divided by the number of ranks."""
-    for scale, divisor in ((True, 2.0), (False, 1.0)):
+
+    def scaled() -> Any:
+        return keras.optimizers.LossScaleOptimizer(plain(), initial_scale=1.0)
+
+    def plain() -> Any:
+        return keras.optimizers.SGD(1.0)
+
+    for make, scale, divisor in ((plain, True, 2.0), (scaled, False, 1.0)):
         model = build()
-        optimizer = hvd.PartialDistributedOptimizer(
-            keras.optimizers.SGD(1.0), local_layers=model.layers[:1], scale_local_gradients=scale
-        )
+        optimizer = hvd.PartialDistributedOptimizer(make(), local_layers=model.layers[:1], scale_local_gradients=scale)
         grads = [keras.ops.ones(variable.shape) * (rank + 1) for variable in model.trainable_variables]
         before = model.get_weights()
         optimizer.apply(grads, model.trainable_variables)
+        try:
+            optimizer.apply(grads[1:], model.trainable_variables)
+        except ValueError as error:
+            assert "3 gradients" in str(error)
+        else:
+            raise AssertionError("gradients and variables do not match")
         steps = [float(np.mean(old - new)) for old, new in zip(before, model.get_weights(), strict=True)]
         assert_same(steps, [(rank + 1) / divisor] * 2 + [1.5] * 2)

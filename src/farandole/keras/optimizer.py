@@ -36,6 +36,10 @@ class Front(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no
     def __class__(self) -> Any:
         return type(self).__bases__[1]
 
+    def register_local_var(self, var: Any) -> None:
+        """Train a variable with this rank's gradients only."""
+        self._exchange.local.add(self._var_key(var))
+
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Refuse to be copied or pickled: the copy would train on its own, without anybody noticing."""
         raise TypeError(
@@ -59,7 +63,9 @@ class Distributed(Front):
             )
         grads = list(grads)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        # Keras says what is wrong with other numbers of gradients.
+        if trainable_variables is not None and len(grads) != len(variables):
+            raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables")
+        # Without variables Keras says what is wrong with other numbers of gradients.
         if len(grads) == len(variables):
             keys = [self._var_key(variable) for variable in variables]
             if self.gradient_accumulation_steps:
@@ -90,10 +96,6 @@ class Distributed(Front):
         due = (self._iterations + 1) % passes == 0
         reduced: list[Tensor] = keras.ops.cond(due, lambda: self._exchange.reduce(grads, keys), lambda: list(grads))
         return reduced
-
-    def register_local_var(self, var: Any) -> None:
-        """Train a variable with this rank's gradients only."""
-        self._exchange.local.add(self._var_key(var))
 
     def __setattr__(self, name: str, value: object) -> None:
         # By this assignment Keras' LossScaleOptimizer takes over another optimizer.
