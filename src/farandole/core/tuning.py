@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import statistics
 from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
@@ -60,7 +61,10 @@ def load_optuna() -> ModuleType:
     """Import what proposes; raises `ConfigError` with the remedy when it is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("autotune", "needs optuna, which is not installed; pip install farandole[autotune]")
-    return importlib.import_module("optuna")
+    # Optuna keeps errors of what it looks for in vain, with the frames of who imports it first and all that these hold:
+    # in a thread of its own that is nothing of ours.
+    with ThreadPoolExecutor(1, thread_name_prefix="farandole-optuna") as thread:
+        return thread.submit(importlib.import_module, "optuna").result()
 
 
 def space_of(config: Config, hosts: int, is_grid: bool, largest_slot: int) -> Space:
