@@ -40,7 +40,7 @@ void test_every_kind_keeps_its_fields_and_says_them() {
   const Error lost = Error::peer_lost("", 5, "was killed or crashed");
   CHECK(lost.kind == ErrorKind::PeerLost);
   CHECK_EQ(lost.rank, 5);
-  check_contains(lost, {"rank 5 was killed or crashed"});
+  check_contains(lost, {"rank 5 is lost (was killed or crashed)", "Restart"});
 
   const Error closed = Error::closed("shutdown() was called");
   CHECK(closed.kind == ErrorKind::Closed);
