@@ -19,6 +19,7 @@ of a thousand batches. Without, only its row groups are, cut into slices.
 
 import argparse
 import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -271,7 +272,11 @@ def start_petastorm(python: Path) -> "tuple[subprocess.Popen[str] | None, bool]"
     if not python.exists():
         sys.stdout.write(f"Petastorm is left out: there is no {python}\n")
         return None, False
-    process = subprocess.Popen([python, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # Its torch may be this environment's, whose plug-ins are not for it.
+    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    process = subprocess.Popen(
+        [python, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    )
     assert process.stdout is not None
     return process, process.stdout.readline() == "ready torch\n"
 

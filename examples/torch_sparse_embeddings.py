@@ -22,6 +22,8 @@ class Clicks(torch.nn.Module):
         super().__init__()
         self.users = torch.nn.Embedding(USERS, TASTES, sparse=True)
         self.items = torch.nn.Embedding(ITEMS, TASTES, sparse=True)
+        for table in (self.users, self.items):
+            torch.nn.init.normal_(table.weight, std=0.1)
 
     def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
         return (self.users(user) * self.items(item)).sum(1)
@@ -47,7 +49,7 @@ def main() -> None:
 
     hvd.init()
     torch.sparse.check_sparse_tensor_invariants.disable()  # else Adagrad warns that nobody has said so
-    torch.manual_seed(hvd.rank())
+    torch.manual_seed(10_000 + hvd.rank())  # not the seed of the tastes, which are to be learned
     user, item, clicked = make_clicks(options.steps * options.batch_size, seed=1 + hvd.rank())
 
     model = Clicks()

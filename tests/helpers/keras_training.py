@@ -53,6 +53,24 @@ def check_options(rank: int, size: int) -> None:
     assert_same(values(fit(model, hvd.DistributedOptimizer(sgd(), groups=groups), rank, size)), want)
 
 
+def check_embeddings(rank: int, size: int) -> None:
+    """On TensorFlow their gradients are slices, which go beside the dense ones, and without factors."""
+
+    def trained(optimizer: Any, rank: int = 0, size: int = 1) -> Any:
+        layers = [keras.layers.Embedding(16, 3), keras.layers.Flatten(), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+        random = np.random.default_rng(5)
+        model.set_weights([random.normal(size=weight.shape) for weight in model.weights])
+        model.compile(optimizer=optimizer, loss="mse")
+        inputs, targets = rows(rank, size)
+        model.fit((np.abs(inputs) * 5 % 16).astype("int32"), targets, batch_size=ROWS // size, shuffle=False, verbose=0)
+        return model
+
+    want = values(trained(keras.optimizers.SGD(0.1)))
+    for options in ({}, {"gradient_predivide_factor": 2.0}, {"gradient_predivide_factor": 2.0, "groups": 1}):
+        assert_same(values(trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **options), rank, size)), want)
+
+
 def check_a_loop_of_ones_own(rank: int, size: int) -> None:
     """Gradients by hand, one of them None; a rank outside of the process set stays alone."""
     members = hvd.add_process_set([0])

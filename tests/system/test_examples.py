@@ -30,7 +30,7 @@ RUNS = {
     "torch_mixed_precision.py": ["--epochs 3", "--epochs 3 --dtype float16"],
     "torch_accumulation.py": ["--epochs 5"],
     "torch_join.py": ["--epochs 3"],
-    "torch_sparse_embeddings.py": ["--steps 100"],
+    "torch_sparse_embeddings.py": ["--steps 300"],
 }
 ALL = [(program, options) for program in PROGRAMS for options in RUNS.get(program, [""])]
 

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 import farandole.tensorflow as hvd
+from farandole.core.gradients import Scaling
 from farandole.keras.backend import How, Tensor
 
 __all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
@@ -25,18 +26,26 @@ def reduce_each(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]] | Non
     if groups is None and tf.executing_eagerly():
         groups = [range(len(given))]  # one after the other they would wait for each other
     if groups is None:
-        return [hvd.allreduce(tensor, name=f"{name}.{place}", **_options(how)) for place, tensor in enumerate(given)]
+        return [
+            hvd.allreduce(tensor, name=f"{name}.{place}", **_options(how, _scaling(how, tensor)))
+            for place, tensor in enumerate(given)
+        ]
     reduced = list(given)
     for number, group in enumerate(groups):
-        outputs = hvd.grouped_allreduce([given[place] for place in group], name=f"{name}.{number}", **_options(how))
-        for place, output in zip(group, outputs, strict=True):
-            reduced[place] = output
+        # Slices take no factors, so they are a group of their own.
+        for wire, alike in ((f"{name}.{number}", False), (f"{name}.{number}.slices", True)):
+            places = [place for place in group if isinstance(given[place], tf.IndexedSlices) is alike]
+            if places:
+                tensors = [given[place] for place in places]
+                outputs = hvd.grouped_allreduce(tensors, name=wire, **_options(how, _scaling(how, tensors[0])))
+                for place, output in zip(places, outputs, strict=True):
+                    reduced[place] = output
     return reduced
 
 
 def allreduce(tensor: Tensor, name: str | None, how: How) -> Tensor:
     """As `farandole.tensorflow.allreduce`."""
-    return hvd.allreduce(_plain(tensor), name=name, **_options(how))
+    return hvd.allreduce(_plain(tensor), name=name, **_options(how, how.scaling))
 
 
 def allgather(tensor: Tensor, name: str | None) -> Tensor:
@@ -54,12 +63,17 @@ def reducescatter(tensor: Tensor, name: str | None, op: int) -> Tensor:
     return hvd.reducescatter(_plain(tensor), name=name, op=op)
 
 
-def _options(how: How) -> dict[str, Any]:
+def _scaling(how: How, gradient: Tensor) -> Scaling:
+    # Rows that are gathered cannot overflow as a sum can, so they need no factors.
+    return Scaling() if isinstance(gradient, tf.IndexedSlices) else how.scaling
+
+
+def _options(how: How, scaling: Scaling) -> dict[str, Any]:
     return {
         "compression": how.compression,
         "op": how.op,
-        "prescale_factor": how.scaling.prescale,
-        "postscale_factor": how.scaling.postscale,
+        "prescale_factor": scaling.prescale,
+        "postscale_factor": scaling.postscale,
         "process_set": how.process_set,
         # Keras' scopes tell how many layers and optimizers this rank has made before.
         "ignore_name_scope": True,
