@@ -2,11 +2,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <tuple>
@@ -21,6 +23,7 @@
 #include "bind/released.h"
 #include "collectives/grid.h"
 #include "engine/engine.h"
+#include "engine/trace_file.h"
 #include "engine/trace_text.h"
 #include "plugins/slot.h"
 
@@ -218,6 +221,13 @@ nb::bytes next_of(TraceText& text) {
   return nb::bytes(events.data(), events.size());
 }
 
+std::pair<uint64_t, int> append_to_trace(int fd, uint64_t end, nb::bytes events) {
+  const std::string_view text(events.c_str(), events.size());
+  const nb::gil_scoped_release released;
+  const TraceFileState state = append_events(fd, end, text, &::pwrite);
+  return {state.end, state.error};
+}
+
 }  // namespace
 }  // namespace farandole
 
@@ -320,6 +330,7 @@ NB_MODULE(_native, m) {
           },
           "engine"_a, "label"_a)
       .def("next", &next_of);
+  m.def("append_to_trace", &append_to_trace, "fd"_a, "end"_a, "events"_a);
 
   nb::class_<plugins::Slot>(m, "Slot")
       .def(nb::init<int32_t, int32_t>(), "local_rank"_a, "local_size"_a)

@@ -1,13 +1,18 @@
 // What the timeline is made of: events with the engine's clock, named though they carry no names, none from before its
 // start and none without being counted.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/clock.h"
 #include "check.h"
+#include "engine/trace_file.h"
 #include "engine/trace_text.h"
 
 using namespace farandole;
@@ -152,6 +157,42 @@ void test_text() {
   CHECK_EQ(lines, size_t{10'001});
 }
 
+size_t writes = 0;
+
+ssize_t watched_write(int fd, const void* data, size_t size, off_t at) {
+  ++writes;
+  const auto page = [](off_t place) { return place / 4096; };
+  CHECK(page(at) == page(at + static_cast<off_t>(size) - 1) || size < 300);  // one event, and a bracket
+  const ssize_t written = ::pwrite(fd, data, size, at);
+  std::string text(static_cast<size_t>(lseek(fd, 0, SEEK_END)), ' ');
+  CHECK_EQ(pread(fd, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  CHECK(text.starts_with("[\n{") && text.ends_with("}\n]\n"));
+  return written;
+}
+
+void test_a_file_is_whole_after_every_write() {
+  FILE* file = std::tmpfile();
+  const int fd = fileno(file);
+  CHECK(ftruncate(fd, 100'000) == 0);  // what was there before
+  std::string events;
+  for (int i = 0; i < 2000; ++i)
+    events += (i == 0 ? "{" : ",\n{") + std::string(static_cast<size_t>(i % 200), 'x') + "}";
+  TraceFileState state = append_events(fd, 0, events, &watched_write);
+  state = append_events(fd, state.end, "", &watched_write);
+  state = append_events(fd, state.end, "{}", &watched_write);
+  CHECK_EQ(state.error, 0);
+  CHECK(writes > 50);
+  std::string text(state.end + 3, ' ');
+  CHECK_EQ(pread(fd, text.data(), text.size() + 1, 0), static_cast<ssize_t>(text.size()));
+  CHECK_EQ(text, "[\n" + events + ",\n{}\n]\n");
+
+  const auto full = [](int, const void*, size_t, off_t) -> ssize_t { return errno = ENOSPC, -1; };
+  const TraceFileState failed = append_events(fd, state.end, "{}", +full);
+  CHECK_EQ(failed.error, ENOSPC);
+  CHECK_EQ(failed.end, state.end);
+  std::fclose(file);
+}
+
 }  // namespace
 
 int main() {
@@ -160,5 +201,6 @@ int main() {
   test_start_and_stop();
   test_more_than_fits();
   test_text();
+  test_a_file_is_whole_after_every_write();
   return check::report();
 }

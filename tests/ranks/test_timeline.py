@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,7 +18,6 @@ import pytest
 
 import farandole.numpy as hvd
 from farandole.config import Config
-from farandole.core import timeline as module
 from farandole.core.context import Context
 from farandole.core.default import use
 from farandole.core.trace_file import TraceFile
@@ -258,30 +258,24 @@ def test_a_killed_rank_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ENDLESS, str(path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "started\n"
         size = path.stat().st_size
-        while path.stat().st_size == size:
+        while path.stat().st_size < size + 100_000:
             assert process.poll() is None
+        # Not just when the file has grown: that may be between two pages of one write.
+        time.sleep(random.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert set(tensors(path)) == {"allreduce.x"}
 
 
-def test_a_file_is_whole_after_every_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path, seen = tmp_path / "trace.json", []
-    write = os.pwrite
-
-    def pwrite(fd: int, data: bytes, at: int) -> int:
-        written = write(fd, data, at)
-        seen.append(len(read(path)))
-        return written
-
+def test_a_file_is_whole_after_every_piece(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
     path.write_text("what was there before " * 1000)
-    monkeypatch.setattr(module.os, "pwrite", pwrite)
     file = TraceFile(path)
     file.append(b",\n".join(json.dumps({"number": number}).encode() for number in range(20_000)))
+    assert read(path) == [{"number": number} for number in range(20_000)]
     file.append(b"")
     file.append(b"{}")
     file.close()
-    assert len(seen) > 5 and seen == sorted(seen) and seen[-1] == 20_001
     assert read(path) == [*({"number": number} for number in range(20_000)), {}]
 
 
