@@ -1,8 +1,8 @@
 """What holds for every test."""
 
+import gc
 import importlib
 import importlib.util
-import gc
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
