@@ -229,5 +229,3 @@ def test_rows_that_cannot_be_trained_on_are_refused(spark: SparkSession) -> None
     assert isinstance(caught.value.__cause__, DataError)
     with pytest.raises(DataError, match="column 'i': Spark hands interval to no rank"):
         run(refuse, (rows.selectExpr("make_interval(1) AS i"),), num_proc=2)
-    with pytest.raises(ConfigError, match="dataframe: 2 are among the arguments"):
-        run(print, (rows, rows), num_proc=2)

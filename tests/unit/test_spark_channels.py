@@ -154,14 +154,14 @@ def test_a_rank_gets_its_orders_and_its_rows(tmp_path: os.PathLike[str]) -> None
     task = TaskEnd(lambda kind, payload: heard.append((kind, payload)))
     try:
         rank = RankEnd(task.name)
-        task.begin(Orders(env={"A": "1"}, shard_fd=rows.file.fileno()))
+        task.begin(Orders(env={"A": "1"}, shard_fds=[rows.file.fileno()]))
         orders = rank.receive_orders()
         rows.close()
         assert orders.env == {"A": "1"}
-        assert orders.shard_fd is not None
-        with pa.memory_map(f"/proc/self/fd/{orders.shard_fd}") as mapped:
+        (fd,) = orders.shard_fds
+        with pa.memory_map(f"/proc/self/fd/{fd}") as mapped:
             assert pa.ipc.open_file(mapped).read_all().to_pydict() == {"x": [1, 2, 3, 4]}
-        os.close(orders.shard_fd)
+        os.close(fd)
         assert rank.send("progress", {"step": 1})
         rank.close()
     finally:
@@ -229,7 +229,7 @@ def test_messages_never_block_a_rank_whose_task_does_not_read() -> None:
     task = TaskEnd(hear)
     try:
         rank = RankEnd(task.name)
-        task.begin(Orders(env={}, shard_fd=None))
+        task.begin(Orders(env={}, shard_fds=[]))
         rank.receive_orders()
         sent = [rank.send("progress", {"text": "x" * 10_000}) for _ in range(100)]
         assert not all(sent)

@@ -18,9 +18,9 @@ from farandole.errors import ConfigError
 from farandole.handshake import new_secret
 from farandole.launch.pickling import dump_call
 from farandole.spark.child import shard
+from farandole.spark.dataframes import arrow_schema, take_dataframes
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
 from farandole.spark.failure import blame
-from farandole.spark.fed_rows import arrow_schema, take_dataframe
 from farandole.spark.slots import is_local, master_of, require_slots
 from farandole.spark.task import RESULT_SCHEMA, TaskPlan, run_task
 
@@ -123,7 +123,9 @@ def _dump(
     main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[bytes, DataFrame | None]:
     """Pickle the call, but for the DataFrame among its arguments."""
-    args, kwargs, fed = take_dataframe(args, kwargs)
+    args, kwargs, fed = take_dataframes(args, kwargs)
+    if len(fed) > 1:
+        raise ConfigError("dataframe", f"{len(fed)} are among the arguments, and a job feeds one")
     call = dump_call(main, args, kwargs)
     if len(call) > LARGE_CALL:
         log.warning(
@@ -131,7 +133,7 @@ def _dump(
             "load large objects inside the function, from a path",
             len(call) >> 20,
         )
-    return call, fed
+    return call, fed[0] if fed else None
 
 
 def _driver_host(context: SparkContext) -> str:

@@ -14,17 +14,18 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from farandole.errors import AuthenticationError
 
-__all__ = ["LARGEST_RECORD", "OnMessage", "Orders", "RankEnd", "TaskEnd"]
+__all__ = ["LARGEST_RECORD", "MOST_SHARDS", "OnMessage", "Orders", "RankEnd", "TaskEnd"]
 
 log = logging.getLogger(__name__)
 
 LARGEST_RECORD = 64 * 1024  # bytes
+MOST_SHARDS = 64  # DataFrames of a job; Linux passes no more than 253 files at once
 PATIENCE = 2.0  # seconds that a message for the user waits for room
 
 OnMessage: TypeAlias = Callable[[str, Mapping[str, object]], None]
@@ -34,10 +35,10 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What the task tells its rank when all tasks have met: variables to set, and a descriptor of its rows."""
+    """What the task tells its rank when all tasks have met: variables to set, and a file for each DataFrame."""
 
     env: Mapping[str, str]
-    shard_fd: int | None
+    shard_fds: Sequence[int]
 
 
 class TaskEnd:
@@ -58,7 +59,7 @@ class TaskEnd:
         self._thread.start()
 
     def begin(self, orders: Orders) -> None:
-        """Let the rank begin as soon as it has connected; the descriptor must stay open until `close`."""
+        """Let the rank begin as soon as it has connected; the descriptors must stay open until `close`."""
         self._orders = orders
         self._ready.set()
 
@@ -83,8 +84,8 @@ class TaskEnd:
                 self._ready.wait()
                 if self._orders is None:
                     return  # closed before all tasks had met
-                fds = [] if self._orders.shard_fd is None else [self._orders.shard_fd]
-                socket.send_fds(connection, [json.dumps({"env": dict(self._orders.env)}).encode()], fds)
+                record = json.dumps({"env": dict(self._orders.env)}).encode()
+                socket.send_fds(connection, [record], list(self._orders.shard_fds))
                 while record := connection.recv(LARGEST_RECORD):
                     self._hear(record)
         except OSError as error:
@@ -128,10 +129,10 @@ class RankEnd:
         """Wait for the task's orders; raises `EOFError` when it ends before."""
         # No deadline: a task may write rows for an hour before. It ends with the task, by end of file here and by
         # the guard above this process.
-        record, fds, _, _ = socket.recv_fds(self._socket, LARGEST_RECORD, 1)
+        record, fds, _, _ = socket.recv_fds(self._socket, LARGEST_RECORD, MOST_SHARDS)
         if not record:
             raise EOFError("the Spark task ended before all ranks had started")
-        return Orders(env=json.loads(record)["env"], shard_fd=fds[0] if fds else None)
+        return Orders(env=json.loads(record)["env"], shard_fds=fds)
 
     def send(self, kind: str, payload: Mapping[str, object], *, patient: bool = False) -> bool:
         """Hand a message to the task; False when there was no room (`patient`: for a moment) and it was dropped.

@@ -1,7 +1,7 @@
 """The rank's own process, below its barrier task: what runs there before the user's function and beside it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -19,21 +19,23 @@ Call: TypeAlias = tuple[Callable[..., object], tuple[object, ...], dict[str, obj
 class RankSide:
     """What user code of a rank can reach of its barrier task."""
 
-    def __init__(self, rank: int, channel: RankEnd, shard_fd: int | None) -> None:
+    def __init__(self, rank: int, channel: RankEnd, shard_fds: Sequence[int]) -> None:
         self.rank = rank
         self.channel = channel
-        self._shard_fd = shard_fd
+        self._shard_fds = shard_fds
 
     @property
     def shard(self) -> Path | None:
-        """Where this rank's rows can be opened; None without a DataFrame."""
-        # The file has no name. The process's number, not "self", so that a data loader's workers find it as well.
-        return None if self._shard_fd is None else Path(f"/proc/{os.getpid()}/fd/{self._shard_fd}")
+        """Where this rank's rows of the first DataFrame can be opened; None without one."""
+        return self._path(0) if self._shard_fds else None
 
     def path_of(self, rows: FedRows) -> str:
-        """Name the file of what stands in the call for the job's DataFrame."""
-        assert self.shard is not None, "a job with such an argument has a DataFrame"
-        return str(self.shard)
+        """Name the file with this rank's rows of the DataFrame that `rows` stands for."""
+        return str(self._path(rows.number))
+
+    def _path(self, number: int) -> Path:
+        # The file has no name. The process's number, not "self", so that a data loader's workers find it as well.
+        return Path(f"/proc/{os.getpid()}/fd/{self._shard_fds[number]}")
 
 
 # State outside `core`, on purpose: user code reaches its task through functions without a handle (log_to_driver,
@@ -73,7 +75,7 @@ def run_rank(rank: int, channel_name: str, pickled: bytes, keep: bool) -> object
         function, args, kwargs = call
         orders = channel.receive_orders()
         os.environ.update(orders.env)
-        side = RankSide(rank, channel, orders.shard_fd)
+        side = RankSide(rank, channel, orders.shard_fds)
         with _as_current(side):
             given, named = give_rows(args, kwargs, side.path_of)
             value = function(*given, **named)

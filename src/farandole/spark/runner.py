@@ -5,7 +5,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import TypeVar, cast, get_args
 
 from pyspark.sql import SparkSession
@@ -15,9 +14,10 @@ from farandole.errors import ConfigError
 from farandole.launch.pickling import describe
 from farandole.launch.run import run as run_locally
 from farandole.spark.barrier import run_barrier_job
+from farandole.spark.dataframes import collected, take_dataframes
 from farandole.spark.display import Display
 from farandole.spark.driver_log import Verbosity, show_on_console
-from farandole.spark.fed_rows import FedRows, collected, give_rows, path_of_collected, take_dataframe
+from farandole.spark.fed_rows import FedRows, give_rows, path_of_collected
 from farandole.spark.slots import all_slots, is_local, master_of
 from farandole.topology import JobEnvironment
 
@@ -71,9 +71,9 @@ class HorovodRunner:
         return values[0]
 
     def _run_locally(self, main: Callable[..., T], kwargs: Mapping[str, object]) -> T:
-        _, named, dataframe = take_dataframe((), kwargs)
-        with nullcontext(FedRows()) if dataframe is None else collected(dataframe, -self.num_processor) as rows:
-            named = {name: rows if isinstance(value, FedRows) else value for name, value in named.items()}
+        _, named, dataframes = take_dataframes((), kwargs)
+        with collected(dataframes, -self.num_processor) as rows:
+            named = {name: rows[value.number] if isinstance(value, FedRows) else value for name, value in named.items()}
             return cast(T, run_locally(_of_rank_zero, (main, named), num_proc=-self.num_processor)[0])
 
     def _all_slots(self, spark: SparkSession) -> int:

@@ -146,8 +146,8 @@ class RankTask:
                 return call, dataclasses.replace(self._own_failure(event[1]), consequence=True)
             if event[0] == "met":
                 met = [json.loads(each) for each in event[1]]
-                fd = rows.file.fileno() if rows is not None else None
-                channel.begin(Orders(env=self._orders(met), shard_fd=fd))
+                fds = [rows.file.fileno()] if rows is not None else []
+                channel.begin(Orders(env=self._orders(met), shard_fds=fds))
                 self._wait_for_end()
             # Before the rank is ended here, which is no failure of its own.
             return call, self._failure(call)

@@ -1,0 +1,75 @@
+"""The driver's side of a DataFrame among the arguments of a call: it stays with Spark, ranks get shares of its rows."""
+
+import inspect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_type
+
+from farandole.errors import DataError
+from farandole.spark.fed_rows import FedRows
+from farandole.spark.spill import local_directory, spill
+
+__all__ = ["arrow_schema", "collected", "take_dataframes"]
+
+
+def take_dataframes(
+    args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[list[object], dict[str, object], list[DataFrame]]:
+    """Take the DataFrames out of the arguments and put a `FedRows` in the place of each."""
+    found: list[DataFrame] = []
+
+    def kept(value: object) -> object:
+        if not isinstance(value, DataFrame):
+            return value
+        places = [place for place, each in enumerate(found) if each is value]
+        if not places:
+            found.append(value)
+        return FedRows(places[0] if places else len(found) - 1)
+
+    placed, named = [kept(value) for value in args], {name: kept(value) for name, value in kwargs.items()}
+    return placed, named, found
+
+
+def arrow_schema(dataframe: DataFrame) -> pa.Schema:
+    """Return the columns as ranks get them; raises `DataError` naming one that Spark cannot hand over."""
+    zone = dataframe.sparkSession.conf.get("spark.sql.session.timeZone")
+    # Older ones have no such argument and say UTC.
+    options: Any = {"timezone": zone} if "timezone" in inspect.signature(to_arrow_type).parameters else {}
+    fields = []
+    for field in dataframe.schema.fields:
+        try:
+            fields.append(pa.field(field.name, to_arrow_type(field.dataType, **options), field.nullable))
+        except PySparkException as error:
+            kind = field.dataType.simpleString()
+            raise DataError(field.name, f"Spark hands {kind} to no rank; cast it or leave it out") from error
+    return pa.schema(fields)
+
+
+@contextmanager
+def collected(dataframes: Sequence[DataFrame], num_proc: int) -> Iterator[list[FedRows]]:
+    """Bring all rows to this process and lay them out for `num_proc` ranks of this machine, in files without names.
+
+    For a try before a job of Spark's: all rows of a DataFrame are in this process's memory for a moment."""
+    with ExitStack() as stack:
+        found = []
+        for number, dataframe in enumerate(dataframes):
+            arrow_schema(dataframe)  # names what cannot be collected, either
+            table, paths = dataframe.toArrow(), []
+            for rank in range(num_proc):
+                first, last = (table.num_rows * place // num_proc for place in (rank, rank + 1))
+                rows = spill(
+                    table.slice(first, last - first).to_batches(),
+                    table.schema,
+                    local_directory(os.environ, rank),
+                    stop=lambda: False,
+                )
+                stack.callback(rows.close)
+                paths.append(f"/proc/{os.getpid()}/fd/{rows.file.fileno()}")
+            found.append(FedRows(number, tuple(paths)))
+        yield found
