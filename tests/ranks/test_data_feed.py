@@ -16,6 +16,7 @@ from farandole.data import (
     FeedLoader,
     FieldOptions,
     Loader,
+    ParquetSource,
     Policy,
     Ragged,
     Reading,
@@ -23,7 +24,9 @@ from farandole.data import (
     ShardSource,
     SparseRows,
 )
-from farandole.errors import ConfigError, DataError, FarandoleError
+from farandole.data.rounds import Columns
+from farandole.errors import ConfigError, DataError, FarandoleError, SourceError
+from helpers.datasets import write_rows
 from helpers.ranks import run_ranks
 
 # Rows of record batches, by partition; a job has as many ranks as there are, or the first of them only.
@@ -265,6 +268,93 @@ def test_a_rank_that_cannot_look_at_its_rows_stops_all(tmp_path: Path) -> None:
     first, second = run_ranks(2, body)
     assert "column 'row': is not in the data, which has other" in second
     assert first == f"rank 1: {second}"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("policy", ["drop", "pad", "join"])
+def test_what_one_ranks_transform_raises_stops_all_at_one_step_and_costs_no_row(
+    tmp_path: Path, policy: Policy, size: int, workers: int
+) -> None:
+    sizes = [[4] * 6, [4] * 5, [4] * 4][:size]
+    rows, last = write_shards(tmp_path, sizes), size - 1
+    bad = rows - sum(sizes[last]) + 8  # the first row of the last rank's third record batch
+
+    def body(context: Context) -> dict[str, int]:
+        refused = {bad}
+
+        def transform(columns: Columns) -> Columns:
+            if refused.intersection(columns["row"].tolist()):  # type: ignore[union-attr]
+                raise KeyError("colour")
+            return columns
+
+        loader = make(context, tmp_path, policy=policy, shuffle=False, workers=workers, transform=transform)
+        error, text = (KeyError, "^'colour'") if context.rank == last else (SourceError, f"^rank {last}: KeyError: ")
+        seen: list[Batch] = []
+        with pytest.raises(error, match=text):
+            for batch in loader:
+                seen.append(batch)
+        # The ranks are still together, and can go on from the last step that all of them had.
+        assert hvd.allgather_object(context.rank) == list(range(size))
+        state = loader.state_dict()
+        refused.clear()
+        seen += list(loader)
+        assert rows_of(seen) == rows_of(list(make(context, tmp_path, policy=policy, shuffle=False)))
+        return state
+
+    states = run_ranks(size, body)
+    # A rank of fewer rows spreads them over the 6 steps: the third of 3 takes 0 to 2, 2 to 5, 5 to 8, and fails at 8.
+    steps = 3 if (policy, size) == ("join", 3) else 2
+    assert [(state["epoch"], state["visited"]) for state in states] == [(0, steps)] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_word_that_one_rank_does_not_know_all_hear_of_at_one_step(tmp_path: Path, size: int) -> None:
+    def words(first: int, rows: int) -> pa.Table:
+        return pa.table({"row": range(first, first + rows), "word": ["red" if first != 8 else "odd"] * rows})
+
+    write_shards(tmp_path, [[4] * 4] * size, words)
+
+    def body(context: Context) -> int:
+        fields = FieldOptions(vocabulary={"word": ["red"]})
+        loader = make(context, tmp_path, policy="drop", shuffle=False, fields=fields, workers=0, ahead=0)
+        batches = iter(loader)
+        assert [next(batches).rows, next(batches).rows] == [4, 4]
+        error, text = (SourceError, "^rank 0: ") if context.rank else (DataError, "^")
+        with pytest.raises(error, match=f"{text}column 'word': .*'odd' is not in its vocabulary of 1 words"):
+            next(batches)
+        return loader.state_dict()["visited"]
+
+    assert run_ranks(size, body) == [2] * size
+
+
+def test_what_fails_on_one_rank_before_the_first_step_fails_on_all(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_rows(tmp_path / str(rank), [[5], [5]])
+
+    def body(context: Context) -> None:
+        def transform(columns: Columns) -> Columns:
+            raise KeyError("colour")
+
+        loader = FeedLoader(
+            ParquetSource(str(tmp_path / str(context.rank))),
+            batch_size=5,
+            policy="drop",
+            rank=context.rank,
+            size=2,
+            reading=Reading(transform=transform if context.rank else dict),
+            gather=hvd.allgather_object,
+        )
+        error, text = (KeyError, "^'colour'") if context.rank else (SourceError, "^rank 1: KeyError: 'colour'")
+        with pytest.raises(error, match=text):
+            loader.sample()
+        if context.rank:
+            (tmp_path / "1" / "part-001.parquet").unlink()
+        whose = "" if context.rank else "rank 1: "
+        with pytest.raises(SourceError, match=rf"^{whose}.*/1/part-001.parquet: is not there"):
+            next(iter(loader))
+
+    run_ranks(2, body)
 
 
 def test_nulls_and_choices_are_as_for_files(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from farandole.data.agreement import Gather, agree, together
+from farandole.data.agreement import Gather, agree, in_step, together
 from farandole.data.cutter import Cutter
 from farandole.data.deal import Deal, Policy
 from farandole.data.fields import check_names, plan_fields
@@ -48,8 +48,9 @@ class FeedLoader:
     has. `policy`: "join" spreads the rows of ranks that have fewer, with weights; "pad" repeats rows of these; "drop"
     ends the epoch with the emptiest rank. The order, new in each epoch, is a function of seed, epoch, rank, and the
     order of the rows in `source`.
-    With several ranks, `gather`, an all-gather of objects, is needed, and making a loader is collective: what is wrong
-    with one rank's rows, all raise. Raises `DataError` for columns and rows, `ConfigError` for settings.
+    With several ranks, `gather`, an all-gather of objects, is needed, and as with `Loader` making a loader, starting an
+    epoch and each step are collective: what is wrong with one rank's rows, or what its transform raises, all ranks
+    raise before any of them has that step's batch. Raises `DataError` for columns and rows, `ConfigError` for settings.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class FeedLoader:
         if batch_size < 1:
             raise ConfigError("batch_size", f"must be >= 1, got {batch_size}")
         self._source, self._rank, self._size = source, rank, size
-        self._reading, self._report = reading or Reading(), report
+        self._reading, self._gather, self._report = reading or Reading(), gather, report
         self._columns = list(source.schema.names if columns is None else columns)
         settings = f"{size} ranks, batch_size {batch_size}, policy {policy}"
         agree("the loader", f"{settings}, seed {self._reading.seed}, shuffle {self._reading.shuffle}", gather)
@@ -107,11 +108,13 @@ class FeedLoader:
         return self._reading.transform is not None
 
     def sample(self) -> Columns:
-        """Return columns of the types and shapes that batches have: of no rows, or what a transform makes of a few."""
+        """Return columns of the types and shapes that batches have: of no rows, or what a transform makes of a few.
+
+        With a transform it is collective."""
         if not self.transforms:
             return self._no_rows
         few = {field.name: field.values(self._few_rows[field.name]) for field in self._reader.fields}
-        return transformed(self._reading.transform, few)
+        return together(lambda: transformed(self._reading.transform, few), self._gather)
 
     @property
     def rows(self) -> int:
@@ -144,22 +147,17 @@ class FeedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that are left of this epoch; when all have been taken, the next one is due."""
-        plan, meter = self._plan, Meter(self._epoch)
-        self._meter = meter
-        held = plan.rows[self._rank]
-        pieces = self._pieces(min(held, plan.bounds(self._rank, self._step)[0]))
-        with closing(pieces):
-            cutter = Cutter(pieces, meter)
-            for step in range(self._step, plan.steps):
-                own = plan.batch(self._rank, step)
-                count = own if plan.policy == "join" else plan.batch_size
-                columns = cutter.take(count) if count else transformed(self._reading.transform, self._no_rows)
-                batch = Batch.of(columns, count, plan.weight(self._rank, step), count - own)
+        together(self._source.check, self._gather)
+        meter = self._meter = Meter(self._epoch)
+        first, steps = self._step, self._plan.steps
+        batches = self._batches(first, meter)
+        with closing(batches):
+            for step, batch in enumerate(in_step(batches, self._gather), first + 1):
                 meter.steps += 1
-                meter.rows += count
+                meter.rows += batch.rows
                 # Before it is given out: whoever saves the state then has this batch behind him.
-                self._step = step + 1
-                if self._step == plan.steps:
+                self._step = step
+                if step == steps:
                     self._finish(meter.metrics)
                 yield batch
 
@@ -269,6 +267,19 @@ class FeedLoader:
             window=asked.window or max(LEAST_WINDOW, ROUND_BYTES // row_bytes // lanes),
             seed=int(stream.generate_state(1, np.uint64)[0]) if asked.shuffle else None,
         )
+
+    def _batches(self, first: int, meter: Meter) -> Generator[Batch]:
+        """Yield the rank's batches of the steps from `first` on."""
+        plan = self._plan
+        held = plan.rows[self._rank]
+        pieces = self._pieces(min(held, plan.bounds(self._rank, first)[0]))
+        with closing(pieces):
+            cutter = Cutter(pieces, meter)
+            for step in range(first, plan.steps):
+                own = plan.batch(self._rank, step)
+                count = own if plan.policy == "join" else plan.batch_size
+                columns = cutter.take(count) if count else transformed(self._reading.transform, self._no_rows)
+                yield Batch.of(columns, count, plan.weight(self._rank, step), count - own)
 
     def _pieces(self, start: int) -> Generator[Columns]:
         """Yield the rank's rows from `start` on in its order, in pieces of any length; "pad": again and again."""
