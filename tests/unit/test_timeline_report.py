@@ -209,6 +209,21 @@ def test_a_rank_whose_timeline_began_late_is_compared_with_the_right_ones(tmp_pa
     assert [(row[9], row[10]) for row in page.rows("ranks")] == [(0, 0), (4, 4e6)]
 
 
+def test_the_page_stands_beside_the_trace_unless_another_place_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    trace, other = (write_trace(tmp_path / name, rank, []) for rank, name in enumerate(("t.json", "t.rank1.json")))
+    for read, page in [([trace], "t.html"), ([other, trace], "t.rank1.html")]:
+        assert cli.main(["timeline", "report", *map(str, read)]) == 0
+        assert caplog.messages[-1] == f"wrote {tmp_path / page}"
+    assert {each.name for each in tmp_path.iterdir()} == {"t.json", "t.rank1.json", "t.html", "t.rank1.html"}
+    assert cli.main(["timeline", "report", str(trace.rename(tmp_path / "trace.html"))]) == 1
+    assert "is one of the files to read; name another one" in caplog.messages[-1]
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["timeline", "merge", str(other)])
+
+
 STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
 
 

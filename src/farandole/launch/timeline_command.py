@@ -27,11 +27,12 @@ class Command(NamedTuple):
 
     about: str
     make: Callable[[Mapping[int, RankTrace], Sequence[Clock], Sequence[str]], Iterable[str]]
+    suffix: str | None  # of what stands beside the first file that is read, unless OUT is given; None: it must be
 
 
 COMMANDS = {
-    "merge": Command("write one trace of all ranks, on one clock", merge_traces),
-    "report": Command("write a page that says what took how long, and who waited for whom", write_page),
+    "merge": Command("write one trace of all ranks, on one clock", merge_traces, None),
+    "report": Command("write a page that says what took how long, and who waited for whom", write_page, ".html"),
 }
 
 
@@ -39,7 +40,9 @@ def run_timeline(words: Sequence[str]) -> int:
     """Do what `words` say, those behind `farandole timeline`; returns the exit code."""
     given = _parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="farandole: %(message)s", stream=sys.stderr)
-    output: Path = given.output
+    command = COMMANDS[given.what]
+    first: Path = given.files[0]
+    output: Path = given.output or first.parent / f"{first.stem}{command.suffix}"
     try:
         traces = read_traces(given.files)
         for warning in traces.warnings:
@@ -51,7 +54,8 @@ def run_timeline(words: Sequence[str]) -> int:
             for clock in clocks:
                 log.info("%s", clock)
         ranks = shift_traces(traces.ranks, clocks)
-        _write(output, traces.paths, COMMANDS[given.what].make(ranks, clocks, traces.warnings))
+        _write(output, traces.paths, command.make(ranks, clocks, traces.warnings))
+        log.info("wrote %s", output)
     except TraceError as error:
         log.error("%s", error)
         return FAILED
@@ -64,12 +68,13 @@ def run_timeline(words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="farandole timeline", allow_abbrev=False)
     commands = parser.add_subparsers(dest="what", required=True, metavar="|".join(COMMANDS))
-    for name, (what, _) in COMMANDS.items():
+    for name, (what, _, suffix) in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         command.add_argument(
             "files", nargs="+", type=Path, metavar="FILE", help="what ranks wrote; one alone finds the others beside it"
         )
-        command.add_argument("-o", "--output", required=True, type=Path, metavar="OUT", help="the file to write")
+        about = "the file to write" + (f" (default: as the first FILE, with {suffix})" if suffix else "")
+        command.add_argument("-o", "--output", required=suffix is None, type=Path, metavar="OUT", help=about)
     return parser
 
 
