@@ -12,6 +12,7 @@ from farandole.core.registry import GLOBAL
 from farandole.core.sets import Sets
 from farandole.core.start import start_engine
 from farandole.core.timeline import Timeline
+from farandole.core.tuner import warn_of_idle
 from farandole.core.watch import Watch
 from farandole.rendezvous import Rendezvous
 from farandole.topology import Topology, host_identity
@@ -42,6 +43,8 @@ class Context:
         # Opened before anything else starts: a path that cannot be written is the user's slip.
         here = host_identity() if host is None else host
         self._watch = Watch(rendezvous.rank, rendezvous.size, here, self.config)
+        if rendezvous.rank == 0 and not members:
+            warn_of_idle(self.config)  # once in a job
         try:
             wiring = connect(rendezvous, self.config, host=here)
             self.topology: Topology = wiring.topology
