@@ -8,7 +8,7 @@ from farandole.data.fields import FieldOptions
 from farandole.data.loader import Batch, Loader, Reading
 from farandole.data.meter import Metrics
 from farandole.data.order import Order, choose_lanes
-from farandole.data.readers import Reader, ReaderOptions, make_batch_reader, make_reader
+from farandole.data.readers import Reader, ReaderOptions, make_batch_reader, make_feed_reader, make_reader
 from farandole.data.selection import SelectedSource
 from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, agree_on_column
 from farandole.data.shard_loader import ShardBatch, ShardLoader
@@ -51,6 +51,7 @@ __all__ = [
     "agree_on_column",
     "choose_lanes",
     "make_batch_reader",
+    "make_feed_reader",
     "make_reader",
     "permutation",
     "together",

@@ -50,7 +50,9 @@ class FeedLoader:
     order of the rows in `source`.
     With several ranks, `gather`, an all-gather of objects, is needed, and as with `Loader` making a loader, starting an
     epoch and each step are collective: what is wrong with one rank's rows, or what its transform raises, all ranks
-    raise before any of them has that step's batch. Raises `DataError` for columns and rows, `ConfigError` for settings.
+    raise before any of them has that step's batch. With `alone` only making it is collective: each rank takes batches
+    when it likes, and what its transform raises is its own. Raises `DataError` for columns and rows, `ConfigError` for
+    settings.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class FeedLoader:
         size: int = 1,
         reading: Reading | None = None,
         gather: Gather | None = None,
+        alone: bool = False,
         report: Callable[[Metrics], None] | None = None,
     ) -> None:
         if not 0 <= rank < size:
@@ -75,7 +78,7 @@ class FeedLoader:
         if batch_size < 1:
             raise ConfigError("batch_size", f"must be >= 1, got {batch_size}")
         self._source, self._rank, self._size = source, rank, size
-        self._reading, self._gather, self._report = reading or Reading(), gather, report
+        self._reading, self._gather, self._report = reading or Reading(), None if alone else gather, report
         self._columns = list(source.schema.names if columns is None else columns)
         settings = f"{size} ranks, batch_size {batch_size}, policy {policy}"
         agree("the loader", f"{settings}, seed {self._reading.seed}, shuffle {self._reading.shuffle}", gather)
@@ -108,13 +111,17 @@ class FeedLoader:
         return self._reading.transform is not None
 
     def sample(self) -> Columns:
-        """Return columns of the types and shapes that batches have: of no rows, or what a transform makes of a few.
+        """Return columns of the types and shapes that batches have.
 
-        With a transform it is collective."""
+        They have no rows, but where a transform makes them: then those of this rank's first row group, if it has one.
+        That is collective, unless `alone`."""
         if not self.transforms:
             return self._no_rows
-        few = {field.name: field.values(self._few_rows[field.name]) for field in self._reader.fields}
-        return together(lambda: transformed(self._reading.transform, few), self._gather)
+        first = next((group for group in self._source.row_groups if group.rows), None)
+        return together(
+            lambda: transformed(self._reading.transform, self._no_rows if first is None else self._reader(first)),
+            self._gather,
+        )
 
     @property
     def rows(self) -> int:
@@ -238,7 +245,7 @@ class FeedLoader:
                 )
         seen = pa.concat_tables([pa.ipc.open_stream(share.sample).read_all() for share in shares])
         fields = plan_fields(self._source.schema, self._columns, seen, self._reading.fields)
-        self._few_rows, none = seen, seen.slice(0, 0)
+        none = seen.slice(0, 0)
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
         return Reader(self._source, tuple(fields))
 

@@ -17,8 +17,10 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 import pyarrow as pa
 
+from farandole.data.agreement import Gather, together
 from farandole.data.cache import CachedSource
 from farandole.data.cutter import Cutter
+from farandole.data.feed_loader import FeedLoader
 from farandole.data.fields import FieldOptions
 from farandole.data.loader import Batch, Loader, Reading
 from farandole.data.meter import Meter, Metrics
@@ -28,7 +30,7 @@ from farandole.data.sources import ParquetSource, Source
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["Reader", "ReaderOptions", "Transforming", "make_batch_reader", "make_reader"]
+__all__ = ["Reader", "ReaderOptions", "Transforming", "make_batch_reader", "make_feed_reader", "make_reader"]
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +123,7 @@ def make_reader(
     """Read rows one by one, as named tuples; `options` are those of `ReaderOptions`.
 
     Raises `DataError` and `SourceError` for the data, `ConfigError` for options."""
-    return Reader(dataset_url, schema_fields, ReaderOptions(**options), batched=False)
+    return _read_files(dataset_url, schema_fields, ReaderOptions(**options), batched=False)
 
 
 def make_batch_reader(
@@ -130,7 +132,35 @@ def make_batch_reader(
     """Read rows in batches, as named tuples of arrays; `options` are those of `ReaderOptions`.
 
     A batch has about as many rows as a row group; the last one of an epoch has fewer. Raises as `make_reader` does."""
-    return Reader(dataset_url_or_urls, schema_fields, ReaderOptions(**options), batched=True)
+    return _read_files(dataset_url_or_urls, schema_fields, ReaderOptions(**options), batched=True)
+
+
+def make_feed_reader(
+    source: Source, schema_fields: Sequence[Any] | None = None, *, gather: Gather | None = None, **options: Any
+) -> "Reader":
+    """Read rows that only this rank has, in batches, as `make_batch_reader` does; `cur_shard` is the rank.
+
+    With several ranks, making one is collective, by `gather`, and reading is not. A rank that holds more rows than
+    others gives more batches. Raises `ConfigError` for options that only files have a use for, and as `FeedLoader`."""
+    asked = ReaderOptions(**options)
+    _refuse_for_own_rows(asked)
+
+    def look() -> tuple[Source, list[str]]:
+        return _selected(source, asked), _columns(source.schema, schema_fields)
+
+    chosen, columns = together(look, gather)
+    loader = FeedLoader(
+        chosen,
+        batch_size=_LEAST_BATCH,
+        policy="join",
+        columns=columns,
+        rank=asked.cur_shard or 0,
+        size=asked.shard_count or 1,
+        reading=_reading(asked, source.schema, columns, batched=True),
+        gather=gather,
+        alone=True,  # who cuts batches of other sizes needs the next one at another time on each rank
+    )
+    return Reader(loader, asked.num_epochs, batched=True)
 
 
 class Reader:
@@ -139,23 +169,9 @@ class Reader:
     `loader` is what it reads with: its state can be saved and loaded, its metrics read.
     """
 
-    def __init__(
-        self, urls: str | Sequence[str], schema_fields: Sequence[Any] | None, options: ReaderOptions, *, batched: bool
-    ) -> None:
-        source = _open(urls, options)
-        columns = _columns(source.schema, schema_fields)
-        self.batched_output = batched
-        self.num_epochs = options.num_epochs
-        self.loader = Loader(
-            source,
-            batch_size=_batch_rows(source),
-            policy="join",
-            columns=columns,
-            rank=options.cur_shard or 0,
-            size=options.shard_count or 1,
-            reading=_reading(options, source.schema, columns, batched=batched),
-        )
-        self._started_with = self.loader.epoch
+    def __init__(self, loader: Loader | FeedLoader, num_epochs: int | None, *, batched: bool) -> None:
+        self.loader, self.num_epochs, self.batched_output = loader, num_epochs, batched
+        self._started_with = loader.epoch
         self._items: Generator[Any] | None = None
         self.last_row_consumed = False
         self._made: type | None = None  # known with the first batch: a transform may rename columns
@@ -176,9 +192,21 @@ class Reader:
     next = __next__
 
     def batches(self) -> Iterator[Batch]:
-        """Yield what is left, as batches of columns by name; the form that adapters for frameworks take."""
+        """Yield what is left, as batches of columns by name; the form that adapters for frameworks take.
+
+        Raises `DataError` when there are epochs without end, and none has a row for this shard."""
+        idle = 0  # epochs; of the first one no row may have been left
         while self.num_epochs is None or self.loader.epoch - self._started_with < self.num_epochs:
-            yield from (batch for batch in self.loader if batch.rows)
+            idle += 1
+            for batch in self.loader:
+                if batch.rows:
+                    idle = 0
+                    yield batch
+            if idle > 1 and self.num_epochs is None:
+                names = ", ".join(self.loader.kinds)
+                raise DataError(
+                    names, f"{self.loader.rows} rows leave this shard none; take fewer shards, or more rows"
+                )
 
     def batches_of(self, rows: int) -> Iterator[Columns]:
         """Yield what is left in batches of `rows`, of which the last one has fewer; starts again if nothing is left."""
@@ -238,11 +266,37 @@ class Reader:
         return self._made
 
 
-def _open(urls: str | Sequence[str], options: ReaderOptions) -> Source:
+def _read_files(
+    urls: str | Sequence[str], schema_fields: Sequence[Any] | None, options: ReaderOptions, *, batched: bool
+) -> Reader:
     source: Source = ParquetSource(urls, options.storage_options)
     if options.cache_type == "local-disk":
         assert options.cache_location is not None, "checked with the options"
         source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
+    source = _selected(source, options)
+    columns = _columns(source.schema, schema_fields)
+    loader = Loader(
+        source,
+        batch_size=_batch_rows(source),
+        policy="join",
+        columns=columns,
+        rank=options.cur_shard or 0,
+        size=options.shard_count or 1,
+        reading=_reading(options, source.schema, columns, batched=batched),
+    )
+    return Reader(loader, options.num_epochs, batched=batched)
+
+
+def _refuse_for_own_rows(options: ReaderOptions) -> None:
+    if options.cache_type == "local-disk":
+        raise ConfigError("cache_type", "is for files far away, and these rows lie on this machine; leave it out")
+    if options.reader_pool_type == "process" and options.transform_spec is not None:
+        raise ConfigError("reader_pool_type", "'process' cannot read what only this process has; take 'thread'")
+    if options.storage_options is not None:
+        raise ConfigError("storage_options", "are for URLs, and these rows have none; leave them out")
+
+
+def _selected(source: Source, options: ReaderOptions) -> Source:
     for where in (options.filters, options.predicate):
         if where is not None:
             source = SelectedSource(source, where)
