@@ -92,3 +92,24 @@ def test_a_damaged_file_is_named_before_ranks_meet(tmp_path: Path) -> None:
         run_ranks(2, lambda context: None, config=Config(autotune=True, autotune_log=str(path)))
     assert isinstance(caught.value.__cause__, ConfigError)
     assert f"{path}, line 1 cannot be read" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"FARANDOLE_AUTOTUNE_LOG": "t.csv"}, "autotune_log"),
+        (
+            {"HOROVOD_AUTOTUNE_LOG": "t.csv", "FARANDOLE_AUTOTUNE_MAX_SAMPLES": "5"},
+            "autotune_log, autotune_max_samples",
+        ),
+        ({"FARANDOLE_AUTOTUNE_LOG": "t.csv", "FARANDOLE_AUTOTUNE": "0"}, None),
+        ({}, None),
+    ],
+)
+def test_settings_of_autotune_without_it_are_named_once(
+    env: dict[str, str], named: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_ranks(2, lambda context: None, config=Config.from_environment(env))
+    text = f"without autotune these settings do nothing: {named}; set FARANDOLE_AUTOTUNE=1, too"
+    assert caplog.messages == ([] if named is None else [text])
+    assert not Path("t.csv").exists()
