@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from farandole.compat.hook import install
 from farandole.launch.pickling import dumps
-from farandole.spark import run as run_in_spark
-from farandole.spark.run import active_session
 from farandole.spark.runner import HorovodRunner as Runner
+from farandole.spark.session import active_session
+from farandole.spark.session import run as run_in_spark
 
 __all__ = ["Backend", "HorovodRunner", "SparkBackend", "default_num_proc", "run"]
 

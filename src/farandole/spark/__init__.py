@@ -1,7 +1,26 @@
-"""Ranks as the tasks of a Spark job: `HorovodRunner` and `run`."""
+"""Ranks as the tasks of a Spark job: `HorovodRunner` and `run`.
 
-from farandole.spark.logs import log_to_driver
-from farandole.spark.run import run
-from farandole.spark.runner import HorovodRunner
+Importing this package loads nothing: its modules run on driver, executors and ranks, and each needs other things."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farandole.spark.logs import log_to_driver
+    from farandole.spark.runner import HorovodRunner
+    from farandole.spark.session import run
 
 __all__ = ["HorovodRunner", "log_to_driver", "run"]
+
+if not TYPE_CHECKING:  # else every name would count as there
+
+    def __getattr__(name: str) -> object:
+        # PEP 562: a rank, which starts with farandole.spark.child, has no use for Spark, Arrow and NumPy.
+        homes = {"HorovodRunner": "runner", "log_to_driver": "logs", "run": "session"}
+        if name in homes:
+            return getattr(import_module(f"{__name__}.{homes[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""`farandole.spark.run`, with the arguments of `horovod.spark.run`."""
+"""The active session, and `farandole.spark.run` on it, with the arguments of `horovod.spark.run`."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from farandole.errors import ConfigError
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.driver_log import Show, Verbosity, show_on_console
 
-__all__ = ["run"]
+__all__ = ["active_session", "run"]
 
 log = logging.getLogger(__name__)
 
