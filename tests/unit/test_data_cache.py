@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from farandole.data import CachedSource, Loader, ParquetSource, Source
-from farandole.data.sources import RowGroup
+from farandole.data.row_groups import RowGroup
 from farandole.errors import CacheError, ConfigError, SourceError
 from helpers.datasets import write_rows
 

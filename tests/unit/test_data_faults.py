@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from farandole.data import Loader, ParquetSource, Reading
-from farandole.data.sources import RowGroup
+from farandole.data.row_groups import RowGroup
 from farandole.errors import DataError, SourceError
 from helpers.datasets import write_rows
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from farandole.data import CachedSource, ParquetSource, SelectedSource
 from farandole.data.pruning import Bounds, Condition
-from farandole.data.sources import RowGroup
+from farandole.data.row_groups import RowGroup
 
 DAY = datetime.date(2024, 1, 1)
 # Few values of each type, so that conditions often meet the least and the greatest of a row group.

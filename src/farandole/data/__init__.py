@@ -1,23 +1,30 @@
-"""Rows to ranks: every row exactly once per epoch, the same number of steps on every rank."""
+"""Rows to ranks: every row exactly once per epoch, the same number of steps on every rank.
 
-from farandole.data.agreement import Gather, together
-from farandole.data.cache import CachedSource
-from farandole.data.deal import Deal, Policy
-from farandole.data.feed_loader import FeedLoader
-from farandole.data.fields import FieldOptions
-from farandole.data.loader import Batch, Loader, Reading
-from farandole.data.meter import Metrics
-from farandole.data.order import Order, choose_lanes
-from farandole.data.readers import Reader, ReaderOptions, make_batch_reader, make_feed_reader, make_reader
-from farandole.data.selection import SelectedSource
-from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, agree_on_column
-from farandole.data.shard_loader import ShardBatch, ShardLoader
-from farandole.data.shard_source import ShardSource
-from farandole.data.sharding import StepsPlan
-from farandole.data.shuffle import permutation
-from farandole.data.sources import ArrowSource, ParquetSource, Source
-from farandole.data.split import validation_mask
-from farandole.data.values import Ragged, SparseRows, Values
+Importing this package loads nothing: what reads files takes a while to load, and a rank that is fed needs none of it."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farandole.data.agreement import Gather, together
+    from farandole.data.cache import CachedSource
+    from farandole.data.deal import Deal, Policy
+    from farandole.data.feed_loader import FeedLoader
+    from farandole.data.fields import FieldOptions
+    from farandole.data.loader import Batch, Loader, Reading
+    from farandole.data.meter import Metrics
+    from farandole.data.order import Order, choose_lanes
+    from farandole.data.readers import Reader, ReaderOptions, make_batch_reader, make_feed_reader, make_reader
+    from farandole.data.row_groups import Source
+    from farandole.data.selection import SelectedSource
+    from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, agree_on_column
+    from farandole.data.shard_loader import ShardBatch, ShardLoader
+    from farandole.data.shard_source import ShardSource
+    from farandole.data.sharding import StepsPlan
+    from farandole.data.shuffle import permutation
+    from farandole.data.sources import ArrowSource, ParquetSource
+    from farandole.data.split import validation_mask
+    from farandole.data.values import Ragged, SparseRows, Values
 
 __all__ = [
     "ArrowShard",
@@ -57,3 +64,38 @@ __all__ = [
     "together",
     "validation_mask",
 ]
+
+# Module: the names that are its own.
+_HOMES = {
+    "agreement": "Gather together",
+    "cache": "CachedSource",
+    "deal": "Deal Policy",
+    "feed_loader": "FeedLoader",
+    "fields": "FieldOptions",
+    "loader": "Batch Loader Reading",
+    "meter": "Metrics",
+    "order": "Order choose_lanes",
+    "readers": "Reader ReaderOptions make_batch_reader make_feed_reader make_reader",
+    "row_groups": "Source",
+    "selection": "SelectedSource",
+    "shard": "ArrowShard Column ColumnFacts Number agree_on_column",
+    "shard_loader": "ShardBatch ShardLoader",
+    "shard_source": "ShardSource",
+    "sharding": "StepsPlan",
+    "shuffle": "permutation",
+    "sources": "ArrowSource ParquetSource",
+    "split": "validation_mask",
+    "values": "Ragged SparseRows Values",
+}
+
+if not TYPE_CHECKING:  # else every name would count as there
+
+    def __getattr__(name: str) -> object:  # PEP 562
+        for home, names in _HOMES.items():
+            if name in names.split():
+                return getattr(import_module(f"{__name__}.{home}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

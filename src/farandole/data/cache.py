@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from farandole.data.pruning import Bounded, Bounds
-from farandole.data.sources import RowGroup, Source
+from farandole.data.row_groups import RowGroup, Source
 from farandole.errors import CacheError, ConfigError
 
 __all__ = ["CachedSource"]

@@ -18,9 +18,9 @@ from farandole.data.meter import Meter, Metrics
 from farandole.data.order import Order, choose_lanes
 from farandole.data.pool import ReadPool
 from farandole.data.rounds import Columns, Reader, read_ahead, read_rounds
+from farandole.data.row_groups import RowGroup, Source
 from farandole.data.shard_sample import join_samples, sample_rows
 from farandole.data.sharding import StepsPlan
-from farandole.data.sources import RowGroup, Source
 from farandole.data.state import State
 from farandole.errors import ConfigError, DataError
 

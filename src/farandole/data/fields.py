@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from farandole.data.values import Ragged, SparseRows, Values
@@ -63,7 +62,7 @@ class Field(ABC):
                     f"{whole.null_count} of {len(whole)} rows are null; fill or drop them before, or say what stands "
                     f"for them: nulls={{'{self.name}': ...}}",
                 )
-            whole = pc.fill_null(whole, pa.scalar(self.fill, whole.type))
+            whole = whole.fill_null(pa.scalar(self.fill, whole.type))
         return self._convert(whole)
 
     @abstractmethod
@@ -94,6 +93,9 @@ class Codes(Field):
     words: tuple[str, ...]
 
     def _convert(self, column: pa.Array) -> Values:
+        # Here, as pyarrow.compute takes longer to load than farandole, and columns of numbers do without.
+        import pyarrow.compute as pc
+
         places = pc.index_in(column, value_set=pa.array(self.words, column.type))
         if places.null_count:
             unknown = column.filter(places.is_null())[0].as_py()
@@ -204,7 +206,7 @@ def _plan_vectors(name: str, known: pa.Array, fill: object, *, sparse: bool) -> 
     if not len(known):
         raise DataError(name, "the first row group has no vector that would tell their width")
     kinds, sizes, _, values = known.flatten()
-    any_sparse = sparse and bool(pc.any(pc.equal(kinds, _SPARSE)).as_py())
+    any_sparse = sparse and bool((kinds.to_numpy() == _SPARSE).any())
     width = sizes[0].as_py() if kinds[0].as_py() == _SPARSE else len(values[0])
     kind = f"{'sparse ' if any_sparse else ''}float64[{width}]"
     return Vectors(name=name, kind=kind, fill=fill, width=width, sparse=any_sparse)

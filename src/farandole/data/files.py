@@ -12,21 +12,13 @@ import pyarrow.fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
+from farandole.data.row_groups import File
 from farandole.errors import SourceError
 
-__all__ = ["File", "Files"]
+__all__ = ["Files"]
 
 # Looking at files far away is waiting, not work.
 _LOOKERS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A file as it was when it was listed; `mark` is its time of change, or what its store has instead."""
-
-    path: str
-    size: int
-    mark: str
 
 
 @dataclass(frozen=True)

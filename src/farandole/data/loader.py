@@ -18,8 +18,8 @@ from farandole.data.order import Order, choose_lanes
 from farandole.data.pool import ReadPool
 from farandole.data.reading_process import ReadingProcesses
 from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
+from farandole.data.row_groups import RowGroup, Source, fingerprint
 from farandole.data.shard_source import is_own
-from farandole.data.sources import RowGroup, Source, fingerprint
 from farandole.data.state import State
 from farandole.data.values import Values
 from farandole.errors import ConfigError, DataError

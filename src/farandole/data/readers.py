@@ -25,8 +25,9 @@ from farandole.data.fields import FieldOptions
 from farandole.data.loader import Batch, Loader, Reading
 from farandole.data.meter import Meter, Metrics
 from farandole.data.rounds import Columns
+from farandole.data.row_groups import Source
 from farandole.data.selection import Condition, Predicate, SelectedSource
-from farandole.data.sources import ParquetSource, Source
+from farandole.data.sources import ParquetSource
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
 

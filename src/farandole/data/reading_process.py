@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 
 from farandole.data.rounds import Columns
-from farandole.data.sources import RowGroup
+from farandole.data.row_groups import RowGroup
 from farandole.data.values import empty_aligned
 from farandole.errors import SourceError
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from farandole.data.deal import Deal
 from farandole.data.fields import Field
 from farandole.data.order import EpochOrder, Extent
-from farandole.data.sources import RowGroup, Source
+from farandole.data.row_groups import RowGroup, Source
 from farandole.data.values import Values, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
 

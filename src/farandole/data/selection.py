@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from farandole.data.fields import check_names
 from farandole.data.pruning import Bounded, Bounds, Condition, may_hold, rows_that_hold
-from farandole.data.sources import RowGroup, Source
+from farandole.data.row_groups import RowGroup, Source
 
 __all__ = ["Condition", "Predicate", "SelectedSource", "Where"]
 

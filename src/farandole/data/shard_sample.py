@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 __all__ = ["join_samples", "sample_rows"]
 
@@ -30,8 +29,9 @@ def sample_rows(table: pa.Table) -> pa.Table:
 
 def join_samples(schema: pa.Schema, samples: Sequence[pa.Table]) -> bytes:
     """Put samples together and choose among their rows again; as an Arrow stream, which has columns without rows."""
-    whole = pa.concat_tables([_nullable(schema).empty_table(), *(each.cast(_nullable(schema)) for each in samples)])
-    whole = sample_rows(whole.combine_chunks()).cast(_nullable(schema))
+    nullable = _nullable(schema)
+    whole = pa.concat_tables([nullable.empty_table(), *(pa.table(each.columns, schema=nullable) for each in samples)])
+    whole = sample_rows(whole.combine_chunks())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, whole.schema) as writer:
         writer.write_table(whole)
@@ -45,6 +45,9 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 def _extremes(column: pa.Array) -> list[int]:
     """The rows with the least and the greatest value of what tells rows of this column apart."""
+    # Here, as pyarrow.compute takes longer to load than farandole, and only nested columns need it.
+    import pyarrow.compute as pc
+
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         told = pc.list_value_length(column)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from farandole.data.files import File
-from farandole.data.sources import RowGroup, Source
+from farandole.data.row_groups import File, RowGroup, Source
 from farandole.errors import DataError
 
 __all__ = ["ShardSource", "is_own"]

@@ -1,68 +1,21 @@
 """Where rows come from: files of Parquet or Arrow, seen as row groups that can be read one by one."""
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from farandole.data.files import File, Files
+from farandole.data.files import Files
 from farandole.data.partitions import add_partitions, partition_fields, value_in_path
 from farandole.data.pruning import Bounds, bounded_kind
+from farandole.data.row_groups import File, RowGroup
 from farandole.errors import DataError, SourceError
 
-__all__ = ["ArrowSource", "ParquetSource", "RowGroup", "Source", "fingerprint"]
+__all__ = ["ArrowSource", "ParquetSource"]
 
 _OPENERS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """A run of rows that is read as a whole; `number` counts within its file."""
-
-    file: File
-    number: int
-    rows: int
-
-    def __str__(self) -> str:
-        return f"row group {self.number} of {self.file.path}"
-
-
-class Source(Protocol):
-    """Row groups in a fixed order, and a way to read them from any thread. Can be pickled."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of all columns."""
-        ...
-
-    @property
-    def row_groups(self) -> Sequence[RowGroup]:
-        """All row groups, in the order of paths and numbers."""
-        ...
-
-    def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate how much memory these columns of all row groups take."""
-        ...
-
-    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns into memory that is not used again; raises `SourceError` naming the file."""
-        ...
-
-    def check(self) -> None:
-        """Raise `SourceError` if a file has changed or vanished since it was opened."""
-        ...
-
-
-def fingerprint(row_groups: Iterable[RowGroup]) -> int:
-    """Return a number that stands for these row groups in a loader's state: their sizes, not where they lie."""
-    digest = hashlib.sha256(json.dumps([group.rows for group in row_groups]).encode())
-    return int.from_bytes(digest.digest()[:7])  # 56 bits: exact also for readers of JSON that know doubles only
 
 
 class ParquetSource:

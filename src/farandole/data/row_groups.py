@@ -1,0 +1,66 @@
+"""Rows as all of this package see them: row groups of files, and what has them to give.
+
+Needs nothing of what reads files: a rank whose rows are there already starts without it."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+__all__ = ["File", "RowGroup", "Source", "fingerprint"]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file as it was when it was listed; `mark` is its time of change, or what its store has instead."""
+
+    path: str
+    size: int
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A run of rows that is read as a whole; `number` counts within its file."""
+
+    file: File
+    number: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"row group {self.number} of {self.file.path}"
+
+
+class Source(Protocol):
+    """Row groups in a fixed order, and a way to read them from any thread. Can be pickled."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of all columns."""
+        ...
+
+    @property
+    def row_groups(self) -> Sequence[RowGroup]:
+        """All row groups, in the order of paths and numbers."""
+        ...
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Estimate how much memory these columns of all row groups take."""
+        ...
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns into memory that is not used again; raises `SourceError` naming the file."""
+        ...
+
+    def check(self) -> None:
+        """Raise `SourceError` if a file has changed or vanished since it was opened."""
+        ...
+
+
+def fingerprint(row_groups: Iterable[RowGroup]) -> int:
+    """Return a number that stands for these row groups in a loader's state: their sizes, not where they lie."""
+    digest = hashlib.sha256(json.dumps([group.rows for group in row_groups]).encode())
+    return int.from_bytes(digest.digest()[:7])  # 56 bits: exact also for readers of JSON that know doubles only
