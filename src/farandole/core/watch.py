@@ -1,14 +1,17 @@
 """All that looks at the engines of one rank while they work."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from farandole._native import Engine
 from farandole.config import Config
 from farandole.core.metrics import Metrics
 from farandole.core.stalls import StallInspector
 from farandole.core.timeline import Timeline
-from farandole.core.tuner import Tuner
 from farandole.topology import Topology
+
+if TYPE_CHECKING:
+    from farandole.core.tuner import Tuner
 
 __all__ = ["Watch"]
 
@@ -23,7 +26,7 @@ class Watch:
 
     def __init__(self, rank: int, size: int, host: str, config: Config) -> None:
         self.timeline, self.metrics, self._stalls = Timeline(rank, size, host), Metrics(), StallInspector(config)
-        self._tuner = Tuner(config) if config.autotune and rank == 0 else None
+        self._tuner = _make_tuner(config) if config.autotune and rank == 0 else None
         if config.timeline not in (None, DYNAMIC):
             try:
                 self.timeline.start(config.timeline, mark_plans=config.timeline_mark_cycles)
@@ -59,3 +62,10 @@ class Watch:
         """Stop looking, and complete the timeline's file. Idempotent."""
         self.quiet()
         self.timeline.close()
+
+
+def _make_tuner(config: Config) -> "Tuner":
+    # Here, as few jobs ask for it, and its modules take as long to load as the rest of the core.
+    from farandole.core.tuner import Tuner
+
+    return Tuner(config)

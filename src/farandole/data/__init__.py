@@ -1,6 +1,6 @@
 """Rows to ranks: every row exactly once per epoch, the same number of steps on every rank.
 
-Importing this package loads nothing: what reads files takes a while to load, and a rank that is fed needs none of it."""
+Importing this package loads nothing: what reads files takes a while to load, and ranks that are fed do without it."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

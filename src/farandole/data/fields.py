@@ -116,7 +116,7 @@ class Arrays(Field):
             if pa.types.is_fixed_size_list(flat.type):
                 flat = flat.flatten()
                 continue
-            lengths = np.diff(flat.offsets.to_numpy())
+            lengths = np.diff(_view(flat.offsets))
             if len(lengths) and (lengths.min() != length or lengths.max() != length):
                 raise DataError(
                     self.name,
@@ -133,7 +133,7 @@ class RaggedArrays(Field):
     """Arrays of numbers of different lengths."""
 
     def _convert(self, column: pa.Array) -> Values:
-        offsets = column.offsets.to_numpy().astype(np.int64)
+        offsets = _view(column.offsets).astype(np.int64)
         return Ragged(_numbers(_no_nulls_within(self.name, column.flatten())), offsets - offsets[0])
 
 
@@ -147,15 +147,17 @@ class Vectors(Field):
     def _convert(self, column: pa.Array) -> Values:
         kinds, sizes, indices, values = (part for part in column.flatten())
         items = np.asarray(_numbers(values.flatten()), np.float64)
-        held = np.diff(values.offsets.to_numpy())
-        thin = kinds.to_numpy() == _SPARSE
-        widths = np.where(thin, sizes.fill_null(-1).to_numpy(), held)
+        held = np.diff(_view(values.offsets))
+        thin = _view(kinds) == _SPARSE
+        # Null where a vector is dense, and not looked at there.
+        sizes = pa.Array.from_buffers(sizes.type, len(sizes), [None, sizes.buffers()[1]], offset=sizes.offset)
+        widths = np.where(thin, _view(sizes), held)
         if len(widths) and (widths.min() != self.width or widths.max() != self.width):
             raise DataError(self.name, f"vectors of {widths.min()} to {widths.max()} where the first has {self.width}")
         if not thin.any() and not self.sparse:
             return items.reshape(len(column), self.width)
         places = np.empty(len(items), np.int64)
-        places[np.repeat(thin, held)] = indices.flatten().to_numpy()
+        places[np.repeat(thin, held)] = _view(indices.flatten())
         places[np.repeat(~thin, held)] = np.tile(np.arange(self.width), int((~thin).sum()))
         rows = SparseRows(items, places, np.concatenate([[0], np.cumsum(held)]), self.width)
         return rows if self.sparse else rows.dense()
@@ -206,7 +208,7 @@ def _plan_vectors(name: str, known: pa.Array, fill: object, *, sparse: bool) -> 
     if not len(known):
         raise DataError(name, "the first row group has no vector that would tell their width")
     kinds, sizes, _, values = known.flatten()
-    any_sparse = sparse and bool((kinds.to_numpy() == _SPARSE).any())
+    any_sparse = sparse and bool((_view(kinds) == _SPARSE).any())
     width = sizes[0].as_py() if kinds[0].as_py() == _SPARSE else len(values[0])
     kind = f"{'sparse ' if any_sparse else ''}float64[{width}]"
     return Vectors(name=name, kind=kind, fill=fill, width=width, sparse=any_sparse)
@@ -219,7 +221,7 @@ def _plan_arrays(name: str, kind: pa.DataType, known: pa.Array, fill: object, *,
         if pa.types.is_fixed_size_list(kind):
             shape.append(kind.list_size)
         else:
-            lengths = np.unique(np.diff(known.offsets.to_numpy()))
+            lengths = np.unique(np.diff(_view(known.offsets)))
             alike = alike and len(lengths) == 1
             shape.append(int(lengths[0]) if len(lengths) else 0)
         kind, known = kind.value_type, known.flatten()
@@ -235,7 +237,7 @@ def _plan_arrays(name: str, kind: pa.DataType, known: pa.Array, fill: object, *,
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -254,12 +256,21 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
         column = column.cast(pa.int64() if pa.types.is_time64(column.type) else pa.int32())
     if pa.types.is_date64(column.type):
         column = column.cast(pa.timestamp("ms"))
-    found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    found: NDArray[Any] = _view(column) if plain else column.to_numpy(zero_copy_only=False)
     if found.flags.writeable or not column.buffers()[1].is_mutable:
         return found
     # Arrow calls all views read-only, but this memory came from a decoder, and nobody else has it.
     whole = np.frombuffer(column.buffers()[1], found.dtype)
     return whole[column.offset : column.offset + len(column)]
+
+
+def _view(column: pa.Array) -> NDArray[Any]:
+    """Look at integers or floats without nulls where they lie.
+
+    By DLPack, as Arrow's own `to_numpy` loads pandas, which takes longer than all else that a rank needs to be fed."""
+    view: NDArray[Any] = np.from_dlpack(column)
+    return view
 
 
 def _no_nulls_within(name: str, items: pa.Array) -> pa.Array:

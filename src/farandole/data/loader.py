@@ -245,7 +245,7 @@ class Loader:
         known = [name for name in self._columns if name in self._source.schema.names]
         # The first row group tells what the schema does not: the length of arrays.
         nested = any(pa.types.is_nested(self._source.schema.field(name).type) for name in known)
-        first_rows = self._source.read(groups[0], known) if nested else self._source.schema.empty_table()
+        first_rows = self._source.read(groups[0], known) if nested else pa.Table.from_batches([], self._source.schema)
         fields = plan_fields(self._source.schema, self._columns, first_rows, self._reading.fields)
         # Read once: the first epoch takes it from here.
         self._known = {groups[0]: first_rows} if nested else {}

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 
 __all__ = ["join_samples", "sample_rows"]
@@ -19,9 +18,9 @@ def sample_rows(table: pa.Table) -> pa.Table:
         rows.update(_extremes(column))
     if not rows:
         return table.slice(0, 0)
-    chosen = pa.array(sorted(rows))
+    chosen = pa.concat_tables([table.slice(row, 1) for row in sorted(rows)])
     columns = [
-        table[name].take(chosen) if name in nested else pa.nulls(len(chosen), table.schema.field(name).type)
+        chosen[name] if name in nested else pa.nulls(len(rows), table.schema.field(name).type)
         for name in table.column_names
     ]
     return pa.table(columns, schema=_nullable(table.schema))
@@ -30,7 +29,9 @@ def sample_rows(table: pa.Table) -> pa.Table:
 def join_samples(schema: pa.Schema, samples: Sequence[pa.Table]) -> bytes:
     """Put samples together and choose among their rows again; as an Arrow stream, which has columns without rows."""
     nullable = _nullable(schema)
-    whole = pa.concat_tables([nullable.empty_table(), *(pa.table(each.columns, schema=nullable) for each in samples)])
+    whole = pa.concat_tables(
+        [pa.Table.from_batches([], nullable), *(pa.table(each.columns, schema=nullable) for each in samples)]
+    )
     whole = sample_rows(whole.combine_chunks())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, whole.schema) as writer:
@@ -55,8 +56,5 @@ def _extremes(column: pa.Array) -> list[int]:
         told = pc.struct_field(column, [0])  # a vector's kind, dense or sparse
     else:
         return []
-    there = np.flatnonzero(pc.is_valid(told).to_numpy(zero_copy_only=False))
-    if not len(there):
-        return []
-    values = told.fill_null(0).to_numpy(zero_copy_only=False)[there]
-    return [int(there[np.argmin(values)]), int(there[np.argmax(values)])]
+    extremes = pc.min_max(told).values()
+    return [pc.index(told, extreme).as_py() for extreme in extremes if extreme.is_valid]

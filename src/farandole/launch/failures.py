@@ -4,9 +4,12 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RankFailed, RendezvousError
-from farandole.launch.processes import Exit
+
+if TYPE_CHECKING:  # a rank asks here whether it is a consequence, and starts no processes
+    from farandole.launch.processes import Exit
 
 __all__ = ["Failure", "culprit", "exit_failure", "is_consequence"]
 
@@ -43,7 +46,7 @@ def is_consequence(error: BaseException) -> bool:
     return isinstance(error, CONSEQUENCES)
 
 
-def exit_failure(exit: Exit, tail: Sequence[str]) -> Failure:
+def exit_failure(exit: "Exit", tail: Sequence[str]) -> Failure:
     """The failure of a rank of which only its exit and its output are known."""
     return Failure(
         rank=exit.rank,

@@ -1,6 +1,7 @@
 """Ranks as the tasks of a Spark job: `HorovodRunner` and `run`.
 
-Importing this package loads nothing: its modules run on driver, executors and ranks, and each needs other things."""
+Importing this package loads nothing: a rank, which starts with `farandole.spark.child`, has no use for Spark, Arrow and
+NumPy, which the driver's side brings along."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -14,8 +15,7 @@ __all__ = ["HorovodRunner", "log_to_driver", "run"]
 
 if not TYPE_CHECKING:  # else every name would count as there
 
-    def __getattr__(name: str) -> object:
-        # PEP 562: a rank, which starts with farandole.spark.child, has no use for Spark, Arrow and NumPy.
+    def __getattr__(name: str) -> object:  # PEP 562
         homes = {"HorovodRunner": "runner", "log_to_driver": "logs", "run": "session"}
         if name in homes:
             return getattr(import_module(f"{__name__}.{homes[name]}"), name)
