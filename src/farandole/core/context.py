@@ -12,8 +12,7 @@ from farandole.core.registry import GLOBAL
 from farandole.core.sets import Sets
 from farandole.core.start import start_engine
 from farandole.core.timeline import Timeline
-from farandole.core.tuner import warn_of_idle
-from farandole.core.watch import Watch
+from farandole.core.watch import Watch, warn_of_idle
 from farandole.rendezvous import Rendezvous
 from farandole.topology import Topology, host_identity
 

@@ -12,20 +12,12 @@ from farandole.core.tuning import Marks, Outcome, Space, Terms, Trial, load_optu
 from farandole.core.tuning_log import Row, TuningLog
 from farandole.topology import Topology
 
-__all__ = ["Tuner", "warn_of_idle"]
+__all__ = ["Tuner"]
 
 log = logging.getLogger(__name__)
 
 LEAST_NS = 50_000_000  # of a sample: shorter ones are the machine's moods
 SHORTEST_NAP, LONGEST_NAP = 0.002, 0.5  # seconds between two looks
-
-
-def warn_of_idle(config: Config) -> None:
-    """Name the settings of autotune that are given where nobody has said whether to tune."""
-    names = [each.name for each in config.settings() if each.name.startswith("autotune_")]
-    idle = [name for name in names if not config.leaves_free(name)]
-    if idle and config.leaves_free("autotune"):
-        log.warning("without autotune these settings do nothing: %s; set FARANDOLE_AUTOTUNE=1, too", ", ".join(idle))
 
 
 class Tuner:

@@ -1,5 +1,6 @@
 """All that looks at the engines of one rank while they work."""
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from farandole.topology import Topology
 if TYPE_CHECKING:
     from farandole.core.tuner import Tuner
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "warn_of_idle"]
+
+log = logging.getLogger(__name__)
 
 DYNAMIC = "DYNAMIC"  # Horovod's word for a timeline that a later call starts
 
@@ -69,3 +72,11 @@ def _make_tuner(config: Config) -> "Tuner":
     from farandole.core.tuner import Tuner
 
     return Tuner(config)
+
+
+def warn_of_idle(config: Config) -> None:
+    """Name the settings of autotune that are given where nobody has said whether to tune."""
+    names = [each.name for each in config.settings() if each.name.startswith("autotune_")]
+    idle = [name for name in names if not config.leaves_free(name)]
+    if idle and config.leaves_free("autotune"):
+        log.warning("without autotune these settings do nothing: %s; set FARANDOLE_AUTOTUNE=1, too", ", ".join(idle))
