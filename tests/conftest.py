@@ -3,6 +3,7 @@
 import gc
 import importlib
 import importlib.util
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,12 @@ SPARK_SECONDS = 240
 # How long an example takes says more about the machine than about the code; pytest's timeout ends what hangs.
 hypothesis.settings.register_profile("steady", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("steady")
+
+
+def pytest_configure() -> None:
+    """Hear what tests send to themselves and to ranks, also where a shell's background has these signals ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
