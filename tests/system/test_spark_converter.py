@@ -1,11 +1,16 @@
 """A DataFrame as Parquet that ranks read, by Petastorm's names."""
 
 import gc
+import itertools
+import logging
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pytest
 
 pytest.importorskip("pyspark")
@@ -16,11 +21,20 @@ import torch
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession
 
-from farandole.errors import ConfigError, DataError
-from farandole.spark.converter import CACHE_SETTINGS, make_spark_converter
+from farandole.errors import ConfigError, DataError, NotInitializedError, PicklingError
+from farandole.spark import HorovodRunner, run
+from farandole.spark.converter import CACHE_SETTINGS, SparkDatasetConverter, make_spark_converter
 from helpers.spark_session import session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    """Send this module's functions whole: ranks cannot import it."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +43,14 @@ def spark() -> Iterator[SparkSession]:
         yield started
 
 
+@pytest.fixture(autouse=True)
+def without_folder(spark: SparkSession) -> None:
+    for name in CACHE_SETTINGS:
+        spark.conf.unset(name)
+
+
 def test_a_dataframe_is_read_by_several_ranks_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.range(101).selectExpr("id", "id / 2 AS half", "array(id, -id) AS pair").repartition(3)
-    spark.conf.unset(CACHE_SETTINGS[0])
-    with pytest.raises(ConfigError, match="parentCacheDirUrl: is not set"):
-        make_spark_converter(frame)
     spark.conf.set(CACHE_SETTINGS[1], tmp_path.as_uri())  # the name that programs have
     converter = make_spark_converter(frame)
     assert len(converter) == 101
@@ -80,3 +97,77 @@ def test_types_are_cast_only_when_asked_and_nothing_stays(spark: SparkSession, t
     for wrong in ({"dtype": "float16"}, {"compression_codec": "rar"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             make_spark_converter(frame, **wrong)  # type: ignore[arg-type]
+
+
+def read_both(train: SparkDatasetConverter, val: SparkDatasetConverter, tensorflow: bool) -> list[tuple[Any, ...]]:
+    """What every rank runs: how many rows it learns of, and all ranks' rows of two epochs and of one."""
+    import farandole.torch as hvd
+
+    with pytest.raises(NotInitializedError), train.make_torch_dataloader(cur_shard=0, shard_count=2):
+        pass
+    hvd.init()
+    place = {"cur_shard": hvd.rank(), "shard_count": hvd.size()}
+    counted = len(val)  # before anybody has looked at them: all ranks together
+    for wrong in ({}, {"cur_shard": 1 - hvd.rank(), "shard_count": 2}, {"cur_shard": 0, "shard_count": 1}):
+        with pytest.raises(ConfigError, match="has no rows but its own"), train.make_torch_dataloader(**wrong):
+            pass
+    with (
+        train.make_torch_dataloader(8, num_epochs=2, **place) as batches,
+        val.make_torch_dataloader(3, num_epochs=1, schema_fields=["x", "list"], **place) as others,
+    ):
+        read = [row for batch in batches for row in zip(*(each.tolist() for each in batch.values()), strict=True)]
+        more = [row for batch in others for row in zip(*(each.tolist() for each in batch.values()), strict=True)]
+    if tensorflow:
+        with val.make_tf_dataset(3, num_epochs=1, filters=[("x", ">", 2.0)], **place) as dataset:
+            for batch in dataset:
+                more += zip(batch.x.numpy().tolist(), batch.word.numpy().tolist(), strict=True)
+    return [(counted, len(train)), *(list(itertools.chain(*hvd.allgather_object(each))) for each in (read, more))]
+
+
+def test_without_a_folder_the_job_brings_the_rows(spark: SparkSession) -> None:
+    numbers = spark.range(101).selectExpr("id", "id / 2 AS half").repartition(2, "id")  # of which one rank has more
+    texts = spark.createDataFrame([(x + 0.5, [1.0 * x, 2.0], f"word {x}") for x in range(5)], ["x", "list", "word"])
+    train, val = make_spark_converter(numbers), make_spark_converter(texts, dtype="float32")
+    expected = Counter([(row, row / 2) for row in range(101)] * 2)
+
+    def main(tensorflow: bool) -> list[tuple[Any, ...]]:
+        return read_both(train, val, tensorflow)
+
+    for np_ in (-2,):
+        (counted, known), read, more = HorovodRunner(np=np_).run(main, tensorflow=np_ > 0)
+        assert (counted, known) == (5, 101)
+        assert Counter(read) == expected
+        assert sorted(each for each in more if isinstance(each[1], list)) == [(x + 0.5, [x, 2.0]) for x in range(5)]
+        words = sorted(each for each in more if isinstance(each[1], bytes))
+        assert words == [(x + 0.5, b"word %d" % x) for x in range(2, 5) if np_ > 0]
+
+
+def test_without_a_folder_the_driver_has_all_rows(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    converter = make_spark_converter(spark.range(50).selectExpr("id", "id / 2 AS half"), dtype="float32")
+    assert len(converter) == 50
+    assert converter.cache_dir_url is None
+    for _ in range(2):
+        with converter.make_torch_dataloader(8, num_epochs=1) as batches:
+            seen = [row for batch in batches for row in batch["id"].tolist()]
+        assert sorted(seen) == list(range(50))
+    with converter.make_tf_dataset(8, num_epochs=1, cur_shard=0, shard_count=1) as dataset:
+        assert sum(float(batch.half.numpy().sum()) for batch in dataset) == sum(range(50)) / 2
+    with pytest.raises(ConfigError, match="rank 0 of 1 has no rows but its own"):
+        converter.make_torch_dataloader(8, cur_shard=0, shard_count=2).__enter__()
+
+    def one() -> int:
+        with converter.make_torch_dataloader(8, num_epochs=None) as batches:
+            assert len(next(iter(batches))["id"]) == 8
+        return len(converter)
+
+    assert HorovodRunner(np=-1).run(one) == 50
+    converter.delete()
+    with pytest.raises(PicklingError, match=r"closure variable 'converter'.*was deleted"):
+        run(one, num_proc=1)
+    with caplog.at_level(logging.WARNING):
+        empty = make_spark_converter(spark.range(0), compression_codec="zstd")
+    assert "compression_codec and parquet_row_group_size_bytes are ignored" in caplog.text
+    with pytest.raises(DataError, match="there are no rows"):
+        empty.make_torch_dataloader().__enter__()
+    with pytest.raises(DataError, match="column 'i': Spark hands interval to no rank"):
+        make_spark_converter(spark.range(3).selectExpr("make_interval(1) AS i"))

@@ -26,6 +26,11 @@ STARTS = {
         "import farandole.numpy",
         f"{FRAMEWORKS} {DATA} {SPARK} farandole.data farandole.launch optuna statistics subprocess",
     ),
+    "a converter on a rank": ("import farandole.spark.dataset_converter", f"{FRAMEWORKS} {DATA} {SPARK}"),
+    "a reader of fed rows": (
+        "from farandole.data import make_feed_reader",
+        f"{FRAMEWORKS} {SPARK} asyncio fsspec pandas",
+    ),
     "a function on this machine": ("from farandole import run", f"{FRAMEWORKS} {DATA} {SPARK} numpy"),
 }
 

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, together
-from farandole.data.cache import CachedSource
 from farandole.data.cutter import Cutter
 from farandole.data.feed_loader import FeedLoader
 from farandole.data.fields import FieldOptions
@@ -27,7 +26,6 @@ from farandole.data.meter import Meter, Metrics
 from farandole.data.rounds import Columns
 from farandole.data.row_groups import Source
 from farandole.data.selection import Condition, Predicate, SelectedSource
-from farandole.data.sources import ParquetSource
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
 
@@ -270,6 +268,10 @@ class Reader:
 def _read_files(
     urls: str | Sequence[str], schema_fields: Sequence[Any] | None, options: ReaderOptions, *, batched: bool
 ) -> Reader:
+    # Here, as ranks that are fed rows read no files, and what reads them takes a while to load.
+    from farandole.data.cache import CachedSource
+    from farandole.data.sources import ParquetSource
+
     source: Source = ParquetSource(urls, options.storage_options)
     if options.cache_type == "local-disk":
         assert options.cache_location is not None, "checked with the options"

@@ -18,7 +18,7 @@ from farandole.errors import ConfigError
 from farandole.handshake import new_secret
 from farandole.launch.pickling import dump_call
 from farandole.spark.child import shard
-from farandole.spark.dataframes import arrow_schema, take_dataframes
+from farandole.spark.dataframes import arrow_schema, feeding, take_dataframes
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
 from farandole.spark.failure import blame
 from farandole.spark.slots import is_local, master_of, require_slots
@@ -122,11 +122,12 @@ def _check(spark: SparkSession, num_proc: int) -> None:
 def _dump(
     main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[bytes, DataFrame | None]:
-    """Pickle the call, but for the DataFrame among its arguments."""
+    """Pickle the call, but for the DataFrames among its arguments, and in converters wherever they are."""
     args, kwargs, fed = take_dataframes(args, kwargs)
+    with feeding(fed):
+        call = dump_call(main, args, kwargs)
     if len(fed) > 1:
         raise ConfigError("dataframe", f"{len(fed)} are among the arguments, and a job feeds one")
-    call = dump_call(main, args, kwargs)
     if len(call) > LARGE_CALL:
         log.warning(
             "the pickled function and its arguments are %d MB, which every rank has to be sent; "

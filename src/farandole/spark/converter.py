@@ -1,145 +1,137 @@
-"""`make_spark_converter`, with Petastorm's arguments: a DataFrame as Parquet in a folder of its own, read by ranks."""
+"""`make_spark_converter`, with Petastorm's arguments: a DataFrame for loaders in a job's function, or on the driver."""
 
 import logging
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
 
-import fsspec
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
-from farandole.data import make_batch_reader
+from farandole.data import Reader, ShardSource
 from farandole.errors import ConfigError, DataError
+from farandole.spark.dataframes import arrow_schema, collected, stand_in
+from farandole.spark.dataset_converter import (
+    CACHE_SETTINGS,
+    GivenRows,
+    SparkDatasetConverter,
+    WrittenRows,
+    read_own,
+)
+from farandole.spark.fed_rows import open_rows
 
 __all__ = ["SparkDatasetConverter", "make_spark_converter"]
 
 log = logging.getLogger(__name__)
 
-# Where copies go, in Spark's configuration: our name, and the one that programs have.
-CACHE_SETTINGS = ("farandole.spark.converter.parentCacheDirUrl", "petastorm.spark.converter.parentCacheDirUrl")
-
-
-@dataclass(frozen=True)
-class SparkDatasetConverter:
-    """A copy of a DataFrame that ranks can read; can be pickled, into the function of a `HorovodRunner` for example.
-
-    The copy goes with `delete`, or when the object that made it goes, at the latest with the driver's interpreter.
-    """
-
-    cache_dir_url: str
-    dataset_size: int  # rows
-
-    def __len__(self) -> int:
-        return self.dataset_size
-
-    @contextmanager
-    def make_torch_dataloader(
-        self,
-        batch_size: int = 32,
-        num_epochs: int | None = None,
-        workers_count: int | None = None,
-        shuffling_queue_capacity: int = 0,
-        data_loader_fn: Callable[..., Any] | None = None,
-        **petastorm_reader_kwargs: Any,
-    ) -> Iterator[Any]:
-        """Give, in a `with` block, batches of tensors by column; the other arguments are those of `make_batch_reader`.
-
-        Epochs are endless by default. Name `cur_shard` and `shard_count` to have each row on one rank only."""
-        # Only the process that trains needs torch; the driver, which converts, may have none.
-        from farandole.torch.data import BatchedDataLoader
-
-        make = data_loader_fn or BatchedDataLoader
-        options = dict(petastorm_reader_kwargs)
-        if workers_count is not None:
-            options["workers_count"] = workers_count
-        with (
-            make_batch_reader(self.cache_dir_url, None, num_epochs=num_epochs, **options) as reader,
-            make(reader, batch_size=batch_size, shuffling_queue_capacity=shuffling_queue_capacity) as loader,
-        ):
-            yield loader
-
-    @contextmanager
-    def make_tf_dataset(
-        self,
-        batch_size: int | None = None,
-        prefetch: int | None = None,
-        num_epochs: int | None = None,
-        workers_count: int | None = None,
-        shuffling_queue_capacity: int | None = None,
-        **petastorm_reader_kwargs: Any,
-    ) -> Iterator[Any]:
-        """Give, in a `with` block, a `tf.data.Dataset` of named tuples of `batch_size` rows, by default 32.
-
-        The other arguments are those of `make_torch_dataloader`. Rows are shuffled and read ahead already:
-        `shuffling_queue_capacity` and `prefetch` add to that only what they are given."""
-        from farandole.tensorflow.data import make_batched_dataset
-
-        options = dict(petastorm_reader_kwargs)
-        if workers_count is not None:
-            options["workers_count"] = workers_count
-        with make_batch_reader(self.cache_dir_url, None, num_epochs=num_epochs, **options) as reader:
-            rows = 32 if batch_size is None else batch_size
-            if shuffling_queue_capacity:
-                mixed = make_batched_dataset(reader, None).unbatch()
-                dataset = mixed.shuffle(shuffling_queue_capacity).batch(rows)
-            else:
-                dataset = make_batched_dataset(reader, rows)
-            yield dataset if prefetch is None else dataset.prefetch(prefetch)
-
-    def delete(self) -> None:
-        """Remove the copy; nothing can be read any more. Idempotent."""
-        _remove(self.cache_dir_url)
-
-    @classmethod
-    def _owning(cls, url: str, rows: int) -> Self:
-        made = cls(url, rows)
-        # Copies of this object, on ranks, have no finalizer.
-        weakref.finalize(made, _remove, url)
-        return made
+ROW_GROUP_BYTES = 32 << 20
 
 
 def make_spark_converter(
     df: DataFrame,
-    parquet_row_group_size_bytes: int = 32 << 20,
+    parquet_row_group_size_bytes: int = ROW_GROUP_BYTES,
     compression_codec: str | None = None,
     dtype: Literal["float32", "float64"] | None = None,
 ) -> SparkDatasetConverter:
-    """Write `df` as Parquet, below the folder that Spark's setting farandole.spark.converter.parentCacheDirUrl names.
+    """Make loaders of `df` possible, in the function of a `HorovodRunner` or of `farandole.spark.run`, and here.
 
-    Runs a Spark job and blocks until it is done. The folder must be the same for driver, executors and ranks. With
-    `dtype` columns of floating point, arrays and vectors of them are cast; by default they stay as they are.
-    Raises `ConfigError` without that setting or for a codec or type that is none, `DataError` for no rows.
+    Returns at once: a job that meets the converter evaluates `df` and feeds the ranks. If Spark's setting
+    farandole.spark.converter.parentCacheDirUrl names a folder, the same one for driver, executors and ranks, `df` is
+    written below it as Parquet instead: that runs a Spark job and blocks until it is done. Only then do
+    `parquet_row_group_size_bytes` and `compression_codec` have a meaning. With `dtype` columns of floating point, and
+    arrays and vectors of them, are cast; by default they stay as they are. Raises `ConfigError` for a codec or type
+    that is none, `DataError` for a column that Spark hands to no rank, and for no rows, which without a folder a loader
+    finds.
     """
-    spark = df.sparkSession
-    parent = next((found for name in CACHE_SETTINGS if (found := spark.conf.get(name, None))), None)
-    if parent is None:
-        raise ConfigError(CACHE_SETTINGS[0], "is not set; name a folder that driver, executors and ranks share")
     if dtype not in (None, "float32", "float64"):
         raise ConfigError("dtype", f"must be float32, float64 or None, got {dtype!r}")
     codec = compression_codec or "uncompressed"
     if codec not in ("uncompressed", "bzip2", "gzip", "lz4", "snappy", "zstd"):
         raise ConfigError("compression_codec", f"Spark's Parquet knows no {codec!r}")
-    url = f"{parent.rstrip('/')}/{uuid.uuid4().hex}"
-    rows = df if dtype is None else df.select([_cast(df, name, dtype) for name in df.columns])
-    writer = rows.write.option("compression", codec).option("parquet.block.size", parquet_row_group_size_bytes)
+    conf = df.sparkSession.conf
+    parent = next((found for name in CACHE_SETTINGS if (found := conf.get(name, None))), None)
+    frame = df if dtype is None else df.select([_cast(df, name, dtype) for name in df.columns])
+    if parent is not None:
+        rows = _write(frame, f"{parent.rstrip('/')}/{uuid.uuid4().hex}", codec, parquet_row_group_size_bytes)
+        return _owning(SparkDatasetConverter(rows), rows.close)
+    if compression_codec is not None or parquet_row_group_size_bytes != ROW_GROUP_BYTES:
+        log.warning("no Parquet is written: compression_codec and parquet_row_group_size_bytes are ignored")
+    arrow_schema(frame)
+    held = HeldRows(frame)
+    return _owning(SparkDatasetConverter(held), held.close)
+
+
+class HeldRows:
+    """A DataFrame of this driver's; jobs get its rows, and so does this process when it asks for a loader."""
+
+    url = None
+
+    def __init__(self, dataframe: DataFrame) -> None:
+        self._dataframe: DataFrame | None = dataframe
+        self._rows: int | None = None
+        self._source: ShardSource | None = None
+        self._files = ExitStack()
+
+    def __reduce__(self) -> tuple[Callable[..., GivenRows], tuple[object, ...]]:
+        fed = stand_in(self._alive())
+        if fed is None:
+            raise ConfigError(
+                "converter",
+                "has no files that another process could read; hand it to HorovodRunner.run or farandole.spark.run, or "
+                f"name a folder that all share in Spark's setting {CACHE_SETTINGS[0]} before it is made",
+            )
+        return GivenRows, (fed, self._rows)
+
+    def count(self) -> int:
+        """Let Spark count, once, unless the rows are here."""
+        if self._rows is None:
+            self._rows = self._alive().count()
+        return self._rows
+
+    def read(self, options: Mapping[str, Any]) -> Reader:
+        """Read all rows, which the first call collects."""
+        frame = self._alive()
+        if self._source is None:
+            (fed,) = self._files.enter_context(collected([frame], 1))
+            self._source = open_rows(fed.paths[0])
+            self._rows = sum(group.rows for group in self._source.row_groups)
+        return read_own(self._source, options, 0, 1, None)
+
+    def close(self) -> None:
+        """Let go of the DataFrame and of what was collected of it."""
+        self._dataframe = self._source = None
+        self._files.close()
+
+    def _alive(self) -> DataFrame:
+        if self._dataframe is None:
+            raise ConfigError("converter", "was deleted; make another one")
+        return self._dataframe
+
+
+def _owning(converter: SparkDatasetConverter, close: Callable[[], None]) -> SparkDatasetConverter:
+    # Copies of this object, on ranks, have no finalizer.
+    weakref.finalize(converter, close)
+    return converter
+
+
+def _write(frame: DataFrame, url: str, codec: str, row_group_bytes: int) -> WrittenRows:
+    """Write Parquet files; leaves nothing behind when that fails, or when there are no rows."""
+    writer = frame.write.option("compression", codec).option("parquet.block.size", row_group_bytes)
     try:
         writer.parquet(url)
-        count = spark.read.parquet(url).count()
+        count = frame.sparkSession.read.parquet(url).count()
+        if not count:
+            raise DataError(", ".join(frame.columns), "there are no rows")
     except BaseException:
-        _remove(url)
+        WrittenRows(url, 0).close()
         raise
-    if not count:
-        _remove(url)
-        raise DataError(", ".join(df.columns), "there are no rows")
     log.info("%d rows written to %s", count, url)
-    return SparkDatasetConverter._owning(url, count)
+    return WrittenRows(url, count)
 
 
 def _cast(df: DataFrame, name: str, dtype: str) -> Any:
@@ -154,9 +146,3 @@ def _cast(df: DataFrame, name: str, dtype: str) -> Any:
 
 def _is_float(kind: DataType) -> bool:
     return isinstance(kind, (FloatType, DoubleType))
-
-
-def _remove(url: str) -> None:
-    fs, path = fsspec.core.url_to_fs(url)
-    if fs.exists(path):
-        fs.rm(path, recursive=True)

@@ -2,8 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,12 @@ from farandole.errors import DataError
 from farandole.spark.fed_rows import FedRows
 from farandole.spark.spill import local_directory, spill
 
-__all__ = ["arrow_schema", "collected", "take_dataframes"]
+__all__ = ["arrow_schema", "collected", "feeding", "stand_in", "take_dataframes"]
+
+
+# Set while a job's call is pickled: numbers the DataFrame of an object in it among the job's. No argument reaches such
+# an object.
+_numbering: ContextVar[Callable[[DataFrame], FedRows]] = ContextVar("farandole_numbering")
 
 
 def take_dataframes(
@@ -25,15 +31,42 @@ def take_dataframes(
     found: list[DataFrame] = []
 
     def kept(value: object) -> object:
-        if not isinstance(value, DataFrame):
-            return value
-        places = [place for place, each in enumerate(found) if each is value]
-        if not places:
-            found.append(value)
-        return FedRows(places[0] if places else len(found) - 1)
+        return FedRows(_number(value, found)) if isinstance(value, DataFrame) else value
 
     placed, named = [kept(value) for value in args], {name: kept(value) for name, value in kwargs.items()}
     return placed, named, found
+
+
+@contextmanager
+def feeding(dataframes: list[DataFrame], rows: Sequence[FedRows] = ()) -> Iterator[None]:
+    """Let what is pickled in the block add its DataFrames to the job's `dataframes`, each once, by `stand_in`.
+
+    `rows` are what stands for them, if they have been laid out already."""
+
+    def number(dataframe: DataFrame) -> FedRows:
+        place = _number(dataframe, dataframes)
+        return rows[place] if rows else FedRows(place)
+
+    token = _numbering.set(number)
+    try:
+        yield
+    finally:
+        _numbering.reset(token)
+
+
+def stand_in(dataframe: DataFrame) -> FedRows | None:
+    """Return what stands for the rows of `dataframe` in the job's call that is being pickled; None outside of one."""
+    number = _numbering.get(None)
+    return None if number is None else number(dataframe)
+
+
+def _number(dataframe: DataFrame, known: list[DataFrame]) -> int:
+    """Return the place of `dataframe` among `known`, where it is put if it is new; equal queries are not compared."""
+    for place, each in enumerate(known):
+        if each is dataframe:
+            return place
+    known.append(dataframe)
+    return len(known) - 1
 
 
 def arrow_schema(dataframe: DataFrame) -> pa.Schema:

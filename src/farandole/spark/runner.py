@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from farandole.config import Config
 from farandole.errors import ConfigError
-from farandole.launch.pickling import describe
+from farandole.launch.pickling import describe, dump_call
 from farandole.launch.run import run as run_locally
 from farandole.spark.barrier import run_barrier_job
-from farandole.spark.dataframes import collected, take_dataframes
+from farandole.spark.dataframes import collected, feeding, take_dataframes
 from farandole.spark.display import Display
 from farandole.spark.driver_log import Verbosity, show_on_console
 from farandole.spark.fed_rows import FedRows, give_rows, path_of_collected
@@ -72,7 +72,9 @@ class HorovodRunner:
 
     def _run_locally(self, main: Callable[..., T], kwargs: Mapping[str, object]) -> T:
         _, named, dataframes = take_dataframes((), kwargs)
-        with collected(dataframes, -self.num_processor) as rows:
+        with feeding(dataframes):
+            dump_call(main, (), named)  # finds those in converters
+        with collected(dataframes, -self.num_processor) as rows, feeding(dataframes, rows):
             named = {name: rows[value.number] if isinstance(value, FedRows) else value for name, value in named.items()}
             return cast(T, run_locally(_of_rank_zero, (main, named), num_proc=-self.num_processor)[0])
 
@@ -86,7 +88,8 @@ class HorovodRunner:
 
     def _announce(self, main: Callable[..., object]) -> None:
         """Tell what is being sent: much of what goes wrong is a global that nobody knew to be part of the function."""
-        report = describe(main)
+        with feeding([]):
+            report = describe(main)
         names = "{" + ", ".join(report.globals) + "}"
         announce(
             f"The global names read or written to by the pickled function are {names}.\n"

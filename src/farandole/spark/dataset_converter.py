@@ -1,0 +1,219 @@
+"""What `make_spark_converter` gives: a DataFrame's rows by Petastorm's names, on the driver and on ranks.
+
+Imports no more than a rank that gets one needs: no Spark."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farandole.core.default import context, is_initialized
+from farandole.core.objects import allgather_object
+from farandole.errors import ConfigError
+from farandole.spark.child import current_rank
+from farandole.spark.fed_rows import FedRows, open_rows, path_of_collected
+from farandole.topology import JobEnvironment
+
+if TYPE_CHECKING:
+    from farandole.data import Gather, Reader, ShardSource
+
+__all__ = ["CACHE_SETTINGS", "ConvertedRows", "GivenRows", "SparkDatasetConverter", "WrittenRows", "read_own"]
+
+# Where copies go, in Spark's configuration: our name, and the one that programs have.
+CACHE_SETTINGS = ("farandole.spark.converter.parentCacheDirUrl", "petastorm.spark.converter.parentCacheDirUrl")
+
+
+class ConvertedRows(Protocol):
+    """Where a converter has its rows from."""
+
+    @property
+    def url(self) -> str | None:
+        """The folder with the copy; None without one."""
+        ...
+
+    def count(self) -> int:
+        """Count the rows, of all ranks together."""
+        ...
+
+    def read(self, options: Mapping[str, Any]) -> "Reader":
+        """Make a reader of batches; `options` are those of `make_batch_reader`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the rows."""
+        ...
+
+
+class SparkDatasetConverter:
+    """A DataFrame's rows for the loaders that Petastorm's programs ask for, in the function of a `HorovodRunner` too.
+
+    Without a folder a job that meets this in its function, or among the arguments, brings each rank its share of the
+    rows, which are one shard there: `cur_shard` and `shard_count` are the rank and the number of ranks, and all ranks
+    make a loader together. On the driver the first loader collects the rows to its local disk, as one shard.
+    With a folder any process that reaches it reads any shard.
+    Files go with `delete`, or when the object that made them goes, at the latest with the driver's interpreter.
+    """
+
+    def __init__(self, rows: ConvertedRows) -> None:
+        self._rows = rows
+
+    @property
+    def cache_dir_url(self) -> str | None:
+        """The folder with the copy; None without one."""
+        return self._rows.url
+
+    @property
+    def dataset_size(self) -> int:
+        """The number of rows, of all ranks together.
+
+        Without a folder it is counted when somebody asks: on the driver by a Spark job, unless the rows are there
+        already; on ranks, to which the driver hands on what it knows, by all of them together, unless a loader was
+        made before."""
+        return self._rows.count()
+
+    def __len__(self) -> int:
+        return self._rows.count()
+
+    @contextmanager
+    def make_torch_dataloader(
+        self,
+        batch_size: int = 32,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int = 0,
+        data_loader_fn: Callable[..., Any] | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> Iterator[Any]:
+        """Give, in a `with` block, batches of tensors by column; the other arguments are those of `make_batch_reader`.
+
+        Epochs are endless by default. Name `cur_shard` and `shard_count` to have each row on one rank only."""
+        # Only the process that trains needs torch; the driver, which converts, may have none.
+        from farandole.torch.data import BatchedDataLoader
+
+        make = data_loader_fn or BatchedDataLoader
+        with (
+            self._read(num_epochs, workers_count, petastorm_reader_kwargs) as reader,
+            make(reader, batch_size=batch_size, shuffling_queue_capacity=shuffling_queue_capacity) as loader,
+        ):
+            yield loader
+
+    @contextmanager
+    def make_tf_dataset(
+        self,
+        batch_size: int | None = None,
+        prefetch: int | None = None,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> Iterator[Any]:
+        """Give, in a `with` block, a `tf.data.Dataset` of named tuples of `batch_size` rows, by default 32.
+
+        The other arguments are those of `make_torch_dataloader`. Rows are shuffled and read ahead already:
+        `shuffling_queue_capacity` and `prefetch` add to that only what they are given."""
+        from farandole.tensorflow.data import make_batched_dataset
+
+        with self._read(num_epochs, workers_count, petastorm_reader_kwargs) as reader:
+            rows = 32 if batch_size is None else batch_size
+            if shuffling_queue_capacity:
+                mixed = make_batched_dataset(reader, None).unbatch()
+                dataset = mixed.shuffle(shuffling_queue_capacity).batch(rows)
+            else:
+                dataset = make_batched_dataset(reader, rows)
+            yield dataset if prefetch is None else dataset.prefetch(prefetch)
+
+    def delete(self) -> None:
+        """Remove the files; nothing can be read any more. Idempotent."""
+        self._rows.close()
+
+    def _read(self, num_epochs: int | None, workers_count: int | None, options: Mapping[str, Any]) -> "Reader":
+        workers = {} if workers_count is None else {"workers_count": workers_count}
+        return self._rows.read({"num_epochs": num_epochs, **workers, **options})
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """Rows in a folder of Parquet files, which any process reads."""
+
+    url: str
+    rows: int
+
+    def count(self) -> int:
+        """See `ConvertedRows`."""
+        return self.rows
+
+    def read(self, options: Mapping[str, Any]) -> "Reader":
+        """See `ConvertedRows`."""
+        from farandole.data import make_batch_reader
+
+        return make_batch_reader(self.url, **options)
+
+    def close(self) -> None:
+        """Remove the folder, if it is there."""
+        import fsspec
+
+        fs, path = fsspec.core.url_to_fs(self.url)
+        if fs.exists(path):
+            fs.rm(path, recursive=True)
+
+
+class GivenRows:
+    """The rows that a job brings this rank; the call is unpickled before they are there, and runs after that."""
+
+    url = None
+
+    def __init__(self, fed: FedRows, rows: int | None) -> None:
+        self._fed, self._rows = fed, rows
+
+    def count(self) -> int:
+        """Add up what all ranks have, together, unless that is known."""
+        if self._rows is None:
+            _, _, gather = _place()
+            mine = sum(group.rows for group in self._source().row_groups)
+            self._rows = mine if gather is None else sum(gather(mine))
+        return self._rows
+
+    def read(self, options: Mapping[str, Any]) -> "Reader":
+        """Read this rank's rows; raises `NotInitializedError` before `init()`."""
+        rank, size, gather = _place()
+        reader = read_own(self._source(), options, rank, size, gather)
+        self.count()  # while all ranks are here; later, one may ask alone
+        return reader
+
+    def close(self) -> None:
+        """Do nothing: the rows go with the rank."""
+
+    def _source(self) -> "ShardSource":
+        if self._fed.paths:
+            return open_rows(path_of_collected(self._fed))
+        here = current_rank()
+        if here is None:
+            raise ConfigError("converter", "its rows are those of a rank's own process; make loaders there")
+        return open_rows(here.path_of(self._fed))
+
+
+def read_own(
+    source: "ShardSource", options: Mapping[str, Any], rank: int, size: int, gather: "Gather | None"
+) -> "Reader":
+    """Read rows that only this rank of `size` has; raises `ConfigError` when another shard is asked for."""
+    from farandole.data import make_feed_reader
+
+    shard, shards = options.get("cur_shard"), options.get("shard_count")
+    if (shard, shards) != (rank, size) and not (shard is shards is None and size == 1):
+        raise ConfigError(
+            "cur_shard",
+            f"is {shard} of shard_count={shards}, but rank {rank} of {size} has no rows but its own; give hvd.rank() "
+            f"and hvd.size(), or name a folder that all share in Spark's setting {CACHE_SETTINGS[0]} before the "
+            "converter is made",
+        )
+    return make_feed_reader(source, gather=gather, **options)
+
+
+def _place() -> "tuple[int, int, Gather | None]":
+    """Return rank, number of ranks and, for several, their all-gather; raises `NotInitializedError` before `init()`."""
+    job = JobEnvironment.read(os.environ)
+    if not is_initialized() and (job is None or job.size == 1):
+        return 0, 1, None
+    here = context()
+    return here.rank, here.size, allgather_object if here.size > 1 else None
