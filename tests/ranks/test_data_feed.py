@@ -394,3 +394,20 @@ def test_ranks_that_ask_for_different_things_are_named(tmp_path: Path) -> None:
         FeedLoader(source, batch_size=1, policy="join", rank=1)
     with pytest.raises(ConfigError, match="batch_size"):
         FeedLoader(source, batch_size=0, policy="join")
+
+
+def test_batches_without_rows_are_of_the_types_that_a_transform_makes(tmp_path: Path) -> None:
+    write_shards(tmp_path, [[20], [2], []])
+
+    def double(columns: Columns) -> Columns:
+        return {"twice": np.array([int(row) * 2 for row in columns["row"]], None if len(columns["row"]) else bool)}
+
+    def body(context: Context) -> list[tuple[int, str]]:
+        loader = make(context, tmp_path, transform=double)
+        assert {str(batch["twice"].dtype) for batch in loader} == {str(loader.sample()["twice"].dtype)}  # type: ignore[union-attr]
+        return [(batch.rows, str(batch["twice"].dtype)) for batch in loader]  # type: ignore[union-attr]
+
+    full, few, none = run_ranks(3, body)
+    assert full == [(4, "int64")] * 5
+    assert sorted(few) == [(0, "int64")] * 3 + [(1, "int64")] * 2
+    assert none == [(0, "bool")] * 5

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from farandole.data import ArrowSource, Batch, Loader, Metrics, ParquetSource, Policy, Reading, SelectedSource
+from farandole.data.rounds import Columns
 from farandole.data.values import Values
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.datasets import RAGGED, read_all, write_rows
@@ -185,6 +186,31 @@ def test_transform_sees_every_row_and_may_not_change_their_number(tmp_path: Path
     halved = Reading(transform=lambda columns: {name: values[:1] for name, values in columns.items()})
     with pytest.raises(DataError, match="made 1 rows of 180"):
         list(Loader(source, batch_size=50, policy="join", reading=halved))
+
+
+def test_batches_without_rows_are_of_the_types_that_a_transform_makes(tmp_path: Path) -> None:
+    write_rows(tmp_path, [[3]])
+
+    def double(columns: Columns) -> Columns:
+        rows = np.array([int(row) * 2.5 for row in columns["row"]])
+        return {"pair": np.stack([rows, rows], axis=1).astype(np.float32), "text": np.array([str(row) for row in rows])}
+
+    loaders = [
+        Loader(
+            ParquetSource(str(tmp_path)),
+            batch_size=1,
+            policy="join",
+            rank=rank,
+            size=2,
+            reading=Reading(transform=double),
+        )
+        for rank in range(2)
+    ]
+    batches = [batch for loader in loaders for batch in loader]
+    assert sorted(batch.rows for batch in batches) == [0, 1, 1, 1]
+    for batch in batches:
+        assert (batch["pair"].dtype, batch["pair"].shape) == (np.float32, (batch.rows, 2))  # type: ignore[union-attr]
+        assert batch["text"].dtype.kind == "U"  # type: ignore[union-attr]
 
 
 def test_rows_that_a_predicate_chooses_are_planned_like_any_others(tmp_path: Path) -> None:

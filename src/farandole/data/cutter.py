@@ -56,6 +56,11 @@ class Cutter:
         return True
 
 
+def empty_like(columns: Columns) -> Columns:
+    """Return no rows of the same types and shapes."""
+    return {name: pick_rows(values, np.arange(0)) for name, values in columns.items()}
+
+
 def fill_up(columns: Columns, source: Columns, rows: int) -> Columns:
     """Add rows of `source`, again and again, until there are `rows` of them."""
     missing = np.arange(rows - rows_of(columns)) % rows_of(source)

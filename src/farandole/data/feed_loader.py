@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, in_step, together
-from farandole.data.cutter import Cutter
+from farandole.data.cutter import Cutter, empty_like
 from farandole.data.deal import Deal, Policy
 from farandole.data.fields import check_names, plan_fields
 from farandole.data.loader import LANES_BYTES, LEAST_WINDOW, NO_SEED, ROUND_BYTES, Batch, Reading, transformed
@@ -117,11 +117,7 @@ class FeedLoader:
         That is collective, unless `alone`."""
         if not self.transforms:
             return self._no_rows
-        first = next((group for group in self._source.row_groups if group.rows), None)
-        return together(
-            lambda: transformed(self._reading.transform, self._no_rows if first is None else self._reader(first)),
-            self._gather,
-        )
+        return together(self._few_rows, self._gather)
 
     @property
     def rows(self) -> int:
@@ -249,6 +245,10 @@ class FeedLoader:
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
         return Reader(self._source, tuple(fields))
 
+    def _few_rows(self) -> Columns:
+        first = next((group for group in self._source.row_groups if group.rows), None)
+        return transformed(self._reading.transform, self._no_rows if first is None else self._reader(first))
+
     def _check_plan(self) -> None:
         plan = self._plan
         if not plan.steps:
@@ -282,10 +282,12 @@ class FeedLoader:
         pieces = self._pieces(min(held, plan.bounds(self._rank, first)[0]))
         with closing(pieces):
             cutter = Cutter(pieces, meter)
+            # Of no rows a transform could not tell what it makes.
+            like = self._few_rows() if self.transforms and held < plan.steps else self._no_rows
             for step in range(first, plan.steps):
                 own = plan.batch(self._rank, step)
                 count = own if plan.policy == "join" else plan.batch_size
-                columns = cutter.take(count) if count else transformed(self._reading.transform, self._no_rows)
+                columns = cutter.take(count) if count else empty_like(like)
                 yield Batch.of(columns, count, plan.weight(self._rank, step), count - own)
 
     def _pieces(self, start: int) -> Generator[Columns]:

@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, in_step, together
-from farandole.data.cutter import Cutter, fill_up, rows_of
+from farandole.data.cutter import Cutter, empty_like, fill_up, rows_of
 from farandole.data.deal import Deal, Policy
 from farandole.data.fields import FieldOptions, plan_fields
 from farandole.data.meter import Meter, Metrics
@@ -148,8 +148,7 @@ class Loader:
         collectively if there is a `gather`."""
         if not self.transforms:
             return self._no_rows
-        first = next(group for group in self._source.row_groups if group.rows)
-        return together(lambda: transformed(self._reading.transform, self._reader(first)), self._gather)
+        return together(self._few_rows, self._gather)
 
     @property
     def rows(self) -> int:
@@ -253,6 +252,10 @@ class Loader:
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
         return Reader(self._source, tuple(fields))
 
+    def _few_rows(self) -> Columns:
+        first = next(group for group in self._source.row_groups if group.rows)
+        return transformed(self._reading.transform, self._reader(first))
+
     def _plan_order(self) -> Order:
         asked, rows = self._reading, tuple(group.rows for group in self._source.row_groups)
         nbytes = self._source.nbytes(self._columns)
@@ -320,7 +323,8 @@ class Loader:
         """Return what the policy makes of the rows that do not fill a step."""
         in_step = deal.rows - deal.start - step * deal.step_rows
         held = len(deal.take(self._rank, step))
-        columns = cutter.take(held) if held else transformed(self._reading.transform, self._no_rows)
+        # Of no rows a transform could not tell what it makes.
+        columns = cutter.take(held) if held else empty_like(self._few_rows() if self.transforms else self._no_rows)
         if self._policy == "join":
             return Batch.of(columns, held, held * self._size / in_step)
         columns = fill_up(columns, columns if held else self._first_rows(), self._batch_size)
