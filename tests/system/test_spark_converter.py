@@ -3,6 +3,7 @@
 import gc
 import itertools
 import logging
+import os
 import pickle
 import sys
 from collections import Counter
@@ -142,7 +143,16 @@ def test_without_a_folder_the_job_brings_the_rows(spark: SparkSession) -> None:
         assert words == [(x + 0.5, b"word %d" % x) for x in range(2, 5) if np_ > 0]
 
 
-def test_without_a_folder_the_driver_has_all_rows(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+def held_files(folder: Path) -> list[str]:
+    """The files in `folder`, though without a name, that this process has open."""
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [target for target in links if target.startswith(f"{folder}/") and target.endswith(" (deleted)")]
+
+
+def test_without_a_folder_the_driver_has_all_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     converter = make_spark_converter(spark.range(50).selectExpr("id", "id / 2 AS half"), dtype="float32")
     assert len(converter) == 50
     assert converter.cache_dir_url is None
@@ -161,7 +171,9 @@ def test_without_a_folder_the_driver_has_all_rows(spark: SparkSession, caplog: p
         return len(converter)
 
     assert HorovodRunner(np=-1).run(one) == 50
+    assert len(held_files(tmp_path)) == 1
     converter.delete()
+    assert held_files(tmp_path) == []
     with pytest.raises(PicklingError, match=r"closure variable 'converter'.*was deleted"):
         run(one, num_proc=1)
     with caplog.at_level(logging.WARNING):
