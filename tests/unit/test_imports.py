@@ -29,7 +29,7 @@ STARTS = {
     "a converter on a rank": ("import farandole.spark.dataset_converter", f"{FRAMEWORKS} {DATA} {SPARK}"),
     "a reader of fed rows": (
         "from farandole.data import make_feed_reader",
-        f"{FRAMEWORKS} {SPARK} asyncio fsspec pandas",
+        f"{FRAMEWORKS} {SPARK} asyncio fsspec pandas pyarrow.parquet",
     ),
     "a function on this machine": ("from farandole import run", f"{FRAMEWORKS} {DATA} {SPARK} numpy"),
 }

@@ -6,7 +6,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 __all__ = ["Bounded", "Bounds", "Condition", "bounded_kind", "may_hold", "rows_that_hold"]
@@ -46,6 +45,9 @@ def bounded_kind(kind: pa.DataType) -> bool:
 
 def rows_that_hold(table: pa.Table, branches: Sequence[Sequence[Condition]]) -> NDArray[np.bool_]:
     """Say of each row whether all conditions of any branch hold."""
+    # Here, as it loads all that reads files, too; only who has conditions needs it.
+    import pyarrow.parquet as pq
+
     numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
     mask = np.zeros(table.num_rows, bool)
     mask[numbered.filter(pq.filters_to_expression(branches))[_ROW].to_numpy()] = True

@@ -12,7 +12,7 @@ from torch import Tensor
 import farandole.torch as hvd
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
-from farandole.spark.barrier import shard
+from farandole.spark.child import shard
 from farandole.spark.logs import log_to_driver, send
 from farandole.spark.progress import Progress
 from farandole.spark.store import FilesystemStore
