@@ -48,7 +48,7 @@ def write_shards(folder: Path, sizes: list[list[int]], make: Callable[[int, int]
     made = make or (lambda first, rows: pa.table({"row": np.arange(first, first + rows)}))
     first = 0
     for rank, batches in enumerate(sizes):
-        with pa.ipc.new_file(folder / f"{rank}.arrow", made(0, 1).schema) as writer:
+        with pa.ipc.new_stream(folder / f"{rank}.arrow", made(0, 1).schema) as writer:
             for rows in batches:
                 for batch in made(first, rows).combine_chunks().to_batches():
                     writer.write_batch(batch)

@@ -35,7 +35,7 @@ def write(folder: Path, sizes: list[list[int]]) -> int:
     """Write rank r's record batches, of rows numbered over all ranks, to the file r.arrow."""
     first = 0
     for rank, batches in enumerate(sizes):
-        with pa.ipc.new_file(folder / f"{rank}.arrow", people(0, 1).schema) as writer:
+        with pa.ipc.new_stream(folder / f"{rank}.arrow", people(0, 1).schema) as writer:
             for rows in batches:
                 writer.write_table(people(first, rows))
                 first += rows

@@ -19,8 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from farandole.data import FeedLoader, FieldOptions, Loader, ParquetSource, Ragged, Reading, ShardSource, SparseRows
-from farandole.errors import ConfigError, DataError, RankFailed
+from farandole.errors import DataError, RankFailed
 from farandole.spark import HorovodRunner, run
+from farandole.spark.exchange.batches import counted_by_rows
+from farandole.spark.exchange.shuffle import keys_of_partitions
 from helpers.spark_session import session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -222,10 +224,56 @@ def test_rows_that_cannot_be_trained_on_are_refused(spark: SparkSession) -> None
     unknown_none = spark.createDataFrame([(1,), (2,)], "id long").mapInArrow(lambda batches: iter(()), "id long")
     with pytest.raises(RankFailed, match="no rows on any of 2 ranks"):
         run(refuse, (unknown_none,), num_proc=2)
-    with pytest.raises(ConfigError, match="has no rows"):
+    with pytest.raises(RankFailed, match="no rows on any of 2 ranks"):
         run(refuse, (rows.limit(0),), num_proc=2)
     with pytest.raises(RankFailed, match=r"column 's': no tensor holds struct") as caught:
         run(refuse, (rows.selectExpr("struct(id) AS s"),), num_proc=2)
     assert isinstance(caught.value.__cause__, DataError)
     with pytest.raises(DataError, match="column 'i': Spark hands interval to no rank"):
         run(refuse, (rows.selectExpr("make_interval(1) AS i"),), num_proc=2)
+
+
+def ids_of(rows: ShardSource) -> list[int]:
+    return [row for group in rows.row_groups for row in rows.read(group, ["id"])["id"].to_pylist()]
+
+
+def test_several_dataframes_reach_the_ranks_of_one_job(spark: SparkSession) -> None:
+    def main(train: ShardSource, arranged: ShardSource, *, again: ShardSource) -> list[list[int]]:
+        assert train.schema.names == again.schema.names == ["id", "text"]
+        assert arranged.schema.names == ["id"]
+        return [ids_of(train), ids_of(arranged), ids_of(again)]
+
+    train = spark.range(0, 101, 1, 5).withColumn("text", F.col("id").cast("string"))
+    arranged = spark.range(0, 10).repartitionByRange(2, "id")
+    first, second = run(main, (train, arranged), {"again": train}, num_proc=2)
+    assert sorted(first[0] + second[0]) == list(range(101))
+    assert abs(len(first[0]) - len(second[0])) <= 5  # of five partitions, an odd row each
+    assert (sorted(first[1]), sorted(second[1])) == (list(range(5)), list(range(5, 10)))
+    assert [first[2], second[2]] == [first[0], second[0]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_shares_go_where_spark_takes_their_keys(spark: SparkSession, ranks: int) -> None:
+    keys = spark.createDataFrame([(key,) for key in keys_of_partitions(ranks)], "key int")
+    found = keys.repartition(ranks, "key").select(F.spark_partition_id(), "key").collect()
+    assert sorted(map(tuple, found)) == list(enumerate(keys_of_partitions(ranks)))
+
+
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+def test_spark_measures_batches_only_where_their_rows_may_be_large(spark: SparkSession) -> None:
+    numbers, texts = spark.range(10), spark.range(10).select(F.lit("text"))
+    assert spark.conf.get(BATCH_BYTES, None) is None
+    with counted_by_rows(spark, [numbers]) as planned:
+        assert spark.conf.get(BATCH_BYTES) == str(2**31 - 1)
+        planned()
+        assert spark.conf.get(BATCH_BYTES, None) is None
+    with counted_by_rows(spark, [numbers, texts]):
+        assert spark.conf.get(BATCH_BYTES, None) is None
+    spark.conf.set(BATCH_BYTES, "1m")
+    try:
+        with counted_by_rows(spark, [numbers]):
+            assert spark.conf.get(BATCH_BYTES) == "1m"
+    finally:
+        spark.conf.unset(BATCH_BYTES)

@@ -11,7 +11,7 @@ from farandole.errors import DataError
 
 
 def write(path: Path, batches: list[pa.RecordBatch]) -> Path:
-    with pa.ipc.new_file(path, batches[0].schema) as writer:
+    with pa.ipc.new_stream(path, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return path
@@ -110,7 +110,9 @@ def test_what_no_tensor_holds_is_named(tmp_path: Path) -> None:
 
 def test_compressed_values_are_refused(tmp_path: Path) -> None:
     batch = some_rows(0, 1000)
-    with pa.ipc.new_file(tmp_path / "rows", batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    with pa.ipc.new_stream(
+        tmp_path / "rows", batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as writer:
         writer.write_batch(batch)
     with pytest.raises(DataError, match="without compression"):
         open_column(ArrowShard(tmp_path / "rows"), "number")

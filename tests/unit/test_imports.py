@@ -63,7 +63,7 @@ def test_a_fed_rank_brings_what_its_rows_need(tmp_path: Path, column: str) -> No
     pa = pytest.importorskip("pyarrow")
     rows = np.arange(12.0) if column == "numbers" else list(np.arange(12.0).reshape(4, 3))
     table = pa.table({"number": np.arange(len(rows)), column: pa.array(rows)})
-    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as writer:
+    with pa.ipc.new_stream(tmp_path / "rows.arrow", table.schema) as writer:
         writer.write_table(table)
     there = loaded(FEED, str(tmp_path / "rows.arrow"))
     needless = f"{FRAMEWORKS} {SPARK} asyncio fsspec pandas pyarrow.fs pyarrow.parquet ssl"

@@ -16,10 +16,11 @@ from farandole.errors import AuthenticationError, CacheError
 from farandole.handshake import authenticate, new_secret, split_address
 from farandole.launch.failures import Failure
 from farandole.spark.channel import Orders, RankEnd, TaskEnd
+from farandole.spark.disks import local_directory
 from farandole.spark.driver_log import DriverLog
 from farandole.spark.failure import to_payload
 from farandole.spark.relay import Relay
-from farandole.spark.spill import local_directory, spill
+from farandole.spark.spill import spill
 
 SOON = timedelta(seconds=60)  # nothing of it is waited for when all goes well
 
@@ -160,7 +161,7 @@ def test_a_rank_gets_its_orders_and_its_rows(tmp_path: os.PathLike[str]) -> None
         assert orders.env == {"A": "1"}
         (fd,) = orders.shard_fds
         with pa.memory_map(f"/proc/self/fd/{fd}") as mapped:
-            assert pa.ipc.open_file(mapped).read_all().to_pydict() == {"x": [1, 2, 3, 4]}
+            assert pa.ipc.open_stream(mapped).read_all().to_pydict() == {"x": [1, 2, 3, 4]}
         os.close(fd)
         assert rank.send("progress", {"step": 1})
         rank.close()
@@ -174,7 +175,7 @@ def test_a_rank_gets_its_orders_and_its_rows(tmp_path: os.PathLike[str]) -> None
 def test_a_rank_without_rows_gets_a_file_with_columns(tmp_path: os.PathLike[str]) -> None:
     rows = spill([], pa.schema([("x", pa.int64())]), str(tmp_path), stop=lambda: False)
     with pa.memory_map(f"/proc/self/fd/{rows.file.fileno()}") as mapped:
-        assert pa.ipc.open_file(mapped).read_all().to_pydict() == {"x": []}
+        assert pa.ipc.open_stream(mapped).read_all().to_pydict() == {"x": []}
     rows.close()
 
 

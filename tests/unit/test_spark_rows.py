@@ -64,7 +64,7 @@ def shard(path: Path, labels: list[int], *, arrival: int = 0, validates: list[bo
     hashes = np.array([hash((label, "row")) for label in labels], np.int64)[order]
     flags = np.array(validates if validates is not None else [False] * len(labels), np.int8)[order]
     batch = pa.record_batch({fed_as(0): ids * 0.5, fed_as(1): ids, HASH: hashes, VALIDATES: flags})
-    with pa.ipc.new_file(path, batch.schema) as writer:
+    with pa.ipc.new_stream(path, batch.schema) as writer:
         writer.write_batch(batch)
     return path
 
@@ -140,7 +140,7 @@ def test_all_ranks_refuse_the_same_fault(tmp_path: Path) -> None:
             VALIDATES: pa.array([0, 0, 0], pa.int8()),
         }
     )
-    with pa.ipc.new_file(paths[1], batch.schema) as writer:
+    with pa.ipc.new_stream(paths[1], batch.schema) as writer:
         writer.write_batch(batch)
     with pytest.raises(DataError, match="column 'x': 2 of 5 rows are null"):
         on_ranks(paths, wanted())

@@ -1,4 +1,4 @@
-"""A rank's rows in one memory-mapped Arrow IPC file, gathered into numpy arrays by row number."""
+"""A rank's rows in one memory-mapped file of Arrow IPC streams, gathered into numpy arrays by row number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from farandole.data.shard_source import read_streams
 from farandole.errors import DataError
 
 Number: TypeAlias = np.int8 | np.int16 | np.int32 | np.int64 | np.float32 | np.float64
@@ -79,7 +80,7 @@ class Column:
 
 
 class ArrowShard:
-    """An uncompressed Arrow IPC file, mapped into memory; nothing is read until rows are taken.
+    """Uncompressed Arrow IPC streams in a file, mapped into memory; nothing is read until rows are taken.
 
     Raises `DataError` for a column that is absent or of a type that no tensor holds.
     """
@@ -87,8 +88,7 @@ class ArrowShard:
     def __init__(self, path: Path) -> None:
         with pa.memory_map(str(path)) as mapped:
             self._whole = mapped.read_buffer()
-        with pa.ipc.open_file(self._whole) as reader:
-            self._table: pa.Table = reader.read_all()
+        self._table = read_streams(self._whole)
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,4 @@
-"""A rank's own rows, in one Arrow IPC file that is mapped into memory, as row groups."""
+"""A rank's own rows, as Arrow IPC streams in one file that is mapped into memory, as row groups."""
 
 import os
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ import pyarrow as pa
 from farandole.data.row_groups import File, RowGroup, Source
 from farandole.errors import DataError
 
-__all__ = ["ShardSource", "is_own"]
+__all__ = ["ShardSource", "is_own", "read_streams"]
 
 # In place of a file's time of change. Paths and sizes do not tell: those of two ranks' files may be equal.
 _OWN = "this rank's own"
 
 
 class ShardSource:
-    """The record batches of an uncompressed Arrow IPC file that only this rank has, and that nobody changes any more.
+    """Uncompressed Arrow IPC streams in a file that only this rank has, and that nobody changes any more.
 
     Reading copies nothing. `FeedLoader` makes batches of it; `SelectedSource` chooses rows of it. Can be pickled for
     helper processes of the rank, which find the file as long as the rank lives.
@@ -24,9 +24,10 @@ class ShardSource:
 
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
-        with pa.memory_map(self._path) as mapped, pa.ipc.open_file(mapped) as reader:
-            self.schema: pa.Schema = reader.schema
-            self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        with pa.memory_map(self._path) as mapped:
+            table = read_streams(mapped.read_buffer())
+        self.schema: pa.Schema = table.schema
+        self._batches = table.to_batches()
         file = File(self._path, os.stat(self._path).st_size, _OWN)
         self.row_groups: Sequence[RowGroup] = tuple(
             RowGroup(file, number, batch.num_rows) for number, batch in enumerate(self._batches)
@@ -53,3 +54,13 @@ class ShardSource:
 def is_own(source: Source) -> bool:
     """Whether the rows of `source` are one rank's alone."""
     return any(group.file.mark == _OWN for group in source.row_groups)
+
+
+def read_streams(whole: pa.Buffer) -> pa.Table:
+    """Read the Arrow IPC streams that follow each other in `whole`; if uncompressed, columns point into it."""
+    rest = pa.BufferReader(whole)
+    tables: list[pa.Table] = []
+    while not tables or rest.tell() < whole.size:
+        with pa.ipc.open_stream(rest) as stream:
+            tables.append(stream.read_all())
+    return pa.concat_tables(tables)

@@ -20,6 +20,9 @@ from farandole.launch.pickling import dump_call
 from farandole.spark.child import shard
 from farandole.spark.dataframes import arrow_schema, feeding, take_dataframes
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
+from farandole.spark.exchange.access import KeeperPlan
+from farandole.spark.exchange.batches import counted_by_rows
+from farandole.spark.exchange.shuffle import dealt
 from farandole.spark.failure import blame
 from farandole.spark.slots import is_local, master_of, require_slots
 from farandole.spark.task import RESULT_SCHEMA, TaskPlan, run_task
@@ -61,15 +64,14 @@ def run_barrier_job(
 ) -> list[T]:
     """Run `main(*args, **kwargs)` on `num_proc` ranks at once and return their values in rank order.
 
-    Blocks until all ranks have ended. With `dataframe` each rank finds its rows, a partition of num_proc, in the
-    file `shard()`; instead of one among the arguments `main` gets these rows, as a `ShardSource`. `results="first"`
-    brings rank 0's value alone: the others need not be picklable. With `restart` Spark runs all ranks again when a
-    process of one was killed, spark.stage.maxConsecutiveAttempts times in all; what `main` raises ends the job.
-    Raises `PicklingError`, `SlotsError` and `ConfigError` before anything runs, and the `RankFailed` of the rank that
-    failed first, from its own exception; then nothing of the job is left running."""
+    Blocks until all ranks have ended. With `dataframe` each rank finds its rows in the file `shard()`; instead of those
+    among the arguments `main` gets its rows of each. `results="first"` brings rank 0's value alone: the others need not
+    be picklable. With `restart` Spark runs all ranks again when a process of one was killed, as often in all as its
+    spark.stage.maxConsecutiveAttempts says. Raises `PicklingError`, `SlotsError`, `ConfigError` before anything runs,
+    and the `RankFailed` of the rank that failed first, from its own exception; then nothing is left running."""
     _check(spark, num_proc)
     call, fed = _dump(main, args, kwargs or {})
-    dataframe = fed if dataframe is None else dataframe
+    dataframes = fed if dataframe is None else [dataframe]
     variables = {**passed_on(os.environ), **(env or {})}
     settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
     patience = settings.start_timeout if start_timeout is None else start_timeout
@@ -88,17 +90,18 @@ def run_barrier_job(
             # Where the driver runs the tasks, their log is its own terminal: once is enough.
             echo=not (verbosity == "all" and is_local(master_of(spark))),
             keep_all=results == "all",
-            schema=None if dataframe is None else arrow_schema(dataframe).serialize().to_pybytes(),
+            schemas=[arrow_schema(each).serialize().to_pybytes() for each in dataframes],
             executable=executable,
             start_timeout=patience,
         )
-        source = spark.range(0, num_proc, 1, num_proc) if dataframe is None else _parted(dataframe, num_proc)
-        stage = source.mapInArrow(functools.partial(run_task, plan), RESULT_SCHEMA, barrier=True)
         with _job_group(context, f"farandole-{plan.job}", description) as cancel:
+            stage = _stage(spark, dataframes, plan, settings.interface or "")
+            driver_log.feeds_again = restart
             if restart:
                 stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
                 driver_log.on_failure = lambda failure: None if failure.killed or failure.consequence else cancel()
-            rows = _collect(stage, driver_log, cancel)
+            with counted_by_rows(spark, dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
+                rows = _collect(stage, driver_log, cancel)
         driver_log.drain(LEAVE)
     return _values(rows, num_proc)
 
@@ -121,20 +124,18 @@ def _check(spark: SparkSession, num_proc: int) -> None:
 
 def _dump(
     main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-) -> tuple[bytes, DataFrame | None]:
+) -> tuple[bytes, list[DataFrame]]:
     """Pickle the call, but for the DataFrames among its arguments, and in converters wherever they are."""
     args, kwargs, fed = take_dataframes(args, kwargs)
     with feeding(fed):
         call = dump_call(main, args, kwargs)
-    if len(fed) > 1:
-        raise ConfigError("dataframe", f"{len(fed)} are among the arguments, and a job feeds one")
     if len(call) > LARGE_CALL:
         log.warning(
             "the pickled function and its arguments are %d MB, which every rank has to be sent; "
             "load large objects inside the function, from a path",
             len(call) >> 20,
         )
-    return call, fed[0] if fed else None
+    return call, fed
 
 
 def _driver_host(context: SparkContext) -> str:
@@ -152,17 +153,12 @@ def _listen(context: SparkContext, secret: bytes, num_proc: int, show: Show, on_
         raise ConfigError("spark.driver.bindAddress", f"the driver cannot listen on {host} ({error})") from error
 
 
-def _parted(dataframe: DataFrame, num_proc: int) -> DataFrame:
-    """`dataframe` in exactly `num_proc` partitions; as it is when its last step was to repartition it so.
-
-    Counting partitions would run the query's shuffles, and more partitions than slots wait for ten minutes."""
-    last = dataframe._jdf.queryExecution().optimizedPlan()
-    if (
-        last.getClass().getSimpleName() in ("Repartition", "RepartitionByExpression")
-        and last.numPartitions() == num_proc
-    ):
-        return dataframe
-    return dataframe.repartition(num_proc)
+def _stage(spark: SparkSession, dataframes: Sequence[DataFrame], plan: TaskPlan, interface: str) -> DataFrame:
+    """The ranks' tasks, which read where their rows are, or a row for each that makes Spark start it."""
+    keeper = KeeperPlan(secret=plan.secret, driver=plan.driver_log, interface=interface)
+    one_each = spark.range(0, plan.num_proc, 1, plan.num_proc)
+    source = dealt(dataframes, plan.num_proc, keeper) if dataframes else one_each
+    return source.mapInArrow(functools.partial(run_task, plan), RESULT_SCHEMA, barrier=True)
 
 
 def _collect(stage: DataFrame, driver_log: DriverLog, cancel: Callable[[], None]) -> list[Row]:

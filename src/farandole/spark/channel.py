@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from farandole.errors import AuthenticationError
 
-__all__ = ["LARGEST_RECORD", "MOST_SHARDS", "OnMessage", "Orders", "RankEnd", "TaskEnd"]
+__all__ = ["LARGEST_RECORD", "MOST_SHARDS", "OnMessage", "Orders", "RankEnd", "TaskEnd", "same_user"]
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class TaskEnd:
                 connection, _ = self._listener.accept()
             except OSError:
                 return None  # closed
-            if _same_user(connection):
+            if same_user(connection):
                 with self._lock:
                     self._connection = connection
                     return connection
@@ -117,7 +117,7 @@ class RankEnd:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.connect(_abstract(name))
-            if not _same_user(self._socket):
+            if not same_user(self._socket):
                 raise AuthenticationError("it belongs to another user", where="the Spark task's channel")
         except BaseException:
             self._socket.close()
@@ -168,6 +168,7 @@ def _abstract(name: str) -> str:
     return f"\0{name}"  # Linux's name space without files: nothing to remove afterwards
 
 
-def _same_user(connection: socket.socket) -> bool:
+def same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end of a local connection belongs to our user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())

@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_type
 
 from farandole.errors import DataError
+from farandole.spark.disks import local_directory
 from farandole.spark.fed_rows import FedRows
-from farandole.spark.spill import local_directory, spill
+from farandole.spark.spill import spill
 
 __all__ = ["arrow_schema", "collected", "feeding", "stand_in", "take_dataframes"]
 

@@ -15,6 +15,7 @@ from typing import Literal, Self, TypeAlias
 from farandole.errors import FarandoleError
 from farandole.handshake import authenticate, join_address, recv_frame, send_frame
 from farandole.launch.failures import Failure
+from farandole.spark.exchange.access import KEEPER
 from farandole.spark.failure import from_payload
 from farandole.spark.relay import LARGEST_FRAME
 
@@ -28,6 +29,8 @@ Show: TypeAlias = Callable[[str, str], None]  # "stdout" or "stderr", whole line
 
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
 MOST_STRANGERS = 64  # connections that have not yet proved the secret
+
+_KEEPER = -1  # in place of a rank: see exchange/keeper.py
 
 
 def show_on_console(stream: str, text: str) -> None:
@@ -52,10 +55,14 @@ class DriverLog:
         self._secret, self._size = secret, size
         self._show, self._on_message = show, on_message
         self.on_failure: Callable[[Failure], None] | None = None
+        self.on_keeper: Callable[[], None] | None = None
         self._failures: list[Failure] = []
-        self._guests: dict[socket.socket, int | None] = {}  # the rank, once it has proved itself
+        self._guests: dict[socket.socket, int | None] = {}  # the rank or _KEEPER, once it has proved itself
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         self._cancelled: str | None = None
+        self.feeds_again = False  # whether ranks may ask for their rows once more
+        self._fed: set[int] = set()
+        self._over = False  # for keepers
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         self._listener = socket.create_server((host, 0), family=_family(host))
@@ -82,7 +89,8 @@ class DriverLog:
             self._tell(connection, reason)
 
     def drain(self, patience: timedelta) -> None:
-        """Wait until the tasks that have connected have said everything and left, for `patience` at most."""
+        """Let keepers go, and wait until all who have connected have said everything and left; `patience` at most."""
+        self._dismiss_keepers()
         with self._changed:
             self._changed.wait_for(lambda: not self._guests, patience.total_seconds())
 
@@ -151,20 +159,29 @@ class DriverLog:
             who = authenticate(connection, self._secret, me=b"driver", accept=True, timeout=HANDSHAKE_TIMEOUT)
         finally:
             self._strangers.release()
-        rank = int(who)
-        if not 0 <= rank < self._size:
+        rank = _KEEPER if who == KEEPER else int(who)
+        if rank != _KEEPER and not 0 <= rank < self._size:
             raise ValueError(f"rank {rank} of {self._size} ranks cannot be")
         connection.settimeout(None)
         with self._changed:
             self._guests[connection] = rank
-            reason = self._cancelled
+            reason = "too late" if self._over and rank == _KEEPER else self._cancelled
         if reason is not None:
             self._tell(connection, reason)
+        if rank == _KEEPER and self.on_keeper is not None:
+            self.on_keeper()
         return rank
 
     def _tell(self, connection: socket.socket, reason: str) -> None:
         with contextlib.suppress(OSError):  # the task has just ended by itself
             send_frame(connection, reason.encode())
+
+    def _dismiss_keepers(self) -> None:
+        with self._changed:
+            self._over = True
+            keepers = [connection for connection, who in self._guests.items() if who == _KEEPER]
+        for connection in keepers:
+            self._tell(connection, "nobody needs the rows any more")
 
     def _hear(self, rank: int, messages: list[dict[str, object]]) -> None:
         out: dict[str, list[str]] = {}
@@ -180,6 +197,10 @@ class DriverLog:
                     f"[{rank}] ... {payload['messages']} lines were dropped, faster than the driver could show them\n"
                 )
                 out.setdefault("stdout", []).append(lost)
+            elif kind == "fed":
+                self._fed.add(rank)
+                if len(self._fed) == self._size and not self.feeds_again:
+                    self._dismiss_keepers()
             elif kind == "failed":
                 self._note(from_payload(rank, payload, time.monotonic()))
             else:

@@ -1,18 +1,16 @@
 """One barrier task: it starts its rank as a child process, meets the other tasks, and ends as its rank ends."""
 
-import contextlib
 import dataclasses
 import ipaddress
 import json
 import os
 import queue
-import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, TypeAlias
@@ -29,11 +27,14 @@ from farandole.launch.failures import Failure
 from farandole.launch.pickling import dump_call
 from farandole.launch.reserved import ReservedPort
 from farandole.rendezvous import RendezvousServer
+from farandole.spark.addresses import address_toward, bindable_address
 from farandole.spark.channel import Orders, TaskEnd
 from farandole.spark.child import run_rank
+from farandole.spark.disks import local_directory
+from farandole.spark.exchange.gather import gather_rows
 from farandole.spark.failure import to_payload
 from farandole.spark.relay import Relay
-from farandole.spark.spill import Spill, local_directory, spill
+from farandole.spark.spill import Spill
 from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
 
 __all__ = ["RESULT_SCHEMA", "TaskPlan", "run_task"]
@@ -67,7 +68,7 @@ class TaskPlan:
     stream: bool  # show every line on the driver
     echo: bool  # show every line in the executor's log
     keep_all: bool  # return every rank's value, not rank 0's alone
-    schema: bytes | None  # of the DataFrame, as Arrow writes it; None without one
+    schemas: Sequence[bytes]  # of the DataFrames, as Arrow writes them; then Spark brings where their rows are
     executable: str
     start_timeout: timedelta
 
@@ -139,15 +140,18 @@ class RankTask:
             torch_port = stack.enter_context(ReservedPort()).port if self.rank == 0 else 0
             # Spark's all-gather takes a second, in which rows can be written.
             self._meet(server.address if server is not None else "", torch_port)
-            rows = stack.enter_context(self._spill(batches))
+            rows = self._rows(batches)
+            for each in rows:
+                stack.callback(each.close)
+            if rows:
+                self._relay.send("fed", {}, must=True)
             event = self._events.get()
             if event[0] == "broken":
                 # So it does when another task has failed, which then is the one that Spark names.
                 return call, dataclasses.replace(self._own_failure(event[1]), consequence=True)
             if event[0] == "met":
                 met = [json.loads(each) for each in event[1]]
-                fds = [rows.file.fileno()] if rows is not None else []
-                channel.begin(Orders(env=self._orders(met), shard_fds=fds))
+                channel.begin(Orders(env=self._orders(met), shard_fds=[each.file.fileno() for each in rows]))
                 self._wait_for_end()
             # Before the rank is ended here, which is no failure of its own.
             return call, self._failure(call)
@@ -190,20 +194,15 @@ class RankTask:
                 "name an interface that the other executors reach",
             ) from error
 
-    @contextmanager
-    def _spill(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Spill | None]:
-        if self.plan.schema is None:
-            for _ in batches:
-                pass  # the one row that made this task
-            yield None
-            return
-        turn = self.hosts[: self.rank].count(self.hosts[self.rank])
-        schema = pa.ipc.read_schema(pa.py_buffer(self.plan.schema))
-        rows = spill(batches, schema, local_directory(os.environ, turn), stop=self._has_failed)
-        try:
-            yield rows
-        finally:
-            rows.close()
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> list[Spill]:
+        """Bring this rank's rows of each DataFrame to a file."""
+        schemas = [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in self.plan.schemas]
+        directory = local_directory(os.environ, self.hosts[: self.rank].count(self.hosts[self.rank]))
+        if schemas:
+            return gather_rows(batches, schemas, directory, self.plan.secret, stop=self._has_failed)
+        for _ in batches:
+            pass  # the one row that made this task
+        return []
 
     def _has_failed(self) -> bool:
         return self._call is not None and self._call.failure is not None
@@ -298,21 +297,3 @@ def visible_gpus(by_local_rank: list[object]) -> str:
     lists = [[str(gpu) for gpu in gpus] for gpus in by_local_rank if isinstance(gpus, list)]
     ordered = [gpus[0] for gpus in lists if gpus] + [gpu for gpus in lists for gpu in gpus[1:]]
     return ",".join(dict.fromkeys(ordered))
-
-
-def bindable_address(host: str) -> str:
-    """The IP address of `host` if it is one of this machine, else ""."""
-    with contextlib.suppress(OSError):
-        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-                probe.bind(address)
-                return str(address[0])
-    return ""
-
-
-def address_toward(host: str, port: int) -> str:
-    """The address of this machine on the way to `host`; sends nothing."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])

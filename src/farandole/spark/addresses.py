@@ -1,0 +1,34 @@
+"""The addresses of this machine, as others reach it."""
+
+import contextlib
+import socket
+from datetime import timedelta
+
+__all__ = ["address_toward", "bindable_address", "keep_alive"]
+
+
+def bindable_address(host: str) -> str:
+    """The IP address of `host` if it is one of this machine, else ""."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind(address)
+                return str(address[0])
+    return ""
+
+
+def address_toward(host: str, port: int) -> str:
+    """The address of this machine on the way to `host`; sends nothing."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def keep_alive(connection: socket.socket, patience: timedelta) -> None:
+    """Have the kernel end a quiet TCP connection whose peer's machine has been gone for about `patience`."""
+    seconds = max(1, int(patience.total_seconds()) // 4)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

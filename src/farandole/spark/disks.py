@@ -1,0 +1,35 @@
+"""Where on an executor's disks rows may lie: in files without names, which nobody else can open or forget."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from farandole.errors import CacheError
+
+__all__ = ["local_directory", "nameless_file", "no_room"]
+
+
+def local_directory(env: Mapping[str, str], turn: int) -> str:
+    """Choose among the executor's local directories, `turn` by turn, so that the ranks of a host use all disks."""
+    # YARN's and the other managers' names, in the order in which Spark itself looks.
+    for name in ("LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
+        directories = [each for each in env.get(name, "").split(",") if each and os.access(each, os.W_OK)]
+        if directories:
+            return directories[turn % len(directories)]
+    return tempfile.gettempdir()
+
+
+def nameless_file(directory: str) -> BinaryIO:
+    """Open a new file that never has a name: the kernel frees it with the last process that holds it.
+
+    Raises `CacheError` naming the directory."""
+    try:
+        return tempfile.TemporaryFile(dir=directory, prefix="farandole-", suffix=".arrow", buffering=0)
+    except OSError as error:
+        raise no_room(error, directory) from error
+
+
+def no_room(error: OSError, directory: str) -> CacheError:
+    """Say of which directory it was that the disk refused."""
+    return CacheError(directory, f"cannot hold the rank's rows ({error}); give spark.local.dir more room")

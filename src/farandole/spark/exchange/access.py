@@ -1,0 +1,221 @@
+"""A task's way to the keepers of dealt rows: its own host's, which it starts where there is none, and other hosts'."""
+
+import hmac
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from farandole.errors import RendezvousError, SourceError
+from farandole.handshake import authenticate, recv_frame, send_frame, split_address
+from farandole.spark.channel import same_user
+
+__all__ = [
+    "HANDSHAKE_TIMEOUT",
+    "KEEPER",
+    "LARGEST_REQUEST",
+    "STALLED",
+    "Borrowed",
+    "KeeperPlan",
+    "Kept",
+    "local_name",
+]
+
+KEEPER = b"keeper"  # who it says it is
+HANDSHAKE_TIMEOUT = timedelta(seconds=10)
+START_TIMEOUT = timedelta(seconds=60)
+STALLED = timedelta(seconds=60)  # without a byte, on a connection between hosts
+LARGEST_REQUEST = 4096  # bytes
+READ_PIECE = 1 << 20  # bytes
+
+
+def local_name(secret: bytes) -> str:
+    """Spell the keeper's name on its own host, in Linux's name space without files."""
+    return f"\0farandole-{hmac.digest(secret, b'the name of the keeper', 'sha256').hex()[:32]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperPlan:
+    """How the tasks of a job reach their keepers."""
+
+    secret: bytes = field(repr=False)
+    driver: str  # host:port of the driver's log, whose connection is a keeper's lifeline
+    interface: str = ""  # where keepers listen; "": where the way to the driver begins
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A keeper's file to append to, from byte `at` on."""
+
+    file: BinaryIO
+    number: int
+    at: int
+    directory: str  # on whose disk it is
+
+
+class Kept:
+    """A connection to a keeper."""
+
+    def __init__(self, connection: socket.socket, secret: bytes) -> None:
+        self._connection = connection
+        authenticate(connection, secret, me=b"task", accept=False, timeout=HANDSHAKE_TIMEOUT)
+        connection.settimeout(STALLED.total_seconds())
+        answer = self._hear()
+        self.address = str(answer["address"])
+        # On the same host its files can be opened.
+        self._pid: int | None = answer["pid"] if connection.family == socket.AF_UNIX else None
+        self._files: dict[int, BinaryIO] = {}
+
+    @classmethod
+    def here(cls, secret: bytes) -> "Kept | None":
+        """Connect to this host's keeper; None where there is none."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(HANDSHAKE_TIMEOUT.total_seconds())
+            connection.connect(local_name(secret))
+            if same_user(connection):
+                return cls(connection, secret)
+        except ConnectionRefusedError:
+            pass
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+        return None
+
+    @classmethod
+    def started(cls, plan: KeeperPlan) -> "Kept":
+        """Connect to this host's keeper, which is started where there is none. Raises `SourceError` when it cannot."""
+        give_up = time.monotonic() + START_TIMEOUT.total_seconds()
+        while (kept := cls.here(plan.secret)) is None:
+            _start(plan)
+            if time.monotonic() >= give_up:
+                raise SourceError("the keeper of dealt rows", f"cannot be reached after {START_TIMEOUT}")
+        return kept
+
+    @classmethod
+    def at(cls, address: str, secret: bytes) -> Self:
+        """Connect to the keeper of another host. Raises `SourceError` when it cannot be reached."""
+        connection = socket.socket(socket.AF_INET6 if "[" in address else socket.AF_INET)
+        try:
+            connection.settimeout(HANDSHAKE_TIMEOUT.total_seconds())
+            connection.connect(split_address(address))
+            return cls(connection, secret)
+        except (OSError, EOFError, RendezvousError) as error:
+            connection.close()
+            raise _lost(address, error) from error
+
+    def borrow(self) -> Borrowed:
+        """Borrow a file of this host's keeper; `commit` says how far it has been written."""
+        answer = self._ask({"do": "borrow"})
+        file = open(f"/proc/{self._pid}/fd/{answer['fd']}", "r+b", buffering=0)  # noqa: SIM115
+        file.seek(int(answer["at"]))
+        return Borrowed(file, int(answer["file"]), int(answer["at"]), str(answer["directory"]))
+
+    def commit(self, end: int) -> None:
+        """Have the keeper keep what was written up to byte `end`."""
+        self._ask({"do": "commit", "end": end})
+
+    def copy(self, number: int, at: int, length: int, out: BinaryIO) -> None:
+        """Append committed bytes of file `number` to `out`.
+
+        Raises `SourceError` when the keeper is gone; what the disk of `out` says passes."""
+        if self._pid is None:
+            self._receive({"do": "read", "file": number, "at": at, "length": length}, out)
+            return
+        file = self._opened(number)
+        while length:
+            copied = os.sendfile(out.fileno(), file.fileno(), at, length)
+            if not copied:
+                raise _lost(self.address, EOFError(f"{length} bytes are missing"))
+            at, length = at + copied, length - copied
+
+    def close(self) -> None:
+        """End the connection."""
+        for file in self._files.values():
+            file.close()
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, request: dict[str, object]) -> dict[str, Any]:
+        send_frame(self._connection, json.dumps(request).encode())
+        return self._hear()
+
+    def _hear(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(recv_frame(self._connection, LARGEST_REQUEST))
+        return answer
+
+    def _opened(self, number: int) -> BinaryIO:
+        """Open a file of this host's keeper, which stays when the keeper is gone."""
+        if number not in self._files:
+            try:
+                fd = self._ask({"do": "open", "file": number})["fd"]
+                self._files[number] = open(f"/proc/{self._pid}/fd/{fd}", "rb", buffering=0)  # noqa: SIM115
+            except (OSError, EOFError) as error:
+                raise _lost(self.address, error) from error
+        return self._files[number]
+
+    def _receive(self, request: dict[str, object], out: BinaryIO) -> None:
+        length = int(str(request["length"]))
+        buffer = bytearray(min(length, READ_PIECE))
+        with memoryview(buffer) as view:
+            try:
+                send_frame(self._connection, json.dumps(request).encode())
+            except OSError as error:
+                raise _lost(self.address, error) from error
+            while length:
+                try:
+                    got = self._connection.recv_into(view[: min(length, READ_PIECE)])
+                except OSError as error:
+                    raise _lost(self.address, error) from error
+                if not got:
+                    raise _lost(self.address, EOFError(f"{length} bytes are missing"))
+                _write_all(out, view[:got])
+                length -= got
+
+
+def _write_all(out: BinaryIO, data: memoryview) -> None:
+    """Write all of it; files without a buffer may take less at a time."""
+    while data:
+        data = data[out.write(data) :]
+
+
+def _lost(address: str, error: Exception) -> SourceError:
+    return SourceError(
+        f"rows kept at {address}",
+        f"are gone, or out of reach ({error}); run the job again, with executors that reach each other on all ports",
+    )
+
+
+def _start(plan: KeeperPlan) -> None:
+    """Start this host's keeper; returns when it, or another one, can be reached."""
+    settings = {"secret": plan.secret.hex(), "driver": plan.driver, "interface": plan.interface}
+    command = [sys.executable, "-m", "farandole.spark.exchange.keeper"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(settings), env=env, capture_output=True, text=True,
+            timeout=START_TIMEOUT.total_seconds(),
+        )  # fmt: skip
+        problem = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = f"it did not start within {START_TIMEOUT.total_seconds():g} s"
+    if problem:
+        raise SourceError(
+            "rows for the ranks",
+            f"the process that keeps them on {socket.gethostname()} cannot be started ({problem}); it must be able to "
+            f"reach the driver at {plan.driver}, where this executor sends the ranks' output as well",
+        )

@@ -1,0 +1,182 @@
+"""The keeper of a host: a process that holds the rows dealt there, from the tasks' end until the job's.
+
+    python -m farandole.spark.exchange.keeper      settings as JSON on the standard input
+
+A task that reads rows ends before the ranks begin, and Spark ends its process when it likes. So the first such task on
+a host starts this one. Its files have no names. Who knows the job's secret and is on this host, as the same user, finds
+it under a name that only they can spell, and opens the files by way of /proc; tasks of other hosts ask over TCP, on the
+one address that leads to the driver. It ends when the driver says so or is gone, and with it goes all that it held.
+
+After the handshake a peer sends one of these, and is answered in frames of JSON:
+
+    {"do": "borrow"}                              a file to append to, which nobody else has; it is given back cut to
+    {"do": "commit", "end": bytes}                what it was, if the connection ends without this
+    {"do": "open", "file": n}                     which descriptor of the keeper's it is
+    {"do": "read", "file": n, "at": byte, "length": bytes}     the bytes themselves, for those on other hosts
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, BinaryIO
+
+from farandole.errors import FarandoleError
+from farandole.handshake import authenticate, join_address, recv_frame, send_frame, split_address
+from farandole.spark.addresses import address_toward, keep_alive
+from farandole.spark.channel import same_user
+from farandole.spark.disks import local_directory, nameless_file
+from farandole.spark.exchange.access import HANDSHAKE_TIMEOUT, KEEPER, LARGEST_REQUEST, STALLED, local_name
+from farandole.topology import interface_address
+
+__all__ = ["Keeper", "main"]
+
+log = logging.getLogger(__name__)
+
+MOST_STRANGERS = 64  # connections that have not yet proved the secret
+SEND_PIECE = 1 << 20  # bytes
+
+
+@dataclass(slots=True)
+class _File:
+    file: BinaryIO
+    directory: str
+    end: int = 0  # of what has been committed
+    lent: bool = False
+
+
+class Keeper:
+    """Serves tasks of this host and of others; a thread for each connection."""
+
+    def __init__(self, secret: bytes, local: socket.socket, remote: socket.socket, address: str) -> None:
+        self._secret, self._address = secret, address
+        self._files: list[_File] = []
+        self._lock = threading.Lock()
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        for listener in (local, remote):
+            threading.Thread(target=self._accept, args=(listener,), name="farandole-keeper", daemon=True).start()
+
+    def let_go(self) -> None:
+        """Close the files."""
+        with self._lock:
+            for held in self._files:
+                held.file.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return  # the process is ending
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="farandole-kept", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        borrowed: _File | None = None
+        local = connection.family == socket.AF_UNIX
+        try:
+            with connection:
+                try:
+                    if local and not same_user(connection):
+                        return
+                    authenticate(connection, self._secret, me=KEEPER, accept=True, timeout=HANDSHAKE_TIMEOUT)
+                finally:
+                    self._strangers.release()
+                # A task reads from Spark for as long as it likes between its requests here.
+                connection.settimeout(None if local else STALLED.total_seconds())
+                _answer(connection, {"address": self._address, "pid": os.getpid()})
+                while True:
+                    asked = json.loads(recv_frame(connection, LARGEST_REQUEST))
+                    if asked["do"] == "borrow" and local:
+                        borrowed, number = self._lend()
+                        place = {"file": number, "fd": borrowed.file.fileno(), "at": borrowed.end}
+                        _answer(connection, {**place, "directory": borrowed.directory})
+                    elif asked["do"] == "commit" and borrowed is not None:
+                        borrowed.end = int(asked["end"])
+                        _answer(connection, {})
+                    elif asked["do"] == "open" and local:
+                        _answer(connection, {"fd": self._files[int(asked["file"])].file.fileno()})
+                    elif asked["do"] == "read":
+                        self._send(connection, int(asked["file"]), int(asked["at"]), int(asked["length"]))
+                    else:
+                        raise ValueError(f"{asked['do']} is not for this connection")
+        except (OSError, EOFError):
+            pass  # it has all it wanted, or is gone
+        except (FarandoleError, ValueError, KeyError, IndexError) as error:
+            log.warning("a connection was refused: %s", error)
+        finally:
+            if borrowed is not None:
+                self._take_back(borrowed)
+
+    def _lend(self) -> tuple[_File, int]:
+        """Lend a file that nobody has, so that there are no more files than tasks at a time."""
+        with self._lock:
+            number = next((place for place, held in enumerate(self._files) if not held.lent), len(self._files))
+            if number == len(self._files):
+                directory = local_directory(os.environ, number)
+                self._files.append(_File(nameless_file(directory), directory))
+            self._files[number].lent = True
+            return self._files[number], number
+
+    def _take_back(self, held: _File) -> None:
+        with self._lock:
+            held.file.truncate(held.end)
+            held.lent = False
+
+    def _send(self, connection: socket.socket, number: int, at: int, length: int) -> None:
+        held = self._files[number]
+        if at < 0 or length < 0 or at + length > held.end:
+            raise ValueError(f"bytes {at} to {at + length} of file {number} are not there")
+        while length:
+            sent = os.sendfile(connection.fileno(), held.file.fileno(), at, min(length, SEND_PIECE))
+            at, length = at + sent, length - sent
+
+
+def _answer(connection: socket.socket, answer: Mapping[str, object]) -> None:
+    send_frame(connection, json.dumps(answer).encode())
+
+
+def main() -> None:
+    """Serve until the driver says that the job is over, or is gone; returns at once where another keeper serves.
+
+    The process that was started ends as soon as the keeper, a child of its, can be reached: who started it need not
+    wait longer, nor reap it."""
+    settings: dict[str, Any] = json.load(sys.stdin)
+    secret, driver = bytes.fromhex(settings["secret"]), split_address(settings["driver"])
+    local = socket.socket(socket.AF_UNIX)
+    try:
+        local.bind(local_name(secret))
+    except OSError:
+        return  # another task of this host was faster
+    lifeline = socket.create_connection(driver, HANDSHAKE_TIMEOUT.total_seconds())
+    authenticate(lifeline, secret, me=KEEPER, accept=False, timeout=HANDSHAKE_TIMEOUT)
+    lifeline.settimeout(None)
+    keep_alive(lifeline, timedelta(minutes=1))
+    interface = settings["interface"]
+    host = interface_address(interface) if interface else address_toward(*driver)
+    remote = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    local.listen()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    with open(os.devnull, "r+b") as nothing:
+        for stream in range(3):
+            os.dup2(nothing.fileno(), stream)
+    keeper = Keeper(secret, local, remote, join_address(host, remote.getsockname()[1]))
+    with contextlib.suppress(OSError, EOFError, FarandoleError):  # the driver is gone, which ends the job as well
+        recv_frame(lifeline, LARGEST_REQUEST)
+    # Before the lifeline, by which the driver sees that nothing is left.
+    keeper.let_go()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
