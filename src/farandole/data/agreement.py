@@ -1,11 +1,15 @@
 """What all ranks must see alike before they read: one rank's failure becomes everyone's, with its text."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from farandole.errors import ConfigError, FarandoleError, SourceError, spell_ranks
 
 __all__ = ["Gather", "agree", "in_step", "together"]
+
+MOST_AHEAD = 16  # items: then the exchange no longer shows
+AHEAD_BYTES = 1 << 20
 
 T = TypeVar("T")
 
@@ -36,13 +40,40 @@ def together(act: Callable[[], T], gather: Gather | None) -> T:
     return done
 
 
-def in_step(items: Iterator[T], gather: Gather | None) -> Iterator[T]:
+def in_step(items: Iterator[T], gather: Gather | None, item_bytes: int) -> Iterator[T]:
     """Yield what `items` yields, each one when all ranks have theirs; all ranks must have as many.
 
-    If one fails on any rank, all ranks raise as `together` does, before any of them has that item."""
+    If one fails on any rank, all ranks raise as `together` does, before any of them has that item. After the first,
+    small items are made and asked for several at a time."""
     if gather is None:
         return items
-    return iter(lambda: together(lambda: next(items, None), gather), None)
+    return _in_groups(items, gather, max(1, min(MOST_AHEAD, AHEAD_BYTES // max(1, item_bytes))))
+
+
+def _in_groups(items: Iterator[T], gather: Gather, ahead: int) -> Iterator[T]:
+    count = 1
+    while True:
+        made, failure = _take(items, count)
+        told: list[tuple[int, str, int]] = gather((len(made), "" if failure is None else _spell(failure), ahead))
+        failed = min(((number, rank) for rank, (number, text, _) in enumerate(told) if text), default=None)
+        yield from made if failed is None else made[: failed[0]]
+        if failed is not None:
+            if failure is not None and len(made) == failed[0]:
+                raise failure
+            raise SourceError(f"rank {failed[1]}", told[failed[1]][1])
+        if len(made) < count:
+            return
+        count = min(wish for _, _, wish in told)
+
+
+def _take(items: Iterator[T], count: int) -> tuple[list[T], Exception | None]:
+    """Take so many items, or those before a failure."""
+    made: list[T] = []
+    try:
+        made.extend(itertools.islice(items, count))
+    except Exception as error:  # whatever it is, the others must not wait for this rank
+        return made, error
+    return made, None
 
 
 def agree(what: str, mine: str, gather: Gather | None) -> None:

@@ -88,6 +88,7 @@ class FeedLoader:
         self._reader = self._plan_reader(shares)
         self._plan = StepsPlan(rows=tuple(share.rows for share in shares), batch_size=batch_size, policy=policy)
         self._check_plan()
+        self._row_bytes = max(1, sum(share.nbytes for share in shares) // self._plan.total)
         self._order = self._plan_order(shares)
         marks = "\n".join([str(batch_size), policy, *(share.mark for share in shares)])
         self._fingerprint = int.from_bytes(hashlib.sha256(marks.encode()).digest()[:7])
@@ -155,7 +156,9 @@ class FeedLoader:
         first, steps = self._step, self._plan.steps
         batches = self._batches(first, meter)
         with closing(batches):
-            for step, batch in enumerate(in_step(batches, self._gather), first + 1):
+            for step, batch in enumerate(
+                in_step(batches, self._gather, self._row_bytes * self._plan.batch_size), first + 1
+            ):
                 meter.steps += 1
                 meter.rows += batch.rows
                 # Before it is given out: whoever saves the state then has this batch behind him.
@@ -265,13 +268,12 @@ class FeedLoader:
     def _plan_order(self, shares: Sequence[_Share]) -> Order:
         asked = self._reading
         lanes = asked.lanes or (min(share.lanes for share in shares if share.rows) if asked.shuffle else 1)
-        row_bytes = max(1, sum(share.nbytes for share in shares) // self._plan.total)
         # Ranks shuffle apart from each other, and differently.
         stream = np.random.SeedSequence(asked.seed, spawn_key=(self._rank,))
         return Order(
             row_groups=tuple(group.rows for group in self._source.row_groups),
             lanes=lanes,
-            window=asked.window or max(LEAST_WINDOW, ROUND_BYTES // row_bytes // lanes),
+            window=asked.window or max(LEAST_WINDOW, ROUND_BYTES // self._row_bytes // lanes),
             seed=int(stream.generate_state(1, np.uint64)[0]) if asked.shuffle else None,
         )
 

@@ -187,7 +187,7 @@ class Loader:
         steps, step_rows = deal.steps, deal.step_rows
         batches = self._batches(deal, meter)
         with closing(batches):
-            for batch in in_step(batches, self._gather):
+            for batch in in_step(batches, self._gather, self._row_bytes * self._batch_size):
                 meter.steps += 1
                 meter.rows += batch.rows
                 # Before it is given out: whoever saves the state then has this batch behind him.
@@ -259,11 +259,11 @@ class Loader:
     def _plan_order(self) -> Order:
         asked, rows = self._reading, tuple(group.rows for group in self._source.row_groups)
         nbytes = self._source.nbytes(self._columns)
+        self._row_bytes = max(1, nbytes // max(1, sum(rows)))
         # In file order each rank takes a stretch of its own; a shuffled order does not know how many ranks there are.
         lanes = asked.lanes or (choose_lanes(rows, nbytes, most_bytes=LANES_BYTES) if asked.shuffle else self._size)
-        row_bytes = max(1, nbytes // max(1, sum(rows)))
         round_bytes = ROUND_BYTES if asked.shuffle else PLAIN_ROUND_BYTES * self._size
-        window = asked.window or max(LEAST_WINDOW, round_bytes // row_bytes // lanes)
+        window = asked.window or max(LEAST_WINDOW, round_bytes // self._row_bytes // lanes)
         order = Order(row_groups=rows, lanes=lanes, window=window, seed=asked.seed if asked.shuffle else None)
         settings = f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}"
         held = f"{len(rows)} row groups of {sum(rows)} rows, fingerprint {fingerprint(self._source.row_groups):x}"
