@@ -1,6 +1,7 @@
 """From rank to task, from task to driver: everything arrives, nobody is delayed, strangers are not heard."""
 
 import os
+import queue
 import resource
 import socket
 import threading
@@ -44,8 +45,18 @@ def secret() -> bytes:
     return new_secret()
 
 
-def relay_to(log: DriverLog, rank: int, secret: bytes, on_cancel: Callable[[str], None] = no_cancel) -> Relay:
-    return Relay(log.address("127.0.0.1"), rank, secret, on_cancel)
+def no_meeting(met: list[str]) -> None:
+    raise AssertionError(met)
+
+
+def relay_to(
+    log: DriverLog,
+    rank: int,
+    secret: bytes,
+    on_cancel: Callable[[str], None] = no_cancel,
+    on_met: Callable[[list[str]], None] = no_meeting,
+) -> Relay:
+    return Relay(log.address("127.0.0.1"), rank, secret, on_cancel, on_met)
 
 
 def test_lines_and_messages_show_behind_their_rank(secret: bytes) -> None:
@@ -116,7 +127,7 @@ def test_a_stranger_is_not_heard(secret: bytes) -> None:
 def test_an_unreachable_driver_delays_nobody(secret: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    relay = Relay(f"127.0.0.1:{port}", 0, secret, no_cancel)
+    relay = Relay(f"127.0.0.1:{port}", 0, secret, no_cancel, no_meeting)
     for _ in range(100):
         relay.send("line", {"stream": "stdout", "text": "x"})
     relay.close(SOON)
@@ -145,6 +156,30 @@ def test_lines_that_nobody_takes_are_dropped_and_counted(secret: bytes) -> None:
     assert lost > 0
     assert shown_lines + lost == many
     assert "[0] the one that matters" in lines
+
+
+def test_tasks_meet_by_way_of_the_driver(secret: bytes) -> None:
+    heard: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    with DriverLog(secret, 3, host="127.0.0.1") as log:
+        log.is_first_attempt = lambda stage: stage == 7
+        relays = [relay_to(log, rank, secret, on_met=heard.put) for rank in range(3)]
+        for rank in (2, 0, 1):
+            relays[rank].send("meet", {"stage": 7, "text": f"rank {rank}"})
+        assert [heard.get(timeout=SOON.total_seconds()) for _ in relays] == [["rank 0", "rank 1", "rank 2"]] * 3
+        for relay in relays:
+            relay.close(SOON)
+
+
+def test_tasks_of_a_stage_that_spark_repeats_do_not_meet_those_of_the_first(secret: bytes) -> None:
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with DriverLog(secret, 2, host="127.0.0.1") as log:
+        log.is_first_attempt = lambda stage: bool(asked.put(stage))
+        relays = [relay_to(log, rank, secret) for rank in range(2)]  # which fail when they hear anything
+        for relay in relays:
+            relay.send("meet", {"stage": 7, "text": "here"})
+        assert asked.get(timeout=SOON.total_seconds()) == 7
+        for relay in relays:
+            relay.close(SOON)
 
 
 def test_a_rank_gets_its_orders_and_its_rows(tmp_path: os.PathLike[str]) -> None:

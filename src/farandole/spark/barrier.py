@@ -78,6 +78,7 @@ def run_barrier_job(
     require_slots(spark, num_proc, patience=patience)
     context, secret = spark.sparkContext, new_secret()
     with _listen(context, secret, num_proc, show, on_message) as driver_log:
+        driver_log.is_first_attempt = functools.partial(_is_first_attempt, context)
         plan = TaskPlan(
             job=secrets.token_hex(4),
             num_proc=num_proc,
@@ -151,6 +152,11 @@ def _listen(context: SparkContext, secret: bytes, num_proc: int, show: Show, on_
         return DriverLog(secret, num_proc, host=host, show=show, on_message=on_message)
     except OSError as error:
         raise ConfigError("spark.driver.bindAddress", f"the driver cannot listen on {host} ({error})") from error
+
+
+def _is_first_attempt(context: SparkContext, stage: int) -> bool:
+    info = context.statusTracker().getStageInfo(stage)
+    return info is not None and info.currentAttemptId == 0
 
 
 def _stage(spark: SparkSession, dataframes: Sequence[DataFrame], plan: TaskPlan, interface: str) -> DataFrame:

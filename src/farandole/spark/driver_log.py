@@ -62,6 +62,8 @@ class DriverLog:
         self._cancelled: str | None = None
         self.feeds_again = False  # whether ranks may ask for their rows once more
         self._fed: set[int] = set()
+        self.is_first_attempt: Callable[[int], bool] = lambda stage: False
+        self._come: dict[int, tuple[socket.socket, str]] = {}  # what each rank says to all others
         self._over = False  # for keepers
         self._changed = threading.Condition()
         self._writing = threading.Lock()
@@ -144,7 +146,7 @@ class DriverLog:
             with connection:
                 rank = self._admit(connection)
                 while True:
-                    self._hear(rank, json.loads(recv_frame(connection, LARGEST_FRAME)))
+                    self._hear(rank, connection, json.loads(recv_frame(connection, LARGEST_FRAME)))
         except (OSError, EOFError):
             pass  # it has said everything
         except (FarandoleError, ValueError) as error:
@@ -173,8 +175,7 @@ class DriverLog:
         return rank
 
     def _tell(self, connection: socket.socket, reason: str) -> None:
-        with contextlib.suppress(OSError):  # the task has just ended by itself
-            send_frame(connection, reason.encode())
+        _send(connection, {"over": reason})
 
     def _dismiss_keepers(self) -> None:
         with self._changed:
@@ -183,7 +184,22 @@ class DriverLog:
         for connection in keepers:
             self._tell(connection, "nobody needs the rows any more")
 
-    def _hear(self, rank: int, messages: list[dict[str, object]]) -> None:
+    def _meet(self, rank: int, connection: socket.socket, stage: int, text: str) -> None:
+        """Tell all ranks what each of them has said, when all have.
+
+        Only while Spark has not begun the stage anew: tasks do not know which attempt they belong to, and those of two
+        must not meet each other."""
+        with self._changed:
+            self._come[rank] = connection, text
+            if len(self._come) < self._size:
+                return
+            come, self._come = self._come, {}
+        if self.is_first_attempt(stage):
+            told = {"met": [come[each][1] for each in range(self._size)]}
+            for guest, _ in come.values():
+                _send(guest, told)
+
+    def _hear(self, rank: int, connection: socket.socket, messages: list[dict[str, object]]) -> None:
         out: dict[str, list[str]] = {}
         for message in messages:
             kind, payload = message["kind"], message["payload"]
@@ -197,6 +213,8 @@ class DriverLog:
                     f"[{rank}] ... {payload['messages']} lines were dropped, faster than the driver could show them\n"
                 )
                 out.setdefault("stdout", []).append(lost)
+            elif kind == "meet":
+                self._meet(rank, connection, int(str(payload["stage"])), str(payload["text"]))
             elif kind == "fed":
                 self._fed.add(rank)
                 if len(self._fed) == self._size and not self.feeds_again:
@@ -226,6 +244,11 @@ class DriverLog:
             self._on_message(rank, dict(message))
         except Exception:
             log.exception("on_message failed for a message of rank %d", rank)
+
+
+def _send(connection: socket.socket, told: Mapping[str, object]) -> None:
+    with contextlib.suppress(OSError):  # who hears it has just ended by itself
+        send_frame(connection, json.dumps(told).encode())
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -22,13 +22,21 @@ BATCH_BYTES = 1 << 20
 
 
 class Relay:
-    """Sends what it is given on a thread of its own; `on_cancel` hears why the driver wants the rank to end.
+    """Sends what it is given on a thread of its own.
 
+    `on_cancel` hears why the driver wants the rank to end, `on_met` what each rank has sent as "meet", once all have.
     A driver that cannot be reached costs a warning, never the training."""
 
-    def __init__(self, address: str, rank: int, secret: bytes, on_cancel: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        secret: bytes,
+        on_cancel: Callable[[str], None],
+        on_met: Callable[[list[str]], None],
+    ) -> None:
         self._address, self._rank, self._secret = address, rank, secret
-        self._on_cancel = on_cancel
+        self._on_cancel, self._on_met = on_cancel, on_met
         self._waiting: deque[bytes] = deque()
         self._dropped = 0
         self._closing = False
@@ -97,9 +105,13 @@ class Relay:
             send_frame(connection, b"[" + b",".join(batch) + b"]")
 
     def _listen(self, connection: socket.socket) -> None:
-        """The driver says one thing at most: that the job is over, and why."""
-        try:
-            reason = recv_frame(connection, LARGEST_FRAME).decode()
-        except (OSError, EOFError, FarandoleError):
-            return  # the driver went, or we did; a lost connection is no reason to end a training
-        self._on_cancel(reason)
+        """The driver says two things at most: who has met, and that the job is over, and why."""
+        while True:
+            try:
+                told = json.loads(recv_frame(connection, LARGEST_FRAME))
+            except (OSError, EOFError, FarandoleError):
+                return  # the driver went, or we did; a lost connection is no reason to end a training
+            if "met" in told:
+                self._on_met(told["met"])
+            else:
+                self._on_cancel(told["over"])

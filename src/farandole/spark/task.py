@@ -108,7 +108,9 @@ class RankTask:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
         """Run the rank from start to end; its pickled value."""
-        self._relay = Relay(self.plan.driver_log, self.rank, self.plan.secret, self._cancel)
+        self._relay = Relay(
+            self.plan.driver_log, self.rank, self.plan.secret, self._cancel, lambda met: self._events.put(("met", met))
+        )
         failure: Failure | None = None
         try:
             call, failure = self._live(batches)
@@ -138,8 +140,7 @@ class RankTask:
                 call.terminate(GRACE)
             server = stack.enter_context(self._serve()) if self.rank == 0 else None
             torch_port = stack.enter_context(ReservedPort()).port if self.rank == 0 else 0
-            # Spark's all-gather takes a second, in which rows can be written.
-            self._meet(server.address if server is not None else "", torch_port)
+            all_gather = self._meet(server.address if server is not None else "", torch_port)
             rows = self._rows(batches)
             for each in rows:
                 stack.callback(each.close)
@@ -153,6 +154,8 @@ class RankTask:
                 met = [json.loads(each) for each in event[1]]
                 channel.begin(Orders(env=self._orders(met), shard_fds=[each.file.fileno() for each in rows]))
                 self._wait_for_end()
+                # Left alone, it would go on in Spark's executor after the task.
+                all_gather.join(GONE.total_seconds())
             # Before the rank is ended here, which is no failure of its own.
             return call, self._failure(call)
 
@@ -207,21 +210,28 @@ class RankTask:
     def _has_failed(self) -> bool:
         return self._call is not None and self._call.failure is not None
 
-    def _meet(self, rendezvous: str, torch_port: int) -> None:
-        """Exchange what each task knows; the answer is an event, as is the end of the rank, which may come before."""
+    def _meet(self, rendezvous: str, torch_port: int) -> threading.Thread:
+        """Exchange what each task knows; the answer is an event, as is the end of the rank, which may come before.
+
+        By way of the driver's log, which takes milliseconds, and at the same time by Spark's all-gather, which takes a
+        second, as it looks for its answer that often, but needs no log and tells attempts of a stage apart. What comes
+        second says what came first. Returns the thread that waits for Spark."""
         gpu = self.context.resources().get("gpu")
         gpus = gpu.addresses if gpu else []
         mine = {"host": host_identity(), "gpus": gpus, "rendezvous": rendezvous, "torch_port": torch_port}
 
-        # Costs a second, Spark looks for the answer that often: there is only one, and a rank that fails is not kept
-        # waiting for it.
+        text = json.dumps(mine)
+        self._relay.send("meet", {"stage": self.context.stageId(), "text": text}, must=True)
+
         def gather() -> None:
             try:
-                self._events.put(("met", self.context.allGather(json.dumps(mine))))
+                self._events.put(("met", self.context.allGather(text)))
             except Exception as error:
                 self._events.put(("broken", error))
 
-        threading.Thread(target=gather, name="farandole-all-gather", daemon=True).start()
+        thread = threading.Thread(target=gather, name="farandole-all-gather", daemon=True)
+        thread.start()
+        return thread
 
     def _orders(self, met: list[dict[str, object]]) -> dict[str, str]:
         """The variables that tell the rank its place among all ranks."""
