@@ -5,7 +5,8 @@
 A DataFrame that Spark has in memory, on the ranks of a Spark job (local[ranks]), in shuffled batches, for three epochs:
 fed to the ranks in the job itself; written as Parquet by Spark and read from there by our own loader; and read by
 Petastorm's in an environment of its own (see bench/data.py), as many processes as ranks. In turns. Ranks import no
-framework, which would take as long on either way; Petastorm's processes have imported theirs before, and need no job.
+framework, which would take as long on either way; Petastorm's processes have imported theirs before, and begin when
+ranks of a Spark job that does nothing else have begun.
 Times are from the call on the driver to the first batch on all ranks and to the end of the first epoch, the writing of
 Parquet and the start of the job included, and those of a later epoch. "processor" is what all cores did for all epochs:
 trust it where the machine is shared. Writes bench/results/*-feed.json.
@@ -150,10 +151,15 @@ class Timing:
         self.wrote = Moment.now() - began
 
     def petastorm(self, processes: "list[subprocess.Popen[str]]") -> float:
-        """Read what was written last, as if it had just been written."""
+        """Read what was written last, as if it had just been written, and the job that trains had just been started."""
         if not self.wrote.time:
             self.write()
-        began = Moment.now() - self.wrote
+        job = Moment.now()
+        ranks_began = max(run(time.monotonic, num_proc=self.task.ranks))
+        ended = Moment.now()
+        # What follows in the job, its end, does not count.
+        spent = Moment(ranks_began - job.time + self.wrote.time, (ended - job).work + self.wrote.work)
+        began = ended - spent
         for rank, process in enumerate(processes):
             assert process.stdin is not None
             process.stdin.write(f"{self.task.folder.as_uri()} {rank} {self.task.ranks} {self.task.batch} {EPOCHS}\n")

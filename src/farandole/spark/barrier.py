@@ -78,7 +78,6 @@ def run_barrier_job(
     require_slots(spark, num_proc, patience=patience)
     context, secret = spark.sparkContext, new_secret()
     with _listen(context, secret, num_proc, show, on_message) as driver_log:
-        driver_log.is_first_attempt = functools.partial(_is_first_attempt, context)
         plan = TaskPlan(
             job=secrets.token_hex(4),
             num_proc=num_proc,
@@ -149,9 +148,11 @@ def _listen(context: SparkContext, secret: bytes, num_proc: int, show: Show, on_
     """Listen where Spark's own driver listens: executors reach that, and nobody else has more to do with it."""
     host = context.getConf().get("spark.driver.bindAddress", _driver_host(context))
     try:
-        return DriverLog(secret, num_proc, host=host, show=show, on_message=on_message)
+        driver_log = DriverLog(secret, num_proc, host=host, show=show, on_message=on_message)
     except OSError as error:
         raise ConfigError("spark.driver.bindAddress", f"the driver cannot listen on {host} ({error})") from error
+    driver_log.is_first_attempt = functools.partial(_is_first_attempt, context)
+    return driver_log
 
 
 def _is_first_attempt(context: SparkContext, stage: int) -> bool:

@@ -94,7 +94,13 @@ class Kept:
         """Connect to this host's keeper, which is started where there is none. Raises `SourceError` when it cannot."""
         give_up = time.monotonic() + START_TIMEOUT.total_seconds()
         while (kept := cls.here(plan.secret)) is None:
-            _start(plan)
+            with socket.socket(socket.AF_UNIX) as turn:
+                try:
+                    turn.bind(f"{local_name(plan.secret)}-starts")
+                except OSError:
+                    time.sleep(0.005)  # another task is about to
+                else:
+                    _start(plan)
             if time.monotonic() >= give_up:
                 raise SourceError("the keeper of dealt rows", f"cannot be reached after {START_TIMEOUT}")
         return kept
