@@ -4,9 +4,9 @@
 
 A DataFrame that Spark has in memory, on the ranks of a Spark job (local[ranks]), in shuffled batches, for three epochs:
 fed to the ranks in the job itself; written as Parquet by Spark and read from there by our own loader; and read by
-Petastorm's in an environment of its own (see bench/data.py), as many processes as ranks. In turns. Ranks import no
-framework, which would take as long on either way; Petastorm's processes have imported theirs before, and begin when
-ranks of a Spark job that does nothing else have begun.
+Petastorm's in an environment of its own (see bench/data.py), as many processes as ranks, which begin when the ranks of
+a Spark job that does nothing else have begun. In turns. No framework's import counts, which would take as long on each
+way: our ranks need none, Petastorm's processes have imported torch before.
 Times are from the call on the driver to the first batch on all ranks and to the end of the first epoch, the writing of
 Parquet and the start of the job included, and those of a later epoch. "processor" is what all cores did for all epochs:
 trust it where the machine is shared. Writes bench/results/*-feed.json.
@@ -38,13 +38,18 @@ EPOCHS = 3
 DETOUR, THEIRS = "parquet, our loader", "parquet, petastorm"
 LOCALHOST = "127.0.0.1"
 
+# Each reading is a process's first, as in a job.
 PROGRAM = """
-import sys, time, warnings
+import os, sys, time, warnings
 warnings.simplefilter("ignore")
-from petastorm import make_batch_reader
-from petastorm.pytorch import BatchedDataLoader
+import torch
 print("ready", flush=True)
 for line in sys.stdin:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    from petastorm import make_batch_reader
+    from petastorm.pytorch import BatchedDataLoader
     url, rank, size, batch, epochs = line.split()
     times, seen = [], 0
     for epoch in range(int(epochs)):
@@ -56,6 +61,7 @@ for line in sys.stdin:
                 seen += len(made["label"])
         times.append(time.monotonic())
     print(seen, *times, flush=True)
+    os._exit(0)
 """
 
 
@@ -188,7 +194,7 @@ class Timing:
 
 def lines_of(timing: Timing, rounds: int) -> list[Line]:
     """Compare each time, with what is asked of it."""
-    musts = {("first epoch", DETOUR): 2.0, ("later epoch", THEIRS): 2.0}
+    musts = {("first epoch", THEIRS): 2.0, ("later epoch", THEIRS): 2.0}
     lines = []
     for what in ("first batch", "first epoch", "later epoch", "processor"):
         # The round that warms caches does not count.

@@ -202,7 +202,8 @@ class RankTask:
         schemas = [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in self.plan.schemas]
         directory = local_directory(os.environ, self.hosts[: self.rank].count(self.hosts[self.rank]))
         if schemas:
-            return gather_rows(batches, schemas, directory, self.plan.secret, stop=self._has_failed)
+            secret = self.plan.secret
+            return gather_rows(batches, schemas, directory, secret, rank=self.rank, stop=self._has_failed)
         for _ in batches:
             pass  # the one row that made this task
         return []

@@ -10,13 +10,14 @@ import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Literal, Self
 
 from farandole.errors import RendezvousError, SourceError
 from farandole.handshake import authenticate, recv_frame, send_frame, split_address
 from farandole.spark.channel import same_user
 
 __all__ = [
+    "A_FILE",
     "HANDSHAKE_TIMEOUT",
     "KEEPER",
     "LARGEST_REQUEST",
@@ -27,6 +28,7 @@ __all__ = [
     "local_name",
 ]
 
+A_FILE = b"f"  # a descriptor comes along with it
 KEEPER = b"keeper"  # who it says it is
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
 START_TIMEOUT = timedelta(seconds=60)
@@ -68,8 +70,7 @@ class Kept:
         connection.settimeout(STALLED.total_seconds())
         answer = self._hear()
         self.address = str(answer["address"])
-        # On the same host its files can be opened.
-        self._pid: int | None = answer["pid"] if connection.family == socket.AF_UNIX else None
+        self._local = connection.family == socket.AF_UNIX
         self._files: dict[int, BinaryIO] = {}
 
     @classmethod
@@ -120,8 +121,7 @@ class Kept:
     def borrow(self) -> Borrowed:
         """Borrow a file of this host's keeper; `commit` says how far it has been written."""
         answer = self._ask({"do": "borrow"})
-        file = open(f"/proc/{self._pid}/fd/{answer['fd']}", "r+b", buffering=0)  # noqa: SIM115
-        file.seek(int(answer["at"]))
+        file = self._receive_file("r+b")
         return Borrowed(file, int(answer["file"]), int(answer["at"]), str(answer["directory"]))
 
     def commit(self, end: int) -> None:
@@ -129,10 +129,10 @@ class Kept:
         self._ask({"do": "commit", "end": end})
 
     def copy(self, number: int, at: int, length: int, out: BinaryIO) -> None:
-        """Append committed bytes of file `number` to `out`.
+        """Copy committed bytes of file `number` to where `out` stands.
 
         Raises `SourceError` when the keeper is gone; what the disk of `out` says passes."""
-        if self._pid is None:
+        if not self._local:
             self._receive({"do": "read", "file": number, "at": at, "length": length}, out)
             return
         file = self._opened(number)
@@ -168,11 +168,18 @@ class Kept:
         """Open a file of this host's keeper, which stays when the keeper is gone."""
         if number not in self._files:
             try:
-                fd = self._ask({"do": "open", "file": number})["fd"]
-                self._files[number] = open(f"/proc/{self._pid}/fd/{fd}", "rb", buffering=0)  # noqa: SIM115
+                self._ask({"do": "open", "file": number})
+                self._files[number] = self._receive_file("rb")
             except (OSError, EOFError) as error:
                 raise _lost(self.address, error) from error
         return self._files[number]
+
+    def _receive_file(self, mode: Literal["rb", "r+b"]) -> BinaryIO:
+        """Receive the descriptor that follows an answer; its position is the keeper's and everybody's."""
+        _, fds, _, _ = socket.recv_fds(self._connection, len(A_FILE), 1)
+        if not fds:
+            raise EOFError("the keeper has gone")
+        return open(fds[0], mode, buffering=0)
 
     def _receive(self, request: dict[str, object], out: BinaryIO) -> None:
         length = int(str(request["length"]))

@@ -1,7 +1,10 @@
 """The barrier task of a rank: brings the rank's shares together in a file of its own."""
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 
@@ -18,36 +21,68 @@ def gather_rows(
     directory: str,
     secret: bytes,
     *,
+    rank: int,
     stop: Callable[[], bool],
 ) -> list[Spill]:
     """Copy a rank's shares, named by rows of SHARE_SCHEMA, into one file for each DataFrame, in `directory`.
 
-    They come in the order of partitions, however Spark has ordered their names. A DataFrame of which there is no share
+    They lie in the order of partitions, however Spark has ordered their names. A DataFrame of which there is no share
     is a file of its `schemas` alone. Ends early when `stop` says so. Raises `CacheError` when the disk is full,
     `SourceError` when shares are gone with the host that held them."""
     named = [share for batch in shares for share in batch.to_pylist()]
-    named.sort(key=lambda share: (share["number"], share["partition"], share["turn"]))
-    with ExitStack() as stack, ExitStack() as keepers:
-        here = Kept.here(secret)
-        known = {here.address: keepers.enter_context(here)} if here is not None else {}
+    named.sort(key=lambda share: (share["partition"], share["turn"]))
+    with ExitStack() as opened, Keepers(secret, rank) as keepers:
         made = []
         for number, schema in enumerate(schemas):
-            mine = [share for share in named if share["number"] == number]
             file = nameless_file(directory)
-            stack.callback(file.close)
+            opened.callback(file.close)
+            mine = [share for share in named if share["number"] == number]
             try:
-                if not mine:
-                    with pa.ipc.new_stream(pa.PythonFile(file, "w"), schema):
-                        pass
-                for share in mine:
-                    if stop():
-                        break
-                    address = share["keeper"]
-                    if address not in known:
-                        known[address] = keepers.enter_context(Kept.at(address, secret))
-                    known[address].copy(share["file"], share["at"], share["length"], file)
+                if mine:
+                    keepers.copy(mine, file, stop)
+                else:
+                    pa.ipc.new_stream(pa.PythonFile(file, "w"), schema).close()
             except OSError as error:
                 raise no_room(error, directory) from error
             made.append(Spill(file, sum(share["rows"] for share in mine)))
-        stack.pop_all()
+        opened.pop_all()
         return made
+
+
+class Keepers:
+    """Those that a rank's task asks, its own host's first, then each rank in another order."""
+
+    def __init__(self, secret: bytes, rank: int) -> None:
+        self._secret, self._rank = secret, rank
+        self._stack = ExitStack()
+        here = Kept.here(secret)
+        self._known = {here.address: self._stack.enter_context(here)} if here is not None else {}
+
+    def copy(self, shares: Sequence[Mapping[str, Any]], out: BinaryIO, stop: Callable[[], bool]) -> None:
+        """Copy these shares to `out`, one after the other."""
+        starts = itertools.accumulate((share["length"] for share in shares), initial=0)
+        by_keeper: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+        for start, share in zip(starts, shares, strict=False):
+            by_keeper.setdefault(share["keeper"], []).append((start, share))
+        for address in self._in_order(by_keeper):
+            if address not in self._known:
+                self._known[address] = self._stack.enter_context(Kept.at(address, self._secret))
+            for start, share in by_keeper[address]:
+                if stop():
+                    return
+                out.seek(start)
+                self._known[address].copy(share["file"], share["at"], share["length"], out)
+
+    def _in_order(self, addresses: Iterable[str]) -> list[str]:
+        near = [address for address in self._known if address in addresses]
+        far = sorted(set(addresses) - set(near))
+        first = self._rank % len(far) if far else 0
+        return near + far[first:] + far[:first]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()

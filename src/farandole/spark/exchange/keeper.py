@@ -4,15 +4,18 @@
 
 A task that reads rows ends before the ranks begin, and Spark ends its process when it likes. So the first such task on
 a host starts this one. Its files have no names. Who knows the job's secret and is on this host, as the same user, finds
-it under a name that only they can spell, and opens the files by way of /proc; tasks of other hosts ask over TCP, on the
-one address that leads to the driver. It ends when the driver says so or is gone, and with it goes all that it held.
+it under a name that only they can spell, and is handed the files themselves; tasks of other hosts ask for bytes over
+TCP, on the one address that leads to the driver. It ends when the driver says so or is gone, and with it goes all that
+it held.
 
 After the handshake a peer sends one of these, and is answered in frames of JSON:
 
     {"do": "borrow"}                              a file to append to, which nobody else has; it is given back cut to
     {"do": "commit", "end": bytes}                what it was, if the connection ends without this
-    {"do": "open", "file": n}                     which descriptor of the keeper's it is
-    {"do": "read", "file": n, "at": byte, "length": bytes}     the bytes themselves, for those on other hosts
+    {"do": "open", "file": n}                     a file to read, for those on this host
+    {"do": "read", "file": n, "at": byte, "length": bytes}     the bytes themselves, for those on others
+
+A file is a descriptor that comes along with a byte after the answer.
 """
 
 import contextlib
@@ -32,7 +35,14 @@ from farandole.handshake import authenticate, join_address, recv_frame, send_fra
 from farandole.spark.addresses import address_toward, keep_alive
 from farandole.spark.channel import same_user
 from farandole.spark.disks import local_directory, nameless_file
-from farandole.spark.exchange.access import HANDSHAKE_TIMEOUT, KEEPER, LARGEST_REQUEST, STALLED, local_name
+from farandole.spark.exchange.access import (
+    A_FILE,
+    HANDSHAKE_TIMEOUT,
+    KEEPER,
+    LARGEST_REQUEST,
+    STALLED,
+    local_name,
+)
 from farandole.topology import interface_address
 
 __all__ = ["Keeper", "main"]
@@ -90,20 +100,23 @@ class Keeper:
                     authenticate(connection, self._secret, me=KEEPER, accept=True, timeout=HANDSHAKE_TIMEOUT)
                 finally:
                     self._strangers.release()
-                # A task reads from Spark for as long as it likes between its requests here.
-                connection.settimeout(None if local else STALLED.total_seconds())
-                _answer(connection, {"address": self._address, "pid": os.getpid()})
+                if not local:
+                    keep_alive(connection, STALLED)
+                _answer(connection, {"address": self._address})
                 while True:
+                    # It reads from Spark, or from other keepers, for as long as it likes between its requests here.
+                    connection.settimeout(None)
                     asked = json.loads(recv_frame(connection, LARGEST_REQUEST))
+                    connection.settimeout(STALLED.total_seconds())
                     if asked["do"] == "borrow" and local:
                         borrowed, number = self._lend()
-                        place = {"file": number, "fd": borrowed.file.fileno(), "at": borrowed.end}
-                        _answer(connection, {**place, "directory": borrowed.directory})
+                        place = {"file": number, "at": borrowed.end, "directory": borrowed.directory}
+                        _answer(connection, place, borrowed.file)
                     elif asked["do"] == "commit" and borrowed is not None:
                         borrowed.end = int(asked["end"])
                         _answer(connection, {})
                     elif asked["do"] == "open" and local:
-                        _answer(connection, {"fd": self._files[int(asked["file"])].file.fileno()})
+                        _answer(connection, {}, self._files[int(asked["file"])].file)
                     elif asked["do"] == "read":
                         self._send(connection, int(asked["file"]), int(asked["at"]), int(asked["length"]))
                     else:
@@ -140,8 +153,10 @@ class Keeper:
             at, length = at + sent, length - sent
 
 
-def _answer(connection: socket.socket, answer: Mapping[str, object]) -> None:
+def _answer(connection: socket.socket, answer: Mapping[str, object], file: BinaryIO | None = None) -> None:
     send_frame(connection, json.dumps(answer).encode())
+    if file is not None:
+        socket.send_fds(connection, [A_FILE], [file.fileno()])
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ def dealt(dataframes: Sequence[DataFrame], num_proc: int, keeper: KeeperPlan) ->
 
 
 def _shares(dataframe: DataFrame, num_proc: int, *, keeper: KeeperPlan, number: int) -> DataFrame:
-    last = dataframe._jdf.queryExecution().optimizedPlan()
+    last = dataframe._jdf.queryExecution().analyzed()
     arranged = (
         last.getClass().getSimpleName() in ("Repartition", "RepartitionByExpression")
         and last.numPartitions() == num_proc
