@@ -265,15 +265,15 @@ BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 def test_spark_measures_batches_only_where_their_rows_may_be_large(spark: SparkSession) -> None:
     numbers, texts = spark.range(10), spark.range(10).select(F.lit("text"))
     assert spark.conf.get(BATCH_BYTES, None) is None
-    with counted_by_rows(spark, [numbers]) as planned:
+    with counted_by_rows([numbers]) as planned:
         assert spark.conf.get(BATCH_BYTES) == str(2**31 - 1)
         planned()
         assert spark.conf.get(BATCH_BYTES, None) is None
-    with counted_by_rows(spark, [numbers, texts]):
+    with counted_by_rows([numbers, texts]):
         assert spark.conf.get(BATCH_BYTES, None) is None
     spark.conf.set(BATCH_BYTES, "1m")
     try:
-        with counted_by_rows(spark, [numbers]):
+        with counted_by_rows([numbers]):
             assert spark.conf.get(BATCH_BYTES) == "1m"
     finally:
         spark.conf.unset(BATCH_BYTES)

@@ -100,7 +100,7 @@ def run_barrier_job(
             if restart:
                 stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
                 driver_log.on_failure = lambda failure: None if failure.killed or failure.consequence else cancel()
-            with counted_by_rows(spark, dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
+            with counted_by_rows(dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
                 rows = _collect(stage, driver_log, cancel)
         driver_log.drain(LEAVE)
     return _values(rows, num_proc)
