@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from farandole.data import FeedLoader, FieldOptions, Loader, ParquetSource, Ragged, Reading, ShardSource, SparseRows
-from farandole.errors import DataError, RankFailed
+from farandole.errors import ConfigError, DataError, RankFailed
 from farandole.spark import HorovodRunner, run
 from farandole.spark.exchange.batches import counted_by_rows
 from farandole.spark.exchange.shuffle import keys_of_partitions
@@ -229,6 +229,8 @@ def test_rows_that_cannot_be_trained_on_are_refused(spark: SparkSession) -> None
     with pytest.raises(RankFailed, match=r"column 's': no tensor holds struct") as caught:
         run(refuse, (rows.selectExpr("struct(id) AS s"),), num_proc=2)
     assert isinstance(caught.value.__cause__, DataError)
+    with pytest.raises(ConfigError, match="dataframe: 65 are in the call, 64 are the most"):
+        run(print, [spark.range(1) for _ in range(65)], num_proc=2)
     with pytest.raises(DataError, match="column 'i': Spark hands interval to no rank"):
         run(refuse, (rows.selectExpr("make_interval(1) AS i"),), num_proc=2)
 

@@ -17,6 +17,7 @@ from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.handshake import new_secret
 from farandole.launch.pickling import dump_call
+from farandole.spark.channel import MOST_SHARDS
 from farandole.spark.child import shard
 from farandole.spark.dataframes import arrow_schema, feeding, take_dataframes
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
@@ -129,6 +130,8 @@ def _dump(
     args, kwargs, fed = take_dataframes(args, kwargs)
     with feeding(fed):
         call = dump_call(main, args, kwargs)
+    if len(fed) > MOST_SHARDS:
+        raise ConfigError("dataframe", f"{len(fed)} are in the call, {MOST_SHARDS} are the most that a job has")
     if len(call) > LARGE_CALL:
         log.warning(
             "the pickled function and its arguments are %d MB, which every rank has to be sent; "

@@ -1,4 +1,4 @@
-"""The keeper of a host: a process that holds the rows dealt there, from the tasks' end until the job's.
+"""The keeper of a host: a process that holds the rows dealt there, from the tasks' end until all ranks have theirs.
 
     python -m farandole.spark.exchange.keeper      settings as JSON on the standard input
 
