@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 
 from farandole.errors import RankFailed, SlotsError
 from farandole.spark import HorovodRunner, run
-from farandole.spark.barrier import run_barrier_job, shard
+from farandole.spark.barrier import run_barrier_job
+from farandole.spark.child import shard
 from farandole.spark.logs import send
 from helpers.spark_session import last_job, session, tasks_of, wait_until_gone
 

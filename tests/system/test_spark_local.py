@@ -19,7 +19,8 @@ from pyspark.sql import SparkSession
 
 from farandole.errors import ConfigError, PicklingError, RankFailed, SlotsError
 from farandole.spark import HorovodRunner, log_to_driver, run
-from farandole.spark.barrier import run_barrier_job, shard
+from farandole.spark.barrier import run_barrier_job
+from farandole.spark.child import shard
 from farandole.spark.logs import send
 from helpers.spark_session import last_job, processes_with, session, tasks_of, wait_until_gone
 

@@ -203,7 +203,7 @@ def test_a_keeper_serves_nobody_without_the_secret() -> None:
     with driver() as plan, Kept.started(plan) as kept:
         with pytest.raises(SourceError, match="out of reach"):
             Kept.at(kept.address, new_secret())
-        with Kept.at(kept.address, plan.secret) as far, pytest.raises(EOFError):
+        with Kept.at(kept.address, plan.secret) as far, pytest.raises(SourceError, match="connection ended"):
             far.borrow()
         borrowed = kept.borrow()
         borrowed.file.write(b"not committed")
@@ -214,6 +214,14 @@ def test_a_keeper_serves_nobody_without_the_secret() -> None:
             pytest.raises(SourceError, match="13 bytes are missing"),
         ):
             far.copy(borrowed.number, 0, 13, out)
+
+
+def test_a_keeper_tells_what_its_disk_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no folder").touch()  # where nobody can make a file, root included
+    monkeypatch.setenv("LOCAL_DIRS", f"{tmp_path}/no folder")
+    said = rf"cache {tmp_path}/no folder: cannot hold .*spark\.local\.dir more room"
+    with driver() as plan, Kept.started(plan) as kept, pytest.raises(CacheError, match=said):
+        kept.borrow()
 
 
 def test_shares_that_are_gone_with_their_keeper_are_named(tmp_path: Path) -> None:

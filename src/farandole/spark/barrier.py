@@ -18,7 +18,6 @@ from farandole.errors import ConfigError
 from farandole.handshake import new_secret
 from farandole.launch.pickling import dump_call
 from farandole.spark.channel import MOST_SHARDS
-from farandole.spark.child import shard
 from farandole.spark.dataframes import arrow_schema, feeding, take_dataframes
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
 from farandole.spark.exchange.access import KeeperPlan
@@ -28,7 +27,7 @@ from farandole.spark.failure import blame
 from farandole.spark.slots import is_local, master_of, require_slots
 from farandole.spark.task import RESULT_SCHEMA, TaskPlan, run_task
 
-__all__ = ["passed_on", "run_barrier_job", "shard"]
+__all__ = ["passed_on", "run_barrier_job"]
 
 log = logging.getLogger(__name__)
 

@@ -216,8 +216,10 @@ class DriverLog:
             elif kind == "meet":
                 self._meet(rank, connection, int(str(payload["stage"])), str(payload["text"]))
             elif kind == "fed":
-                self._fed.add(rank)
-                if len(self._fed) == self._size and not self.feeds_again:
+                with self._changed:
+                    self._fed.add(rank)
+                    all_fed = len(self._fed) == self._size
+                if all_fed and not self.feeds_again:
                     self._dismiss_keepers()
             elif kind == "failed":
                 self._note(from_payload(rank, payload, time.monotonic()))

@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
-from farandole.errors import RendezvousError, SourceError
+from farandole.errors import CacheError, RendezvousError, SourceError
 from farandole.handshake import authenticate, recv_frame, send_frame, split_address
 from farandole.spark.channel import same_user
 
@@ -119,13 +119,15 @@ class Kept:
             raise _lost(address, error) from error
 
     def borrow(self) -> Borrowed:
-        """Borrow a file of this host's keeper; `commit` says how far it has been written."""
+        """Borrow a file of this host's keeper; `commit` says how far it has been written.
+
+        Raises `CacheError` when the disk has no room for one, `SourceError` when the keeper is gone."""
         answer = self._ask({"do": "borrow"})
         file = self._receive_file("r+b")
         return Borrowed(file, int(answer["file"]), int(answer["at"]), str(answer["directory"]))
 
     def commit(self, end: int) -> None:
-        """Have the keeper keep what was written up to byte `end`."""
+        """Have the keeper keep what was written up to byte `end`. Raises `SourceError` when it is gone."""
         self._ask({"do": "commit", "end": end})
 
     def copy(self, number: int, at: int, length: int, out: BinaryIO) -> None:
@@ -157,8 +159,14 @@ class Kept:
         self.close()
 
     def _ask(self, request: dict[str, object]) -> dict[str, Any]:
-        send_frame(self._connection, json.dumps(request).encode())
-        return self._hear()
+        try:
+            send_frame(self._connection, json.dumps(request).encode())
+            answer = self._hear()
+        except (OSError, EOFError) as error:
+            raise _lost(self.address, error) from error
+        if "problem" in answer:
+            raise CacheError(answer["folder"], answer["problem"])
+        return answer
 
     def _hear(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(recv_frame(self._connection, LARGEST_REQUEST))
@@ -167,18 +175,18 @@ class Kept:
     def _opened(self, number: int) -> BinaryIO:
         """Open a file of this host's keeper, which stays when the keeper is gone."""
         if number not in self._files:
-            try:
-                self._ask({"do": "open", "file": number})
-                self._files[number] = self._receive_file("rb")
-            except (OSError, EOFError) as error:
-                raise _lost(self.address, error) from error
+            self._ask({"do": "open", "file": number})
+            self._files[number] = self._receive_file("rb")
         return self._files[number]
 
     def _receive_file(self, mode: Literal["rb", "r+b"]) -> BinaryIO:
         """Receive the descriptor that follows an answer; its position is the keeper's and everybody's."""
-        _, fds, _, _ = socket.recv_fds(self._connection, len(A_FILE), 1)
+        try:
+            _, fds, _, _ = socket.recv_fds(self._connection, len(A_FILE), 1)
+        except OSError as error:
+            raise _lost(self.address, error) from error
         if not fds:
-            raise EOFError("the keeper has gone")
+            raise _lost(self.address, EOFError("it sent no file"))
         return open(fds[0], mode, buffering=0)
 
     def _receive(self, request: dict[str, object], out: BinaryIO) -> None:

@@ -1,10 +1,12 @@
 """The barrier task of a rank: brings the rank's shares together in a file of its own."""
 
 import itertools
+import logging
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -13,6 +15,8 @@ from farandole.spark.exchange.access import Kept
 from farandole.spark.spill import Spill
 
 __all__ = ["gather_rows"]
+
+log = logging.getLogger(__name__)
 
 
 def gather_rows(
@@ -31,8 +35,9 @@ def gather_rows(
     `SourceError` when shares are gone with the host that held them."""
     named = [share for batch in shares for share in batch.to_pylist()]
     named.sort(key=lambda share: (share["partition"], share["turn"]))
-    with ExitStack() as opened, Keepers(secret, rank) as keepers:
-        made = []
+    started = time.monotonic()
+    with ExitStack() as opened, ExitStack() as connections:
+        keepers, made = Keepers(secret, rank, connections), []
         for number, schema in enumerate(schemas):
             file = nameless_file(directory)
             opened.callback(file.close)
@@ -45,18 +50,19 @@ def gather_rows(
             except OSError as error:
                 raise no_room(error, directory) from error
             made.append(Spill(file, sum(share["rows"] for share in mine)))
+            size = os.fstat(file.fileno()).st_size
+            log.info("%d rows, %d bytes gathered in %.1f s", made[-1].rows, size, time.monotonic() - started)
         opened.pop_all()
         return made
 
 
 class Keepers:
-    """Those that a rank's task asks, its own host's first, then each rank in another order."""
+    """Those that a rank's task asks, its own host's first, then each rank in another order; `connections` ends them."""
 
-    def __init__(self, secret: bytes, rank: int) -> None:
-        self._secret, self._rank = secret, rank
-        self._stack = ExitStack()
+    def __init__(self, secret: bytes, rank: int, connections: ExitStack) -> None:
+        self._secret, self._rank, self._connections = secret, rank, connections
         here = Kept.here(secret)
-        self._known = {here.address: self._stack.enter_context(here)} if here is not None else {}
+        self._known = {here.address: connections.enter_context(here)} if here is not None else {}
 
     def copy(self, shares: Sequence[Mapping[str, Any]], out: BinaryIO, stop: Callable[[], bool]) -> None:
         """Copy these shares to `out`, one after the other."""
@@ -66,7 +72,7 @@ class Keepers:
             by_keeper.setdefault(share["keeper"], []).append((start, share))
         for address in self._in_order(by_keeper):
             if address not in self._known:
-                self._known[address] = self._stack.enter_context(Kept.at(address, self._secret))
+                self._known[address] = self._connections.enter_context(Kept.at(address, self._secret))
             for start, share in by_keeper[address]:
                 if stop():
                     return
@@ -78,11 +84,3 @@ class Keepers:
         far = sorted(set(addresses) - set(near))
         first = self._rank % len(far) if far else 0
         return near + far[first:] + far[:first]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()

@@ -10,8 +10,8 @@ it held.
 
 After the handshake a peer sends one of these, and is answered in frames of JSON:
 
-    {"do": "borrow"}                              a file to append to, which nobody else has; it is given back cut to
-    {"do": "commit", "end": bytes}                what it was, if the connection ends without this
+    {"do": "borrow"}                              a file to append to, which nobody else has, or what the disk said; it
+    {"do": "commit", "end": bytes}                is given back cut to what it was, if the connection ends without this
     {"do": "open", "file": n}                     a file to read, for those on this host
     {"do": "read", "file": n, "at": byte, "length": bytes}     the bytes themselves, for those on others
 
@@ -20,7 +20,6 @@ A file is a descriptor that comes along with a byte after the answer.
 
 import contextlib
 import json
-import logging
 import os
 import socket
 import sys
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, BinaryIO
 
-from farandole.errors import FarandoleError
+from farandole.errors import CacheError, FarandoleError
 from farandole.handshake import authenticate, join_address, recv_frame, send_frame, split_address
 from farandole.spark.addresses import address_toward, keep_alive
 from farandole.spark.channel import same_user
@@ -46,8 +45,6 @@ from farandole.spark.exchange.access import (
 from farandole.topology import interface_address
 
 __all__ = ["Keeper", "main"]
-
-log = logging.getLogger(__name__)
 
 MOST_STRANGERS = 64  # connections that have not yet proved the secret
 SEND_PIECE = 1 << 20  # bytes
@@ -109,7 +106,11 @@ class Keeper:
                     asked = json.loads(recv_frame(connection, LARGEST_REQUEST))
                     connection.settimeout(STALLED.total_seconds())
                     if asked["do"] == "borrow" and local:
-                        borrowed, number = self._lend()
+                        try:
+                            borrowed, number = self._lend()
+                        except CacheError as error:
+                            _answer(connection, {"folder": error.folder, "problem": error.problem})
+                            continue
                         place = {"file": number, "at": borrowed.end, "directory": borrowed.directory}
                         _answer(connection, place, borrowed.file)
                     elif asked["do"] == "commit" and borrowed is not None:
@@ -121,10 +122,8 @@ class Keeper:
                         self._send(connection, int(asked["file"]), int(asked["at"]), int(asked["length"]))
                     else:
                         raise ValueError(f"{asked['do']} is not for this connection")
-        except (OSError, EOFError):
-            pass  # it has all it wanted, or is gone
-        except (FarandoleError, ValueError, KeyError, IndexError) as error:
-            log.warning("a connection was refused: %s", error)
+        except (OSError, EOFError, FarandoleError, ValueError, KeyError, IndexError):
+            pass  # it has all it wanted, is gone, or asks for what it must not have, and reads so from the end
         finally:
             if borrowed is not None:
                 self._take_back(borrowed)
