@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 import farandole.numpy
-import farandole.torch
 
 __all__ = [
     "BINDINGS",
@@ -53,29 +51,28 @@ def _make_numpy(values: Array, dtype: str) -> Array:
     return np.array(values).astype(dtype)
 
 
-def _make_torch(values: Array, dtype: str) -> torch.Tensor:
-    kind = getattr(torch, dtype)
-    assert isinstance(kind, torch.dtype)
-    return torch.from_numpy(np.array(values)).to(kind)
+def _numpy() -> Binding:
+    floats = tuple(name for name in FLOATS if name != "bfloat16")
+    integers = (*INTEGERS, "uint16", "uint32", "uint64")
+    return Binding("numpy", farandole.numpy, _make_numpy, np.asarray, floats, integers)
 
 
-def _read_torch(tensor: torch.Tensor) -> Array:
-    tensor = tensor.detach()
-    array: Array = (tensor.double() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
+def _torch() -> Binding:
+    import torch
 
+    import farandole.torch
 
-BINDINGS = (
-    Binding(
-        "numpy",
-        farandole.numpy,
-        _make_numpy,
-        np.asarray,
-        tuple(name for name in FLOATS if name != "bfloat16"),
-        (*INTEGERS, "uint16", "uint32", "uint64"),
-    ),
-    Binding("torch", farandole.torch, _make_torch, _read_torch, FLOATS, INTEGERS),
-)
+    def make(values: Array, dtype: str) -> torch.Tensor:
+        kind = getattr(torch, dtype)
+        assert isinstance(kind, torch.dtype)
+        return torch.from_numpy(np.array(values)).to(kind)
+
+    def read(tensor: torch.Tensor) -> Array:
+        tensor = tensor.detach()
+        array: Array = (tensor.double() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        return array
+
+    return Binding("torch", farandole.torch, make, read, FLOATS, INTEGERS)
 
 
 def _jax() -> Binding:
@@ -94,7 +91,10 @@ def _jax() -> Binding:
     return Binding("jax", farandole.jax, make, read, FLOATS, INTEGERS)
 
 
-# Those of JAX change no tensor, and have no handles.
+# Only the bindings whose framework is installed take part.
+BINDINGS = (_numpy(), *([_torch()] if importlib.util.find_spec("torch") else []))
+
+# JAX's functions change no tensor and have no handles.
 FUNCTIONAL = (*BINDINGS, *([_jax()] if importlib.util.find_spec("jax") else []))
 
 

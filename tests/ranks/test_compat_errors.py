@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from farandole.compat import install, uninstall

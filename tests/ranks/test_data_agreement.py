@@ -6,9 +6,13 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 import farandole.numpy as hvd
 from farandole.config import Config

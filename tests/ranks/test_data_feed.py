@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
 
 import farandole.numpy as hvd
 from farandole.core.context import Context

@@ -7,9 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+
 import pandas as pd
 import pyarrow as pa
-import pytest
 
 import farandole.numpy as hvd
 from farandole.core.context import Context

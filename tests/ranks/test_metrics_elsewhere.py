@@ -5,6 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("prometheus_client")
+pytest.importorskip("tensorboard")
+
 from prometheus_client.parser import text_string_to_metric_families as parse
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -6,6 +6,9 @@ import warnings
 from collections.abc import Callable
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 import farandole.torch as hvd

@@ -6,6 +6,9 @@ import weakref
 from collections.abc import Callable
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from unittest import mock
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 import farandole.torch as hvd

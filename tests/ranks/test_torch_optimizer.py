@@ -8,6 +8,9 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 import farandole.torch as hvd

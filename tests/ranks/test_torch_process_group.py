@@ -7,6 +7,9 @@ from functools import reduce
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d

@@ -3,6 +3,9 @@
 import copy
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 import farandole.torch as hvd

@@ -6,6 +6,9 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 import farandole.torch as hvd

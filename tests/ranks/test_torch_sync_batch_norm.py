@@ -5,6 +5,9 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from torch.nn.functional import mse_loss
 

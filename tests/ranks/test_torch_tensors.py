@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 import farandole.numpy

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from torch.nn.functional import mse_loss
 

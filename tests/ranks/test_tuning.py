@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("optuna")
+
 import farandole.numpy as hvd
 from farandole.config import Config
 from farandole.core.context import Context

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+
 from helpers.datasets import RAGGED, write_rows
+from helpers.installed import require, require_imports_of
 from system.launched import PATIENCE, farandole
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data_parquet.py"
@@ -35,6 +40,7 @@ with BatchedDataLoader(make_batch_reader(sys.argv[1]), batch_size=7) as loader:
 
 @pytest.mark.timeout(300)
 def test_the_example_goes_on_with_4_then_2_then_3_ranks(tmp_path: Path) -> None:
+    require_imports_of(EXAMPLE)
     seen = 0
     for size, steps in ((4, ["--steps", "5"]), (2, ["--steps", "5"]), (3, [])):
         options = ("--folder", str(tmp_path / "digits"), "--state", str(tmp_path / "state.json"), *steps)
@@ -49,6 +55,7 @@ def test_the_example_goes_on_with_4_then_2_then_3_ranks(tmp_path: Path) -> None:
 
 
 def test_data_is_read_where_spark_is_not_installed(tmp_path: Path) -> None:
+    require("torch")
     rows = write_rows(tmp_path / "data", RAGGED["ragged"])
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_SPARK + READ, str(tmp_path / "data"), str(rows)],

@@ -1,6 +1,5 @@
 """The examples do what they say, on two ranks."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -9,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
+from helpers.installed import require, require_imports_of
 from system.launched import farandole
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -35,7 +34,6 @@ RUNS = {
 ALL = [(program, options) for program in PROGRAMS for options in RUNS.get(program, [""])]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow")
 
 
 def run(program: str, *options: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -50,9 +48,7 @@ def accuracies(output: str) -> list[float]:
 
 @pytest.mark.parametrize(("program", "options"), ALL)
 def test_it_learns(program: str, options: str, tmp_path: Path) -> None:
-    needs = program.partition("_")[0]
-    if needs in ("keras", "tensorflow") and importlib.util.find_spec(needs) is None:
-        pytest.skip(f"{needs} is not installed")
+    require_imports_of(EXAMPLES / program)
     done = run(program, *options.split(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
@@ -60,6 +56,9 @@ def test_it_learns(program: str, options: str, tmp_path: Path) -> None:
 
 
 def test_a_job_that_resumes_ends_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
+    require_imports_of(EXAMPLES / "torch_resume.py")
+    import torch
+
     killed = run("torch_resume.py", "--folder", "killed", "--epochs", "3", "--kill-in-epoch", "1", cwd=tmp_path)
     assert killed.returncode == 128 + signal.SIGKILL
     assert "PeerLost" in killed.stderr and "epoch 0: saved" in killed.stdout and "epoch 1" not in killed.stdout
@@ -72,8 +71,8 @@ def test_a_job_that_resumes_ends_as_if_it_had_not_been_killed(tmp_path: Path) ->
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=0)
 
 
-@needs_tensorflow
 def test_a_program_of_tensorflow_1_runs_unchanged(tmp_path: Path) -> None:
+    require_imports_of(EXAMPLES / "tensorflow_v1_session.py")
     program = [sys.executable, str(EXAMPLES / "tensorflow_v1_session.py"), "--steps", "200", "--checkpoint-dir", "kept"]
     command = [sys.executable, "-m", "farandole.compat.horovodrun", "-np", "2", *program]
 
@@ -91,10 +90,10 @@ def test_a_program_of_tensorflow_1_runs_unchanged(tmp_path: Path) -> None:
     assert run().returncode == 0
 
 
-@needs_tensorflow
 @pytest.mark.spark
 def test_a_program_of_tensorflow_1_runs_in_tasks_of_spark(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
+    require("pyspark")
+    require_imports_of(EXAMPLES / "tensorflow_v1_session.py")
     program = [str(EXAMPLES / "tensorflow_v1_session.py"), "--steps", "200", "--runner", "2"]
     command = [sys.executable, "-m", "farandole.compat", *program]
     environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}

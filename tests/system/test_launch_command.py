@@ -110,7 +110,7 @@ raise ValueError("the cause")
 
 
 def test_who_ends_well_before_init_keeps_nobody_waiting() -> None:
-    script = "import os, farandole.torch as hvd\nif os.environ['FARANDOLE_RANK'] == '0':\n hvd.init()"
+    script = "import os, farandole.numpy as hvd\nif os.environ['FARANDOLE_RANK'] == '0':\n hvd.init()"
     # Else rank 0 would wait for as long as ranks may take to start.
     done = farandole("run", "-np", "2", sys.executable, "-c", script, env={"FARANDOLE_START_TIMEOUT": "300"})
     assert done.returncode == 1

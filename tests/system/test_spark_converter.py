@@ -14,6 +14,9 @@ from typing import Any
 import cloudpickle
 import pytest
 
+pytest.importorskip("torch")
+
+
 pytest.importorskip("pyspark")
 
 pytest.importorskip("tensorflow")

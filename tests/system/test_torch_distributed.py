@@ -11,6 +11,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

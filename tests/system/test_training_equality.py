@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.installed import require_imports_of
 from system.launched import farandole
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_digits.py"
@@ -32,7 +33,8 @@ def train(folder: Path, size: int, *, launched: bool = True) -> dict[str, object
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """What one process computes that no launcher has started."""
+    """Return the result of one process that no launcher has started."""
+    require_imports_of(EXAMPLE)
     return train(tmp_path_factory.mktemp("alone"), 1, launched=False)
 
 

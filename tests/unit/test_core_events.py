@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("tensorboard")
+
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from farandole.integrations.tensorboard import EventFile

@@ -24,7 +24,8 @@ GRID = space_of(Config(), 2, True, 512 << 10)
 
 
 def tune(speed: Callable[[Knobs], float], space: Any = ONE_HOST, **how: Any) -> tuple[Outcome, list[Trial]]:
-    """Search on a machine where knobs have that speed; returns what was chosen and tried."""
+    """Search on a machine where knobs have that speed; returns the outcome and the trials."""
+    pytest.importorskip("optuna")
     steps = search(space, DEFAULT, how.pop("saved", None), Terms(warmup=3, samples=20, **how))
     tried: list[Trial] = []
     try:
@@ -94,6 +95,7 @@ def test_what_is_given_and_what_changes_nothing_is_not_tried() -> None:
     given = Config.from_environment({"HOROVOD_FUSION_THRESHOLD": "1KiB", "FARANDOLE_LINK_CHUNK": "256KiB"})
     space = space_of(given, 2, True, 64 << 10)
     assert set(space) == {"slot_bytes", "link_small", "hierarchical"} and space["slot_bytes"] == (14, 16)
+    pytest.importorskip("optuna")
     steps = search(space, Knobs.of(given), None, Terms(warmup=0, samples=20))
     trial = next(steps)
     for _ in range(19):

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
 
 from farandole.data import CachedSource, Loader, ParquetSource, Source
 from farandole.data.row_groups import RowGroup

@@ -5,9 +5,13 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from farandole.data import Loader, ParquetSource, Reading
 from farandole.data.row_groups import RowGroup

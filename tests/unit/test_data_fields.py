@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from farandole.data import Batch, FieldOptions, Loader, ParquetSource, Ragged, Reading, SparseRows
 from farandole.errors import ConfigError, DataError

@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import fsspec
 import numpy as np
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from farandole.data import ArrowSource, Batch, Loader, Metrics, ParquetSource, Policy, Reading, SelectedSource
 from farandole.data.rounds import Columns

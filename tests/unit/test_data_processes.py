@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+
+import pandas as pd
 
 from farandole.data import FeedLoader, Loader, ParquetSource, Reading, make_batch_reader
 from farandole.data.rounds import Columns

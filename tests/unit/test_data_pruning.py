@@ -7,9 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

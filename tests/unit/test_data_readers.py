@@ -8,9 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+
 import pandas as pd
 import pyarrow as pa
-import pytest
 
 from farandole.data import FieldOptions, Reading, make_batch_reader, make_reader
 from farandole.data.readers import ReaderOptions

@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
 
 from farandole.data import ArrowShard, Column, ColumnFacts, ShardLoader, StepsPlan, agree_on_column
 from farandole.errors import DataError

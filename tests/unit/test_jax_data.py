@@ -4,8 +4,12 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
 
 from farandole.data import FieldOptions, Loader, ParquetSource, Ragged, Reading, SparseRows
 from farandole.data.values import empty_aligned

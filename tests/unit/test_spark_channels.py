@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
+
+import pyarrow as pa
 
 from farandole.errors import AuthenticationError, CacheError
 from farandole.handshake import authenticate, new_secret, split_address

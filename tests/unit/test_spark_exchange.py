@@ -12,12 +12,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
+
+import pyarrow as pa
 
 from farandole.data.shard_source import read_streams
 from farandole.errors import AuthenticationError, CacheError, SourceError

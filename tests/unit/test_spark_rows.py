@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
 
 from farandole.errors import DataError
 from farandole.spark.trainers.rows import HASH, VALIDATES, Rows, RowsWanted, fed_as, open_rows

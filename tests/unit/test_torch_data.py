@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+pytest.importorskip("torch")
+
+import pyarrow as pa
 import torch
 
 from farandole.data import Loader, ParquetSource, Ragged, Reading, SparseRows, make_batch_reader, make_reader

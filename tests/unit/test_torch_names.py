@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+pytest.importorskip("torch")
 
 from farandole.torch.distributed.names import MOST_PLACES, PERIOD, Names
 

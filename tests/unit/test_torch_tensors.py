@@ -5,11 +5,14 @@ from collections.abc import Callable
 
 import cloudpickle
 import numpy as np
-import pandas as pd
 import pytest
+
+pytest.importorskip("torch")
+
 
 pytest.importorskip("pyspark")
 
+import pandas as pd
 import torch
 
 from farandole.errors import ConfigError, DataError

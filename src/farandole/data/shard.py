@@ -102,7 +102,8 @@ class ArrowShard:
         for chunk in self._chunks(name):
             bad = chunk.is_null()
             if listed:
-                lengths += [int(each) for each in pc.min_max(pc.list_value_length(chunk)).values() if each.is_valid]
+                extremes = pc.min_max(pc.list_value_length(chunk)).as_py()
+                lengths += [length for length in extremes.values() if length is not None]
                 holders = pc.list_parent_indices(chunk).filter(chunk.flatten().is_null())
                 nulls += pc.sum(bad, min_count=0).as_py() + len(holders.unique())
             else:

@@ -48,8 +48,9 @@ class NumpyAdapter:
         return np.empty(tensor.shape, tensor.dtype)
 
     def adopt(self, result: object, like: Array) -> Array:
-        """Return an array over the engine's memory."""
-        return np.from_dlpack(result)  # type: ignore[arg-type]  # any object with __dlpack__ will do
+        """Return an array over the engine's memory that can be written to."""
+        # By the buffer protocol: before 2.1 NumPy's from_dlpack makes all arrays read-only.
+        return np.asarray(result)
 
     def read_splits(self, splits: object, name: str) -> list[int]:
         """Read a list or an integer array of one dimension."""
