@@ -91,9 +91,23 @@ def test_what_cannot_be_added(ranks: list[int], problem: str) -> None:
     run_ranks(3, body)
 
 
+def test_any_iterable_of_ranks_is_a_set() -> None:
+    hvd = BINDINGS[0].hvd
+    for ranks in (range(3), reversed(range(3)), (rank for rank in (2, 0, 1)), {2, 1, 0}, iter([0, 2, 1])):
+        assert hvd.ProcessSet(ranks).ranks == [0, 1, 2]
+
+    def body(context: Context) -> None:
+        some = hvd.add_process_set(rank for rank in range(3) if rank != 1)
+        assert (some.ranks, some.included()) == ([0, 2], context.rank != 1)
+        last = hvd.add_process_set(reversed(range(1, 3)))
+        assert (last.ranks, last.process_set_id) == ([1, 2], 2)
+
+    run_ranks(3, body)
+
+
 def test_what_is_no_set_of_ranks() -> None:
     hvd = BINDINGS[0].hvd
-    for wrong in (["0"], [True], object(), 3, [0.0]):
+    for wrong in (["0"], [True], object(), 3, [0.0], "01", (str(rank) for rank in range(2))):
         with pytest.raises(ValueError, match="list of ranks"):
             hvd.ProcessSet(wrong)
     with pytest.raises(ValueError, match="expected a ProcessSet"):

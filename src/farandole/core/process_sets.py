@@ -1,6 +1,6 @@
 """Which ranks take part: all of them, or a set of some, which works on its own as if it were a job of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from farandole.core import default
 from farandole.core.seat import Seat
@@ -14,12 +14,13 @@ class ProcessSet:
 
     Before that, and after its removal, `process_set_id` is None."""
 
-    def __init__(self, ranks_or_comm: Sequence[int]) -> None:
-        if not isinstance(ranks_or_comm, Sequence):
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        if not isinstance(ranks_or_comm, Iterable):
             raise ValueError(f"ProcessSet needs a list of ranks (integers), got {type(ranks_or_comm).__name__}")
-        if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks_or_comm):
-            raise ValueError(f"ProcessSet needs a list of ranks (integers), got {ranks_or_comm!r}")
-        self._ranks = sorted(ranks_or_comm)
+        ranks = list(ranks_or_comm)
+        if not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in ranks):
+            raise ValueError(f"ProcessSet needs a list of ranks (integers), got {ranks!r}")
+        self._ranks = sorted(ranks)
 
     # What the job knows of a set belongs to the caller's context: many ranks may share one object, as threads.
 
@@ -99,7 +100,7 @@ class GlobalProcessSet(ProcessSet):
 global_process_set = GlobalProcessSet()
 
 
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Make a set of some of the job's ranks, and return it; all ranks of the job have to call, members or not.
 
     Blocks until they have. Operations pending elsewhere are not disturbed. Raises, on all ranks alike, `ValueError`
