@@ -145,6 +145,36 @@ def test_slices_of_all_ranks_add_up_to_the_dense_sum(mode: str) -> None:
         np.testing.assert_allclose(dense, [0.5, 0.5])
 
 
+@modes
+@pytest.mark.parametrize(
+    ("given", "returned"),
+    [("int8", "float32"), ("uint8", "float32"), ("int32", "float64"), ("int64", "float64"), ("float16", "float16")],
+)
+def test_averages_of_integer_slices_are_floating_point(mode: str, given: str, returned: str) -> None:
+    """As `tf.truediv` does, and therefore Horovod."""
+
+    def body(context: Context) -> list[Array]:
+        def every_way(values: tf.Tensor, dense: tf.Tensor) -> list[tf.Tensor]:
+            slices = tf.IndexedSlices(values, tf.constant([context.rank]), dense_shape=tf.constant([2, 2]))
+            single = hvd.allreduce(slices, name="single")
+            both = hvd.grouped_allreduce([slices, slices], name="both")
+            sparse, mean = hvd.grouped_allreduce([slices, dense], name="mixed")
+            summed = hvd.allreduce(slices, op=hvd.Sum, name="sum")
+            return [*(each.values for each in (single, *both, sparse)), summed.values, mean]
+
+        mine = tf.cast(tf.constant([[3, -5]]) * (2 * context.rank + 1), given)
+        return list(arrays(MODES[mode](every_way)(mine, tf.ones(2, tf.float32) * context.rank)))
+
+    wide = np.array([[3, -5], [9, -15]]).astype(given)
+    for *means, summed, dense in run_ranks(2, body):
+        for mean in means:
+            assert mean.dtype == returned
+            np.testing.assert_array_equal(mean, wide / 2)
+        assert summed.dtype == given
+        np.testing.assert_array_equal(summed, wide)
+        np.testing.assert_array_equal(dense, [0.5, 0.5])
+
+
 def test_slices_refuse_what_cannot_be_added_up() -> None:
     def body(context: Context) -> None:
         slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), dense_shape=tf.constant([5, 2]))

@@ -51,9 +51,10 @@ def allreduce(
 ) -> Given:
     """Combine `tensor` over all ranks; every rank gets the same result. See `farandole.core.ops` for what `op` does.
 
-    `tf.IndexedSlices` become slices again: those of all ranks, for Sum and Average. Eagerly it blocks until every rank
-    has asked; in a function or graph it does so when it runs, and others run meanwhile. Ranks have to ask under the
-    same names, in any order. Raises `tf.errors.InvalidArgumentError` for what is wrong on this rank,
+    `tf.IndexedSlices` return as slices: the rows of all ranks, for Sum and Average. The average of integer slices is
+    floating-point, as `tf.truediv` makes it. In eager mode it blocks until every rank has asked; in a function or graph
+    it does so when it runs, and other operations run meanwhile. Ranks have to ask under the same names, in any order.
+    Raises `tf.errors.InvalidArgumentError` for what is wrong on this rank,
     `FailedPreconditionError` when ranks ask for different things or before `init()`, and `AbortedError` naming a rank
     that is lost.
     """
@@ -281,12 +282,16 @@ def _reduce_slices(
     values, indices = ([tf.convert_to_tensor(getattr(each, part)) for each in slices] for part in ("values", "indices"))
     wire, at = _ask("allgather", None if name is None else f"{name}.slices", values, process_set, ignore_name_scope)
     if op == Average:
-        # Each rank divides its own: fewer than all have together.
         size = size_op(at[1])
-        divide = [tf.divide if each.dtype.is_floating else tf.truncatediv for each in values]
-        values = [how(each, tf.cast(size, each.dtype)) for how, each in zip(divide, values, strict=True)]
+        # Each rank divides its own rows. Integers become floats first: a narrow integer may not hold the size.
+        values = [each / tf.cast(size, each.dtype) for each in map(_as_floating, values)]
     gathered = nodes.allgather([*values, *indices], wire, at, grouped=True)
     return [
         tf.IndexedSlices(gathered[place], gathered[place + len(slices)], each.dense_shape)
         for place, each in enumerate(slices)
     ]
+
+
+def _as_floating(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor in the dtype in which TensorFlow divides it: integers as float32 or float64."""
+    return tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.float32 if tensor.dtype.size < 4 else tf.float64)
