@@ -1,4 +1,4 @@
-"""Gradients of TensorFlow's operations against formulas, at once and in functions."""
+"""Gradients of TensorFlow's operations: formulas and finite differences, in eager mode, functions and TF 1 graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,18 +7,21 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import farandole.numpy
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
 
 tf = pytest.importorskip("tensorflow")
 
 import farandole.tensorflow as hvd  # noqa: E402  # after the module that it needs is known to be there
+from farandole.tensorflow.ops import grouped_broadcast  # noqa: E402
 
 Array = npt.NDArray[Any]
 Body = Callable[..., Any]
+Evaluate = Callable[[Array], Any]
 
 ROWS = 5
-modes = pytest.mark.parametrize("mode", ["eager", "function"])
+modes = pytest.mark.parametrize("mode", ["eager", "function", "graph"])
 
 
 def values(rank: int, rows: int = ROWS) -> Array:
@@ -32,15 +35,44 @@ def upstream(rank: int, rows: int = ROWS) -> Array:
 def gradient_of(mode: str, ask: Body, inputs: Array, weights: Array) -> Array:
     """Return the gradient of the sum of `weights` times what `ask` makes of `inputs`."""
 
-    def derive(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    found: Array = evaluators(mode, ask, inputs, weights)[1](inputs)
+    return found
+
+
+def evaluators(mode: str, ask: Body, inputs: Array, weights: Array) -> tuple[Evaluate, Evaluate]:
+    """Return two functions of an array like `inputs`: the sum of `weights` times `ask(inputs)`, and its gradient."""
+    if mode == "graph":
+        return graph_evaluators(ask, inputs, weights)
+
+    def lose(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(ask(x) * weights)
+
+    def derive(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(ask(x) * w)
+            loss = lose(x)
         return tape.gradient(loss, x)
 
-    run = derive if mode == "eager" else tf.function(derive, autograph=False)
-    found: Array = run(tf.constant(inputs), tf.constant(weights)).numpy()
-    return found
+    if mode == "function":
+        lose, derive = tf.function(lose, autograph=False), tf.function(derive, autograph=False)
+    return (lambda x: lose(tf.constant(x)).numpy()), (lambda x: derive(tf.constant(x)).numpy())
+
+
+def graph_evaluators(ask: Body, inputs: Array, weights: Array) -> tuple[Evaluate, Evaluate]:
+    """Do what `evaluators` does in a graph of TensorFlow 1, where `==` compares tensors by identity."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(inputs.dtype, inputs.shape)
+        loss = tf.reduce_sum(ask(x) * weights)
+        (derived,) = tf.gradients(loss, x)
+
+    def run(fetch: tf.Tensor) -> Evaluate:
+        def evaluate(value: Array) -> Any:
+            with tf.compat.v1.Session(graph=graph) as session:
+                return session.run(fetch, {x: value})
+
+        return evaluate
+
+    return run(loss), run(derived)
 
 
 @modes
@@ -140,3 +172,61 @@ def test_adasum_has_no_gradient(mode: str) -> None:
             gradient_of(mode, lambda x: hvd.allreduce(x, op=hvd.Adasum), values(0), upstream(0))
 
     run_ranks(1, body)
+
+
+def every_operation(rank: int, size: int) -> dict[str, tuple[Body, float]]:
+    """Return the differentiable operations, with the factor between the derivative of the ranks' summed losses and the
+    gradient that Horovod's users expect."""
+    factors = {"prescale_factor": -0.5, "postscale_factor": 3.0}
+    splits = [(rank + target) % 2 + 1 for target in range(size)]
+    reductions = {"sum": hvd.Sum, "average": hvd.Average, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}
+    asks: dict[str, tuple[Body, float]] = {}
+    for name, op in reductions.items():
+        asks[f"allreduce {name}"] = (lambda x, op=op: hvd.allreduce(x, op=op)), 1
+        asks[f"allreduce {name} scaled"] = (lambda x, op=op: hvd.allreduce(x, op=op, **factors)), 1
+        asks[f"grouped_allreduce {name}"] = (
+            (lambda x, op=op: tf.concat(hvd.grouped_allreduce([x[:2], x[2:] * 2.0], op=op), 0)),
+            1,
+        )
+    for name in ("sum", "average"):
+        op = reductions[name]
+        asks[f"reducescatter {name}"] = (lambda x, op=op: hvd.reducescatter(x, op=op, **factors)), size
+        asks[f"grouped_reducescatter {name}"] = (
+            (lambda x, op=op: tf.concat(hvd.grouped_reducescatter([x, x * x], op=op), 0)),
+            size,
+        )
+    asks["allgather"] = (lambda x: hvd.allgather(x[: rank + 1])), 1 / size
+    asks["grouped_allgather"] = (lambda x: tf.concat(hvd.grouped_allgather([x[rank:], x * x]), 0)), 1 / size
+    asks["broadcast"] = (lambda x: hvd.broadcast(x, 1)), 1 / size
+    asks["grouped_broadcast"] = (lambda x: tf.concat(grouped_broadcast([x, x * x], 1), 0)), 1 / size
+    asks["alltoall"] = (lambda x: hvd.alltoall(x, splits)[0]), 1
+    asks["alltoall evenly"] = (lambda x: hvd.alltoall(x[:size] ** 2)), 1
+    return asks
+
+
+@modes
+def test_every_operation_against_finite_differences(mode: str) -> None:
+    size, rows, step = 2, 5, 1e-6
+
+    def body(context: Context) -> dict[str, tuple[Array, Array]]:
+        rank, found = context.rank, {}
+        for name, (ask, factor) in every_operation(rank, size).items():
+            mine = values(rank, rows)
+            weights = upstream(rank, len(ask(tf.constant(mine))))
+            lose, derive = evaluators(mode, ask, mine, weights)
+            expected = np.zeros_like(mine)
+            for source, *place in np.ndindex(size, *mine.shape):
+                losses = []
+                for sign in (1, -1):
+                    moved = mine.copy()
+                    moved[tuple(place)] += sign * step * (source == rank)
+                    losses.append(farandole.numpy.allreduce(np.array(lose(moved)), op=hvd.Sum, name="loss"))
+                if source == rank:
+                    expected[tuple(place)] = factor * (losses[0] - losses[1]) / (2 * step)
+            found[name] = derive(mine), expected
+        return found
+
+    for rank, found in enumerate(run_ranks(size, body)):
+        for name, (gradient, expected) in found.items():
+            np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-8, err_msg=f"{name} on rank {rank}")
+            assert gradient.any() or ("broadcast" in name and rank != 1), name

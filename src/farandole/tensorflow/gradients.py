@@ -3,6 +3,8 @@
 A reduction is differentiated as if the loss were the sum of the ranks' losses; for allgather and broadcast the ranks'
 gradients are averaged, and reducescatter with Sum multiplies by the number of ranks. They communicate, so every rank
 must compute them; they ask under the operation's name plus ".backward".
+
+Tensors are compared with `tf.equal`: in a graph of TensorFlow 1, `==` and `!=` compare Python objects.
 """
 
 import struct
@@ -81,25 +83,25 @@ def _extreme_share(node: _Node, tensors: Gradients, op: int, prescale: float) ->
     chosen = op if prescale >= 0 else {Min: Max, Max: Min}[op]
     extremes = node.reduce(tensors, chosen, ".extreme")
     held = [
-        tf.cast((tensor == extreme) | (_is_nan(tensor) & _is_nan(extreme)), tensor.dtype)
+        tf.cast(tf.equal(tensor, extreme) | (tf.math.is_nan(tensor) & tf.math.is_nan(extreme)), tensor.dtype)
         for tensor, extreme in zip(tensors, extremes, strict=True)
     ]
     return [mine / all_of_them for mine, all_of_them in zip(held, node.reduce(held, Sum, ".held"), strict=True)]
 
 
-def _is_nan(tensor: tf.Tensor) -> tf.Tensor:
-    return tensor != tensor
-
-
 def _others_product(node: _Node, tensors: Gradients) -> Gradients:
     """Return the products of the other ranks' tensors, also where there are zeros."""
-    zero = [tf.cast(tensor == 0, tensor.dtype) for tensor in tensors]
-    filled = [tf.where(mine == 1, tf.ones_like(tensor), tensor) for mine, tensor in zip(zero, tensors, strict=True)]
+    zero = [tf.cast(tf.equal(tensor, 0), tensor.dtype) for tensor in tensors]
+    filled = [tf.where(tf.equal(tensor, 0), tf.ones_like(tensor), tensor) for tensor in tensors]
     products = node.reduce(filled, Product, ".product")
     zeros = node.reduce(zero, Sum, ".zeros")
     # Without a zero anywhere: divide by our own. With one: it is ours, or it is a factor of the others' product.
     return [
-        tf.where(count == 0, product / own, tf.where((mine == 1) & (count == 1), product, tf.zeros_like(product)))
+        tf.where(
+            tf.equal(count, 0),
+            product / own,
+            tf.where(tf.equal(mine, 1) & tf.equal(count, 1), product, tf.zeros_like(product)),
+        )
         for mine, own, product, count in zip(zero, filled, products, zeros, strict=True)
     ]
 
@@ -121,7 +123,7 @@ def _of_allgather(op: Any, *grads: tf.Tensor) -> Gradients:
 @tf.RegisterGradient("FarandoleBroadcast")  # type: ignore[untyped-decorator]
 def _of_broadcast(op: Any, *grads: tf.Tensor) -> Gradients:
     node = _Node.of(op)
-    is_root = nodes.place(RANK, node.at) == op.get_attr("root")
+    is_root = tf.equal(nodes.place(RANK, node.at), op.get_attr("root"))
     # Zeros that depend on the average all the same: every rank has to run the second derivative too.
     return [tf.where(is_root, average, tf.zeros_like(average)) for average in node.reduce(list(grads), Average)]
 
