@@ -16,7 +16,7 @@ const plugins::CoreTable* core = nullptr;
 
 namespace {
 
-/// DType by TF_DataType; -1 where there is none.
+/// DType by TF_DataType; -1 for types that the core does not have.
 constexpr std::array<int, 24> kTypes = [] {
   std::array<int, 24> types{};
   types.fill(-1);
@@ -42,7 +42,7 @@ int code_of(int32_t error) {
   return kInternal;
 }
 
-/// Reads attributes; remembers the first that is not there.
+/// Reader of a node's attributes; remembers the first one that is missing.
 class Attributes {
  public:
   explicit Attributes(TF_OpKernelConstruction* construction) : construction_(construction) {}
@@ -75,7 +75,7 @@ class Attributes {
   Status status_;
 };
 
-/// A node of a graph: what is the same each time it runs.
+/// A node of a graph: the part of a request that is the same in every run.
 struct Collective {
   Kind kind;
   std::string name;
@@ -110,7 +110,7 @@ void* create(TF_OpKernelConstruction* construction) {
   return made.release();
 }
 
-/// One run of a node, from its start until TensorFlow has been told of its end.
+/// One run of a node, from its start until its done callback.
 class Run {
  public:
   /// `done` points into the caller's frame (TensorFlow passes its own function by value, and us a pointer to that), so
@@ -259,7 +259,7 @@ Create creator_of(Kind kind) {
   return &create<Kind::Join>;
 }
 
-/// What a node asks about a rank: the place of the number in `plugins::Place`, or whether it is a member.
+/// The number that a FarandolePlace node returns: an index into `plugins::Place`, or whether the rank is a member.
 struct Question {
   int32_t slot, process_set;
   int64_t what;

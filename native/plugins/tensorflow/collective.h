@@ -12,7 +12,7 @@ extern const plugins::CoreTable* core;
 /// Registers the kernel that asks for `kind` as TensorFlow's operation `op`. Returns whether it succeeded.
 [[nodiscard]] bool register_collective(const char* op, Kind kind);
 
-/// Registers the kernel that tells where a rank is, when it runs.
+/// Registers the kernel that returns this rank's numbers at run time. Returns whether it succeeded.
 [[nodiscard]] bool register_place(const char* op);
 
 }  // namespace farandole::tensorflow

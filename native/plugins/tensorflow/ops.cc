@@ -47,8 +47,8 @@ struct Definition {
   InferShapes shapes;
 };
 
-/// All are stateful: TensorFlow would compute one with a constant input once and for all, or drop one whose result
-/// nobody uses, and the other ranks would wait for it.
+/// All operations are stateful. TensorFlow folds a stateless operation with a constant input and drops one with unused
+/// results; the other ranks would wait for it forever.
 bool define(const Definition& definition) {
   TF_OpDefinitionBuilder* builder = tf.NewOpDefinitionBuilder(definition.op);
   for (const char* input : definition.inputs) tf.OpDefinitionBuilderAddInput(builder, input);
@@ -105,8 +105,8 @@ bool register_all() {
          register_place("FarandolePlace");
 }
 
-/// Is another copy of this library in the process? Both would register the same names, and TensorFlow would refuse to
-/// run either's operations.
+/// Returns whether another copy of this library is in the process. Both would register the same names, and TensorFlow
+/// would refuse to run the operations of either.
 bool has_twin() {
   std::vector<std::string> paths;
   dl_iterate_phdr(
