@@ -16,10 +16,10 @@ Policy: TypeAlias = Literal["drop", "pad", "join"]
 class Deal:
     """The steps of an epoch of `rows` rows over `size` ranks, after its first `start` rows have been visited before.
 
-    Step s consists of the `size * batch_size` rows at start + s * size * batch_size and on: which rows are in a step
-    depends on that product only. Guarantees: all ranks do the same number of steps; each row is in one batch of one
-    rank, but those that "drop" leaves out; no batch exceeds `batch_size`.
-    Raises `ValueError` for numbers that make no deal.
+    Step s consists of the `size * batch_size` rows at start + s * size * batch_size and on: the rows of a step depend
+    on that product only. Guarantees: all ranks do the same number of steps; each row is in one batch of one rank,
+    except the rows that "drop" leaves out; no batch exceeds `batch_size`; the ranks' rows of a step, and so of all
+    steps, differ by at most one row. Raises `ValueError` for numbers that make no deal.
     """
 
     rows: int
@@ -57,18 +57,21 @@ class Deal:
     def take(self, rank: int, step: int) -> NDArray[np.int64]:
         """Return the positions in the epoch's order that the rank takes in this step, ascending."""
         first = self.start + step * self.step_rows
-        taken = first + self._pattern(rank, first % self.lanes)
-        return taken[taken < self.rows]
+        return first + self._pattern(rank, first, self.after(step) - first)
 
     def stream(self, rank: int, first: int, last: int) -> NDArray[np.int64]:
         """Return the positions from `first` to `last` (half-open) that the rank takes in any step, ascending."""
-        steps = np.arange(max(0, first - self.start) // self.step_rows, self._until(last))
+        full = (self.rows - self.start) // self.step_rows
+        until = min(self.steps, -(-(last - self.start) // self.step_rows))
+        steps = np.arange(max(0, first - self.start) // self.step_rows, min(until, full))
         begins = self.start + steps * self.step_rows
         taken = np.empty((len(steps), self.batch_size), np.int64)
         for phase in np.unique(begins % self.lanes):
             here = begins % self.lanes == phase
-            taken[here] = begins[here, None] + self._pattern(rank, int(phase))
-        flat = taken.reshape(-1)
+            taken[here] = begins[here, None] + self._pattern(rank, int(phase), self.step_rows)
+        # The step that is not full, if the range reaches it.
+        rest = [self.take(rank, full)] if until > full else []
+        flat = np.concatenate([taken.reshape(-1), *rest])
         ends = np.searchsorted(flat, [first, min(last, self.rows)])
         return flat[ends[0] : ends[1]]
 
@@ -79,24 +82,24 @@ class Deal:
     def lanes_of(self, rank: int) -> list[int]:
         """Return the lanes from which the rank takes any row."""
         phases = {(self.start + step * self.step_rows) % self.lanes for step in range(min(self.steps, self.lanes))}
-        lanes = {int(lane) for phase in phases for lane in (phase + self._pattern(rank, phase)) % self.lanes}
-        return sorted(lanes)
+        patterns = [phase + self._pattern(rank, phase, self.step_rows) for phase in phases]
+        patterns += [self.take(rank, self.steps - 1)] if self.steps else []
+        return sorted({int(lane) for pattern in patterns for lane in pattern % self.lanes})
 
-    def _until(self, last: int) -> int:
-        return min(self.steps, -(-(last - self.start) // self.step_rows))
-
-    def _pattern(self, rank: int, phase: int) -> NDArray[np.int64]:
-        """Return what the rank takes of a full step whose first row is one of lane `phase`, counted from that row.
+    def _pattern(self, rank: int, first: int, rows: int) -> NDArray[np.int64]:
+        """Return the rank's positions in a step of `rows` rows that begins at position `first`, counted from there.
 
         The lanes stand in a row, those with the same remainder by the number of ranks side by side, and the step's
-        rows with their lanes; each rank takes the next `batch_size` of them. When the number of ranks divides that of
-        lanes, these are all rows of its own lanes, whatever the phase.
+        rows with their lanes. Each rank takes as many of them as the step has positions with its own remainder, from
+        where the rank before it ended. When the number of ranks divides that of lanes, these are all rows of its own
+        lanes, whatever `first` is.
         """
         standing = sorted(range(self.lanes), key=lambda lane: (lane % self.size, lane))
-        begin, end = rank * self.batch_size, (rank + 1) * self.batch_size
+        shares = [len(range((each - first) % self.size, rows, self.size)) for each in range(rank + 1)]
+        begin, end = sum(shares[:rank]), sum(shares)
         parts, passed = [], 0
         for lane in standing:
-            mine = np.arange((lane - phase) % self.lanes, self.step_rows, self.lanes)
+            mine = np.arange((lane - first) % self.lanes, rows, self.lanes)
             parts.append(mine[max(0, begin - passed) : max(0, end - passed)])
             passed += len(mine)
         return np.sort(np.concatenate(parts))

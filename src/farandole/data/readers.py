@@ -85,7 +85,7 @@ class ReaderOptions:
     hdfs_driver: str = "libhdfs3"
     transform_spec: Transforming | None = None
     filters: Sequence[Condition] | Sequence[Sequence[Condition]] | None = None
-    storage_options: Mapping[str, object] | None = None
+    storage_options: Mapping[str, object] | None = field(default=None, repr=False)  # holds secrets
     zmq_copy_buffers: bool = True
     filesystem: object = None
     nulls: Mapping[str, object] = field(default_factory=dict)
@@ -278,13 +278,19 @@ def _read_files(
         source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
     source = _selected(source, options)
     columns = _columns(source.schema, schema_fields)
+    rows, shards = sum(group.rows for group in source.row_groups), options.shard_count or 1
+    if options.num_epochs is None and 0 < rows < shards:
+        # Refused on every rank alike: a rank without rows would wait for one for ever, and the others for that rank.
+        raise DataError(
+            ", ".join(columns), f"{rows} rows for {shards} shards in epochs without end; take at most {rows} shards"
+        )
     loader = Loader(
         source,
         batch_size=_batch_rows(source),
         policy="join",
         columns=columns,
         rank=options.cur_shard or 0,
-        size=options.shard_count or 1,
+        size=shards,
         reading=_reading(options, source.schema, columns, batched=batched),
     )
     return Reader(loader, options.num_epochs, batched=batched)
