@@ -21,11 +21,14 @@ FarandoleError
     ├── NotInitializedError (ValueError)        rank(), size(), ... before init()
     └── EngineClosed                            submitted after shutdown, or after the failure it names
 
-The fields of an error are its `args`, so that it survives pickle and crosses processes.
+The fields of an error are its `args`, so that it survives pickle and crosses processes. Errors of settings, data and
+ranks mask secrets in their texts (`farandole.masking`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
+
+from farandole.masking import mask
 
 __all__ = [
     "AuthenticationError",
@@ -88,6 +91,7 @@ class ConfigError(FarandoleError, ValueError):
     """A setting is wrong; raised before anything started."""
 
     def __init__(self, setting: str, problem: str) -> None:
+        problem = mask(problem)
         super().__init__(setting, problem)
         self.setting, self.problem = setting, problem
 
@@ -125,8 +129,9 @@ class RankFailed(FarandoleError, RuntimeError):
     """A rank's function or process failed; holds its traceback and the last lines it printed."""
 
     def __init__(self, rank: int, reason: str, traceback: str = "", tail: Sequence[str] = ()) -> None:
-        self.rank, self.reason, self.traceback, self.tail = rank, reason, traceback, tuple(tail)
-        super().__init__(rank, reason, traceback, self.tail)
+        self.rank, self.reason, self.traceback = rank, mask(reason), mask(traceback)
+        self.tail = tuple(mask(line) for line in tail)
+        super().__init__(rank, self.reason, self.traceback, self.tail)
 
     def __str__(self) -> str:
         parts = [f"rank {self.rank} failed: {self.reason}"]
@@ -169,6 +174,7 @@ class DataError(FarandoleError, ValueError):
     """A column cannot be read as asked."""
 
     def __init__(self, column: str, problem: str) -> None:
+        problem = mask(problem)
         super().__init__(column, problem)
         self.column, self.problem = column, problem
 
@@ -180,6 +186,7 @@ class SourceError(FarandoleError, ValueError):
     """The file or folder `path` of the data cannot be read as it was planned."""
 
     def __init__(self, path: str, problem: str) -> None:
+        path, problem = mask(path), mask(problem)
         super().__init__(path, problem)
         self.path, self.problem = path, problem
 
@@ -191,6 +198,7 @@ class CacheError(FarandoleError, OSError):
     """The local cache in `folder` cannot hold what it is given."""
 
     def __init__(self, folder: str, problem: str) -> None:
+        folder, problem = mask(folder), mask(problem)
         super().__init__(folder, problem)
         self.folder, self.problem = folder, problem
 

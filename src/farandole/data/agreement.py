@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from farandole.errors import ConfigError, FarandoleError, SourceError, spell_ranks
+from farandole.masking import mask
 
 __all__ = ["Gather", "agree", "in_step", "together"]
 
@@ -89,4 +90,4 @@ def agree(what: str, mine: str, gather: Gather | None) -> None:
 
 
 def _spell(failure: Exception) -> str:
-    return str(failure) if isinstance(failure, FarandoleError) else f"{type(failure).__name__}: {failure}"
+    return str(failure) if isinstance(failure, FarandoleError) else mask(f"{type(failure).__name__}: {failure}")

@@ -13,7 +13,9 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data.row_groups import File
-from farandole.errors import SourceError
+from farandole.data.tables import refuse_listed_table, refuse_table_above
+from farandole.errors import FarandoleError, SourceError
+from farandole.masking import hide_cause, mask, secret_values
 
 __all__ = ["Files"]
 
@@ -34,8 +36,8 @@ class Files:
         """List the files of folders, globs and single files, sorted by path; `options` are the file system's.
 
         In folders, names that begin with "_" or "." count as notes of other tools and are left out, and so is what
-        does not end in `suffix`, unless nothing does. Raises `SourceError` when there is nothing, or when the URLs
-        belong to several file systems.
+        does not end in `suffix`, unless nothing does. Raises `SourceError` when there is nothing, when the URLs belong
+        to several file systems, and for a folder of a table that has a log, or a part of one.
         """
         asked = [urls] if isinstance(urls, str) else list(urls)
         if not asked:
@@ -45,8 +47,18 @@ class Files:
         if any(other != fs for other, _ in places):
             raise SourceError(asked[0], "the URLs belong to several file systems; copy the data to one of them")
         files = cls(fs)
-        lists = [files._list(url, place, suffix) for url, (_, place) in zip(asked, places, strict=True)]
-        return files, files.look(sorted({path for paths in lists for path in paths}))
+        paths: set[str] = set()
+        folders: set[str] = set()
+        for url, (_, place) in zip(asked, places, strict=True):
+            with files._telling(url):
+                listed, tops = files._list(url, place, suffix)
+            paths.update(listed)
+            folders.update(tops)
+        refuse_table_above(fs, sorted(folders))
+        return files, files.look(sorted(paths))
+
+    def __repr__(self) -> str:
+        return f"Files({type(self.fs).__name__})"
 
     @property
     def local(self) -> bool:
@@ -86,40 +98,65 @@ class Files:
                 with self.fs.open(file.path, "rb") as stream, pa.PythonFile(stream, mode="r") as opened:
                     yield opened
         except FileNotFoundError as error:
-            raise SourceError(file.path, "has vanished since it was listed; open the data again") from error
-        except (OSError, pa.ArrowException) as error:
+            problem = "has vanished since it was listed; open the data again"
+            raise SourceError(file.path, problem) from hide_cause(error)
+        except FarandoleError:
+            raise
+        except Exception as error:  # each file system has its own
             self.check([file])  # a change explains the error better
-            raise SourceError(file.path, f"cannot be read: {error}") from error
+            raise self._told(file.path, "cannot be read", error) from hide_cause(error, *self._secrets)
+
+    @property
+    def _secrets(self) -> list[str]:
+        return secret_values(self.fs.storage_options)
+
+    def _told(self, path: str, problem: str, error: Exception) -> SourceError:
+        """Return an error with the file system's text, without its secrets."""
+        return SourceError(path, mask(f"{problem}: {error}", *self._secrets))
+
+    @contextmanager
+    def _telling(self, path: str) -> Iterator[None]:
+        """Make what the file system raises in the body a `SourceError` for `path`."""
+        try:
+            yield
+        except FarandoleError:
+            raise
+        except FileNotFoundError as error:
+            problem = "is not there, or has vanished since it was listed"
+            raise SourceError(path, problem) from hide_cause(error)
+        except Exception as error:  # each file system has its own
+            raise self._told(path, "cannot be looked at", error) from hide_cause(error, *self._secrets)
 
     def _look(self, path: str) -> File:
-        try:
+        with self._telling(path):
             found = self.fs.info(path)
-        except FileNotFoundError as error:
-            raise SourceError(path, "is not there, or has vanished since it was listed") from error
         marks = (found.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"))
         return File(path, int(found["size"]), str(next((mark for mark in marks if mark is not None), "")))
 
-    def _list(self, url: str, place: str, suffix: str) -> list[str]:
+    def _list(self, url: str, place: str, suffix: str) -> tuple[list[str], list[str]]:
+        """Return files, and the folders that hold all of them: given, matched, or those of single files."""
         if any(sign in place for sign in "*?["):
             found = [path for path in self.fs.glob(place) if not _is_note(path, "")]
             folders = [path for path in found if self.fs.isdir(path)]
             files = [path for path in found if path not in folders]
-            files += [path for folder in folders for path in self._within(folder, suffix)]
-        elif self.fs.isdir(place):
-            files = self._within(place, suffix)
         else:
-            files = [place]
+            folders, files = ([place], []) if self.fs.isdir(place) else ([], [place])
+        tops = [*folders, *{posixpath.dirname(path) for path in files}]
+        files += [path for folder in folders for path in self._within(folder, suffix)]
         if not files:
             raise SourceError(url, "holds no file of data")
-        return files
+        return files, tops
 
     def _within(self, folder: str, suffix: str) -> list[str]:
-        found = [path for path in self.fs.find(folder) if not _is_note(path, folder)]
+        everything = self.fs.find(folder)
+        refuse_listed_table(folder, everything)
+        found = [path for path in everything if not _is_note(path, folder)]
         return [path for path in found if path.endswith(suffix)] or found
 
 
 def _open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
     """Find the file system of a URL: fsspec's, or Arrow's own (s3, gs, hdfs) if fsspec's package is not installed."""
+    secrets = secret_values(options)
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as missing:
@@ -128,10 +165,11 @@ def _open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractF
         try:
             arrow, path = pyarrow.fs.FileSystem.from_uri(url)
         except (pa.ArrowException, OSError) as error:
-            raise SourceError(url, f"cannot be opened by Arrow ({error}), nor by fsspec ({missing})") from error
+            problem = f"cannot be opened by Arrow ({error}), nor by fsspec ({missing})"
+            raise SourceError(url, problem) from hide_cause(error)
         return ArrowFSWrapper(arrow), path
-    except ValueError as error:
-        raise SourceError(url, f"cannot be opened: {error}") from error
+    except Exception as error:  # each file system has its own
+        raise SourceError(url, mask(f"cannot be opened: {error}", *secrets)) from hide_cause(error, *secrets)
     return fs, path
 
 

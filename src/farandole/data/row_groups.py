@@ -10,6 +10,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from farandole.masking import mask
+
 __all__ = ["File", "RowGroup", "Source", "fingerprint"]
 
 
@@ -21,6 +23,9 @@ class File:
     size: int
     mark: str
 
+    def __repr__(self) -> str:
+        return f"File({mask(self.path)!r}, {self.size}, {self.mark!r})"
+
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
@@ -31,7 +36,7 @@ class RowGroup:
     rows: int
 
     def __str__(self) -> str:
-        return f"row group {self.number} of {self.file.path}"
+        return f"row group {self.number} of {mask(self.file.path)}"
 
 
 class Source(Protocol):

@@ -15,6 +15,7 @@ from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
 
 from farandole.data import Reader, ShardSource
 from farandole.errors import ConfigError, DataError
+from farandole.masking import mask
 from farandole.spark.dataframes import arrow_schema, collected, stand_in
 from farandole.spark.dataset_converter import (
     CACHE_SETTINGS,
@@ -130,7 +131,7 @@ def _write(frame: DataFrame, url: str, codec: str, row_group_bytes: int) -> Writ
     except BaseException:
         WrittenRows(url, 0).close()
         raise
-    log.info("%d rows written to %s", count, url)
+    log.info("%d rows written to %s", count, mask(url))
     return WrittenRows(url, count)
 
 

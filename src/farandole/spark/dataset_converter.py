@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from farandole.core.default import context, is_initialized
 from farandole.core.objects import allgather_object
 from farandole.errors import ConfigError
+from farandole.masking import mask
 from farandole.spark.child import current_rank
 from farandole.spark.fed_rows import FedRows, open_rows, path_of_collected
 from farandole.topology import JobEnvironment
@@ -138,6 +139,9 @@ class WrittenRows:
 
     url: str
     rows: int
+
+    def __repr__(self) -> str:
+        return f"WrittenRows({mask(self.url)!r}, {self.rows})"
 
     def count(self) -> int:
         """See `ConvertedRows`."""

@@ -16,6 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.errors import ConfigError
+from farandole.masking import hide_cause, mask, secret_values
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 
@@ -31,11 +32,16 @@ class FilesystemStore:
     prefix_path: str
     storage_options: Mapping[str, object] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({mask(self.prefix_path)!r})"
+
     def __post_init__(self) -> None:
         try:
             files, root = fsspec.core.url_to_fs(os.fspath(self.prefix_path), **self.storage_options)
         except (ValueError, ImportError) as error:
-            raise ConfigError("store", f"{self.prefix_path!r} cannot be opened: {error}") from error
+            secrets = secret_values(self.storage_options)
+            problem = mask(f"{self.prefix_path!r} cannot be opened: {error}", *secrets)
+            raise ConfigError("store", problem) from hide_cause(error, *secrets)
         # Ranks have other working directories: a relative path must become absolute here, on the driver.
         object.__setattr__(self, "prefix_path", files.unstrip_protocol(root))
 

@@ -1,0 +1,110 @@
+"""Refusal of tables that have a log: their folders also hold files of rows that were removed or replaced."""
+
+import logging
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from farandole.errors import SourceError
+from farandole.masking import mask
+
+__all__ = ["refuse_listed_table", "refuse_table_above"]
+
+log = logging.getLogger(__name__)
+
+# Most folders that are looked at in a file system far away, and how many at a time. The number of files is no factor.
+_MOST_PROBED = 32
+_PROBES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A table format: its name, the path that marks a table's folder, programs that read it."""
+
+    name: str
+    mark: str
+    readers: str
+
+
+_KINDS = (
+    _Kind("a Delta table", "_delta_log", "Spark or deltalake"),
+    _Kind("a Hudi table", ".hoodie", "Spark"),
+    _Kind("the output of a Spark stream", "_spark_metadata", "Spark"),
+)
+_ICEBERG = _Kind("an Iceberg table", "metadata/*.metadata.json", "Spark or pyiceberg")
+_ICEBERG_FILE = re.compile(r"metadata/[^/]*\.metadata\.json")
+_HUDI_PARTITION = ".hoodie_partition_metadata"
+
+
+def refuse_listed_table(folder: str, paths: Iterable[str]) -> None:
+    """Raise `SourceError` if one of `paths`, all files below `folder`, belongs to a table's log. Asks nobody."""
+    for path in paths:
+        inner = posixpath.relpath(path, folder)
+        parts = inner.split("/")
+        for kind in _KINDS:
+            if kind.mark in parts:
+                _refuse(posixpath.join(folder, *parts[: parts.index(kind.mark)]), kind)
+        if parts[-1].startswith(_HUDI_PARTITION):
+            _refuse(posixpath.join(folder, *parts[:-1]), _KINDS[1])
+        if _ICEBERG_FILE.fullmatch("/".join(parts[-2:])):
+            _refuse(posixpath.join(folder, *parts[:-2]), _ICEBERG)
+
+
+def refuse_table_above(fs: fsspec.AbstractFileSystem, folders: Sequence[str]) -> None:
+    """Raise `SourceError` if one of `folders`, or a folder that it lies in, is a table's.
+
+    Takes a few requests per folder, for a bounded number of folders. Folders of partitions ("day=1") are passed over,
+    and web servers are not asked, as they have no folders.
+    """
+    if isinstance(fs, LocalFileSystem):
+        above = _with_parents([*folders, *map(os.path.realpath, folders)])
+        found = next(((folder, kind) for folder in above if (kind := _kind_of(fs, folder)) is not None), None)
+    elif {"http", "https"} & set([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol):
+        return
+    else:
+        above = [folder for folder in _with_parents(folders) if "=" not in posixpath.basename(folder)][:_MOST_PROBED]
+        with ThreadPoolExecutor(_PROBES, thread_name_prefix="farandole-look") as pool:
+            kinds = list(pool.map(lambda folder: _kind_of(fs, folder), above))
+        found = next(((folder, kind) for folder, kind in zip(above, kinds, strict=True) if kind is not None), None)
+    if found is not None:
+        _refuse(*found)
+
+
+def _with_parents(folders: Iterable[str]) -> list[str]:
+    """Return the folders and all folders that they lie in, the outermost first."""
+    found = set()
+    for folder in folders:
+        place = folder.rstrip("/")
+        while place and place not in found:
+            found.add(place)
+            place = posixpath.dirname(place)
+    return sorted(found, key=lambda place: (place.count("/"), place))
+
+
+def _kind_of(fs: fsspec.AbstractFileSystem, folder: str) -> _Kind | None:
+    """Return the kind of table whose folder this is; None also where the file system does not let us look."""
+    try:
+        for kind in _KINDS:
+            if fs.exists(f"{folder}/{kind.mark}"):
+                return kind
+        notes = f"{folder}/metadata"
+        if fs.isdir(notes) and any(_ICEBERG_FILE.search(path) for path in fs.ls(notes, detail=False)):
+            return _ICEBERG
+    except Exception as error:  # each file system has its own; a folder above may be closed to us, the files are not
+        log.info("%s cannot be looked at for a table's log: %s", mask(folder), mask(str(error)))
+    return None
+
+
+def _refuse(folder: str, kind: _Kind) -> None:
+    raise SourceError(
+        folder or "/",
+        f"is {kind.name} ({kind.mark}), whose files also hold rows that were removed from it. Read it with "
+        f"{kind.readers}: pass the DataFrame to farandole.spark.run, or write its rows to another folder as plain "
+        "Parquet files, and name that folder here",
+    )

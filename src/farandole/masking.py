@@ -1,0 +1,63 @@
+"""Masking of secrets in texts for people: credentials in URLs, signed queries, options of file systems."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+__all__ = ["hide_cause", "mask", "secret_values"]
+
+_MASK = "***"
+
+# Names of secrets in queries, connection strings and options of fsspec's file systems.
+_NAMES = (
+    r"(?:[\w.-]*(?:secret[\w.-]*|token|passw(?:or)?d|passphrase|signature|credentials?|authorization"
+    r"|(?:access|account|api|shared|private|encryption)[_-]?key(?:[_-]?id)?)|key|pwd|sig|sas|auth|code)"
+)
+_NAME = re.compile(_NAMES, re.IGNORECASE)
+
+# scheme://user:password@host. Keys hold slashes that should have been quoted: then up to the last "@" of the word.
+# Without a scheme too: file systems strip it from paths.
+_USER = re.compile(r"""(?:(://)[^\s/:@?#'"]*:|(?:^|(?<=[\s'"(\[]))[^\s/:@?#'"]*:(?!:|//))(?:[^\s/?#'"]*@|[^\s'"]*@)""")
+_QUERY = re.compile(rf"""((?:^|[?&;#]){_NAMES}=)[^\s&;#'"<>]*""", re.IGNORECASE)
+_OPTION = re.compile(rf"""((?<![\w.-])(['"]?){_NAMES}\2\s*[:=]\s*)(['"])(?:(?!\3).)*\3""", re.IGNORECASE)
+
+# Shorter values occur in texts by accident.
+_LEAST_LENGTH = 6
+
+
+def mask(text: str, *secrets: str) -> str:
+    """Return `text` with `***` for credentials in URLs, values of queries and options that hold secrets.
+
+    `secrets` are known ones, which are masked wherever they stand. Masking a masked text changes nothing."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _LEAST_LENGTH:
+            text = text.replace(secret, _MASK)
+    if "@" in text:
+        text = _USER.sub(lambda found: f"{found[1] or ''}{_MASK}:{_MASK}@", text)
+    text = _QUERY.sub(rf"\1{_MASK}", text)
+    return _OPTION.sub(rf"\1\3{_MASK}\3", text)
+
+
+def secret_values(options: Mapping[str, object]) -> list[str]:
+    """Return the values of options whose names say that they are secret, those of nested mappings too."""
+    return list(_values(options))
+
+
+def hide_cause(error: BaseException, *secrets: str) -> BaseException | None:
+    """Return `error` as the cause of another one; None if its text, or that of its own causes, holds a secret.
+
+    For `raise ... from hide_cause(error)`: tracebacks print the texts of causes."""
+    each: BaseException | None = error
+    while each is not None:
+        text = str(each)
+        if mask(text, *secrets) != text:
+            return None
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _values(options: Mapping[str, object]) -> Iterator[str]:
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _values(value)
+        elif isinstance(value, str) and _NAME.fullmatch(str(name)):
+            yield value
