@@ -11,12 +11,12 @@ enum class LogLevel : uint8_t { Trace, Debug, Info, Warning, Error, Off };
 
 [[nodiscard]] const char* name_of(LogLevel level);
 
-// Called on whichever thread logs: it must be thread-safe, not throw, and not take a lock held while logging.
+// Runs on the thread that logs: must be thread-safe, must not throw, must not take a lock that is held while logging.
 using LogSink = void (*)(LogLevel level, const char* line) noexcept;
 
 // nullptr restores the default sink, standard error.
 void set_log_sink(LogSink sink);
-// Lines below `level` are not even formatted; the default is Warning.
+// Lines below `level` are not formatted. The default is Warning.
 void set_log_level(LogLevel level);
 [[nodiscard]] bool logs(LogLevel level);
 void log_line(LogLevel level, const std::string& line);
