@@ -152,7 +152,7 @@ class World {
 std::vector<uint32_t> numbers_in(const Plan& plan) {
   std::vector<uint32_t> numbers;
   for (const auto& item : plan)
-    for (const Entry& entry : std::get<Bundle>(item).entries) numbers.push_back(entry.id);
+    for (const Entry& entry : std::get<Bucket>(item).entries) numbers.push_back(entry.id);
   std::sort(numbers.begin(), numbers.end());
   return numbers;
 }

@@ -185,7 +185,7 @@ nb::dict stats_of(const Calls& calls) {
   const EngineStats stats = engine.stats();
   nb::dict counters;
   counters["operations"] = stats.operations;
-  counters["bundles"] = stats.bundles;
+  counters["buckets"] = stats.buckets;
   counters["bytes"] = stats.bytes;
   counters["asked_by_number"] = stats.asked_by_number;
   counters["asked_in_full"] = stats.asked_in_full;

@@ -84,7 +84,7 @@ void multiply(std::span<Work> values, double factor) {
 template <class Work>
 class Adasum {
  public:
-  Adasum(World& world, int rank, int size, const Bucket& bucket, DType dtype)
+  Adasum(World& world, int rank, int size, const BucketView& bucket, DType dtype)
       : world_(world),
         me_(static_cast<size_t>(rank)),
         n_(static_cast<size_t>(size)),
@@ -207,7 +207,7 @@ class Adasum {
 
   World& world_;
   size_t me_, n_;
-  const Bucket& bucket_;
+  const BucketView& bucket_;
   DType dtype_;
   size_t width_;
   std::vector<Shard> shards_;  // by owner
@@ -221,7 +221,7 @@ class Adasum {
 void adasum(World& world, int rank, int size, std::span<const Piece> pieces, DType dtype, double prescale,
             double postscale) {
   if (!is_floating(dtype)) throw Error::internal("adasum of a type that is not floating");
-  const Bucket bucket(pieces);
+  const BucketView bucket(pieces);
   if (bucket.bytes() == 0) return;
   if (dtype == DType::Float64) Adasum<double>(world, rank, size, bucket, dtype).run(prescale, postscale);
   else Adasum<float>(world, rank, size, bucket, dtype).run(prescale, postscale);

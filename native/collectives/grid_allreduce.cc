@@ -180,8 +180,8 @@ class Pipeline {
   GridMesh& mesh_;
   SharedMesh& shared_;
   std::vector<Piece> pieces_;
-  Bucket input_;
-  Bucket output_;  // its inputs are its outputs
+  BucketView input_;
+  BucketView output_;  // its inputs are its outputs
   DType dtype_;
   const TwoLevels& levels_;
   size_t segment_;      // bytes
@@ -202,7 +202,7 @@ void in_two_hops(GridMesh& mesh, std::span<const Piece> pieces, DType dtype, con
   link_allreduce(mesh.column(), in_place(pieces), dtype, levels.across);
 }
 
-void in_three_steps(GridMesh& mesh, const Bucket& bucket, DType dtype, const TwoLevels& levels) {
+void in_three_steps(GridMesh& mesh, const BucketView& bucket, DType dtype, const TwoLevels& levels) {
   const size_t bytes = bucket.bytes();
   const size_t shard = whole_lines((bytes + mesh.locals() - 1) / mesh.locals());
   std::byte* staging = mesh.scratch(bytes + shard);
@@ -222,7 +222,7 @@ void in_three_steps(GridMesh& mesh, const Bucket& bucket, DType dtype, const Two
   write_output(bucket, 0, bytes, whole, staging);
 }
 
-void from_all_inputs(GridMesh& mesh, const Bucket& bucket, DType dtype, const Reduction& reduction) {
+void from_all_inputs(GridMesh& mesh, const BucketView& bucket, DType dtype, const Reduction& reduction) {
   const size_t ranks = mesh.grid().ranks.size();
   const size_t step = std::min(kWholeBytes, bucket.bytes());
   std::vector<std::byte> rows(ranks * step);  // the scratch is allgather's
@@ -244,7 +244,7 @@ void from_all_inputs(GridMesh& mesh, const Bucket& bucket, DType dtype, const Re
 }  // namespace
 
 const char* grid_allreduce(GridMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
-  const Bucket bucket(pieces);
+  const BucketView bucket(pieces);
   if (bucket.bytes() == 0) return "nothing";
   const auto levels = two_levels(mesh.grid(), dtype, reduction);
   if (!levels) {

@@ -14,7 +14,7 @@ namespace {
 // way to the others), and it saves a hop.
 constexpr size_t kColumnBytes = 256 << 10;
 
-std::vector<Piece> cut(const Bucket& bucket, size_t offset, size_t bytes) {
+std::vector<Piece> cut(const BucketView& bucket, size_t offset, size_t bytes) {
   std::vector<Piece> pieces;
   bucket.for_each(offset, bytes, [&](const Piece& part, size_t) { pieces.push_back(part); });
   return pieces;
@@ -28,7 +28,7 @@ std::vector<Piece> from_outputs(std::vector<Piece> pieces) {
 }  // namespace
 
 void grid_broadcast(GridMesh& mesh, std::span<const Piece> pieces, int root) {
-  const Bucket bucket(pieces);
+  const BucketView bucket(pieces);
   if (bucket.bytes() == 0) return;
   const Grid& grid = mesh.grid();
   const auto [host, local] = grid.place_of(root);

@@ -38,7 +38,7 @@ void gather_rows(Mesh& mesh, const std::byte* own, std::byte* rows, size_t bytes
   }
 }
 
-void all_at_once(Mesh& mesh, const Bucket& bucket, DType dtype, const Reduction& reduction) {
+void all_at_once(Mesh& mesh, const BucketView& bucket, DType dtype, const Reduction& reduction) {
   const auto n = static_cast<size_t>(mesh.size());
   const auto me = static_cast<size_t>(mesh.rank());
   const size_t bytes = bucket.bytes();
@@ -55,14 +55,14 @@ void all_at_once(Mesh& mesh, const Bucket& bucket, DType dtype, const Reduction&
   });
 }
 
-void alone(const Bucket& bucket, DType dtype, const Reduction& reduction) {
+void alone(const BucketView& bucket, DType dtype, const Reduction& reduction) {
   for (const Piece& piece : bucket.pieces()) {
     const void* source = piece.in;
     if (piece.bytes != 0) reduce(dtype, reduction, piece.out, {&source, 1}, piece.bytes / size_of(dtype));
   }
 }
 
-void by_segments(Mesh& mesh, const Bucket& bucket, DType dtype, const Reduction& reduction) {
+void by_segments(Mesh& mesh, const BucketView& bucket, DType dtype, const Reduction& reduction) {
   const auto n = static_cast<size_t>(mesh.size());
   const size_t share = whole_lines((bucket.bytes() + n - 1) / n);
   std::vector<size_t> bounds(n + 1);
@@ -73,7 +73,7 @@ void by_segments(Mesh& mesh, const Bucket& bucket, DType dtype, const Reduction&
 }  // namespace
 
 const char* link_allreduce(Mesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
-  const Bucket bucket(pieces);
+  const BucketView bucket(pieces);
   if (bucket.bytes() == 0) return "nothing";
   if (mesh.size() == 1) {
     alone(bucket, dtype, reduction);

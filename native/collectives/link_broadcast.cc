@@ -38,7 +38,7 @@ Place place_in_binomial_tree(int position, int size) {
 /// Passes a bucket from a parent (or from the own inputs) to children, chunk by chunk.
 class Relay {
  public:
-  Relay(Mesh& mesh, const Bucket& bucket, const Place& place)
+  Relay(Mesh& mesh, const BucketView& bucket, const Place& place)
       : mesh_(mesh),
         bucket_(bucket),
         chunk_bytes_(std::clamp(whole_lines(bucket.bytes() / 8), std::min(kSmallestChunk, mesh.chunk_bytes()),
@@ -113,7 +113,7 @@ class Relay {
   }
 
   Mesh& mesh_;
-  const Bucket& bucket_;
+  const BucketView& bucket_;
   size_t chunk_bytes_;
   size_t chunks_;
   bool root_;
@@ -126,7 +126,7 @@ class Relay {
 }  // namespace
 
 void link_broadcast(Mesh& mesh, std::span<const Piece> pieces, int root) {
-  const Bucket bucket(pieces);
+  const BucketView bucket(pieces);
   if (bucket.bytes() == 0) return;
   const int size = mesh.size();
   const int position = (mesh.rank() - root + size) % size;

@@ -108,7 +108,7 @@ void exchange(Mesh& mesh, std::span<Outgoing> sends, std::span<Incoming> receive
   }
 }
 
-const std::byte* input_run(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging) {
+const std::byte* input_run(const BucketView& bucket, size_t offset, size_t bytes, std::byte* staging) {
   const std::byte* run = nullptr;
   bucket.for_each(offset, bytes, [&](const Piece& part, size_t done) {
     if (part.bytes == bytes) run = part.in;
@@ -117,7 +117,7 @@ const std::byte* input_run(const Bucket& bucket, size_t offset, size_t bytes, st
   return run != nullptr ? run : staging;
 }
 
-const std::byte* output_run(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging) {
+const std::byte* output_run(const BucketView& bucket, size_t offset, size_t bytes, std::byte* staging) {
   const std::byte* run = nullptr;
   bucket.for_each(offset, bytes, [&](const Piece& part, size_t done) {
     if (part.bytes == bytes) run = part.out;
@@ -126,7 +126,7 @@ const std::byte* output_run(const Bucket& bucket, size_t offset, size_t bytes, s
   return run != nullptr ? run : staging;
 }
 
-std::byte* output_place(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging) {
+std::byte* output_place(const BucketView& bucket, size_t offset, size_t bytes, std::byte* staging) {
   std::byte* place = staging;
   bucket.for_each(offset, bytes, [&](const Piece& part, size_t) {
     if (part.bytes == bytes) place = part.out;
@@ -134,13 +134,14 @@ std::byte* output_place(const Bucket& bucket, size_t offset, size_t bytes, std::
   return place;
 }
 
-void write_output(const Bucket& bucket, size_t offset, size_t bytes, const std::byte* run, const std::byte* staging) {
+void write_output(const BucketView& bucket, size_t offset, size_t bytes, const std::byte* run,
+                  const std::byte* staging) {
   if (run != staging) return;
   bucket.for_each(offset, bytes,
                   [&](const Piece& part, size_t done) { std::memcpy(part.out, run + done, part.bytes); });
 }
 
-void copy_through(const Bucket& bucket) {
+void copy_through(const BucketView& bucket) {
   for (const Piece& piece : bucket.pieces())
     if (piece.bytes != 0 && piece.in != piece.out) std::memcpy(piece.out, piece.in, piece.bytes);
 }

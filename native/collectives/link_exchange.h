@@ -67,18 +67,19 @@ class LinkWaiter {
 void exchange(Mesh& mesh, std::span<Outgoing> sends, std::span<Incoming> receives);
 
 /// The input of `bucket` at `offset` as one run: in place where it lies in one piece, else copied to `staging`.
-[[nodiscard]] const std::byte* input_run(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging);
+[[nodiscard]] const std::byte* input_run(const BucketView& bucket, size_t offset, size_t bytes, std::byte* staging);
 
 /// The same of the output, for reading.
-[[nodiscard]] const std::byte* output_run(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging);
+[[nodiscard]] const std::byte* output_run(const BucketView& bucket, size_t offset, size_t bytes, std::byte* staging);
 
 /// Where to put the output of `bucket` at `offset` as one run: in place where it lies in one piece, else `staging`.
 /// Then `write_output` brings it to its pieces.
-[[nodiscard]] std::byte* output_place(const Bucket& bucket, size_t offset, size_t bytes, std::byte* staging);
-void write_output(const Bucket& bucket, size_t offset, size_t bytes, const std::byte* run, const std::byte* staging);
+[[nodiscard]] std::byte* output_place(const BucketView& bucket, size_t offset, size_t bytes, std::byte* staging);
+void write_output(const BucketView& bucket, size_t offset, size_t bytes, const std::byte* run,
+                  const std::byte* staging);
 
 /// Copies every input of `bucket` to its output, where the two differ.
-void copy_through(const Bucket& bucket);
+void copy_through(const BucketView& bucket);
 
 /// `value` rounded up to a multiple of a cache line, which holds a whole number of elements of any type.
 [[nodiscard]] constexpr size_t whole_lines(size_t value) { return (value + 63) / 64 * 64; }

@@ -13,7 +13,7 @@ void link_reducescatter(Mesh& mesh, const std::byte* in, std::byte* out, std::sp
   if (bounds.back() == 0) return;
   // The piece's output is never written: the own part goes to `out`, and nothing is gathered.
   const Piece whole{in, const_cast<std::byte*>(in), bounds.back()};
-  const Bucket bucket({&whole, 1});
+  const BucketView bucket({&whole, 1});
   SegmentReduce(mesh, bucket, bounds, dtype, reduction, out).run();
 }
 

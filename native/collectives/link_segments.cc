@@ -39,7 +39,7 @@ size_t SegmentReduce::chunk_for(const Mesh& mesh, size_t longest) {
   return std::clamp(whole_lines(longest / 2), smallest, whole_lines(largest));
 }
 
-SegmentReduce::SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
+SegmentReduce::SegmentReduce(Mesh& mesh, const BucketView& bucket, std::span<const size_t> bounds, DType dtype,
                              const Reduction& reduction, std::optional<std::byte*> mine)
     : mesh_(mesh),
       bucket_(bucket),
@@ -51,7 +51,7 @@ SegmentReduce::SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const s
   take_scratch();
 }
 
-SegmentReduce::SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
+SegmentReduce::SegmentReduce(Mesh& mesh, const BucketView& bucket, std::span<const size_t> bounds, DType dtype,
                              const Reduction& reduction, size_t chunk_bytes)
     : mesh_(mesh),
       bucket_(bucket),

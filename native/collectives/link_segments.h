@@ -23,12 +23,12 @@ class SegmentReduce {
   /// `bounds[r]`, `bounds[r + 1]` are the ends of rank r's segment in bytes. With `mine` the own segment goes there
   /// (null is fine for an empty one) and nothing is gathered; else every rank gets the whole result in the outputs of
   /// the bucket.
-  SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
+  SegmentReduce(Mesh& mesh, const BucketView& bucket, std::span<const size_t> bounds, DType dtype,
                 const Reduction& reduction, std::optional<std::byte*> mine);
 
   /// The same for who makes the inputs while this runs: `chunk_bytes` instead of a size of our own choice, and nothing
   /// is read before allow() says that it is there.
-  SegmentReduce(Mesh& mesh, const Bucket& bucket, std::span<const size_t> bounds, DType dtype,
+  SegmentReduce(Mesh& mesh, const BucketView& bucket, std::span<const size_t> bounds, DType dtype,
                 const Reduction& reduction, size_t chunk_bytes);
 
   /// Blocks until this rank has sent and received all its part.
@@ -84,7 +84,7 @@ class SegmentReduce {
   void take_scratch();
 
   Mesh& mesh_;
-  const Bucket& bucket_;
+  const BucketView& bucket_;
   std::span<const size_t> bounds_;
   DType dtype_;
   const Reduction& reduction_;

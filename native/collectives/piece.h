@@ -15,9 +15,9 @@ struct Piece {
 };
 
 /// A bucket seen as one run of bytes, the concatenation of its pieces, without packing them.
-class Bucket {
+class BucketView {
  public:
-  explicit Bucket(std::span<const Piece> pieces) : pieces_(pieces) {
+  explicit BucketView(std::span<const Piece> pieces) : pieces_(pieces) {
     ends_.reserve(pieces.size());
     for (const Piece& piece : pieces) ends_.push_back(bytes_ += piece.bytes);
   }

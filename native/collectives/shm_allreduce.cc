@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kLine = 64;
 
-void all_at_once(SharedMesh& mesh, const Bucket& bucket, DType dtype, const Reduction& reduction) {
+void all_at_once(SharedMesh& mesh, const BucketView& bucket, DType dtype, const Reduction& reduction) {
   const uint32_t number = mesh.begin_small();
   std::byte* mine = mesh.small_slot(mesh.rank(), number);
   bucket.for_each(0, bucket.bytes(),
@@ -40,7 +40,7 @@ void all_at_once(SharedMesh& mesh, const Bucket& bucket, DType dtype, const Redu
 /// copy_out(k+R-3).
 class Pipeline {
  public:
-  Pipeline(SharedMesh& mesh, const Bucket& bucket, DType dtype, const Reduction& reduction)
+  Pipeline(SharedMesh& mesh, const BucketView& bucket, DType dtype, const Reduction& reduction)
       : mesh_(mesh),
         bucket_(bucket),
         dtype_(dtype),
@@ -131,7 +131,7 @@ class Pipeline {
   }
 
   SharedMesh& mesh_;
-  const Bucket& bucket_;
+  const BucketView& bucket_;
   DType dtype_;
   const Reduction& reduction_;
   size_t n_;
@@ -144,7 +144,7 @@ class Pipeline {
 }  // namespace
 
 const char* shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
-  const Bucket bucket(pieces);
+  const BucketView bucket(pieces);
   if (bucket.bytes() == 0) return "nothing";
   // Everybody reads everybody's bytes, so the gain of the single step fades as ranks grow.
   if (bucket.bytes() * static_cast<size_t>(mesh.size()) <= kSmallBytes) {

@@ -10,7 +10,7 @@ constexpr size_t kLine = 64;
 constexpr size_t kBlock = 16 << 10;  // with more than two ranks, copied on while still in the first-level cache
 
 /// Writes where the pieces lie in this rank's arena; false if one of them does not, or is not in place.
-bool list_offers(SharedMesh& mesh, const Bucket& bucket) {
+bool list_offers(SharedMesh& mesh, const BucketView& bucket) {
   const std::byte* base = mesh.arena_if_mapped(mesh.rank());
   if (base == nullptr || bucket.pieces().size() > kMostOffers) return false;
   uint64_t* offers = mesh.offers(mesh.rank());
@@ -58,7 +58,7 @@ class Share {
 
 }  // namespace
 
-bool shm_direct_allreduce(SharedMesh& mesh, const Bucket& bucket, DType dtype, const Reduction& reduction) {
+bool shm_direct_allreduce(SharedMesh& mesh, const BucketView& bucket, DType dtype, const Reduction& reduction) {
   const bool mine = list_offers(mesh, bucket);
   const uint32_t number = mesh.offer(mine);
   if (!mine || !mesh.all_offer(number)) return false;

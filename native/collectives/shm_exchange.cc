@@ -77,7 +77,7 @@ void shm_allgather(SharedMesh& mesh, const std::byte* mine, std::span<std::byte*
 }
 
 void shm_broadcast(SharedMesh& mesh, std::span<const Piece> pieces, int root) {
-  const Bucket bucket(pieces);
+  const BucketView bucket(pieces);
   const size_t step = stripe_step(mesh);
   const bool sends = mesh.rank() == root;
   in_stripes(

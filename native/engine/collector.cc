@@ -116,10 +116,10 @@ void Collector::heed(const Plan& plan) {
       settle(refusal->name);
       if (refusal->name == joined_) joined_.clear();
     }
-    const auto* bundle = std::get_if<Bundle>(&item);
-    if (bundle == nullptr) continue;
-    if (bundle->kind == Kind::Join) joined_.clear();
-    for (const Entry& entry : bundle->entries) learn(entry);
+    const auto* bucket = std::get_if<Bucket>(&item);
+    if (bucket == nullptr) continue;
+    if (bucket->kind == Kind::Join) joined_.clear();
+    for (const Entry& entry : bucket->entries) learn(entry);
   }
 }
 

@@ -276,7 +276,7 @@ void Engine::background() noexcept {
   life.end();
 }
 
-/// While requests come thick and fast, waits for more of them: taken one by one they would be many small bundles, and
+/// While requests come thick and fast, waits for more of them: taken one by one they would be many small buckets, and
 /// would disturb the thread that submits. One that comes alone does not wait, but for the first after many.
 void Engine::gather() {
   for (int naps = 0; naps < kMostGathering; ++naps) {

@@ -69,7 +69,7 @@ struct EngineOptions {
 
 struct EngineStats {
   uint64_t operations = 0;  // completed
-  uint64_t bundles = 0;     // executed
+  uint64_t buckets = 0;     // executed
   uint64_t bytes = 0;       // of the inputs
   uint64_t asked_by_number = 0;
   uint64_t asked_in_full = 0;
@@ -179,9 +179,9 @@ class Engine : private Guard {
   template <class Payload>
   void tell_children(const Payload& payload);
   void run_plan(const Plan& plan, uint64_t agreed);
-  void run_bundle(const Bundle& bundle, uint64_t agreed);
+  void run_bucket(const Bucket& bucket, uint64_t agreed);
   [[nodiscard]] OperationPtr take(const Entry& entry);
-  void run_operations(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t agreed);
+  void run_operations(const Bucket& bucket, std::span<const OperationPtr> operations, uint64_t agreed);
   void finish_in_lane(const Recurring& recurring, size_t payload);
   void run_recurring(const Recurring& recurring);
   void count(std::span<const OperationPtr> operations, uint64_t bytes);

@@ -42,7 +42,7 @@ bool Engine::drive_once() {
 void Engine::run_plan(const Plan& plan, uint64_t agreed) {
   if (trace_.marks_plans()) trace_.add_plan(plan.size());
   for (const auto& item : plan) {
-    if (const auto* bundle = std::get_if<Bundle>(&item)) run_bundle(*bundle, agreed);
+    if (const auto* bucket = std::get_if<Bucket>(&item)) run_bucket(*bucket, agreed);
     else if (const auto* refusal = std::get_if<Refusal>(&item)) refuse(*refusal);
     else turn_to(std::get<Knobs>(item));
   }
@@ -57,11 +57,11 @@ void Engine::turn_to(const Knobs& knobs) {
   paces_ = leads() && pace_wanted_;
 }
 
-void Engine::run_bundle(const Bundle& bundle, uint64_t agreed) {
+void Engine::run_bucket(const Bucket& bucket, uint64_t agreed) {
   std::vector<OperationPtr> operations;
-  operations.reserve(bundle.entries.size());
+  operations.reserve(bucket.entries.size());
   try {
-    for (const Entry& entry : bundle.entries) {
+    for (const Entry& entry : bucket.entries) {
       if (entry.count == 1) {
         operations.push_back(take(entry));
         continue;
@@ -72,8 +72,8 @@ void Engine::run_bundle(const Bundle& bundle, uint64_t agreed) {
     for (const OperationPtr& operation : operations) fail(operation, error);
     throw;
   }
-  if (bundle.kind == Kind::Join) wiring_.segment->lane().resume();
-  run_operations(bundle, operations, agreed);
+  if (bucket.kind == Kind::Join) wiring_.segment->lane().resume();
+  run_operations(bucket, operations, agreed);
 }
 
 OperationPtr Engine::take(const Entry& entry) {
@@ -83,7 +83,7 @@ OperationPtr Engine::take(const Entry& entry) {
   return own ? own : stand_in(*entry.request, wiring_.size);
 }
 
-void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> operations, uint64_t agreed) {
+void Engine::run_operations(const Bucket& bucket, std::span<const OperationPtr> operations, uint64_t agreed) {
   executed_ += static_cast<uint32_t>(operations.size());
   const uint64_t begin = now_ns();
   const uint64_t begun = trace_.now();
@@ -91,7 +91,7 @@ void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> 
   std::optional<Error> error;
   const char* algorithm = "";
   try {
-    algorithm = execute(world_, *results_, wiring_.rank, wiring_.size, bundle, operations);
+    algorithm = execute(world_, *results_, wiring_.rank, wiring_.size, bucket, operations);
   } catch (const Error& raised) {
     error = root_cause(raised);
   } catch (const std::exception& raised) {
@@ -101,7 +101,7 @@ void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> 
     uint64_t bytes = 0;
     for (const OperationPtr& operation : operations) bytes += operation->request.bytes();
     count(operations, bytes);
-    if (trace_.on()) trace_.add({bundle.kind, algorithm, agreed, begun}, operations);
+    if (trace_.on()) trace_.add({bucket.kind, algorithm, agreed, begun}, operations);
   }
   for (const OperationPtr& operation : operations) {
     if (error) {
@@ -115,7 +115,7 @@ void Engine::run_operations(const Bundle& bundle, std::span<const OperationPtr> 
 
 void Engine::count(std::span<const OperationPtr> operations, uint64_t bytes) {
   const std::lock_guard lock(stats_mu_);
-  ++stats_.bundles;
+  ++stats_.buckets;
   stats_.bytes += bytes;
   stats_.operations += operations.size();
   if (paces_) pace_.add(operations, now_ns(), stats_.bytes);

@@ -39,7 +39,7 @@ bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& sett
     const Request& first = recurring.operations.front()->request;
     passage.instance = executed_;
     // What is no plain reduction of everybody's bytes runs as ever, only without the coordinator.
-    if (recurring.bytes <= kSmallBytes && recurring.bundles.size() == 1 && first.op != ReduceOp::Adasum)
+    if (recurring.bytes <= kSmallBytes && recurring.buckets.size() == 1 && first.op != ReduceOp::Adasum)
       passage.payload = recurring.bytes;
     const bool gives = first.kind != Kind::Broadcast || first.root == wiring_.rank;
     passage.load = [&recurring, gives](std::byte* to) {
@@ -55,7 +55,7 @@ bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& sett
     const uint64_t now = trace_.now();
     for (const OperationPtr& operation : recurring.operations) operation->submitted_ticks = now;
     if (!lane_->agree(passage)) return false;
-    if (trace_.marks_plans()) trace_.add_plan(recurring.bundles.size());
+    if (trace_.marks_plans()) trace_.add_plan(recurring.buckets.size());
     agreed_in_lane_.fetch_add(recurring.operations.size(), std::memory_order_relaxed);
     if (passage.payload > 0 || first.kind == Kind::Barrier) {
       finish_in_lane(recurring, passage.payload);
@@ -73,7 +73,7 @@ void Engine::run_recurring(const Recurring& recurring) {
   try {
     const uint64_t agreed = trace_.now();
     size_t from = 0;
-    for (const size_t to : recurring.bundles) {
+    for (const size_t to : recurring.buckets) {
       run_operations({all[from]->request.kind, {}}, all.subspan(from, to - from), agreed);
       from = to;
     }

@@ -119,7 +119,7 @@ bool Engine::decide() {
   const double now = seconds_of(now_ns());
   if (turning_.load()) {
     const std::lock_guard lock(stats_mu_);
-    negotiator_.limit_bundles(wanted_->fusion_threshold);
+    negotiator_.limit_buckets(wanted_->fusion_threshold);
   }
   Plan plan = negotiator_.decide(now);
   look_for_stalls(now);
@@ -131,8 +131,8 @@ bool Engine::decide() {
 
 /// Lets wanted knobs go along with a plan that all ranks wait for: none of them is in the lane.
 void Engine::add_turn(Plan& plan) {
-  const auto is_bundle = [](const auto& item) { return std::holds_alternative<Bundle>(item); };
-  if (!turning_.load() || std::ranges::none_of(plan, is_bundle)) return;
+  const auto is_bucket = [](const auto& item) { return std::holds_alternative<Bucket>(item); };
+  if (!turning_.load() || std::ranges::none_of(plan, is_bucket)) return;
   const std::lock_guard lock(stats_mu_);
   plan.insert(plan.begin(), *wanted_);
   wanted_.reset();

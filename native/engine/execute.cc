@@ -55,11 +55,11 @@ std::byte* result_of(Operation& operation, int64_t rows, ResultPool& pool) {
   return operation.result.emplace(pool.take(bytes)).data();
 }
 
-const char* allreduce(World& world, int rank, int size, const Bundle& bundle,
+const char* allreduce(World& world, int rank, int size, const Bucket& bucket,
                       std::span<const OperationPtr> operations) {
   const Request& first = operations[0]->request;
   // What is agreed in the lane has no entries, and nobody has joined.
-  const bool scaled = !bundle.entries.empty() && bundle.entries[0].request && scales_first(first);
+  const bool scaled = !bucket.entries.empty() && bucket.entries[0].request && scales_first(first);
   const std::vector<Piece> pieces = scaled ? scaled_pieces_of(operations) : pieces_of(operations);
   Reduction reduction = reduction_of(first, size);
   if (scaled) reduction.prescale = 1;
@@ -148,26 +148,26 @@ Reduction reduction_of(const Request& request, int size) {
 
 int64_t scattered_rows(int64_t rows, int owner, int size) { return rows / size + (owner < rows % size ? 1 : 0); }
 
-const char* execute(World& world, ResultPool& pool, int rank, int size, const Bundle& bundle,
+const char* execute(World& world, ResultPool& pool, int rank, int size, const Bucket& bucket,
                     std::span<const OperationPtr> operations) {
   for (const OperationPtr& each : operations)
-    if (each->request.kind != bundle.kind) throw Error::internal("a plan does not fit the operation that it names");
+    if (each->request.kind != bucket.kind) throw Error::internal("a plan does not fit the operation that it names");
   const Request& first = operations[0]->request;
-  switch (bundle.kind) {
-    case Kind::Allreduce: return allreduce(world, rank, size, bundle, operations);
+  switch (bucket.kind) {
+    case Kind::Allreduce: return allreduce(world, rank, size, bucket, operations);
     case Kind::Broadcast: return world.broadcast(pieces_of(operations), first.root);
     case Kind::Barrier: return world.barrier();
     case Kind::Join:
-      if (bundle.entries[0].sizes.size() != 1) throw Error::internal("a plan does not say who joined last");
-      operations[0]->last_joined = static_cast<int>(bundle.entries[0].sizes[0]);
+      if (bucket.entries[0].sizes.size() != 1) throw Error::internal("a plan does not say who joined last");
+      operations[0]->last_joined = static_cast<int>(bucket.entries[0].sizes[0]);
       return "nothing";
     default: break;
   }
   const char* ran = "nothing";
   for (size_t i = 0; i < operations.size(); ++i) {
-    Execution execution(world, pool, rank, size, bundle.entries[i], *operations[i]);
-    if (bundle.kind == Kind::Allgather) ran = execution.allgather();
-    else if (bundle.kind == Kind::Alltoall) ran = execution.alltoall();
+    Execution execution(world, pool, rank, size, bucket.entries[i], *operations[i]);
+    if (bucket.kind == Kind::Allgather) ran = execution.allgather();
+    else if (bucket.kind == Kind::Alltoall) ran = execution.alltoall();
     else ran = execution.reducescatter();
   }
   return ran;

@@ -8,11 +8,11 @@
 
 namespace farandole {
 
-/// Runs one bundle of a plan: `operations[i]` is this rank's side of `bundle.entries[i]`; results whose size
+/// Runs one bucket of a plan: `operations[i]` is this rank's side of `bucket.entries[i]`; results whose size
 /// only the plan tells come from `pool`. Blocks until this rank's part
-/// is done; throws what the collectives throw, and Error (Internal) when bundle and operations do not fit. Returns what
+/// is done; throws what the collectives throw, and Error (Internal) when bucket and operations do not fit. Returns what
 /// people call the algorithm that ran.
-const char* execute(World& world, ResultPool& pool, int rank, int size, const Bundle& bundle,
+const char* execute(World& world, ResultPool& pool, int rank, int size, const Bucket& bucket,
                     std::span<const OperationPtr> operations);
 
 /// How the ranks' values of an allreduce or reducescatter become one.

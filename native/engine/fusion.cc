@@ -23,33 +23,33 @@ Key key_of(const Fusible& item) {
 
 }  // namespace
 
-std::vector<Bundle> fuse(std::vector<Fusible> ready, size_t threshold, bool look_ahead) {
+std::vector<Bucket> fuse(std::vector<Fusible> ready, size_t threshold, bool look_ahead) {
   struct Open {
     size_t index;
     size_t bytes;
   };
-  std::vector<Bundle> bundles;
+  std::vector<Bucket> buckets;
   std::map<Key, Open> open;
   for (Fusible& item : ready) {
     const size_t bytes = item.request.bytes();
     const Key key = key_of(item);
     if (!look_ahead) std::erase_if(open, [&](const auto& each) { return each.first != key; });
     if (fuses(item.request.kind) && bytes <= threshold) {
-      const auto [found, fresh] = open.try_emplace(key, Open{bundles.size(), 0});
+      const auto [found, fresh] = open.try_emplace(key, Open{buckets.size(), 0});
       if (!fresh && found->second.bytes + bytes <= threshold) {
         found->second.bytes += bytes;
-        bundles[found->second.index].entries.push_back(std::move(item.entry));
+        buckets[found->second.index].entries.push_back(std::move(item.entry));
         continue;
       }
-      found->second = {bundles.size(), bytes};
+      found->second = {buckets.size(), bytes};
     }
-    bundles.push_back({item.request.kind, {}});
-    bundles.back().entries.push_back(std::move(item.entry));
+    buckets.push_back({item.request.kind, {}});
+    buckets.back().entries.push_back(std::move(item.entry));
   }
   // In the order of their numbers they take a few bytes of the plan, and are added up alike at every step.
   const auto by_number = [](const Entry& a, const Entry& b) { return a.id < b.id; };
-  for (Bundle& bundle : bundles) std::stable_sort(bundle.entries.begin(), bundle.entries.end(), by_number);
-  return bundles;
+  for (Bucket& bucket : buckets) std::stable_sort(bucket.entries.begin(), bucket.entries.end(), by_number);
+  return buckets;
 }
 
 }  // namespace farandole

@@ -334,8 +334,8 @@ Plan Negotiator::decide(double now) {
   Plan plan;
   for (Refusal& refusal : refused_) plan.emplace_back(std::move(refusal));
   refused_.clear();
-  for (Bundle& bundle : fuse(std::move(ready_), options_.fusion_threshold, options_.look_ahead))
-    plan.emplace_back(std::move(bundle));
+  for (Bucket& bucket : fuse(std::move(ready_), options_.fusion_threshold, options_.look_ahead))
+    plan.emplace_back(std::move(bucket));
   ready_.clear();
   return plan;
 }

@@ -46,8 +46,8 @@ class Negotiator {
   /// later. `named` is the rank that the error names: the others may be cut off by its leaving.
   void leave(const RankSet& gone, int named, const std::string& reason);
 
-  /// From the next plan on bundles hold at most so many bytes.
-  void limit_bundles(size_t fusion_threshold) { options_.fusion_threshold = fusion_threshold; }
+  /// From the next plan on buckets hold at most so many bytes.
+  void limit_buckets(size_t fusion_threshold) { options_.fusion_threshold = fusion_threshold; }
 
   /// What has become ready or failed since the last call.
   [[nodiscard]] Plan decide(double now);

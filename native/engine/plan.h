@@ -39,11 +39,11 @@ struct Entry {
 
 /// Operations that run as one: a bucket. All entries share kind, dtype (of allreduces), operation, factors and
 /// root, and whether joined ranks take part.
-struct Bundle {
+struct Bucket {
   Kind kind = Kind::Barrier;
   std::vector<Entry> entries;
 
-  bool operator==(const Bundle&) const = default;
+  bool operator==(const Bucket&) const = default;
 };
 
 /// An operation that cannot run; its ranks raise the error and the job goes on.
@@ -53,8 +53,8 @@ struct Refusal {
 };
 
 /// What all ranks do next, in this order. The order of plans and of what they hold is the same on all ranks.
-/// Knobs stand first, and only with a bundle: a rank that waits for nothing, and may run an operation that it agrees on
+/// Knobs stand first, and only with a bucket: a rank that waits for nothing, and may run an operation that it agrees on
 /// with its host alone, has none of them before it.
-using Plan = std::vector<std::variant<Bundle, Refusal, Knobs>>;
+using Plan = std::vector<std::variant<Bucket, Refusal, Knobs>>;
 
 }  // namespace farandole

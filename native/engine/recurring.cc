@@ -7,12 +7,12 @@ namespace farandole {
 void Recurring::arrange() {
   const auto type_of = [](const OperationPtr& operation) { return operation->request.dtype; };
   std::ranges::stable_sort(operations, {}, type_of);
-  bundles.clear();
+  buckets.clear();
   bytes = 0;
   for (size_t i = 0; i < operations.size(); ++i) {
     // A barrier has no tensor, though its request has the shape of a scalar.
     if (const Request& request = operations[i]->request; request.kind != Kind::Barrier) bytes += request.bytes();
-    if (i + 1 == operations.size() || type_of(operations[i]) != type_of(operations[i + 1])) bundles.push_back(i + 1);
+    if (i + 1 == operations.size() || type_of(operations[i]) != type_of(operations[i + 1])) buckets.push_back(i + 1);
   }
   number = kNoId;
   numbered = 0;

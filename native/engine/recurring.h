@@ -14,8 +14,8 @@ namespace farandole {
 struct Recurring {
   std::vector<OperationPtr> operations;
 
-  /// Where each run of operations that go as one bundle ends; set by arrange().
-  std::vector<size_t> bundles;
+  /// Where each run of operations that go as one bucket ends; set by arrange().
+  std::vector<size_t> buckets;
   size_t bytes = 0;  // of all; set by arrange()
 
   /// What Pending knows of the requests, and how many numbers it had given then.

@@ -28,15 +28,15 @@ void Trace::stop() {
   marks_plans_.store(false, std::memory_order_relaxed);
 }
 
-void Trace::add(const TracedBundle& bundle, std::span<const OperationPtr> operations) {
+void Trace::add(const TracedBucket& bucket, std::span<const OperationPtr> operations) {
   const uint64_t ended = ticks();
   const std::lock_guard lock(mu_);
   // Whoever adds may have looked at on() before a stop and a start.
   if (!on() || ended < since_) return;
-  const uint64_t begun = std::max(bundle.begun, since_);
-  const uint64_t agreed = bundle.agreed == 0 ? begun : std::max(bundle.agreed, since_);
-  const auto place = static_cast<uint32_t>(taken_.bundles_.size());
-  if (taken_.records_.size() < kMost) taken_.bundles_.push_back({agreed, begun, ended, bundle.algorithm, bundle.kind});
+  const uint64_t begun = std::max(bucket.begun, since_);
+  const uint64_t agreed = bucket.agreed == 0 ? begun : std::max(bucket.agreed, since_);
+  const auto place = static_cast<uint32_t>(taken_.buckets_.size());
+  if (taken_.records_.size() < kMost) taken_.buckets_.push_back({agreed, begun, ended, bucket.algorithm, bucket.kind});
   for (const OperationPtr& operation : operations) {
     if (!has_room()) continue;
     const uint64_t asked = operation->submitted_ticks == 0 ? 0 : std::max(operation->submitted_ticks, since_);
@@ -44,7 +44,7 @@ void Trace::add(const TracedBundle& bundle, std::span<const OperationPtr> operat
   }
 }
 
-void Trace::add_plan(size_t bundles) {
+void Trace::add_plan(size_t buckets) {
   const uint64_t now = ticks();
   const std::lock_guard lock(mu_);
   if (!marks_plans() || !has_room()) return;
@@ -52,7 +52,7 @@ void Trace::add_plan(size_t bundles) {
     plan_name_ = static_cast<uint32_t>(taken_.names_.size());
     taken_.names_.emplace_back("plans");
   }
-  taken_.records_.push_back({now, bundles, plan_name_, TraceBatch::kPlan});
+  taken_.records_.push_back({now, buckets, plan_name_, TraceBatch::kPlan});
 }
 
 bool Trace::has_room() {

@@ -13,7 +13,7 @@
 namespace farandole {
 
 /// What ran together, as Trace::add takes it. Times are those of Trace::now().
-struct TracedBundle {
+struct TracedBucket {
   Kind kind;
   const char* algorithm;  // a literal
   uint64_t agreed;        // when this rank heard that all ranks had asked; 0: it was not looked at
@@ -28,7 +28,7 @@ struct TraceEvent {
   uint64_t end_ns;
   const char* algorithm = nullptr;  // of an operation only
   uint64_t bytes = 0;
-  uint64_t bundles = 0;  // of a plan only
+  uint64_t buckets = 0;  // of a plan only
 };
 
 /// What a trace took between two drains. It has no strings but names: what recurs is named once.
@@ -43,40 +43,40 @@ class TraceBatch {
   template <class Visit>
   void visit_phases(size_t at, Visit visit) const {
     const Record& record = records_[at];
-    if (record.bundle == kPlan) {
+    if (record.bucket == kPlan) {
       const uint64_t begun = scale_.ns_of(record.asked);
       visit(TraceEvent{record.name, "plan", begun, begun, nullptr, 0, record.bytes});
       return;
     }
-    const Bundle& bundle = bundles_[record.bundle];
-    const uint64_t begun = scale_.ns_of(bundle.begun);
-    uint64_t agreed = scale_.ns_of(bundle.agreed);
+    const Bucket& bucket = buckets_[record.bucket];
+    const uint64_t begun = scale_.ns_of(bucket.begun);
+    uint64_t agreed = scale_.ns_of(bucket.agreed);
     if (begun < agreed + kAtOnce) agreed = begun;
     if (record.asked != 0) visit(TraceEvent{record.name, "negotiate", scale_.ns_of(record.asked), agreed});
     if (agreed < begun) visit(TraceEvent{record.name, "queue", agreed, begun});
-    visit(TraceEvent{record.name, name_of(bundle.kind), begun, scale_.ns_of(bundle.ended), bundle.algorithm,
+    visit(TraceEvent{record.name, name_of(bucket.kind), begun, scale_.ns_of(bucket.ended), bucket.algorithm,
                      record.bytes});
   }
 
  private:
   friend class Trace;
   static constexpr uint32_t kPlan = 0xffffffff;
-  static constexpr uint64_t kAtOnce = 5000;  // ns: from the plan to its first bundle there is always some time
+  static constexpr uint64_t kAtOnce = 5000;  // ns: from the plan to its first bucket there is always some time
 
-  struct Bundle {
+  struct Bucket {
     uint64_t agreed, begun, ended;
     const char* algorithm;
     Kind kind;
   };
   struct Record {
     uint64_t asked;  // 0: unknown
-    uint64_t bytes;  // of a plan: its bundles
+    uint64_t bytes;  // of a plan: its buckets
     uint32_t name;
-    uint32_t bundle;  // in bundles_, or kPlan
+    uint32_t bucket;  // in buckets_, or kPlan
   };
 
   std::vector<Record> records_;
-  std::vector<Bundle> bundles_;
+  std::vector<Bucket> buckets_;
   std::vector<std::string> names_;
   TickScale scale_;
 };
@@ -98,10 +98,10 @@ class Trace {
 
   /// `operations` ran together until now. What each waited for before is shown from its `submitted_ticks` on, if there
   /// are any.
-  void add(const TracedBundle& bundle, std::span<const OperationPtr> operations);
+  void add(const TracedBucket& bucket, std::span<const OperationPtr> operations);
 
-  /// A plan of so many bundles begins now.
-  void add_plan(size_t bundles);
+  /// A plan of so many buckets begins now.
+  void add_plan(size_t buckets);
 
   [[nodiscard]] TraceBatch drain();
   [[nodiscard]] uint64_t dropped();

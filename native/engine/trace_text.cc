@@ -79,8 +79,8 @@ void TraceText::add(const TraceEvent& event, std::string& out) {
   add_time(event.begin_ns, out);
   (((out += R"(,"pid":)") += rank_) += R"(,"tid":)") += track.number;
   if (std::string_view(event.phase) == "plan") {
-    out += R"(,"ph":"i","s":"p","args":{"bundles":)";
-    add_number(event.bundles, out);
+    out += R"(,"ph":"i","s":"p","args":{"buckets":)";
+    add_number(event.buckets, out);
     out += "}}";
     return;
   }

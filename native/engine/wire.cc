@@ -10,7 +10,7 @@ namespace {
 
 enum class Tag : uint8_t { Gathered = 1, Plan = 2, Farewell = 3, Heartbeat = 4 };
 
-/// How an item of a Gathered, or an entry of a bundle, is written.
+/// How an item of a Gathered, or an entry of a bucket, is written.
 enum class Item : uint8_t { SendersNumbers = 0, RanksNumbers = 1, Spelled = 2 };
 enum class Form : uint8_t { Numbers = 0, Full = 1, WithRequest = 2 };
 
@@ -149,9 +149,9 @@ std::pair<size_t, uint32_t> run_of(std::span<const Entry> entries) {
   return {length, count};
 }
 
-void write(Writer& w, const Bundle& bundle) {
-  w.byte(static_cast<uint8_t>(bundle.kind));
-  const std::span<const Entry> entries(bundle.entries);
+void write(Writer& w, const Bucket& bucket) {
+  w.byte(static_cast<uint8_t>(bucket.kind));
+  const std::span<const Entry> entries(bucket.entries);
   size_t forms = 0;
   for (size_t at = 0; at < entries.size(); ++forms)
     at += entries[at].is_number() ? run_of(entries.subspan(at)).first : 1;
@@ -174,12 +174,12 @@ void write(Writer& w, const Bundle& bundle) {
   }
 }
 
-Bundle read_bundle(Reader& r) {
-  Bundle bundle;
-  bundle.kind = static_cast<Kind>(r.below(kKinds));
-  bundle.entries.resize(r.count());
-  if (bundle.entries.empty()) Reader::fail();
-  for (Entry& entry : bundle.entries) {
+Bucket read_bucket(Reader& r) {
+  Bucket bucket;
+  bucket.kind = static_cast<Kind>(r.below(kKinds));
+  bucket.entries.resize(r.count());
+  if (bucket.entries.empty()) Reader::fail();
+  for (Entry& entry : bucket.entries) {
     const auto form = static_cast<Form>(r.below(3));
     if (form == Form::Numbers) {
       std::tie(entry.id, entry.count) = read_run(r);
@@ -190,7 +190,7 @@ Bundle read_bundle(Reader& r) {
     entry.sizes = r.sizes();
     if (form == Form::WithRequest) entry.request = read_request(r);
   }
-  return bundle;
+  return bucket;
 }
 
 }  // namespace
@@ -218,8 +218,8 @@ void encode(const Plan& plan, Bytes& out) {
   w.number(plan.size());
   for (const auto& item : plan) {
     w.byte(static_cast<uint8_t>(item.index()));
-    if (const auto* bundle = std::get_if<Bundle>(&item)) {
-      write(w, *bundle);
+    if (const auto* bucket = std::get_if<Bucket>(&item)) {
+      write(w, *bucket);
     } else if (const auto* refusal = std::get_if<Refusal>(&item)) {
       w.text(refusal->name);
       write(w, refusal->error);
@@ -268,7 +268,7 @@ Message decode(std::span<const std::byte> body) {
       for (size_t left = r.count(); left > 0; --left) {
         const uint8_t form = r.below(3);
         if (form == 0) {
-          plan.emplace_back(read_bundle(r));
+          plan.emplace_back(read_bucket(r));
         } else if (form == 2) {
           plan.emplace_back(read_knobs(r));
         } else {

@@ -21,7 +21,7 @@ inline constexpr int kStripes = 4;
 /// Messages up to this size go through the small slots in one step.
 inline constexpr size_t kSmallBytes = 4096;
 
-/// How many buffers of a bundle a rank can offer to the others (see shm_direct.h).
+/// How many buffers of a bucket a rank can offer to the others (see shm_direct.h).
 inline constexpr size_t kMostOffers = 511;
 
 /// What each rank owns in the segment. Written by its owner, read by its peers, one cache-line pair per concern.

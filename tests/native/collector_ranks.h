@@ -165,10 +165,10 @@ class Ranks {
       outcomes_[refusal->name] += text_of(refusal->error);
       return;
     }
-    for (const Entry& entry : std::get<Bundle>(item).entries)
+    for (const Entry& entry : std::get<Bucket>(item).entries)
       for (uint32_t i = 0; i < entry.count; ++i)
         outcomes_[entry.is_number() ? names_.at(entry.id + i) : entry.name] += "runs";
-    for (const Entry& entry : std::get<Bundle>(item).entries)
+    for (const Entry& entry : std::get<Bucket>(item).entries)
       if (!entry.is_number() && entry.id != kNoId) names_[entry.id] = entry.name;
   }
 
@@ -196,7 +196,7 @@ class Ranks {
         if (std::find(late.begin(), late.end(), rank) == late.end()) own.asked.erase(refusal->name);
         continue;
       }
-      for (const Entry& entry : std::get<Bundle>(item).entries) {
+      for (const Entry& entry : std::get<Bucket>(item).entries) {
         for (uint32_t i = 0; i < entry.count; ++i) {
           const std::string& name = entry.is_number() ? names_.at(entry.id + i) : entry.name;
           check::that(own.asked.erase(name) == 1, "the plan holds what the rank has asked for", name);

@@ -1,4 +1,4 @@
-// Adasum over every wiring against a tree in fp64: any number of ranks and hosts, tensors that share bundles.
+// Adasum over every wiring against a tree in fp64: any number of ranks and hosts, tensors that share buckets.
 #include <cmath>
 #include <cstring>
 #include <random>

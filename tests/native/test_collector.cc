@@ -51,7 +51,7 @@ Outcomes outcomes_of(Negotiator& negotiator, double now) {
   for (const auto& item : negotiator.decide(now)) {
     if (const auto* refusal = std::get_if<Refusal>(&item)) outcomes[refusal->name] += text_of(refusal->error);
     else
-      for (const Entry& entry : std::get<Bundle>(item).entries) outcomes[entry.name] += "runs";
+      for (const Entry& entry : std::get<Bucket>(item).entries) outcomes[entry.name] += "runs";
   }
   return outcomes;
 }
@@ -161,7 +161,7 @@ void test_a_repeated_step_takes_one_message_of_each_rank() {
   }
   // In one message each when they are asked for at once, and that is nothing but a range.
   Collector leaf(2, {}, kPatience);
-  leaf.heed({Bundle{Kind::Allreduce, {{"a", 0, {}}, {"b", 1, {}}, {"c", 2, {}}}}});
+  leaf.heed({Bucket{Kind::Allreduce, {{"a", 0, {}}, {"b", 1, {}}, {"c", 2, {}}}}});
   leaf.ask(Asking{2U, 0U, 1U}, 0);
   CHECK(leaf.drain(0) == (Gathered{Numbers{kSender, true, 0, 3}}));
   CHECK(leaf.idle());
@@ -169,7 +169,7 @@ void test_a_repeated_step_takes_one_message_of_each_rank() {
 
 void test_asks_are_held_until_all_have_asked() {
   Collector inner(1, {4, 9}, kPatience);
-  inner.heed({Bundle{Kind::Allreduce, {{"a", 0, {}}, {"b", 1, {}}}}});
+  inner.heed({Bucket{Kind::Allreduce, {{"a", 0, {}}, {"b", 1, {}}}}});
   const Gathered both{Numbers{kSender, true, 0, 2}};
   inner.ask(4, both, 0);
   inner.ask(Asking{0U, 1U}, 0);
@@ -180,7 +180,7 @@ void test_asks_are_held_until_all_have_asked() {
   CHECK(inner.drain(1.1) == (Gathered{Numbers{1, false, 0, 1}, Numbers{4, true, 0, 1}}));
   inner.ask(9, {Numbers{kSender, true, 0, 1}}, 2);
   CHECK(inner.drain(2) == (Gathered{Numbers{9, true, 0, 1}}));
-  inner.heed({Bundle{Kind::Allreduce, {{{}, 0, {}, 2}}}});
+  inner.heed({Bucket{Kind::Allreduce, {{{}, 0, {}, 2}}}});
   inner.ask(9, {Numbers{kSender, true, 0, 1}}, 3);
   CHECK(inner.drain(3).empty());
   // Spelled out by a rank below: what was held goes first.
@@ -191,12 +191,12 @@ void test_asks_are_held_until_all_have_asked() {
 void test_what_cannot_be() {
   Collector inner(1, {4}, kPatience);
   CHECK(CHECK_THROWS(Error, inner.ask(Asking{0U}, 0)).kind == ErrorKind::Internal);
-  inner.heed({Bundle{Kind::Allreduce, {{"a", 0, {}}}}});
+  inner.heed({Bucket{Kind::Allreduce, {{"a", 0, {}}}}});
   inner.ask(Asking{0U}, 0);
   CHECK(CHECK_THROWS(Error, inner.ask(Asking{0U}, 0)).kind == ErrorKind::Internal);
   for (const Numbers& absurd : {Numbers{kSender, true, 0, 2}, Numbers{4, true, 1, 1}, Numbers{4, false, 0, 1u << 31}})
     CHECK(CHECK_THROWS(Error, inner.ask(4, {absurd}, 0)).kind == ErrorKind::Internal);
-  CHECK(CHECK_THROWS(Error, inner.heed({Bundle{Kind::Allreduce, {{{}, 0, {}, 2}}}})).kind == ErrorKind::Internal);
+  CHECK(CHECK_THROWS(Error, inner.heed({Bucket{Kind::Allreduce, {{{}, 0, {}, 2}}}})).kind == ErrorKind::Internal);
   // Nobody speaks for a rank that is not below it.
   Tree tree({-1, 0, 0, 1});
   Negotiator negotiator({.size = 4});

@@ -24,40 +24,40 @@ Request allreduce(int64_t elements, DType dtype = DType::Float32) {
   return request;
 }
 
-std::vector<std::string> names_of(const Bundle& bundle) {
+std::vector<std::string> names_of(const Bucket& bucket) {
   std::vector<std::string> names;
-  for (const Entry& entry : bundle.entries) names.push_back(entry.name);
+  for (const Entry& entry : bucket.entries) names.push_back(entry.name);
   return names;
 }
 
 using Names = std::vector<std::string>;
 
 void test_looks_past_other_types() {
-  const std::vector<Bundle> bundles = fuse({item("a", allreduce(1)), item("b", allreduce(1, DType::Float16)),
+  const std::vector<Bucket> buckets = fuse({item("a", allreduce(1)), item("b", allreduce(1, DType::Float16)),
                                             item("c", allreduce(1)), item("d", allreduce(1, DType::Float16))},
                                            1024);
-  CHECK_EQ(bundles.size(), 2U);
-  CHECK(names_of(bundles[0]) == (Names{"a", "c"}));
-  CHECK(names_of(bundles[1]) == (Names{"b", "d"}));
+  CHECK_EQ(buckets.size(), 2U);
+  CHECK(names_of(buckets[0]) == (Names{"a", "c"}));
+  CHECK(names_of(buckets[1]) == (Names{"b", "d"}));
 }
 
 void test_without_look_ahead() {
   const std::vector<Fusible> ready{item("a", allreduce(1)), item("b", allreduce(1)),
                                    item("c", allreduce(1, DType::Float16)), item("d", allreduce(1))};
-  const std::vector<Bundle> bundles = fuse(ready, 1024, false);
-  CHECK_EQ(bundles.size(), 3U);
-  CHECK(names_of(bundles[0]) == (Names{"a", "b"}));
-  CHECK(names_of(bundles[2]) == (Names{"d"}));
+  const std::vector<Bucket> buckets = fuse(ready, 1024, false);
+  CHECK_EQ(buckets.size(), 3U);
+  CHECK(names_of(buckets[0]) == (Names{"a", "b"}));
+  CHECK(names_of(buckets[2]) == (Names{"d"}));
 }
 
 void test_threshold() {
   const std::vector<Fusible> ready{item("a", allreduce(4)), item("b", allreduce(4)), item("c", allreduce(1)),
                                    item("big", allreduce(100)), item("d", allreduce(1))};
-  const std::vector<Bundle> bundles = fuse(ready, 32);
-  CHECK_EQ(bundles.size(), 3U);
-  CHECK(names_of(bundles[0]) == (Names{"a", "b"}));  // 16 + 16 bytes fit exactly
-  CHECK(names_of(bundles[1]) == (Names{"c", "d"}));  // in one bucket across the large one
-  CHECK(names_of(bundles[2]) == (Names{"big"}));
+  const std::vector<Bucket> buckets = fuse(ready, 32);
+  CHECK_EQ(buckets.size(), 3U);
+  CHECK(names_of(buckets[0]) == (Names{"a", "b"}));  // 16 + 16 bytes fit exactly
+  CHECK(names_of(buckets[1]) == (Names{"c", "d"}));  // in one bucket across the large one
+  CHECK(names_of(buckets[2]) == (Names{"big"}));
   CHECK_EQ(fuse(ready, 0).size(), ready.size());
   CHECK_EQ(fuse({}, 32).size(), 0U);
 }
@@ -75,9 +75,9 @@ void test_factors_operations_and_roots_stay_apart() {
   from_1.root = 1;
   Request other_type = from_0;
   other_type.dtype = DType::Int64;
-  const std::vector<Bundle> bundles = fuse({item("a", from_0), item("b", from_1), item("c", other_type)}, 1024);
-  CHECK_EQ(bundles.size(), 2U);
-  CHECK(names_of(bundles[0]) == (Names{"a", "c"}));  // a broadcast moves bytes of any type
+  const std::vector<Bucket> buckets = fuse({item("a", from_0), item("b", from_1), item("c", other_type)}, 1024);
+  CHECK_EQ(buckets.size(), 2U);
+  CHECK(names_of(buckets[0]) == (Names{"a", "c"}));  // a broadcast moves bytes of any type
 }
 
 void test_every_mix() {
@@ -96,20 +96,20 @@ void test_every_mix() {
       requests[name] = ready.back().request;
     }
     size_t seen = 0;
-    for (const Bundle& bundle : fuse(ready, threshold)) {
-      CHECK(!bundle.entries.empty());
-      const Request& first = requests.at(bundle.entries[0].name);
+    for (const Bucket& bucket : fuse(ready, threshold)) {
+      CHECK(!bucket.entries.empty());
+      const Request& first = requests.at(bucket.entries[0].name);
       size_t bytes = 0;
-      for (const Entry& entry : bundle.entries) {
+      for (const Entry& entry : bucket.entries) {
         const Request& request = requests.at(entry.name);
         bytes += request.bytes();
-        CHECK(request.kind == bundle.kind &&
-              request.root * (bundle.kind == Kind::Broadcast) == first.root * (bundle.kind == Kind::Broadcast));
-        if (bundle.kind == Kind::Allreduce) CHECK(request.dtype == first.dtype && request.prescale == first.prescale);
+        CHECK(request.kind == bucket.kind &&
+              request.root * (bucket.kind == Kind::Broadcast) == first.root * (bucket.kind == Kind::Broadcast));
+        if (bucket.kind == Kind::Allreduce) CHECK(request.dtype == first.dtype && request.prescale == first.prescale);
       }
-      seen += bundle.entries.size();
-      const bool may_fuse = bundle.kind == Kind::Allreduce || bundle.kind == Kind::Broadcast;
-      CHECK(bundle.entries.size() == 1 || (may_fuse && bytes <= threshold));
+      seen += bucket.entries.size();
+      const bool may_fuse = bucket.kind == Kind::Allreduce || bucket.kind == Kind::Broadcast;
+      CHECK(bucket.entries.size() == 1 || (may_fuse && bytes <= threshold));
     }
     CHECK_EQ(seen, requests.size());
   }

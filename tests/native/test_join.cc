@@ -11,7 +11,7 @@
 #include "engine_ranks.h"
 
 using namespace ranks;
-using farandole::Bundle;
+using farandole::Bucket;
 using farandole::Collector;
 using farandole::Entry;
 using farandole::ErrorKind;
@@ -41,9 +41,9 @@ Request join_request() {
   return request;
 }
 
-const Bundle& only_bundle(const Plan& plan) {
-  if (plan.size() != 1 || !std::holds_alternative<Bundle>(plan[0])) throw Error::internal("not one bundle");
-  return std::get<Bundle>(plan[0]);
+const Bucket& only_bucket(const Plan& plan) {
+  if (plan.size() != 1 || !std::holds_alternative<Bucket>(plan[0])) throw Error::internal("not one bucket");
+  return std::get<Bucket>(plan[0]);
 }
 
 const Refusal& only_refusal(const Plan& plan) {
@@ -59,7 +59,7 @@ void test_who_has_joined_counts_as_asking() {
   CHECK(negotiator.decide(0).empty());
   negotiator.ask(1, request_of("x"), 0);
   const Plan plan = negotiator.decide(0);
-  const Entry& entry = only_bundle(plan).entries[0];
+  const Entry& entry = only_bucket(plan).entries[0];
   CHECK_EQ(entry.name, std::string("x"));
   CHECK(entry.request == request_of("x"));
   CHECK_EQ(entry.id, farandole::kNoId);
@@ -72,7 +72,7 @@ void test_what_waited_for_the_one_that_joins_runs_then() {
   CHECK(negotiator.decide(0).empty());
   negotiator.ask(1, join_request(), 0);
   const Plan plan = negotiator.decide(0);
-  CHECK_EQ(only_bundle(plan).entries.size(), 2U);
+  CHECK_EQ(only_bucket(plan).entries.size(), 2U);
   CHECK_EQ(negotiator.waiting(), 1U);  // the join
 }
 
@@ -83,14 +83,14 @@ void test_the_last_one_is_named_and_then_all_is_as_before() {
     CHECK(negotiator.decide(0).empty());
     negotiator.ask(1, join_request(), 0);
     const Plan plan = negotiator.decide(0);
-    CHECK(only_bundle(plan).kind == Kind::Join);
-    CHECK(only_bundle(plan).entries[0].sizes == std::vector<int64_t>{1});
+    CHECK(only_bucket(plan).kind == Kind::Join);
+    CHECK(only_bucket(plan).entries[0].sizes == std::vector<int64_t>{1});
     CHECK_EQ(negotiator.waiting(), 0U);
     negotiator.ask(0, request_of("x"), 0);
     negotiator.ask(1, request_of("x"), 0);
     CHECK(negotiator.decide(0).empty());  // rank 2 has not asked
     negotiator.ask(2, request_of("x"), 0);
-    CHECK(!only_bundle(negotiator.decide(0)).entries[0].request);
+    CHECK(!only_bucket(negotiator.decide(0)).entries[0].request);
   }
   check::thrown<Error>([&] {
     negotiator.ask(0, join_request(), 0);
@@ -101,21 +101,21 @@ void test_the_last_one_is_named_and_then_all_is_as_before() {
 void test_numbers_are_looked_at_one_by_one() {
   Negotiator negotiator({.size = 2});
   for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("x"), 0);
-  const uint32_t id = only_bundle(negotiator.decide(0)).entries[0].id;
+  const uint32_t id = only_bucket(negotiator.decide(0)).entries[0].id;
   negotiator.ask(0, id, 0);
   negotiator.ask(1, join_request(), 0);  // what was asked by number before counts as well
   for (int again = 0; again < 2; ++again) {
     const Plan plan = negotiator.decide(0);
-    CHECK(only_bundle(plan).entries[0].request == request_of("x"));
+    CHECK(only_bucket(plan).entries[0].request == request_of("x"));
     if (again == 0) negotiator.ask(0, id, 0);
   }
   negotiator.ask(0, join_request(), 0);
-  CHECK(only_bundle(negotiator.decide(0)).kind == Kind::Join);
+  CHECK(only_bucket(negotiator.decide(0)).kind == Kind::Join);
   negotiator.ask(0, id, 0);
   negotiator.ask(1, id, 0);
   const Plan plan = negotiator.decide(0);
-  CHECK_EQ(only_bundle(plan).entries[0].id, id);  // the number still stands
-  CHECK(!only_bundle(plan).entries[0].request);
+  CHECK_EQ(only_bucket(plan).entries[0].id, id);  // the number still stands
+  CHECK(!only_bucket(plan).entries[0].request);
 }
 
 void test_what_cannot_be_is_refused() {
@@ -137,7 +137,7 @@ void test_what_cannot_be_is_refused() {
   alltoall.splits = {3, 0};
   for (const Request& each : {broadcast, alltoall, request_of("gather", Kind::Allgather)}) {
     negotiator.ask(0, each, 0);
-    CHECK_EQ(only_bundle(negotiator.decide(0)).entries[0].name, each.name);
+    CHECK_EQ(only_bucket(negotiator.decide(0)).entries[0].name, each.name);
   }
 }
 
@@ -168,7 +168,7 @@ void test_losses_and_time() {
   for (int step = 1; step < 5; ++step) {  // the others work: that is what a joined rank waits for
     late.ask(0, request_of("x"), 6.0 * step);
     late.ask(2, request_of("x"), 6.0 * step);
-    CHECK_EQ(only_bundle(late.decide(6.0 * step)).entries.size(), 1U);
+    CHECK_EQ(only_bucket(late.decide(6.0 * step)).entries.size(), 1U);
   }
   CHECK(late.decide(33).empty());
   plan = late.decide(35);
@@ -189,7 +189,7 @@ void test_timeouts_do_not_blame_who_has_joined() {
 void test_a_collector_holds_nothing_back_for_who_has_joined() {
   Collector collector(1, {2, 3}, 100);
   const auto learn = [&](const std::string& name, uint32_t id) {
-    collector.heed({Bundle{Kind::Allreduce, {Entry{name, id, {}}}}});
+    collector.heed({Bucket{Kind::Allreduce, {Entry{name, id, {}}}}});
   };
   learn("x", 0);
   learn("y", 1);
@@ -201,9 +201,9 @@ void test_a_collector_holds_nothing_back_for_who_has_joined() {
   CHECK(std::holds_alternative<Numbers>(up[0]) && std::get<Numbers>(up[0]).rank == 2);
   collector.ask(2, {Numbers{farandole::kSender, true, 1, 1}}, 0);
   CHECK_EQ(collector.drain(0).size(), 1U);
-  collector.heed({Bundle{Kind::Allreduce, {Entry{"x", farandole::kNoId, {}}}}});
-  collector.heed({Bundle{Kind::Allreduce, {Entry{"y", farandole::kNoId, {}}}}});
-  collector.heed({Bundle{Kind::Join, {Entry{"join", farandole::kNoId, {3}}}}});
+  collector.heed({Bucket{Kind::Allreduce, {Entry{"x", farandole::kNoId, {}}}}});
+  collector.heed({Bucket{Kind::Allreduce, {Entry{"y", farandole::kNoId, {}}}}});
+  collector.heed({Bucket{Kind::Join, {Entry{"join", farandole::kNoId, {3}}}}});
   for (const int child : {2, 3}) collector.ask(child, {Numbers{farandole::kSender, true, 0, 1}}, 0);
   CHECK(collector.drain(0).empty());  // all is as before
   collector.ask({uint32_t{0}}, 0);

@@ -25,11 +25,11 @@ Request request_of(const std::string& name, Kind kind = Kind::Allreduce, std::ve
   return request;
 }
 
-std::vector<Bundle> bundles_of(const Plan& plan) {
-  std::vector<Bundle> bundles;
+std::vector<Bucket> buckets_of(const Plan& plan) {
+  std::vector<Bucket> buckets;
   for (const auto& item : plan)
-    if (const auto* bundle = std::get_if<Bundle>(&item)) bundles.push_back(*bundle);
-  return bundles;
+    if (const auto* bucket = std::get_if<Bucket>(&item)) buckets.push_back(*bucket);
+  return buckets;
 }
 
 std::vector<Refusal> refusals_of(const Plan& plan) {
@@ -54,8 +54,8 @@ void test_order_of_arrival_changes_nothing() {
         const Plan plan = negotiator.decide(0);
         // Exactly when the last rank has asked.
         if (++asked[name] < size) CHECK(plan.empty());
-        for (const Bundle& bundle : bundles_of(plan))
-          for (const Entry& entry : bundle.entries) CHECK(entry.name == name && released.insert(name).second);
+        for (const Bucket& bucket : buckets_of(plan))
+          for (const Entry& entry : bucket.entries) CHECK(entry.name == name && released.insert(name).second);
       }
       CHECK_EQ(released.size(), 2U);
       CHECK_EQ(negotiator.waiting(), 0U);
@@ -96,7 +96,7 @@ void test_each_disagreement_is_named() {
       CHECK_EQ(error.asked.size(), 3U);
       // The job goes on, with the same name.
       for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("w"), 0);
-      CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 1U);
+      CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 1U);
     }
   }
   Negotiator negotiator({.size = 2});
@@ -111,7 +111,7 @@ void test_ragged_sizes_reach_the_plan() {
   Negotiator negotiator({.size = 2});
   negotiator.ask(1, request_of("gather", Kind::Allgather, {5, 2}), 0);
   negotiator.ask(0, request_of("gather", Kind::Allgather, {0, 2}), 0);
-  const Bundle gather = bundles_of(negotiator.decide(0)).at(0);
+  const Bucket gather = buckets_of(negotiator.decide(0)).at(0);
   CHECK(gather.entries.at(0).sizes == (std::vector<int64_t>{0, 5}));
   CHECK_EQ(gather.entries.at(0).id, kNoId);  // the next one may have other sizes
 
@@ -120,7 +120,7 @@ void test_ragged_sizes_reach_the_plan() {
   Request even = request_of("swap", Kind::Alltoall, {4});
   negotiator.ask(0, mine, 0);
   negotiator.ask(1, even, 0);
-  CHECK(bundles_of(negotiator.decide(0)).at(0).entries.at(0).sizes == (std::vector<int64_t>{1, 2, 2, 2}));
+  CHECK(buckets_of(negotiator.decide(0)).at(0).entries.at(0).sizes == (std::vector<int64_t>{1, 2, 2, 2}));
 
   negotiator.ask(0, request_of("gather", Kind::Allgather, {5, 2}), 0);
   negotiator.ask(1, request_of("gather", Kind::Allgather, {5, 3}), 0);
@@ -130,13 +130,13 @@ void test_ragged_sizes_reach_the_plan() {
 void test_numbers() {
   Negotiator negotiator({.size = 2});
   for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("w"), 0);
-  const Entry first = bundles_of(negotiator.decide(0)).at(0).entries.at(0);
+  const Entry first = buckets_of(negotiator.decide(0)).at(0).entries.at(0);
   CHECK(first.name == "w" && first.id != kNoId);
   negotiator.ask(0, first.id, 1);
   CHECK_EQ(negotiator.waiting(), 1U);
   CHECK(negotiator.decide(1).empty());
   negotiator.ask(1, first.id, 1);
-  CHECK(bundles_of(negotiator.decide(1)).at(0).entries.at(0) == (Entry{"", first.id, {}}));
+  CHECK(buckets_of(negotiator.decide(1)).at(0).entries.at(0) == (Entry{"", first.id, {}}));
 
   // One rank by number, the other in full: alike, in both orders.
   for (int spells = 0; spells < 2; ++spells) {
@@ -144,7 +144,7 @@ void test_numbers() {
       if (rank == spells) negotiator.ask(rank, request_of("w"), 2);
       else negotiator.ask(rank, first.id, 2);
     }
-    CHECK_EQ(bundles_of(negotiator.decide(2)).at(0).entries.at(0).id, first.id);
+    CHECK_EQ(buckets_of(negotiator.decide(2)).at(0).entries.at(0).id, first.id);
     CHECK_EQ(negotiator.waiting(), 0U);
   }
 
@@ -155,7 +155,7 @@ void test_numbers() {
 
   // Another signature on all ranks gets a number of its own.
   for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("w", Kind::Allreduce, {9}), 4);
-  CHECK(bundles_of(negotiator.decide(4)).at(0).entries.at(0).id != first.id);
+  CHECK(buckets_of(negotiator.decide(4)).at(0).entries.at(0).id != first.id);
 }
 
 void test_full_cache_still_works() {
@@ -163,10 +163,10 @@ void test_full_cache_still_works() {
   negotiator.ask(0, request_of("a"), 0);
   negotiator.ask(0, request_of("b"), 0);
   const Plan plan = negotiator.decide(0);
-  CHECK_EQ(bundles_of(plan).at(0).entries.size(), 2U);
-  CHECK_EQ(bundles_of(plan).at(0).entries.at(1).id, kNoId);
+  CHECK_EQ(buckets_of(plan).at(0).entries.size(), 2U);
+  CHECK_EQ(buckets_of(plan).at(0).entries.at(1).id, kNoId);
   negotiator.ask(0, request_of("b"), 0);
-  CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 1U);
+  CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 1U);
 }
 
 void test_groups_run_whole() {
@@ -179,9 +179,9 @@ void test_groups_run_whole() {
   };
   for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, member("a"), 0);
   for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("alone"), 0);
-  CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 1U);  // "alone" does not wait for the group
+  CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 1U);  // "alone" does not wait for the group
   for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, member("b"), 0);
-  CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 2U);
+  CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 2U);
 
   // A refused member lets the rest of its group go.
   Request other = member("a");
@@ -190,7 +190,7 @@ void test_groups_run_whole() {
   negotiator.ask(1, other, 0);
   for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, member("b"), 0);
   const Plan plan = negotiator.decide(0);
-  CHECK(refusals_of(plan).size() == 1 && bundles_of(plan).size() == 1);
+  CHECK(refusals_of(plan).size() == 1 && buckets_of(plan).size() == 1);
 }
 
 void test_timeouts_name_the_missing() {
@@ -207,11 +207,11 @@ void test_timeouts_name_the_missing() {
 
   // The same for one asked by number, and the number is good afterwards.
   for (int rank = 0; rank < 4; ++rank) negotiator.ask(rank, request_of("w"), 200);
-  const uint32_t id = bundles_of(negotiator.decide(200)).at(0).entries.at(0).id;
+  const uint32_t id = buckets_of(negotiator.decide(200)).at(0).entries.at(0).id;
   negotiator.ask(2, id, 300);
   CHECK(refusals_of(negotiator.decide(311)).at(0).error.ranks == (std::vector<int>{0, 1, 3}));
   for (int rank = 0; rank < 4; ++rank) negotiator.ask(rank, id, 400);
-  CHECK_EQ(bundles_of(negotiator.decide(400)).at(0).entries.at(0).id, id);
+  CHECK_EQ(buckets_of(negotiator.decide(400)).at(0).entries.at(0).id, id);
 
   Negotiator patient({.size = 2, .timeout = 0});
   patient.ask(0, request_of("w"), 0);
@@ -222,7 +222,7 @@ void test_stalls_name_who_asked_and_who_did_not() {
   Negotiator negotiator({.size = 3});
   for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("known"), 0);
   const Plan plan = negotiator.decide(0);
-  negotiator.ask(2, bundles_of(plan)[0].entries[0].id, 5);
+  negotiator.ask(2, buckets_of(plan)[0].entries[0].id, 5);
   for (const int rank : {0, 2}) negotiator.ask(rank, request_of("new"), 7);
   Request member = request_of("member");
   member.group = "pair";
@@ -247,7 +247,7 @@ void test_stalls_name_who_asked_and_who_did_not() {
 void test_a_rank_that_left() {
   Negotiator negotiator({.size = 3});
   for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("w"), 0);
-  const uint32_t id = bundles_of(negotiator.decide(0)).at(0).entries.at(0).id;
+  const uint32_t id = buckets_of(negotiator.decide(0)).at(0).entries.at(0).id;
   const auto lost = [](const Plan& plan, const std::string& name) {
     const std::vector<Refusal> refusals = refusals_of(plan);
     return plan.size() == 1 && refusals.size() == 1 && refusals[0].name == name &&
@@ -264,7 +264,7 @@ void test_a_rank_that_left() {
   negotiator.leave(gone, 1, "it has shut down");
   CHECK(lost(negotiator.decide(0), "w"));
   negotiator.ask(2, request_of("last"), 0);
-  CHECK_EQ(bundles_of(negotiator.decide(0)).size(), 1U);
+  CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 1U);
 
   // And from now on: every rank that asks hears it.
   for (const int rank : {0, 2}) {
@@ -283,7 +283,7 @@ void test_what_no_rank_may_ask() {
   CHECK(CHECK_THROWS(Error, negotiator.ask(1, 0U, 0)).kind == ErrorKind::Internal);
   CHECK(CHECK_THROWS(Error, negotiator.ask(1, kNoId, 0)).kind == ErrorKind::Internal);
   negotiator.ask(1, request_of("w"), 0);
-  const uint32_t id = bundles_of(negotiator.decide(0)).at(0).entries.at(0).id;
+  const uint32_t id = buckets_of(negotiator.decide(0)).at(0).entries.at(0).id;
   negotiator.ask(0, id, 0);
   CHECK(CHECK_THROWS(Error, negotiator.ask(0, id, 0)).kind == ErrorKind::Internal);
 
@@ -347,8 +347,8 @@ class Simulation {
   void absorb(const Plan& plan, const std::vector<Request>& wanted, const std::map<std::string, int>& asked,
               std::set<std::string>& done) {
     CHECK(refusals_of(plan).empty());
-    for (const Bundle& bundle : bundles_of(plan)) {
-      for (const Entry& entry : bundle.entries) {
+    for (const Bucket& bucket : buckets_of(plan)) {
+      for (const Entry& entry : bucket.entries) {
         const std::string name = entry.name.empty() ? signatures_.at(entry.id).name : entry.name;
         CHECK_EQ(asked.at(name), size_);
         check::that(done.insert(name).second, "runs once", name);

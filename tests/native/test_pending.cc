@@ -87,7 +87,7 @@ void test_arrangement() {
   std::string order;
   for (const OperationPtr& each : group.operations) order += each->request.name;
   CHECK(order == "acbd" || order == "bdac");
-  CHECK(group.bundles == (std::vector<size_t>{2, 4}));
+  CHECK(group.buckets == (std::vector<size_t>{2, 4}));
   CHECK_EQ(group.bytes, size_t{2 * 16 + 2 * 32});
 }
 
@@ -201,7 +201,7 @@ class Simulation {
           finish(*rank, rank->pending.take(refusal->name));
           continue;
         }
-        for (const Entry& entry : std::get<Bundle>(item).entries) finish(*rank, rank->pending.take(entry));
+        for (const Entry& entry : std::get<Bucket>(item).entries) finish(*rank, rank->pending.take(entry));
       }
     }
   }

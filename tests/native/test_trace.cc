@@ -37,7 +37,7 @@ std::vector<Phase> phases_of(const TraceBatch& batch) {
   for (size_t at = 0; at < batch.size(); ++at)
     batch.visit_phases(at, [&](const TraceEvent& event) {
       phases.push_back(
-          {batch.names()[event.name] + " " + event.phase, event.begin_ns, event.end_ns, event.bytes + event.bundles});
+          {batch.names()[event.name] + " " + event.phase, event.begin_ns, event.end_ns, event.bytes + event.buckets});
     });
   return phases;
 }

@@ -101,17 +101,17 @@ Plan random_plan(Random& random) {
     } else if (random() % 3 == 0) {
       plan.emplace_back(Refusal{name, Error::mismatch(name, "dtype", {{0, random_text(random)}, {7, "float16"}})});
     } else {
-      Bundle bundle{static_cast<Kind>(random() % kKinds), {}};
+      Bucket bucket{static_cast<Kind>(random() % kKinds), {}};
       for (size_t entries = random() % 4 + 1; entries > 0; --entries) {
         const auto id = static_cast<uint32_t>(random() % kNoId);
         if (random() % 2 == 0) {
-          bundle.entries.push_back({{}, id, {}, random_count(random, id)});
+          bucket.entries.push_back({{}, id, {}, random_count(random, id)});
           continue;
         }
-        bundle.entries.push_back({random_text(random), id, {random_size(random)}});
-        if (random() % 3 == 0) bundle.entries.back().request = random_request(random);
+        bucket.entries.push_back({random_text(random), id, {random_size(random)}});
+        if (random() % 3 == 0) bucket.entries.back().request = random_request(random);
       }
-      plan.emplace_back(std::move(bundle));
+      plan.emplace_back(std::move(bucket));
     }
   }
   return plan;
@@ -134,8 +134,8 @@ void check_same(const Plan& got, const Plan& expected) {
   CHECK_EQ(got.size(), expected.size());
   for (size_t i = 0; i < std::min(got.size(), expected.size()); ++i) {
     CHECK_EQ(got[i].index(), expected[i].index());
-    if (const auto* bundle = std::get_if<Bundle>(&got[i])) {
-      CHECK(*bundle == std::get<Bundle>(expected[i]));
+    if (const auto* bucket = std::get_if<Bucket>(&got[i])) {
+      CHECK(*bucket == std::get<Bucket>(expected[i]));
       continue;
     }
     if (const auto* knobs = std::get_if<Knobs>(&got[i])) {
@@ -174,9 +174,9 @@ void test_what_is_written_is_read() {
 }
 
 Plan plan_of(const std::vector<uint32_t>& numbers) {
-  Bundle bundle{Kind::Allreduce, {}};
-  for (const uint32_t id : numbers) bundle.entries.push_back({{}, id, {}});
-  return {bundle};
+  Bucket bucket{Kind::Allreduce, {}};
+  for (const uint32_t id : numbers) bucket.entries.push_back({{}, id, {}});
+  return {bucket};
 }
 
 void test_runs_of_numbers_are_short() {
@@ -184,13 +184,13 @@ void test_runs_of_numbers_are_short() {
   for (uint32_t id = 0; id < 10'000; ++id) many.push_back(id);
   const Bytes frame = encoded(plan_of(many));
   CHECK(frame.size() <= 16);
-  check_same(std::get<Plan>(decode(body_of(frame))), {Bundle{Kind::Allreduce, {{{}, 0, {}, 10'000}}}});
+  check_same(std::get<Plan>(decode(body_of(frame))), {Bucket{Kind::Allreduce, {{{}, 0, {}, 10'000}}}});
   CHECK(encoded(Gathered{Numbers{kSender, true, 0, 10'000}}).size() <= 16);
   // What is no run stays in its order.
   check_same(std::get<Plan>(decode(body_of(encoded(plan_of({3, 4, 9, 8, 7, 8}))))),
-             {Bundle{Kind::Allreduce, {{{}, 3, {}, 2}, {{}, 9, {}}, {{}, 8, {}}, {{}, 7, {}, 2}}}});
+             {Bucket{Kind::Allreduce, {{{}, 3, {}, 2}, {{}, 9, {}}, {{}, 8, {}}, {{}, 7, {}, 2}}}});
   // A number that comes with a name is none of a run.
-  const Plan named{Bundle{Kind::Allreduce, {{{}, 3, {}}, {"four", 4, {}}, {{}, 5, {}}}}};
+  const Plan named{Bucket{Kind::Allreduce, {{{}, 3, {}}, {"four", 4, {}}, {{}, 5, {}}}}};
   check_same(std::get<Plan>(decode(body_of(encoded(named)))), named);
 }
 
@@ -267,7 +267,7 @@ void test_lengths_that_lie() {
     for (const int value : values) body.push_back(static_cast<std::byte>(value));
     return body;
   };
-  // A million of millions requests, bundles, letters: refused before any memory is asked for.
+  // A million of millions requests, buckets, letters: refused before any memory is asked for.
   for (const int tag : {1, 2, 3, 4})
     for (const int next : {0, 1, 2, 0x7F, 0x80, 0xFF})
       survive(bytes({tag, next, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F}));

@@ -45,18 +45,18 @@ std::map<std::string, std::string> seeds() {
   const Gathered apart{Numbers{5, true, 0, 200}, Numbers{70000, false, 300, 1}};
   const Gathered in_full{Spelled{0, alltoall}, Spelled{1, grouped}, Spelled{70000, broadcast},
                          Numbers{kSender, true, 12, 1}, Spelled{2, request(Kind::Barrier, "barrier.noname.0")}};
-  const Bundle fused{Kind::Allreduce, {{"a", 1, {}}, {"b", 2, {}}, {"c", 300, {}}}};
-  const Bundle known{Kind::Allreduce, {{{}, 0, {}, 200}, {{}, 1000, {}}, {"new", 1001, {}}}};
-  const Bundle ragged{Kind::Allgather, {{"rows", 7, {0, 5, int64_t{1} << 40}}}};
-  const Bundle joined{Kind::Allreduce, {{"grouped.0", kNoId, {}, 1, grouped}}};
-  const Bundle all_joined{Kind::Join, {{"join", kNoId, {2}}}};
+  const Bucket fused{Kind::Allreduce, {{"a", 1, {}}, {"b", 2, {}}, {"c", 300, {}}}};
+  const Bucket known{Kind::Allreduce, {{{}, 0, {}, 200}, {{}, 1000, {}}, {"new", 1001, {}}}};
+  const Bucket ragged{Kind::Allgather, {{"rows", 7, {0, 5, int64_t{1} << 40}}}};
+  const Bucket joined{Kind::Allreduce, {{"grouped.0", kNoId, {}, 1, grouped}}};
+  const Bucket all_joined{Kind::Join, {{"join", kNoId, {2}}}};
   const Refusal lost_rows{"x", Error::joined("x", "Reducescatter is not supported with Join at this time")};
   return {
       {"asking_nothing", body(Gathered{})},
       {"asking_by_number", body(many)},
       {"asking_apart", body(apart)},
       {"asking_in_full", body(in_full)},
-      {"plan_bundles", body(Plan{fused, ragged})},
+      {"plan_buckets", body(Plan{fused, ragged})},
       {"plan_numbers", body(Plan{known})},
       {"plan_knobs", body(Plan{Knobs{0, 4096, 1 << 20, 0, false}, fused})},
       {"plan_joined", body(Plan{joined, lost_rows, all_joined})},

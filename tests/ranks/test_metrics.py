@@ -26,7 +26,7 @@ def test_totals() -> None:
         assert after["operations"] == 16
         assert after["bytes"] == 3 * 5 * 400 + 56
         # Of the group, which is one transfer a time, all but one operation.
-        assert after["bundles"] == 4 and after["fused"] == 12 / 16
+        assert after["buckets"] == 4 and after["fused"] == 12 / 16
         assert after["agreed_in_full"] == 6  # five members and the broadcast, for the first time
         assert after["agreed_in_lane"] + after["agreed_by_number"] == 10
         assert after["timeline_dropped"] == 0

@@ -269,7 +269,7 @@ def test_the_gradients_of_a_step_are_one_transfer() -> None:
         before = hvd.metrics()
         hvd.DistributedGradientTape(tape).gradient(loss, variables)
         after = hvd.metrics()
-        return after["operations"] - before["operations"], after["bundles"] - before["bundles"]
+        return after["operations"] - before["operations"], after["buckets"] - before["buckets"]
 
     assert run_ranks(2, body) == [(30, 1), (30, 1)]
 

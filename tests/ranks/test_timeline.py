@@ -90,7 +90,7 @@ def test_the_algorithm_and_the_bytes_are_told(size: int, hosts: int, ways: dict[
         assert all(args["bytes"] == sizes.get(name, 4_000_000) for name, args in shown.items())
 
 
-def test_what_waits_for_the_bundle_before_it_is_queued(tmp_path: Path) -> None:
+def test_what_waits_for_the_bucket_before_it_is_queued(tmp_path: Path) -> None:
     def body(context: Context) -> None:
         large, other = np.ones(1_000_000, np.float32), np.ones(10, np.float64)
         hvd.grouped_allreduce([large, other], name="mixed")

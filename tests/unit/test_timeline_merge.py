@@ -29,7 +29,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 def steps(count: int, *, start: float = 1e6, late: float = 0.0) -> list[Op]:
-    """So many steps of 10 ms and a bit, each of a bundle of two and a single one; `late` is asked for later."""
+    """So many steps of 10 ms and a bit, each of a bucket of two and a single one; `late` is asked for later."""
     ops = []
     for step in range(count):
         at = start + 10_000.0 * step + 37.0 * step * step
@@ -141,7 +141,7 @@ def test_a_merged_trace_is_on_one_clock(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_other_events_are_kept_and_shifted(tmp_path: Path) -> None:
-    mark = {"name": "plan", "ts": 7e9 + 5.5, "pid": 1, "tid": 9, "ph": "i", "s": "p", "args": {"bundles": 2}}
+    mark = {"name": "plan", "ts": 7e9 + 5.5, "pid": 1, "tid": 9, "ph": "i", "s": "p", "args": {"buckets": 2}}
     write_trace(tmp_path / "0.json", 0, steps(3))
     text = spell_trace(1, shifted(steps(3), 7e9)).replace("[\n", f"[\n{json.dumps(mark)},\n", 1)
     (tmp_path / "1.json").write_text(text)

@@ -83,7 +83,7 @@ def report(folder: Path, ranks: list[list[Op]], **about: Any) -> Page:
 
 
 def made_up(size: int, steps: int, seed: int) -> list[list[Op]]:
-    """Bundles of random operations one after the other; whole microseconds. Ranks see them at nearly the same time."""
+    """Buckets of random operations one after the other; whole microseconds. Ranks see them at nearly the same time."""
     chance = random.Random(seed)
     ranks: list[list[Op]] = [[] for _ in range(size)]
     at = 1_000_000
@@ -126,10 +126,10 @@ def test_the_numbers_are_those_of_the_trace(seed: int, tmp_path: Path) -> None:
         int(np.argmin([op.begin - (op.asked or 0) for op in together])) for together in zip(*ranks, strict=True)
     )
     assert [row[9] for row in page.rows("ranks")] == [last[rank] for rank in range(3)]
-    bundles = Counter((rank, op.kind, op.begin, op.algorithm) for rank, ops in enumerate(ranks) for op in ops)
+    buckets = Counter((rank, op.kind, op.begin, op.algorithm) for rank, ops in enumerate(ranks) for op in ops)
     for kind, algorithm, *numbers in page.rows("kinds"):
         ran_by = "" if algorithm == "-" else algorithm
-        fills = [count for (_, *each, by), count in bundles.items() if (each[0], by) == (kind, ran_by)]
+        fills = [count for (_, *each, by), count in buckets.items() if (each[0], by) == (kind, ran_by)]
         assert numbers[:4] == [len(fills), sum(fills), pytest.approx(np.mean(fills)), max(fills)]
         size = sum(op.bytes for ops in ranks for op in ops if (op.kind, op.algorithm) == (kind, ran_by))
         assert numbers[4] == pytest.approx(size / len(fills))
@@ -137,9 +137,9 @@ def test_the_numbers_are_those_of_the_trace(seed: int, tmp_path: Path) -> None:
     assert set(rows) == {op.tensor for ops in ranks for op in ops}
     for name, (kind, busy, _, _, size, _, count, waited) in rows.items():
         mine = [(rank, op) for rank, ops in enumerate(ranks) for op in ops if op.tensor == name]
-        took = sum((op.end - op.begin) / bundles[rank, op.kind, op.begin, op.algorithm] for rank, op in mine)
+        took = sum((op.end - op.begin) / buckets[rank, op.kind, op.begin, op.algorithm] for rank, op in mine)
         assert kind == mine[0][1].kind and count == len(mine) / 3
-        assert busy == pytest.approx(1000 * took / 3)  # all tensors of a bundle have equally many bytes
+        assert busy == pytest.approx(1000 * took / 3)  # all tensors of a bucket have equally many bytes
         assert size == pytest.approx(sum(op.bytes for _, op in mine) / 3)
         assert waited == pytest.approx(1000 * np.mean([op.begin - op.queued - (op.asked or 0) for _, op in mine]))
 

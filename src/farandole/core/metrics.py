@@ -37,7 +37,7 @@ class Metrics:
 
         operations: collectives that this rank has completed; a group counts as many as it has members.
         bytes: what it has put into them.
-        bundles: transfers that they took. fused: the share of the operations that needed none of their own.
+        buckets: transfers that they took. fused: the share of the operations that needed none of their own.
         agreed_in_lane, agreed_by_number, agreed_in_full: operations on which the ranks of one host agreed by
         themselves; requests to rank 0 by number, because the same was agreed before; and requests in full.
         wait_seconds: what threads spent waiting for operations, moments below some microseconds not counted.
@@ -50,12 +50,12 @@ class Metrics:
             for engine in self._engines:
                 total.update(engine.stats())
             knobs, turns, _ = self._first.tuned() if self._first is not None else (None, 0, [])
-        operations, bundles = total["operations"], total["bundles"]
+        operations, buckets = total["operations"], total["buckets"]
         return {
             "operations": operations,
             "bytes": total["bytes"],
-            "bundles": bundles,
-            "fused": 1 - bundles / operations if operations else 0.0,
+            "buckets": buckets,
+            "fused": 1 - buckets / operations if operations else 0.0,
             "agreed_in_lane": total["in_lane"],
             "agreed_by_number": total["asked_by_number"],
             "agreed_in_full": total["asked_in_full"],

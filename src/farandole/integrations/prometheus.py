@@ -18,7 +18,7 @@ __all__ = ["metrics_text", "serve_metrics"]
 _HELP = {
     "operations": "Collectives that this rank has completed.",
     "bytes": "Bytes that this rank has put into collectives.",
-    "bundles": "Transfers that the collectives took.",
+    "buckets": "Transfers that the collectives took.",
     "fused": "Share of the collectives that needed no transfer of their own.",
     "agreed_in_lane": "Collectives agreed by the ranks of one host.",
     "agreed_by_number": "Requests to rank 0 by number.",

@@ -36,19 +36,19 @@ class TensorFigures:
     kind: str
     operations: float
     bytes: float
-    busy: float  # its operations took so long; a bundle's time is shared out by bytes
+    busy: float  # its operations took so long; a bucket's time is shared out by bytes
     waited: float  # from its request to the agreement of all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class KindFigures:
-    """The bundles of one kind of operation that one algorithm ran, of all ranks together."""
+    """The buckets of one kind of operation that one algorithm ran, of all ranks together."""
 
     kind: str
     algorithm: str
-    bundles: int
+    buckets: int
     operations: int
-    most: int  # operations in one bundle
+    most: int  # operations in one bucket
     bytes: int
     busy: int
 
@@ -63,7 +63,7 @@ class Figures:
     ranks: list[RankFigures]
     tensors: list[TensorFigures]  # the dearest first
     kinds: list[KindFigures]  # the dearest first
-    fills: dict[int, int]  # how many bundles hold so many operations
+    fills: dict[int, int]  # how many buckets hold so many operations
 
     @property
     def slowest(self) -> RankFigures | None:
@@ -77,7 +77,7 @@ def count_figures(ranks: Mapping[int, RankTrace], parts: int = 1) -> Figures:
     operations = [operation for trace in ranks.values() for operation in trace.operations]
     begin = min(map(_start, operations), default=0)
     end = max((operation.end for operation in operations), default=0)
-    bundles = [bundle for trace in ranks.values() for bundle in _bundles(trace)]
+    buckets = [bucket for trace in ranks.values() for bucket in _buckets(trace)]
     came_last, held_up, meetings = _count_lateness(ranks)
     of_ranks = []
     for rank, trace in sorted(ranks.items()):
@@ -102,20 +102,20 @@ def count_figures(ranks: Mapping[int, RankTrace], parts: int = 1) -> Figures:
                 waiting_over_time=shares(waiting, begin, end, parts),
             )
         )
-    fills = dict(sorted(Counter(len(bundle) for bundle in bundles).items()))
-    return Figures(begin, end, meetings, of_ranks, _count_tensors(ranks), _count_kinds(bundles), fills)
+    fills = dict(sorted(Counter(len(bucket) for bucket in buckets).items()))
+    return Figures(begin, end, meetings, of_ranks, _count_tensors(ranks), _count_kinds(buckets), fills)
 
 
 def _start(operation: Operation) -> int:
     return operation.begin if operation.asked is None else operation.asked
 
 
-def _bundles(trace: RankTrace) -> Iterable[list[Operation]]:
-    """Operations of one bundle begin and end together."""
-    bundles: dict[tuple[str, int, int], list[Operation]] = defaultdict(list)
+def _buckets(trace: RankTrace) -> Iterable[list[Operation]]:
+    """Operations of one bucket begin and end together."""
+    buckets: dict[tuple[str, int, int], list[Operation]] = defaultdict(list)
     for operation in trace.operations:
-        bundles[operation.kind, operation.begin, operation.end].append(operation)
-    return bundles.values()
+        buckets[operation.kind, operation.begin, operation.end].append(operation)
+    return buckets.values()
 
 
 def _count_lateness(ranks: Mapping[int, RankTrace]) -> tuple[Counter[int], Counter[int], int]:
@@ -145,10 +145,10 @@ def _count_tensors(ranks: Mapping[int, RankTrace]) -> list[TensorFigures]:
     shown: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0])
     for trace in ranks.values():
         seen = set()
-        for bundle in _bundles(trace):
-            size = sum(each.bytes for each in bundle)
-            for each in bundle:
-                share = each.bytes / size if size else 1 / len(bundle)
+        for bucket in _buckets(trace):
+            size = sum(each.bytes for each in bucket)
+            for each in bucket:
+                share = each.bytes / size if size else 1 / len(bucket)
                 tensor = shown[each.track, each.kind]
                 seen.add((each.track, each.kind))
                 added = (0, 1, each.bytes, share * (each.end - each.begin), each.waited)
@@ -162,19 +162,19 @@ def _count_tensors(ranks: Mapping[int, RankTrace]) -> list[TensorFigures]:
     return sorted(tensors, key=lambda each: (-each.busy, each.name))
 
 
-def _count_kinds(bundles: Iterable[list[Operation]]) -> list[KindFigures]:
+def _count_kinds(buckets: Iterable[list[Operation]]) -> list[KindFigures]:
     by_kind: dict[tuple[str, str], list[list[Operation]]] = defaultdict(list)
-    for bundle in bundles:
-        by_kind[bundle[0].kind, bundle[0].algorithm].append(bundle)
+    for bucket in buckets:
+        by_kind[bucket[0].kind, bucket[0].algorithm].append(bucket)
     kinds = [
         KindFigures(
             kind=kind,
             algorithm=algorithm,
-            bundles=len(some),
+            buckets=len(some),
             operations=sum(map(len, some)),
             most=max(map(len, some)),
-            bytes=sum(each.bytes for bundle in some for each in bundle),
-            busy=sum(bundle[0].end - bundle[0].begin for bundle in some),
+            bytes=sum(each.bytes for bucket in some for each in bucket),
+            busy=sum(bucket[0].end - bucket[0].begin for bucket in some),
         )
         for (kind, algorithm), some in by_kind.items()
     ]

@@ -33,7 +33,7 @@ def write_page(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnings
     yield from _summary(figures)
     yield from _strips(figures)
     yield from _ranks(figures)
-    yield from _bundles(figures)
+    yield from _buckets(figures)
     yield from _tensors(figures.tensors)
     yield f"<script>{SCRIPT}</script></body></html>\n"
 
@@ -83,7 +83,7 @@ def _notes(clocks: Sequence[Clock], warnings: Sequence[str]) -> Iterator[str]:
 def _summary(figures: Figures) -> Iterator[str]:
     walls = sum(rank.wall for rank in figures.ranks)
     operations = sum(kind.operations for kind in figures.kinds)
-    bundles = sum(kind.bundles for kind in figures.kinds)
+    buckets = sum(kind.buckets for kind in figures.kinds)
     tiles = [
         (spell_time(figures.end - figures.begin), "from the first request to the last end", "wall"),
         (
@@ -96,7 +96,7 @@ def _summary(figures: Figures) -> Iterator[str]:
             "of it none was, but one was waited for: others had yet to ask for it",
             "waiting",
         ),
-        (f"{operations / bundles:.2f}", "operations in a bundle, on average", "fill"),
+        (f"{operations / buckets:.2f}", "operations in a bucket, on average", "fill"),
     ]
     yield '<div class="tiles">'
     for value, what, name in tiles:
@@ -186,12 +186,12 @@ def _rank_row(rank: RankFigures, meetings: int, is_slowest: bool) -> str:
     return f"<tr{' class=slowest' if is_slowest else ''}>{''.join(cells)}</tr>\n"
 
 
-def _bundles(figures: Figures) -> Iterator[str]:
+def _buckets(figures: Figures) -> Iterator[str]:
     yield (
-        "<h2>Bundles</h2>\n<p>Operations that are ready together run as one bundle; world and bytes choose the "
-        "algorithm. Bundles of all ranks; what ran at once on one rank is one.</p>\n"
+        "<h2>Buckets</h2>\n<p>Operations that are ready together run as one bucket; world and bytes choose the "
+        "algorithm. Buckets of all ranks; what ran at once on one rank is one.</p>\n"
     )
-    counted = ["bundles", "operations", "in a bundle", "at most", "data in a bundle", "time of a bundle", "speed"]
+    counted = ["buckets", "operations", "in a bucket", "at most", "data in a bucket", "time of a bucket", "speed"]
     yield from _table("kinds", ["kind", "algorithm", *counted], map(_kind_row, figures.kinds))
     classes: dict[int, int] = {}
     for fill, count in figures.fills.items():
@@ -203,7 +203,7 @@ def _bundles(figures: Figures) -> Iterator[str]:
         label = "1 operation" if lowest == 1 else f"{lowest} to {2 * lowest - 1} operations"
         yield (
             f'<span>{label}</span><div><i class="busy" style="width:{100 * count / most:.2f}%"></i></div>'
-            f"<span>{_spell_count(count)} bundles, {_spell_share(count, total)}</span>"
+            f"<span>{_spell_count(count)} buckets, {_spell_share(count, total)}</span>"
         )
     yield "</div>\n"
 
@@ -213,12 +213,12 @@ def _kind_row(kind: KindFigures) -> str:
     cells = [
         _text_cell(kind.kind),
         _text_cell(kind.algorithm or "-"),
-        _cell(kind.bundles, _spell_count(kind.bundles)),
+        _cell(kind.buckets, _spell_count(kind.buckets)),
         _cell(kind.operations, _spell_count(kind.operations)),
-        _cell(kind.operations / kind.bundles, f"{kind.operations / kind.bundles:.2f}"),
+        _cell(kind.operations / kind.buckets, f"{kind.operations / kind.buckets:.2f}"),
         _cell(kind.most, _spell_count(kind.most)),
-        _cell(kind.bytes / kind.bundles, spell_bytes(kind.bytes / kind.bundles)),
-        _cell(kind.busy / kind.bundles, spell_time(kind.busy / kind.bundles)),
+        _cell(kind.bytes / kind.buckets, spell_bytes(kind.bytes / kind.buckets)),
+        _cell(kind.busy / kind.buckets, spell_time(kind.busy / kind.buckets)),
         _cell(speed, f"{spell_bytes(speed)}/s" if speed else "-"),
     ]
     return f"<tr>{''.join(cells)}</tr>\n"
@@ -226,8 +226,8 @@ def _kind_row(kind: KindFigures) -> str:
 
 def _tensors(tensors: Sequence[TensorFigures]) -> Iterator[str]:
     yield (
-        "<h2>Tensors</h2>\n<p>On an average rank. The time of a bundle is shared out to its tensors by their bytes; "
-        "waiting is from a rank's request until all ranks have asked and the bundle begins, and overlaps between "
+        "<h2>Tensors</h2>\n<p>On an average rank. The time of a bucket is shared out to its tensors by their bytes; "
+        "waiting is from a rank's request until all ranks have asked and the bucket begins, and overlaps between "
         "tensors.</p>\n"
     )
     total = sum(each.busy for each in tensors)
