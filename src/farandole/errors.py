@@ -2,6 +2,7 @@
 
 FarandoleError
 ├── ConfigError (ValueError)                    a setting is wrong, before anything started
+├── MissingExtra (ModuleNotFoundError)          a package is not installed: the extra that brings it
 ├── RendezvousError                             ranks did not find each other: who is missing, where we looked
 │   └── AuthenticationError                     a peer did not prove that it belongs to this job
 ├── RankFailed (RuntimeError)                   a rank's function or process failed: its traceback and last lines
@@ -43,6 +44,7 @@ __all__ = [
     "InvalidRequest",
     "JoinedError",
     "MismatchError",
+    "MissingExtra",
     "NotInitializedError",
     "PeerLost",
     "PicklingError",
@@ -97,6 +99,17 @@ class ConfigError(FarandoleError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.problem}"
+
+
+class MissingExtra(FarandoleError, ModuleNotFoundError):
+    """`module` needs the package `title`, which is not installed; farandole's `extra` brings it."""
+
+    def __init__(self, module: str, title: str, extra: str, package: str) -> None:
+        super().__init__(module, title, extra, package)
+        self.module, self.title, self.extra, self.name = module, title, extra, package
+
+    def __str__(self) -> str:
+        return f"{self.module} needs {self.title}: pip install 'farandole[{self.extra}]'"
 
 
 class RendezvousError(FarandoleError):

@@ -20,6 +20,7 @@ from farandole.errors import (
     InvalidRequest,
     JoinedError,
     MismatchError,
+    MissingExtra,
     NotInitializedError,
     PeerLost,
     PicklingError,
@@ -34,6 +35,11 @@ from farandole.errors import (
 # One of each, with the built-in class that it can be caught as, and what its text must say.
 SAMPLES = [
     (ConfigError("spin", "must be >= 0, got -1"), ValueError, ["spin: must be >= 0, got -1"]),
+    (
+        MissingExtra("farandole.torch", "PyTorch", "torch", "torch"),
+        ModuleNotFoundError,
+        ["farandole.torch needs PyTorch: pip install 'farandole[torch]'"],
+    ),
     (NotInitializedError(), ValueError, ["farandole has not been initialized; call init() first."]),
     (RendezvousError("nobody is there"), FarandoleError, ["nobody is there"]),
     (

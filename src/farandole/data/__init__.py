@@ -5,6 +5,8 @@ Importing this package loads nothing: what reads files takes a while to load, an
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from farandole.extras import importing as _importing
+
 if TYPE_CHECKING:
     from farandole.data.agreement import Gather, together
     from farandole.data.cache import CachedSource
@@ -93,7 +95,8 @@ if not TYPE_CHECKING:  # else every name would count as there
     def __getattr__(name: str) -> object:  # PEP 562
         for home, names in _HOMES.items():
             if name in names.split():
-                return getattr(import_module(f"{__name__}.{home}"), name)
+                with _importing(__name__):
+                    return getattr(import_module(f"{__name__}.{home}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -38,18 +38,21 @@ from farandole.core.ops import barrier, join
 from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
 from farandole.errors import HorovodInternalError
-from farandole.jax.ops import (
-    Compression,
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
-from farandole.jax.training import DistributedOptimizer, broadcast_parameters, grad, value_and_grad
+from farandole.extras import importing as _importing
+
+with _importing("farandole.jax"):
+    from farandole.jax.ops import (
+        Compression,
+        allgather,
+        allreduce,
+        alltoall,
+        broadcast,
+        grouped_allgather,
+        grouped_allreduce,
+        grouped_reducescatter,
+        reducescatter,
+    )
+    from farandole.jax.training import DistributedOptimizer, broadcast_parameters, grad, value_and_grad
 
 __all__ = [
     "Adasum",

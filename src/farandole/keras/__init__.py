@@ -38,12 +38,15 @@ from farandole.core.ops import barrier
 from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
 from farandole.errors import HorovodInternalError
-from farandole.keras import callbacks
-from farandole.keras.compression import Compression
-from farandole.keras.ops import allgather, allreduce, broadcast, reducescatter
-from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from farandole.keras.saving import load_model
-from farandole.keras.state import broadcast_global_variables, broadcast_variables
+from farandole.extras import importing as _importing
+
+with _importing("farandole.keras"):
+    from farandole.keras import callbacks
+    from farandole.keras.compression import Compression
+    from farandole.keras.ops import allgather, allreduce, broadcast, reducescatter
+    from farandole.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+    from farandole.keras.saving import load_model
+    from farandole.keras.state import broadcast_global_variables, broadcast_variables
 
 __all__ = [
     "Adasum",

@@ -6,6 +6,8 @@ NumPy, which the driver's side brings along."""
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from farandole.extras import importing as _importing
+
 if TYPE_CHECKING:
     from farandole.spark.logs import log_to_driver
     from farandole.spark.runner import HorovodRunner
@@ -18,7 +20,8 @@ if not TYPE_CHECKING:  # else every name would count as there
     def __getattr__(name: str) -> object:  # PEP 562
         homes = {"HorovodRunner": "runner", "log_to_driver": "logs", "run": "session"}
         if name in homes:
-            return getattr(import_module(f"{__name__}.{homes[name]}"), name)
+            with _importing(__name__):
+                return getattr(import_module(f"{__name__}.{homes[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,11 +7,15 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
-from pyspark.ml.functions import vector_to_array
-from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
+from farandole.extras import importing
+
+with importing(__name__):
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType
+
 
 from farandole.data import Reader, ShardSource
 from farandole.errors import ConfigError, DataError

@@ -12,8 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
+from farandole.extras import importing
+
+with importing(__name__):
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
 
 from farandole.errors import ConfigError
 from farandole.masking import hide_cause, mask, secret_values

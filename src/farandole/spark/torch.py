@@ -6,18 +6,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 import cloudpickle
-import pandas as pd
-import torch
 
 from farandole.errors import ConfigError
-from farandole.spark.estimator import DataFrameEstimator, Fit
-from farandole.spark.params import param, refuse_unknown
-from farandole.spark.store import FilesystemStore
-from farandole.spark.trainers.checkpoint import Checkpoint
-from farandole.spark.trainers.torch import Loss, Metric, TorchJob, train
-from farandole.spark.trainers.torch_predict import Predictor, column_type
-from farandole.spark.trainers.torch_tensors import Inputs, Output, dtype_of
-from farandole.spark.transformer import DataFrameModel
+from farandole.extras import importing
+
+with importing(__name__):
+    import pandas as pd
+    import torch
+
+    from farandole.spark.estimator import DataFrameEstimator, Fit
+    from farandole.spark.params import param, refuse_unknown
+    from farandole.spark.store import FilesystemStore
+    from farandole.spark.trainers.checkpoint import Checkpoint
+    from farandole.spark.trainers.torch import Loss, Metric, TorchJob, train
+    from farandole.spark.trainers.torch_predict import Predictor, column_type
+    from farandole.spark.trainers.torch_tensors import Inputs, Output, dtype_of
+    from farandole.spark.transformer import DataFrameModel
 
 __all__ = ["TorchEstimator", "TorchModel"]
 

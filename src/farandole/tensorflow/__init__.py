@@ -36,30 +36,33 @@ from farandole.core.default import (
 from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
 from farandole.errors import HorovodInternalError
-from farandole.tensorflow.broadcasting import (
-    BroadcastGlobalVariablesHook,
-    broadcast_,
-    broadcast_global_variables,
-    broadcast_variables,
-)
-from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
-from farandole.tensorflow.ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,
-    reducescatter,
-)
-from farandole.tensorflow.optimizer import DistributedOptimizer
-from farandole.tensorflow.place import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
-from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization
-from farandole.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from farandole.extras import importing as _importing
+
+with _importing("farandole.tensorflow"):
+    from farandole.tensorflow.broadcasting import (
+        BroadcastGlobalVariablesHook,
+        broadcast_,
+        broadcast_global_variables,
+        broadcast_variables,
+    )
+    from farandole.tensorflow.compression import Compression
+    from farandole.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
+    from farandole.tensorflow.ops import (
+        allgather,
+        allreduce,
+        alltoall,
+        barrier,
+        broadcast,
+        grouped_allgather,
+        grouped_allreduce,
+        grouped_reducescatter,
+        join,
+        reducescatter,
+    )
+    from farandole.tensorflow.optimizer import DistributedOptimizer
+    from farandole.tensorflow.place import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+    from farandole.tensorflow.sync_batch_norm import SyncBatchNormalization
+    from farandole.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
     "Adasum",

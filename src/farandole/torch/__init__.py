@@ -39,36 +39,39 @@ from farandole.core.ops import barrier, join
 from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
 from farandole.errors import HorovodInternalError
-from farandole.torch.ops import (
-    Compression,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
-from farandole.torch.optimizer import DistributedOptimizer
-from farandole.torch.shared import empty_shared
-from farandole.torch.sparse import sparse_allreduce_async
-from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
-from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+from farandole.extras import importing as _importing
+
+with _importing("farandole.torch"):
+    from farandole.torch.ops import (
+        Compression,
+        allgather,
+        allgather_async,
+        allreduce,
+        allreduce_,
+        allreduce_async,
+        allreduce_async_,
+        alltoall,
+        alltoall_async,
+        broadcast,
+        broadcast_,
+        broadcast_async,
+        broadcast_async_,
+        grouped_allgather,
+        grouped_allgather_async,
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_allreduce_async,
+        grouped_allreduce_async_,
+        grouped_reducescatter,
+        grouped_reducescatter_async,
+        reducescatter,
+        reducescatter_async,
+    )
+    from farandole.torch.optimizer import DistributedOptimizer
+    from farandole.torch.shared import empty_shared
+    from farandole.torch.sparse import sparse_allreduce_async
+    from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
+    from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 __all__ = [
     "Adasum",

@@ -1,0 +1,39 @@
+"""Imports of packages that an extra of farandole brings."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from farandole.errors import MissingExtra
+
+__all__ = ["importing"]
+
+# Package: its title, and the extras that bring it.
+_EXTRAS = {
+    "fsspec": ("fsspec", "data", "spark"),
+    "jax": ("JAX", "jax"),
+    "jaxlib": ("JAX", "jax"),
+    "keras": ("Keras", "keras"),
+    "pandas": ("pandas", "spark"),
+    "py4j": ("PySpark", "spark"),
+    "pyarrow": ("PyArrow", "data", "spark"),
+    "pyspark": ("PySpark", "spark"),
+    "tensorflow": ("TensorFlow", "tensorflow"),
+    "torch": ("PyTorch", "torch"),
+}
+
+
+@contextmanager
+def importing(module: str) -> Iterator[None]:
+    """Raise `MissingExtra` where an import within the block fails because an extra's package is not installed.
+
+    `module` is the module of farandole that imports. Other failures pass through, such as those of an old package."""
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        title, *extras = _EXTRAS[error.name]
+        own = module.split(".")[1]
+        raise MissingExtra(module, title, own if own in extras else extras[0], error.name) from None
