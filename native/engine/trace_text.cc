@@ -52,7 +52,7 @@ std::string TraceText::next() {
   out.reserve(std::min(kPiece, batch_.size() * kUsual) + kUsual);
   for (; at_ < batch_.size() && out.size() < kPiece; ++at_)
     batch_.visit_phases(at_, [&](const TraceEvent& event) { add(event, out); });
-  if (at_ == batch_.size()) take({}, label_);  // its memory
+  if (at_ == batch_.size()) take({}, label_);  // free its memory
   return out;
 }
 

@@ -11,6 +11,7 @@ import threading
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import farandole.numpy as hvd
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.default import use
+from farandole.core.timeline import BUSY_BYTES, BUSY_SECONDS, QUIET_SECONDS, Timeline
 from farandole.core.trace_file import TraceFile
 from farandole.errors import ConfigError, EngineClosed, HorovodInternalError
 from farandole.launch.cli import main
@@ -269,6 +271,40 @@ def test_a_killed_rank_leaves_a_file_that_can_be_read(tmp_path: Path) -> None:
     (trace,) = read_traces([path]).ranks.values()
     assert {each.tensor for each in trace.operations} == {"allreduce.x"}
     assert len(trace.operations) > 100
+
+
+def test_an_event_of_a_quiet_job_is_on_disk_at_once(tmp_path: Path) -> None:
+    path = timeline_path(tmp_path / "trace.json", 0)
+    values = np.ones(10, np.float32)
+
+    def seconds_until_written(name: str) -> float:
+        context.engine.run(ALLREDUCE, name, values, values)
+        done = time.monotonic()
+        while f'"tensor":"{name}"'.encode() not in path.read_bytes():
+            assert time.monotonic() < done + PATIENCE
+            time.sleep(0.002)
+        return time.monotonic() - done
+
+    with Context(SoloRendezvous(), Config(timeline=str(tmp_path / "trace.json"))) as context:
+        # Each event comes right after the file was written, when the next write is farthest away.
+        delays = [seconds_until_written(f"allreduce.{number}") for number in range(8)]
+    assert sorted(delays[1:])[2] < 0.1, delays  # the machine may be busy during some
+
+
+def test_a_busy_job_is_looked_at_less_often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pauses: list[float] = []
+    events = [b"x" * (BUSY_BYTES + 1), b"x", b""]
+    monkeypatch.setattr(Timeline, "_append_events", lambda *_: len(events.pop(0)))
+
+    def wait(pause: float) -> bool:
+        pauses.append(pause)
+        return not events
+
+    timeline = Timeline(0, 1, "host")
+    monkeypatch.setattr(timeline, "_stop", SimpleNamespace(wait=wait))
+    monkeypatch.setattr(timeline, "_engines", {None: ""})
+    timeline._run()
+    assert pauses == [QUIET_SECONDS, BUSY_SECONDS, QUIET_SECONDS, QUIET_SECONDS]
 
 
 def test_a_file_is_whole_after_every_piece(tmp_path: Path) -> None:
