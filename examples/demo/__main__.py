@@ -7,6 +7,7 @@ Needs Java 17 or newer for Spark, which runs in this process's own small "cluste
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -204,7 +205,7 @@ TorchEstimator   {predicted_accuracy:17.4f} {estimator_speed:10.0f}
 
 checkpoints      {runner_folder / "checkpoint.pt"}
                  {run / "checkpoint"}
-TensorBoard      tensorboard --logdir {out}
+TensorBoard      tensorboard --logdir {shlex.quote(str(out))}
 timeline         {timeline}  (open it in https://ui.perfetto.dev)
 Spark's log      {out / "spark.log"}""")
     if min(trained["accuracy"], predicted_accuracy) <= 0.95:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ LIMIT = 180  # seconds; what the demo may take on two cores
 
 @pytest.mark.timeout(LIMIT + 20)
 def test_the_demo_trains_twice_and_says_where_things_are(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "examples.demo", "--quick", "--out", str(tmp_path)]
+    folder = tmp_path / "with space"
+    command = [sys.executable, "-m", "examples.demo", "--quick", "--out", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     out = done.stdout
@@ -32,8 +34,10 @@ def test_the_demo_trains_twice_and_says_where_things_are(tmp_path: Path) -> None
         assert re.search(rf"^\[{rank}\] epoch 1/8 step 22/22 loss [\d.]+ [\d,]+ rows/s", out, re.MULTILINE)
     assert "[1] 718 rows, 22 steps per epoch" in out  # a rank's own output
     for file in ("runner/checkpoint.pt", "runs/estimator/checkpoint", "timeline.json"):
-        assert str(tmp_path / file) in out
-        assert (tmp_path / file).stat().st_size > 0
-    assert len(list(tmp_path.rglob("*tfevents*"))) == 2
+        assert str(folder / file) in out
+        assert (folder / file).stat().st_size > 0
+    (logs,) = re.findall(r"tensorboard --logdir (.*)", out)
+    assert shlex.split(logs) == [str(folder)]
+    assert len(list(folder.rglob("*tfevents*"))) == 2
     noise = [line for line in (out + done.stderr).splitlines() if re.match(r"\s+at [\w.$]+\(|.*(WARN|Exception)", line)]
     assert noise == []
