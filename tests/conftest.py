@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import hypothesis
 import pytest
@@ -23,10 +24,28 @@ hypothesis.settings.register_profile("steady", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("steady")
 
 
+# Signals that the interpreter itself ignores.
+IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+
+
 def pytest_configure() -> None:
-    """Hear what tests send to themselves and to ranks, also where a shell's background has these signals ignored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    """Make tests independent of the signals that their starter, such as nohup, ignores or blocks.
+
+    Processes that tests start get every signal's default. An ignored hangup does not end the tests."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    for number in signal.valid_signals() - IGNORED_BY_PYTHON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            continue
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        elif number == signal.SIGHUP:
+            signal.signal(number, _stay)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _stay(number: int, frame: FrameType | None) -> None:
+    """Do nothing; unlike an ignored signal, a handled one has its default again in a program that is executed."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -157,6 +157,30 @@ def test_asked_to_end(number: signal.Signals, tmp_path: Path) -> None:
     assert err == f"farandole: {said}; all ranks have been ended\n"
 
 
+# A rank that waits until its launcher was hung up, and hangs itself up then.
+HUNG_UP = """
+import os, pathlib, signal, sys, time
+rank = os.environ["FARANDOLE_RANK"]
+pathlib.Path(f"rank.{rank}").write_text(f"{os.getpid()}\\n")
+while not pathlib.Path("hung-up").exists():
+    time.sleep(0.02)
+os.kill(os.getpid(), signal.SIGHUP)
+print("trained")
+"""
+
+
+def test_a_job_below_nohup_survives_the_hangup_of_its_terminal(tmp_path: Path) -> None:
+    below_nohup = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *command()]
+    words = ("run", "-np", "2", sys.executable, "-c", HUNG_UP)
+    with launched(tmp_path, ["rank.0", "rank.1"], *words, program=below_nohup) as (process, watch):
+        os.killpg(process.pid, signal.SIGHUP)  # as the terminal does
+        (tmp_path / "hung-up").touch()
+        out, err = process.communicate(timeout=PATIENCE)
+        assert watch.survivors(timeout=REAPED) == []
+    assert (process.returncode, err) == (0, "")
+    assert sorted(out.splitlines()) == ["[0] trained", "[1] trained"]
+
+
 # The command, but that ranks have longer than any test to end by themselves once they are asked to.
 PATIENT = """
 import sys

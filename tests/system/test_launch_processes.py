@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -90,6 +91,26 @@ def test_no_input_and_the_default_signals() -> None:
     ours = sum(1 << (number - 1) for number in signal.valid_signals())
     assert [mask & ours for mask in masks] == [0, 0]
     assert heard.lines[-1] == (3, "stdout", "y")
+
+
+@pytest.mark.parametrize(("kept", "code"), [(signal.SIG_IGN, 0), (signal.SIG_DFL, -signal.SIGHUP)])
+def test_a_rank_keeps_an_ignored_hangup(kept: signal.Handlers, code: int) -> None:
+    """A job below nohup survives the hangup of its terminal, and so do the processes of its ranks."""
+    before = signal.signal(signal.SIGHUP, kept)
+    try:
+        process = RankProcess.start(["sh", "-c", "kill -HUP $$; echo here"], os.environ, rank=3, on_line=Heard())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert process.wait_gone(LONG)
+    assert process.exit is not None and process.exit.code == code
+
+
+def test_tests_do_not_depend_on_the_signals_that_their_starter_ignores() -> None:
+    ignoring = "trap '' HUP INT QUIT TERM USR1 USR2; exec \"$@\""
+    name = f"{__file__}::test_no_input_and_the_default_signals"
+    pytest_alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
+    done = subprocess.run(["sh", "-c", ignoring, "sh", *pytest_alone], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_environment_is_exactly_the_one_given() -> None:

@@ -76,7 +76,10 @@ class RankProcess:
     """The process of one rank, in a session of its own, below a guard that no descendant of the rank outlives.
 
     Whether this process ends the rank, returns, crashes or is killed: the guard (see guard.py) notices, and kills
-    the rank with all its descendants. May be started from any thread."""
+    the rank with all its descendants. May be started from any thread.
+
+    The rank ignores the signals that this process ignores, but for SIGINT and SIGTERM. So a rank below nohup survives
+    a hangup."""
 
     def __init__(
         self,
