@@ -17,7 +17,8 @@ from typing import TypeAlias
 
 from farandole.compat import install, uninstall
 from farandole.compat.horovodrun import make_parser
-from farandole.config import WITHOUT_MEANING, Config
+from farandole.config import Config
+from farandole.refusals import IGNORED_VARIABLES
 from farandole.topology import JobEnvironment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -213,7 +214,7 @@ def _find_variable(entry: Entry) -> Finding:
         return _there(entry, shown=f"`{by_variable[entry.name]}`")
     if entry.name in job.write():
         return _there(entry, shown="set for each rank")
-    return _missing(entry, WITHOUT_MEANING.get(entry.name, ""))
+    return _missing(entry, IGNORED_VARIABLES.get(entry.name, ""))
 
 
 def _find_option(entry: Entry) -> Finding:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Self, TypeAlias, cast
 
 from farandole.errors import ConfigError
+from farandole.refusals import IGNORED_VARIABLES
 
 __all__ = ["LOG_LEVELS", "Config", "Setting"]
 
@@ -18,38 +19,6 @@ log = logging.getLogger(__name__)
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 Value: TypeAlias = int | float | bool | str | timedelta | None
-
-_NO_ELASTIC = "elastic training is not there yet"
-_NO_GPUS = "tensors on GPUs are not there yet"
-
-# Horovod's variables that people still have in their scripts, and why nothing reads them any more.
-WITHOUT_MEANING: Mapping[str, str] = {
-    "HOROVOD_CYCLE_TIME": "the engine wakes by event, there is no cycle",
-    "HOROVOD_CONTROLLER": "there is one controller",
-    "HOROVOD_CPU_OPERATIONS": "the transport is chosen by topology",
-    "HOROVOD_GPU_OPERATIONS": "nothing is chosen when farandole is built",
-    "HOROVOD_HIERARCHICAL_ALLREDUCE": "the algorithm is chosen by size and topology",
-    "HOROVOD_HIERARCHICAL_ALLGATHER": "the algorithm is chosen by size and topology",
-    "HOROVOD_TORUS_ALLREDUCE": "the algorithm is chosen by size and topology",
-    "HOROVOD_GLOO_TIMEOUT_SECONDS": "set FARANDOLE_COLLECTIVE_TIMEOUT",
-    "HOROVOD_THREAD_AFFINITY": "the waiting thread does the work itself",
-    "HOROVOD_MPI_THREADS_DISABLE": "MPI is not used",
-    "HOROVOD_NUM_NCCL_STREAMS": "NCCL is not used",
-    "HOROVOD_CCL_CACHE": "oneCCL is not used",
-    "HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic",
-    "HOROVOD_LOG_HIDE_TIME": "set the format on Python's logging",
-    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "the search takes the noise from the samples",
-    "HOROVOD_ELASTIC": _NO_ELASTIC,
-    "HOROVOD_ELASTIC_TIMEOUT": _NO_ELASTIC,
-    "HOROVOD_SPARK_START_TIMEOUT": "set FARANDOLE_START_TIMEOUT, or start_timeout of horovod.spark.run",
-    "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": _NO_GPUS,
-    "HOROVOD_BATCH_D2D_MEMCOPIES": _NO_GPUS,
-    "HOROVOD_ENABLE_ASYNC_COMPLETION": _NO_GPUS,
-    "HOROVOD_ENABLE_XLA_OPS": "operations run beside XLA, which compiles what is between them",
-    "HOROVOD_DISABLE_NVTX_RANGES": "no NVTX ranges are made",
-    "HOROVOD_DISABLE_GROUP_FUSION": "what is fused with a group does not change its results",
-    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "MPI is not used",
-}
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|m|min|h|)\s*")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -330,7 +299,7 @@ def _check_type(setting: Setting, value: object) -> None:
 
 def _warn_of_ignored(env: Mapping[str, str], settings: Iterable[Setting]) -> None:
     """Name each variable that is set and does nothing: without meaning here, or a name with a slip in it."""
-    ignored = [f"{name} ({why})" for name, why in WITHOUT_MEANING.items() if name in env]
+    ignored = [f"{name} ({why})" for name, why in IGNORED_VARIABLES.items() if name in env]
     known = {variable for setting in settings for variable in setting.variables}
     for name in sorted(env):
         # Other FARANDOLE_ variables (rank, secret, ...) are read elsewhere: only what looks like a slip is named.

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from farandole.compat.answers import IMPORTABLE, VERSION
 from farandole.compat.children import env, with_answers
 from farandole.compat.horovodrun import run_commandline
-from farandole.compat.launching import IGNORED, REFUSED, one_interface, run
+from farandole.compat.launching import one_interface, run
 from farandole.compat.options_file import SECTIONS, parse_options
 from farandole.errors import ConfigError
+from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_ARGUMENTS
 
 # Each flag of each option of horovodrun, with as many values as it takes.
 OPTIONS = [
@@ -132,7 +133,7 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--config-file: config_file: cannot read /no/such/file: No such file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED_ARGUMENTS)
 def test_run_refuses_what_cannot_be_done(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: is not supported: ") as raised:
         run(print, **{name: 1})
@@ -151,9 +152,9 @@ def test_run_refuses_what_contradicts_itself() -> None:
 
 def test_run_names_what_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="5 ranks need 5 slots"), pytest.deprecated_call(match="np= is deprecated"):
-        run(print, np=5, hosts="localhost:1", **dict.fromkeys(IGNORED, True))
+        run(print, np=5, hosts="localhost:1", **dict.fromkeys(IGNORED_ARGUMENTS, True))
     (record,) = caplog.records
-    assert all(f"{name} (" in record.getMessage() for name in IGNORED)
+    assert all(f"{name} (" in record.getMessage() for name in IGNORED_ARGUMENTS)
 
 
 def test_the_environment_of_children() -> None:

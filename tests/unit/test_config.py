@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.config import LOG_LEVELS, WITHOUT_MEANING, Config, Setting
+from farandole.config import LOG_LEVELS, Config, Setting
 from farandole.errors import ConfigError
+from farandole.refusals import IGNORED_VARIABLES
 
 durations = st.integers(0, 10**14).map(lambda count: timedelta(microseconds=count))
 texts = st.none() | st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
@@ -161,9 +162,9 @@ def test_any_text_is_a_value_or_a_config_error(text: str, setting: Setting) -> N
 
 def test_variables_without_meaning_are_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="farandole.config"):
-        Config.from_environment(dict.fromkeys(WITHOUT_MEANING, "1"))
+        Config.from_environment(dict.fromkeys(IGNORED_VARIABLES, "1"))
     [record] = caplog.records
-    for name in WITHOUT_MEANING:
+    for name in IGNORED_VARIABLES:
         assert name in record.getMessage()
 
 

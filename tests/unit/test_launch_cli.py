@@ -12,7 +12,8 @@ import farandole
 from farandole.config import Config
 from farandole.launch import cli
 from farandole.launch.environment import with_settings
-from farandole.launch.options import ALIASES, IGNORED, REFUSED, Given, add_horovod_options, add_setting_options
+from farandole.launch.options import ALIASES, Given, add_horovod_options, add_setting_options
+from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +63,13 @@ def test_every_setting_has_an_option() -> None:
         assert set(parse(f"--{setting.name.replace('_', '-')}", *words).settings) == {setting.name}
 
 
-@pytest.mark.parametrize(("flag", "values"), [(flag, each.values) for each in IGNORED for flag in each.flags])
+@pytest.mark.parametrize(("flag", "values"), [(flag, each.values) for each in IGNORED_OPTIONS for flag in each.flags])
 def test_what_has_no_meaning_is_named(flag: str, values: int) -> None:
     (sentence,) = parse(flag, *["1"] * values).ignored
     assert sentence.startswith(f"{flag} has no effect: ")
 
 
-@pytest.mark.parametrize(("flag", "values"), [(flag, each.values) for each in REFUSED for flag in each.flags])
+@pytest.mark.parametrize(("flag", "values"), [(flag, each.values) for each in REFUSED_OPTIONS for flag in each.flags])
 def test_what_cannot_be_is_refused_by_name(flag: str, values: int, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parse(flag, *["1"] * values)

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from farandole.errors import ConfigError
-from farandole.spark.params import NOT_SUPPORTED, WITHOUT_MEANING
+from farandole.refusals import IGNORED_PARAMS, REFUSED_PARAMS
 from farandole.spark.store import Store
 from farandole.spark.torch import TorchEstimator
 
@@ -117,7 +117,7 @@ def test_what_horovod_had_and_means_nothing_is_named_in_one_warning(caplog: pyte
     assert "backend" not in record.getMessage()
 
 
-@pytest.mark.parametrize("name", sorted(NOT_SUPPORTED))
+@pytest.mark.parametrize("name", sorted(REFUSED_PARAMS))
 def test_what_would_change_the_result_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name}: is not supported: "):
         TorchEstimator(**{name: object()})  # type: ignore[arg-type]
@@ -149,8 +149,8 @@ def test_a_slip_is_named_with_its_neighbor() -> None:
 
 def test_no_parameter_is_both_known_and_refused() -> None:
     known = set(inspect.signature(TorchEstimator).parameters)
-    assert not known & (set(NOT_SUPPORTED) | set(WITHOUT_MEANING))
-    assert not set(NOT_SUPPORTED) & set(WITHOUT_MEANING)
+    assert not known & (set(REFUSED_PARAMS) | set(IGNORED_PARAMS))
+    assert not set(REFUSED_PARAMS) & set(IGNORED_PARAMS)
 
 
 def test_settings_that_do_not_go_together() -> None:

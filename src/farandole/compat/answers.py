@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import farandole
+from farandole.refusals import ABSENT_MODULES, ABSENT_NAMES
 
 __all__ = [
     "BASICS",
@@ -39,8 +40,6 @@ class Answer:
     parts: str = ""  # the modules below it that come with it
     known: str = ""  # Horovod's names, so that one that is not there is called by its name
     every: bool = False  # all public names of `by`, `known` or not
-    not_here: Mapping[str, str] = field(default_factory=dict)  # Horovod's names that stay away, and why
-    why: str = ""  # it is not there, or why not if `by` is not there
     needs: str = ""  # the packages that it, and what is below it, cannot do without
 
     def offered(self) -> tuple[str, ...]:
@@ -67,10 +66,6 @@ allreduce allreduce_ allreduce_async allreduce_async_ grouped_allreduce grouped_
 grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather grouped_allgather_async
 broadcast broadcast_ broadcast_async broadcast_async_ alltoall alltoall_async reducescatter reducescatter_async
 grouped_reducescatter grouped_reducescatter_async poll synchronize join barrier
-"""
-_TORCH_FUNCTIONS = """
-HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall
-HorovodReducescatter HorovodGroupedReducescatter
 """
 _TORCH_STATE = "broadcast_parameters broadcast_optimizer_state broadcast_object allgather_object"
 _TENSORFLOW_OPS = f"""
@@ -118,13 +113,9 @@ _DATA = _from("farandole.compat.data_loader", "BaseDataLoader AsyncDataLoaderMix
 _RUN = {"run": "farandole.compat.launching:run"}
 _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
-_NO_ELASTIC = "elastic training is not there yet"
-_NO_ELASTIC_RUN = {"run_elastic": _NO_ELASTIC}
-_INSIDE = "it is the inside of Horovod's launcher; farandole starts its ranks in its own way"
-_AGGREGATION = "give backward_passes_per_step= to the optimizer, which adds the gradients up"
-_REFERENCES = "variable.ref() and its deref() do the same"
 
 MODULES: Mapping[str, Answer] = {
+    **dict.fromkeys([*ABSENT_MODULES, *ABSENT_NAMES], Answer()),
     "horovod": Answer(own={**_RUN, **_VERSION}),
     "horovod.version": Answer(own=_VERSION),
     # Frameworks
@@ -144,7 +135,6 @@ MODULES: Mapping[str, Answer] = {
         by="farandole.torch",
         own=_from("farandole.compat.basics", "HorovodBasics"),
         known=_TORCH_OPS,
-        not_here=dict.fromkeys(_TORCH_FUNCTIONS.split(), "call the operation itself, which can be differentiated"),
     ),
     "horovod.torch.functions": Answer(by="farandole.torch", known=_TORCH_STATE),
     "horovod.torch.optimizer": Answer(
@@ -162,10 +152,9 @@ MODULES: Mapping[str, Answer] = {
         every=True,
         parts="sampler state",
         known="run TorchState ElasticSampler",
-        why=_NO_ELASTIC,
     ),
-    "horovod.torch.elastic.sampler": Answer(by="farandole.torch.elastic", known="ElasticSampler", why=_NO_ELASTIC),
-    "horovod.torch.elastic.state": Answer(by="farandole.torch.elastic", known="TorchState", why=_NO_ELASTIC),
+    "horovod.torch.elastic.sampler": Answer(by="farandole.torch.elastic", known="ElasticSampler"),
+    "horovod.torch.elastic.state": Answer(by="farandole.torch.elastic", known="TorchState"),
     "horovod.tensorflow": Answer(
         by="farandole.tensorflow",
         every=True,
@@ -183,19 +172,6 @@ MODULES: Mapping[str, Answer] = {
         by="farandole.tensorflow", own=_compression("tensorflow"), known="Compression"
     ),
     "horovod.tensorflow.sync_batch_norm": Answer(by="farandole.tensorflow", known="SyncBatchNormalization"),
-    "horovod.tensorflow.gradient_aggregation": Answer(
-        not_here=dict.fromkeys(
-            ("LocalGradientAggregationHelper", "apply_op_to_not_none_tensors", "get_not_none_from_list"), _AGGREGATION
-        )
-    ),
-    "horovod.tensorflow.gradient_aggregation_eager": Answer(
-        not_here={"LocalGradientAggregationHelperEager": _AGGREGATION}
-    ),
-    "horovod.tensorflow.util": Answer(not_here=dict.fromkeys(("vars_to_refs", "refs_to_vars"), _REFERENCES)),
-    "horovod.tensorflow.elastic": Answer(why=_NO_ELASTIC),
-    "horovod.tensorflow.data": Answer(
-        why="no services of tf.data are started; farandole.data reads ahead on each rank, and gives each row once"
-    ),
     "horovod.tensorflow.keras": Answer(
         by="farandole.keras",
         every=True,
@@ -204,7 +180,6 @@ MODULES: Mapping[str, Answer] = {
         needs="tensorflow keras",
     ),
     "horovod.tensorflow.keras.callbacks": Answer(by="farandole.keras.callbacks", known=_CALLBACKS),
-    "horovod.tensorflow.keras.elastic": Answer(why=_NO_ELASTIC),
     "horovod.keras": Answer(
         by="farandole.keras",
         every=True,
@@ -218,9 +193,7 @@ MODULES: Mapping[str, Answer] = {
         own=_from("farandole.compat.horovod_keras", "BestModelCheckpoint"),
         known=_CALLBACKS,
     ),
-    "horovod.keras.elastic": Answer(why=_NO_ELASTIC),
-    "horovod.mxnet": Answer(by="farandole.mxnet", every=True, why="MXNet comes in a later version"),
-    "horovod.ray": Answer(why="farandole starts no ranks through Ray"),
+    "horovod.mxnet": Answer(by="farandole.mxnet", every=True),
     # What frameworks share
     "horovod.common": Answer(parts="basics exceptions process_sets util"),
     "horovod.common.basics": Answer(own=_from("farandole.compat.basics", "HorovodBasics")),
@@ -230,41 +203,24 @@ MODULES: Mapping[str, Answer] = {
     ),
     "horovod.common.util": Answer(
         own={**_from("farandole.compat.horovod_util", _UTIL), "env": "farandole.compat.children:env"},
-        not_here={"get_average_backwards_compatibility_fun": "pass op= to the operation"},
     ),
-    "horovod.common.elastic": Answer(why=_NO_ELASTIC),
     "horovod.data": Answer(own=_DATA, parts="data_loader_base"),
     "horovod.data.data_loader_base": Answer(own=_DATA),
     # Launchers
     "horovod.runner": Answer(own={**_RUN, **_COMMAND}, parts="launch"),
     "horovod.runner.launch": Answer(own=_COMMAND),
-    "horovod.runner.elastic": Answer(why=_NO_ELASTIC),
-    "horovod.runner.http": Answer(why=_INSIDE),
-    "horovod.runner.common": Answer(why=_INSIDE),
-    "horovod.runner.driver": Answer(why=_INSIDE),
-    "horovod.runner.service": Answer(why=_INSIDE),
-    "horovod.runner.task": Answer(why=_INSIDE),
-    "horovod.runner.util": Answer(why=_INSIDE),
-    "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN, needs="pyspark"),
-    "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run"), not_here=_NO_ELASTIC_RUN),
+    "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), needs="pyspark"),
+    "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run")),
     "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
     "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
-    "horovod.spark.keras": Answer(
-        by="farandole.spark.keras", every=True, why="the Keras estimator comes in a later version"
-    ),
-    "horovod.spark.lightning": Answer(
-        by="farandole.spark.lightning", every=True, why="the Lightning estimator comes in a later version"
-    ),
+    "horovod.spark.keras": Answer(by="farandole.spark.keras", every=True),
+    "horovod.spark.lightning": Answer(by="farandole.spark.lightning", every=True),
     "horovod.spark.common": Answer(),
     "horovod.spark.common.backend": Answer(
         own=_from("farandole.compat.spark", "Backend SparkBackend default_num_proc")
     ),
     "horovod.spark.common.store": Answer(
         own=_from("farandole.spark.store", "Store FilesystemStore LocalStore"),
-        not_here=dict.fromkeys(
-            ("AbstractFilesystemStore", "HDFSStore", "DBFSLocalStore"),
-            "Store.create takes every path and URL that fsspec serves",
-        ),
     ),
     "horovod.spark.common.params": Answer(own=_from("farandole.spark.params", "EstimatorParams")),
     "horovod.spark.common.estimator": Answer(
@@ -273,14 +229,12 @@ MODULES: Mapping[str, Answer] = {
             "HorovodModel": "farandole.spark.transformer:DataFrameModel",
         }
     ),
-    "horovod.spark.task": Answer(why="ranks are the tasks of a barrier stage; CUDA_VISIBLE_DEVICES names their GPUs"),
     # Databricks
     "sparkdl": Answer(own=_from("farandole.compat.spark", "HorovodRunner"), parts="horovod", needs="pyspark"),
     "sparkdl.horovod": Answer(own=_from("farandole.spark.logs", "log_to_driver")),
     "sparkdl.horovod.runner_base": Answer(own=_from("farandole.compat.spark", "HorovodRunner")),
     "sparkdl.horovod.tensorflow": Answer(),
     "sparkdl.horovod.tensorflow.keras": Answer(by="farandole.spark.callbacks", known="LogCallback", needs="keras"),
-    "sparkdl.estimators": Answer(why="HorovodEstimator trains TensorFlow 1 model functions, which come later"),
 }
 
 
@@ -307,8 +261,8 @@ def missing_package(name: str) -> str:
 def missing_name(module: str, name: str) -> str | None:
     """Say why Horovod's `module` lacks `name`; None when Horovod has no such name either."""
     whole, answer = f"{module}.{name}", MODULES[module]
-    if name in answer.not_here:
-        return f"{whole} {_absent(answer.not_here[name])}"
+    if why := ABSENT_NAMES.get(module, {}).get(name):
+        return f"{whole} {_absent(why)}"
     if name in answer.known.split():
         return f"{whole} {_absent('this version does not have it yet')}"
     return missing_module(whole) if whole in MODULES else None
@@ -320,8 +274,8 @@ def _obstacle(module: str) -> tuple[str, str]:
     if above in MODULES and (obstacle := _obstacle(above))[0]:
         return obstacle  # of which importing the module would hear first
     answer = MODULES[module]
-    if answer.why and not (answer.by and _exists(answer.by)):
-        return _absent(answer.why), ""
+    if module in ABSENT_MODULES and not (answer.by and _exists(answer.by)):
+        return _absent(ABSENT_MODULES[module]), ""
     for package in answer.needs.split():
         if find_spec(package) is None:
             return f"needs {package}, which is not installed: pip install 'farandole[{_EXTRAS[package]}]'", package

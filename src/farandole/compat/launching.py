@@ -8,33 +8,13 @@ from typing import TypeVar
 
 from farandole.errors import ConfigError
 from farandole.launch.run import run as run_ranks
+from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_ARGUMENTS
 
 __all__ = ["one_interface", "run"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Arguments by which Horovod was told more than farandole can do; None, the default, asks for nothing.
-REFUSED: Mapping[str, str] = {
-    "min_num_proc": "elastic training is not there yet",
-    "max_num_proc": "elastic training is not there yet",
-    "min_np": "elastic training is not there yet",
-    "max_np": "elastic training is not there yet",
-    "slots": "elastic training is not there yet",
-    "reset_limit": "elastic training is not there yet",
-    "cooldown_range": "elastic training is not there yet",
-    "host_discovery_script": "elastic training is not there yet",
-    "ssh_port": "ranks cannot be started on other machines yet",
-    "ssh_identity_file": "ranks cannot be started on other machines yet",
-    "use_mpi": "ranks are started by farandole itself, not by mpirun",
-    "mpi_args": "ranks are started by farandole itself, not by mpirun",
-}
-IGNORED: Mapping[str, str] = {
-    "disable_cache": "there are no checks to cache",
-    "use_gloo": "there is one controller",
-    "verbose": "set the level of Python's logger 'farandole'",
-}
 
 
 def run(
@@ -73,9 +53,9 @@ def run(
     given = {name: value for name, value in locals().items() if value not in (None, False)}
     if "use_mpi" in given and "use_gloo" in given:
         raise ConfigError("use_mpi", "give use_gloo or use_mpi, not both")
-    for name in given.keys() & REFUSED.keys():
-        raise ConfigError(name, f"is not supported: {REFUSED[name]}")
-    ignored = [f"{name} ({IGNORED[name]})" for name in IGNORED if name in given]
+    for name in given.keys() & REFUSED_ARGUMENTS.keys():
+        raise ConfigError(name, f"is not supported: {REFUSED_ARGUMENTS[name]}")
+    ignored = [f"{name} ({why})" for name, why in IGNORED_ARGUMENTS.items() if name in given]
     if ignored:
         log.warning("these arguments of horovod.run have no effect: %s", "; ".join(ignored))
     for old, new in (("np", "num_proc"), ("network_interface", "network_interfaces")):

@@ -28,19 +28,12 @@ from farandole.data.row_groups import Source
 from farandole.data.selection import Condition, Predicate, SelectedSource
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
+from farandole.refusals import IGNORED_READER_ARGUMENTS, REFUSED_READER_ARGUMENTS
 
 __all__ = ["Reader", "ReaderOptions", "Transforming", "make_batch_reader", "make_feed_reader", "make_reader"]
 
 log = logging.getLogger(__name__)
 
-# Accepted because programs pass them; there is nothing that they could change here.
-_WITHOUT_MEANING = (
-    "pyarrow_serialize",
-    "results_queue_size",
-    "zmq_copy_buffers",
-    "hdfs_driver",
-    "cache_extra_settings",
-)
 _DEFAULT_CACHE_LIMIT = 10 << 30
 _LEAST_BATCH = 1024
 
@@ -92,10 +85,9 @@ class ReaderOptions:
     reading: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
-        if self.rowgroup_selector is not None:
-            raise ConfigError("rowgroup_selector", "needs an index that only Petastorm writes; use filters=")
-        if self.filesystem is not None:
-            raise ConfigError("filesystem", "give a URL with its scheme, and storage_options=")
+        for name, why in REFUSED_READER_ARGUMENTS.items():
+            if getattr(self, name) is not None:
+                raise ConfigError(name, why)
         if (self.cur_shard is None) != (self.shard_count is None):
             raise ConfigError("cur_shard", "and shard_count go together")
         if self.num_epochs is not None and self.num_epochs < 1:
@@ -112,7 +104,7 @@ class ReaderOptions:
                 "Python's lock"
             )
         for each in fields(self):
-            if each.name in _WITHOUT_MEANING and getattr(self, each.name) != each.default:
+            if each.name in IGNORED_READER_ARGUMENTS and getattr(self, each.name) != each.default:
                 log.warning("%s means nothing here and is ignored", each.name)
 
 

@@ -8,6 +8,7 @@ from typing import Literal, NoReturn
 
 from farandole.config import Config, Setting
 from farandole.errors import ConfigError
+from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 
 __all__ = ["Given", "add_horovod_options", "add_setting_options"]
 
@@ -36,49 +37,6 @@ ALIASES: Mapping[str, Alias] = {
     "--network-interface": Alias("interface"),
     "--network-interfaces": Alias("interface"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """Options of horovodrun that do nothing here, or cannot be done, and why."""
-
-    why: str
-    flags: tuple[str, ...]
-    values: int = 0
-
-
-_BY_TOPOLOGY = "the algorithm is chosen by size and topology"
-_NO_ELASTIC = "elastic training is not there yet"
-_NO_SSH = "ranks cannot be started on other machines yet"
-_BY_LOGGING = "the format is that of Python's logging"
-
-IGNORED: Sequence[Foreign] = (
-    Foreign("the checks are not cached", ("--disable-cache",)),
-    Foreign("the engine wakes by event, there is no cycle", ("--cycle-time-ms",), 1),
-    Foreign(_BY_TOPOLOGY, ("--hierarchical-allreduce", "--no-hierarchical-allreduce")),
-    Foreign(_BY_TOPOLOGY, ("--hierarchical-allgather", "--no-hierarchical-allgather")),
-    Foreign(_BY_TOPOLOGY, ("--torus-allreduce", "--no-torus-allreduce")),
-    Foreign("the search takes the noise from the samples", ("--autotune-gaussian-process-noise",), 1),
-    Foreign("MPI is not used", ("--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp")),
-    Foreign("NCCL is not used", ("--num-nccl-streams",), 1),
-    Foreign("the waiting thread does the work itself; see --binding", ("--thread-affinity",), 1),
-    Foreign("see --collective-timeout and --start-timeout", ("--gloo-timeout-seconds",), 1),
-    Foreign("there is one controller", ("--gloo",)),
-    Foreign(_BY_LOGGING, ("--log-with-timestamp", "--log-without-timestamp")),
-    Foreign(_BY_LOGGING, ("--log-hide-timestamp", "--no-log-hide-timestamp")),
-)
-
-REFUSED: Sequence[Foreign] = (
-    Foreign("give the options themselves, or set their FARANDOLE_ variables", ("--config-file",), 1),
-    Foreign(_NO_SSH, ("-p", "--ssh-port", "-i", "--ssh-identity-file"), 1),
-    Foreign(_NO_ELASTIC, ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"), 1),
-    Foreign(_NO_ELASTIC, ("--elastic-timeout", "--reset-limit", "--host-discovery-script"), 1),
-    Foreign(_NO_ELASTIC, ("--blacklist-cooldown-range",), 2),
-    Foreign("ranks are started by farandole itself, not by mpirun", ("--mpi",)),
-    Foreign("ranks are started by farandole itself, not by mpirun", ("--mpi-args",), 1),
-    Foreign("ranks are started by farandole itself, not by mpirun; see --binding", ("--binding-args",), 1),
-    Foreign("ranks are started by farandole itself, not by jsrun", ("--jsrun",)),
-)
 
 
 class Given(argparse.Namespace):
@@ -112,7 +70,7 @@ def add_setting_options(group: argparse._ArgumentGroup) -> None:
 
 def add_horovod_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
     """Accept the options of horovodrun that do nothing here, and refuse others, each with the reason; none of `but`."""
-    for table, action in ((IGNORED, _Ignore), (REFUSED, _Refuse)):
+    for table, action in ((IGNORED_OPTIONS, _Ignore), (REFUSED_OPTIONS, _Refuse)):
         for foreign in table:
             flags = [flag for flag in foreign.flags if flag not in but]
             if flags:

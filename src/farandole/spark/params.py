@@ -11,46 +11,12 @@ from pyspark.ml.param import Param, Params
 
 import farandole
 from farandole.errors import ConfigError
+from farandole.refusals import IGNORED_PARAMS, REFUSED_PARAMS
 from farandole.spark.store import FilesystemStore
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Parameters of horovod.spark that nothing here reads; a program that sets them means no harm.
-WITHOUT_MEANING: Mapping[str, str] = {
-    "partitions_per_process": "no Parquet is written",
-    "shuffle_buffer_size": "all of a rank's rows are shuffled",
-    "train_reader_num_workers": "rows are read from a memory map",
-    "val_reader_num_workers": "rows are read from a memory map",
-    "reader_pool_type": "rows are read from a memory map",
-    "inmemory_cache_all": "the page cache does it",
-    "compress_sparse_cols": "vectors travel as arrays",
-    "continuous_cols": "a column's type says it",
-    "categorical_cols": "a column's type says it",
-    "mp_start_method": "no reader processes are started",
-    "use_gpu": "ranks compute on the CPU",
-    "tensorflow_dataset_prefetch_buffer_size": "no TensorFlow dataset is made",
-}
-
-# Parameters of horovod.spark that change what is learned: ignoring them would be silent damage.
-NOT_SUPPORTED: Mapping[str, str] = {
-    "backend": "set num_proc; ranks are the tasks of the DataFrame's own Spark session",
-    "sample_weight_col": "rows cannot be weighted yet; weight them in the loss",
-    "transformation_fn": "transform the DataFrame before fit",
-    "transformation_edit_fields": "transform the DataFrame before fit",
-    "transformation_removed_fields": "select the columns before fit",
-    "train_steps_per_epoch": "an epoch is every row once",
-    "validation_steps_per_epoch": "validation is every validation row once",
-    "gradient_compression": "gradients travel uncompressed",
-    "backward_passes_per_step": "raise batch_size instead",
-    "label_shapes": "a label takes its output's shape",
-    "data_module": "ranks read the DataFrame's rows",
-    "loss_constructors": "pass the loss function itself as loss",
-    "train_minibatch_fn": "write the training function and run it with HorovodRunner",
-    "callbacks": "write the training function and run it with HorovodRunner",
-}
-
 
 # Parameters whose setters and getters Horovod spells in another way.
 SPELLED: Mapping[str, str] = {
@@ -152,7 +118,7 @@ class EstimatorParams(Params):
             """Answer for the setters of Horovod's other parameters; say of the getters why they are not there."""
             words = re.sub(r"(?<!^)(?=[A-Z])", "_", name[3:]).lower()
             parameter = SPELLED.get(words, words)
-            why = WITHOUT_MEANING.get(parameter) or NOT_SUPPORTED.get(parameter)
+            why = IGNORED_PARAMS.get(parameter) or REFUSED_PARAMS.get(parameter)
             if why is not None and name.startswith("set"):
                 return Foreign(self, parameter, why)
             if why is not None and name.startswith("get"):
@@ -264,10 +230,10 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
     known = sorted(known)
     ignored = []
     for name in names:
-        if name in WITHOUT_MEANING:
-            ignored.append(f"{name} ({WITHOUT_MEANING[name]})")
-        elif name in NOT_SUPPORTED:
-            raise ConfigError(name, f"is not supported: {NOT_SUPPORTED[name]}")
+        if name in IGNORED_PARAMS:
+            ignored.append(f"{name} ({IGNORED_PARAMS[name]})")
+        elif name in REFUSED_PARAMS:
+            raise ConfigError(name, f"is not supported: {REFUSED_PARAMS[name]}")
         else:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}? " if near else ""

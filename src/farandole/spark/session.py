@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from farandole.config import Config
 from farandole.errors import ConfigError
+from farandole.refusals import REFUSED_SPARK_MPI
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.driver_log import Show, Verbosity, show_on_console
 
@@ -47,7 +48,7 @@ def run(
     `PicklingError` when the call cannot be sent, and the `RankFailed` of the rank that failed first, from its own
     exception."""
     if use_mpi or extra_mpi_args:
-        raise ConfigError("use_mpi", "ranks of a Spark job connect by themselves, without MPI; leave it out")
+        raise ConfigError("use_mpi", REFUSED_SPARK_MPI)
     spark = active_session()
     environment = dict(env or {})
     if nics is not None:

@@ -1,0 +1,191 @@
+"""Horovod's and Petastorm's names that farandole ignores, refuses or does not have, each with the reason.
+
+An ignored name does nothing and is reported in a warning. A refused name raises an error. An absent module or name
+cannot be imported.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ELASTIC: Final = "elastic training is not there yet"
+GPUS: Final = "tensors on GPUs are not there yet"
+OTHER_MACHINES: Final = "ranks cannot be started on other machines yet"
+_NO_MPIRUN = "ranks are started by farandole itself, not by mpirun"
+_NO_MPI = "MPI is not used"
+_NO_NCCL = "NCCL is not used"
+_NO_CYCLE = "the engine wakes by event, there is no cycle"
+_ONE_CONTROLLER = "there is one controller"
+_OWN_THREAD = "the waiting thread does the work itself"
+_BY_TOPOLOGY = "the algorithm is chosen by size and topology"
+_BY_LOGGING = "the format is that of Python's logging"
+_NOISE = "the search takes the noise from the samples"
+
+IGNORED_VARIABLES: Mapping[str, str] = {
+    "HOROVOD_CYCLE_TIME": _NO_CYCLE,
+    "HOROVOD_CONTROLLER": _ONE_CONTROLLER,
+    "HOROVOD_CPU_OPERATIONS": "the transport is chosen by topology",
+    "HOROVOD_GPU_OPERATIONS": "nothing is chosen when farandole is built",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": _BY_TOPOLOGY,
+    "HOROVOD_HIERARCHICAL_ALLGATHER": _BY_TOPOLOGY,
+    "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": "set FARANDOLE_COLLECTIVE_TIMEOUT",
+    "HOROVOD_THREAD_AFFINITY": _OWN_THREAD,
+    "HOROVOD_MPI_THREADS_DISABLE": _NO_MPI,
+    "HOROVOD_NUM_NCCL_STREAMS": _NO_NCCL,
+    "HOROVOD_CCL_CACHE": "oneCCL is not used",
+    "HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic",
+    "HOROVOD_LOG_HIDE_TIME": "set the format on Python's logging",
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NOISE,
+    "HOROVOD_ELASTIC": ELASTIC,
+    "HOROVOD_ELASTIC_TIMEOUT": ELASTIC,
+    "HOROVOD_SPARK_START_TIMEOUT": "set FARANDOLE_START_TIMEOUT, or start_timeout of horovod.spark.run",
+    "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": GPUS,
+    "HOROVOD_BATCH_D2D_MEMCOPIES": GPUS,
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": GPUS,
+    "HOROVOD_ENABLE_XLA_OPS": "operations run beside XLA, which compiles what is between them",
+    "HOROVOD_DISABLE_NVTX_RANGES": "no NVTX ranges are made",
+    "HOROVOD_DISABLE_GROUP_FUSION": "what is fused with a group does not change its results",
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": _NO_MPI,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `horovodrun` that take `values` words each, and the reason why they do nothing or are refused."""
+
+    why: str
+    flags: tuple[str, ...]
+    values: int = 0
+
+
+IGNORED_OPTIONS: Sequence[Options] = (
+    Options("the checks are not cached", ("--disable-cache",)),
+    Options(_NO_CYCLE, ("--cycle-time-ms",), 1),
+    Options(_BY_TOPOLOGY, ("--hierarchical-allreduce", "--no-hierarchical-allreduce")),
+    Options(_BY_TOPOLOGY, ("--hierarchical-allgather", "--no-hierarchical-allgather")),
+    Options(_BY_TOPOLOGY, ("--torus-allreduce", "--no-torus-allreduce")),
+    Options(_NOISE, ("--autotune-gaussian-process-noise",), 1),
+    Options(_NO_MPI, ("--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp")),
+    Options(_NO_NCCL, ("--num-nccl-streams",), 1),
+    Options(f"{_OWN_THREAD}; see --binding", ("--thread-affinity",), 1),
+    Options("see --collective-timeout and --start-timeout", ("--gloo-timeout-seconds",), 1),
+    Options(_ONE_CONTROLLER, ("--gloo",)),
+    Options(_BY_LOGGING, ("--log-with-timestamp", "--log-without-timestamp")),
+    Options(_BY_LOGGING, ("--log-hide-timestamp", "--no-log-hide-timestamp")),
+)
+REFUSED_OPTIONS: Sequence[Options] = (
+    Options("give the options themselves, or set their FARANDOLE_ variables", ("--config-file",), 1),
+    Options(OTHER_MACHINES, ("-p", "--ssh-port", "-i", "--ssh-identity-file"), 1),
+    Options(ELASTIC, ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"), 1),
+    Options(ELASTIC, ("--elastic-timeout", "--reset-limit", "--host-discovery-script"), 1),
+    Options(ELASTIC, ("--blacklist-cooldown-range",), 2),
+    Options(_NO_MPIRUN, ("--mpi",)),
+    Options(_NO_MPIRUN, ("--mpi-args",), 1),
+    Options(f"{_NO_MPIRUN}; see --binding", ("--binding-args",), 1),
+    Options("ranks are started by farandole itself, not by jsrun", ("--jsrun",)),
+)
+
+# Arguments of `horovod.run`; None, their default, asks for nothing.
+IGNORED_ARGUMENTS: Mapping[str, str] = {
+    "disable_cache": "there are no checks to cache",
+    "use_gloo": _ONE_CONTROLLER,
+    "verbose": "set the level of Python's logger 'farandole'",
+}
+_ELASTIC_ARGUMENTS = "min_num_proc max_num_proc min_np max_np slots reset_limit cooldown_range host_discovery_script"
+REFUSED_ARGUMENTS: Mapping[str, str] = {
+    **dict.fromkeys(_ELASTIC_ARGUMENTS.split(), ELASTIC),
+    **dict.fromkeys(("ssh_port", "ssh_identity_file"), OTHER_MACHINES),
+    **dict.fromkeys(("use_mpi", "mpi_args"), _NO_MPIRUN),
+}
+
+REFUSED_SPARK_MPI: Final = "ranks of a Spark job connect by themselves, without MPI; leave it out"
+
+# Parameters of the estimators of `horovod.spark`. Ignoring one of the refused ones would change what is learned.
+IGNORED_PARAMS: Mapping[str, str] = {
+    "partitions_per_process": "no Parquet is written",
+    "shuffle_buffer_size": "all of a rank's rows are shuffled",
+    "train_reader_num_workers": "rows are read from a memory map",
+    "val_reader_num_workers": "rows are read from a memory map",
+    "reader_pool_type": "rows are read from a memory map",
+    "inmemory_cache_all": "the page cache does it",
+    "compress_sparse_cols": "vectors travel as arrays",
+    "continuous_cols": "a column's type says it",
+    "categorical_cols": "a column's type says it",
+    "mp_start_method": "no reader processes are started",
+    "use_gpu": "ranks compute on the CPU",
+    "tensorflow_dataset_prefetch_buffer_size": "no TensorFlow dataset is made",
+}
+_OWN_FUNCTION = "write the training function and run it with HorovodRunner"
+REFUSED_PARAMS: Mapping[str, str] = {
+    "backend": "set num_proc; ranks are the tasks of the DataFrame's own Spark session",
+    "sample_weight_col": "rows cannot be weighted yet; weight them in the loss",
+    "transformation_fn": "transform the DataFrame before fit",
+    "transformation_edit_fields": "transform the DataFrame before fit",
+    "transformation_removed_fields": "select the columns before fit",
+    "train_steps_per_epoch": "an epoch is every row once",
+    "validation_steps_per_epoch": "validation is every validation row once",
+    "gradient_compression": "gradients travel uncompressed",
+    "backward_passes_per_step": "raise batch_size instead",
+    "label_shapes": "a label takes its output's shape",
+    "data_module": "ranks read the DataFrame's rows",
+    "loss_constructors": "pass the loss function itself as loss",
+    "train_minibatch_fn": _OWN_FUNCTION,
+    "callbacks": _OWN_FUNCTION,
+}
+
+# Arguments of Petastorm's readers. Programs pass the ignored ones, which have nothing to change here.
+IGNORED_READER_ARGUMENTS: Sequence[str] = (
+    "pyarrow_serialize",
+    "results_queue_size",
+    "zmq_copy_buffers",
+    "hdfs_driver",
+    "cache_extra_settings",
+)
+REFUSED_READER_ARGUMENTS: Mapping[str, str] = {
+    "rowgroup_selector": "needs an index that only Petastorm writes; use filters=",
+    "filesystem": "give a URL with its scheme, and storage_options=",
+}
+
+_INSIDE = "it is the inside of Horovod's launcher; farandole starts its ranks in its own way"
+_ELASTIC_MODULES = """
+torch.elastic torch.elastic.sampler torch.elastic.state tensorflow.elastic tensorflow.keras.elastic keras.elastic
+common.elastic runner.elastic
+"""
+# Those for which `compat.answers` names a module of ours are absent until that module exists.
+ABSENT_MODULES: Mapping[str, str] = {
+    **{f"horovod.{module}": ELASTIC for module in _ELASTIC_MODULES.split()},
+    "horovod.tensorflow.data": "no services of tf.data are started; farandole.data reads ahead on each rank, and gives "
+    "each row once",
+    "horovod.mxnet": "MXNet comes in a later version",
+    "horovod.ray": "farandole starts no ranks through Ray",
+    **{f"horovod.runner.{module}": _INSIDE for module in ("http", "common", "driver", "service", "task", "util")},
+    "horovod.spark.keras": "the Keras estimator comes in a later version",
+    "horovod.spark.lightning": "the Lightning estimator comes in a later version",
+    "horovod.spark.task": "ranks are the tasks of a barrier stage; CUDA_VISIBLE_DEVICES names their GPUs",
+    "sparkdl.estimators": "HorovodEstimator trains TensorFlow 1 model functions, which come later",
+}
+
+_AGGREGATION = "give backward_passes_per_step= to the optimizer, which adds the gradients up"
+_TORCH_FUNCTIONS = """
+HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall
+HorovodReducescatter HorovodGroupedReducescatter
+"""
+_HELPERS = "LocalGradientAggregationHelper apply_op_to_not_none_tensors get_not_none_from_list"
+_STORES = "AbstractFilesystemStore HDFSStore DBFSLocalStore"
+ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
+    "horovod.torch.mpi_ops": dict.fromkeys(
+        _TORCH_FUNCTIONS.split(), "call the operation itself, which can be differentiated"
+    ),
+    "horovod.tensorflow.gradient_aggregation": dict.fromkeys(_HELPERS.split(), _AGGREGATION),
+    "horovod.tensorflow.gradient_aggregation_eager": {"LocalGradientAggregationHelperEager": _AGGREGATION},
+    "horovod.tensorflow.util": dict.fromkeys(
+        ("vars_to_refs", "refs_to_vars"), "variable.ref() and its deref() do the same"
+    ),
+    "horovod.common.util": {"get_average_backwards_compatibility_fun": "pass op= to the operation"},
+    "horovod.spark": {"run_elastic": ELASTIC},
+    "horovod.spark.runner": {"run_elastic": ELASTIC},
+    "horovod.spark.common.store": dict.fromkeys(
+        _STORES.split(), "Store.create takes every path and URL that fsspec serves"
+    ),
+}
