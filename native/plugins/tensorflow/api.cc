@@ -9,7 +9,7 @@ namespace farandole::tensorflow {
 Api tf;
 
 const char* resolve() {
-  // From 2.19 on the symbols are global; before, they are in a library that has been loaded for itself.
+  // From 2.19 on the symbols are global. Older versions load them in a library with local symbols.
   void* const framework = dlopen("libtensorflow_framework.so.2", RTLD_NOW | RTLD_NOLOAD);
   const char* missing = nullptr;
   const auto find = [&](const char* name) {

@@ -3,8 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The part of TensorFlow's C interface that the operations need, found at run time in the process that loads us: one
-/// binary for all versions, built against none. Names and types are those of tensorflow/c/{kernels,ops,tf_tensor}.h.
+/// The part of TensorFlow's C interface that the operations need. It is found at run time in the process that loads
+/// this library, so one binary serves all versions. Names and types are those of
+/// tensorflow/c/{kernels,ops,tf_tensor}.h.
 extern "C" {
 struct TF_OpDefinitionBuilder;
 struct TF_ShapeInferenceContext;
@@ -27,7 +28,7 @@ using ComputeAsync = void (*)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCa
 using Delete = void (*)(void*);
 using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 
-/// The codes of tensorflow::error::Code that we speak.
+/// The codes of tensorflow::error::Code that the operations set.
 enum TF_Code { kInvalidArgument = 3, kDeadlineExceeded = 4, kFailedPrecondition = 9, kAborted = 10, kInternal = 13 };
 
 // The list both declares the functions and finds them.
@@ -79,13 +80,13 @@ struct Api {
 };
 #undef FARANDOLE_TF_DECLARE
 
-/// TensorFlow's functions; filled before any of our operations is known to it.
+/// TensorFlow's functions, filled before the operations are registered.
 extern Api tf;
 
-/// Finds all functions; returns the name of the first that this TensorFlow does not have, or null.
+/// Finds all functions. Returns the name of the first one that this TensorFlow lacks, or null.
 [[nodiscard]] const char* resolve();
 
-/// A TF_Status for one call or several.
+/// Owner of a TF_Status for one or more calls.
 class Status {
  public:
   Status() : status_(tf.NewStatus()) {}
