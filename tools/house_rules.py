@@ -13,6 +13,7 @@ PACKAGE = Path("src/farandole")
 ENVIRONMENT = (
     PACKAGE / "config.py",
     PACKAGE / "topology.py",
+    PACKAGE / "other_launchers.py",
     PACKAGE / "launch",
     PACKAGE / "spark",
     PACKAGE / "compat" / "children.py",

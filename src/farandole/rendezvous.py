@@ -17,6 +17,7 @@ from typing import Protocol, Self, TypeVar, cast, runtime_checkable
 from farandole.errors import RendezvousError
 from farandole.handshake import Deadline, converse, handshake_steps, new_secret, recv_frame, split_address
 from farandole.meeting import Answer, Caller, Meeting, read_answer
+from farandole.other_launchers import refuse_other_launch
 from farandole.rendezvous_server import MAX_PAYLOAD, REQUEST, RendezvousServer, answer_limit
 from farandole.topology import JobEnvironment
 
@@ -275,8 +276,11 @@ class _Hall:
 
 
 def from_environment(env: Mapping[str, str] | None = None) -> Rendezvous:
-    """Make the rendezvous that a launcher's variables name; without a launcher this process is the only rank."""
+    """Make the rendezvous that a launcher's variables name; without a launcher this process is the only rank.
+
+    Raises `ConfigError` when another launcher's variables tell of several processes, which cannot meet here."""
     job = JobEnvironment.read(env)
     if job is None:
+        refuse_other_launch(env)
         return SoloRendezvous()
     return TcpRendezvous(job.rendezvous, job.rank, job.size, job.secret, job.generation)

@@ -205,6 +205,16 @@ def test_the_example_below_torchrun(torchrun: list[str]) -> None:
     assert accuracy(done.stdout) > 0.85
 
 
+def test_init_below_torchrun_is_refused(torchrun: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import farandole.torch as hvd; hvd.init(); print('size', hvd.size())")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [*torchrun, str(tmp_path / "train.py")]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode != 0
+    assert "size" not in done.stdout
+    assert "WORLD_SIZE: is 2: torchrun, or a launcher like it, started 2 processes" in done.stderr
+
+
 def accuracy(output: str) -> float:
     return float(output.partition("with 2 ranks: ")[2].split()[0])
 

@@ -107,7 +107,8 @@ def init(
     Blocks until every rank has come or `Config.start_timeout` has passed. Without a launcher this process is the
     only rank. Ends by itself at interpreter exit. `process_sets` are added as `add_process_set` does, in this order;
     "dynamic" adds none, and sets can be added later in any case. Raises `RendezvousError` naming the ranks that are
-    missing, `ConfigError` for a `comm` other than all ranks, and `ValueError` for a set given twice.
+    missing, `ConfigError` for a `comm` other than all ranks or below another launcher (`mpirun`, `srun`, `torchrun`)
+    that has started several processes, and `ValueError` for a set given twice.
     """
     global _process, _atexit_registered
     sets = _checked_sets(process_sets)

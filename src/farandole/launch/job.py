@@ -17,6 +17,7 @@ from farandole.launch.cores import available_cores, share_of, threads_per_rank
 from farandole.launch.failures import Failure, culprit, exit_failure
 from farandole.launch.processes import GRACE, OnLine, RankProcess
 from farandole.launch.reserved import ReservedPort
+from farandole.other_launchers import find_other_launch
 from farandole.rendezvous import RendezvousServer
 from farandole.topology import JobEnvironment
 
@@ -113,6 +114,7 @@ def open_job(num_proc: int, environment: Mapping[str, str], *, binding: Binding 
     On leaving, however that comes about, all ranks are ended and none of their descendants is left."""
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
+    _warn_of_copies(environment)
     secret = new_secret()
     base = {**environment, **_threads(num_proc, environment)}
     base.setdefault("PYTHONUNBUFFERED", "1")
@@ -159,6 +161,13 @@ def run_command(
             )
         )
         return job.wait()
+
+
+def _warn_of_copies(environment: Mapping[str, str]) -> None:
+    """Warn when another launcher started several copies of this one; a rank may well start a job of its own."""
+    found = None if "FARANDOLE_RANK" in environment else find_other_launch(environment)
+    if found is not None:
+        log.warning("%s; each of them starts a job of its own, unconnected to the others", found)
 
 
 def _variables(rank: int, size: int, rendezvous: str, secret: bytes, job: str, torch_port: int) -> dict[str, str]:

@@ -1,0 +1,77 @@
+"""Launchers of other projects, recognized by the environment variables that they set for each process."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farandole.errors import ConfigError
+
+__all__ = ["OtherLaunch", "find_other_launch", "refuse_other_launch"]
+
+# Each variable holds the number of processes of one launch. The first above 1 names the launcher: a process that
+# `mpirun` starts within a Slurm job has the variables of both.
+_SIZES = {
+    "OMPI_COMM_WORLD_SIZE": "mpirun of Open MPI",
+    "MV2_COMM_WORLD_SIZE": "mpirun of MVAPICH",
+    "PMI_SIZE": "mpiexec of MPICH or Intel MPI",
+    "MPI_LOCALNRANKS": "mpiexec of MPICH or Intel MPI",
+    "SLURM_STEP_NUM_TASKS": "srun",
+    "HOROVOD_SIZE": "a launcher of Horovod",
+    "WORLD_SIZE": "torchrun, or a launcher like it,",
+}
+_SPECIAL_STEPS = 0xFFFFFFF0  # slurm.h: larger numbers are batch scripts and interactive shells, not srun's steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherLaunch:
+    """A launch of several processes: the launcher, and the variable that shows it."""
+
+    launcher: str
+    variable: str
+    value: int
+    size: int | None  # None: the launcher gives each process its rank alone
+
+    def __str__(self) -> str:
+        if self.size is None:
+            return f"{self.launcher} started this process as rank {self.value} of several"
+        return f"{self.launcher} started {self.size} processes"
+
+
+def find_other_launch(env: Mapping[str, str] | None = None) -> OtherLaunch | None:
+    """Return the launch of several processes that `env` (default: `os.environ`) tells of; None for a single process.
+
+    A Slurm batch script is a single process, however many tasks its job may start."""
+    env = os.environ if env is None else env
+    sizes = dict(_SIZES)
+    if "SLURM_STEP_NUM_TASKS" not in env and _in_step_of_srun(env):
+        sizes["SLURM_NTASKS"] = "srun"
+    for variable, launcher in sizes.items():
+        if (size := _number(env, variable)) > 1:
+            return OtherLaunch(launcher=launcher, variable=variable, value=size, size=size)
+    if (rank := _number(env, "PMIX_RANK")) > 0:
+        return OtherLaunch(launcher="a launcher with PMIx", variable="PMIX_RANK", value=rank, size=None)
+    return None
+
+
+def refuse_other_launch(env: Mapping[str, str] | None = None) -> None:
+    """Raise `ConfigError` when another launcher has started several processes: each would be a job of its own."""
+    found = find_other_launch(env)
+    if found is not None:
+        raise ConfigError(
+            found.variable,
+            f"is {found.value}: {found}. farandole cannot connect them, and each would train alone. Start the ranks "
+            f"with: farandole run -np {found.size or 'N'} python train.py. To train alone on purpose, "
+            f"unset {found.variable}",
+        )
+
+
+def _in_step_of_srun(env: Mapping[str, str]) -> bool:
+    step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
+    if step.isascii() and step.isdigit():
+        return int(step) < _SPECIAL_STEPS
+    return _number(env, "SLURM_PROCID") > 0  # a batch script is always process 0
+
+
+def _number(env: Mapping[str, str], variable: str) -> int:
+    text = env.get(variable, "")
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,0 +1,67 @@
+"""The variables of other launchers: which of them tell of processes that each would train alone."""
+
+import pytest
+
+from farandole.errors import ConfigError
+from farandole.other_launchers import find_other_launch
+from farandole.rendezvous import SoloRendezvous, TcpRendezvous, from_environment
+from farandole.topology import JobEnvironment
+
+SEVERAL = {
+    "Open MPI": ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
+    "MVAPICH": ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE"),
+    "MPICH": ({"PMI_SIZE": "3", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"}, "PMI_SIZE"),
+    "Intel MPI": ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0", "PMI_RANK": "0"}, "MPI_LOCALNRANKS"),
+    "a PMIx rank": ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prte"}, "PMIX_RANK"),
+    "srun": ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS"),
+    "a step of srun": ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, "SLURM_NTASKS"),
+    "a task of srun": ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_NTASKS"),
+    "mpirun within srun": ({"SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE"),
+    "Horovod": ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "HOROVOD_SIZE"),
+    "torchrun": ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}, "WORLD_SIZE"),
+}
+ALONE = {
+    "no launcher": {},
+    "mpirun -n 1": {"OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"},
+    "mpiexec -n 1": {"PMI_SIZE": "1", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"},
+    "a batch script": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+    "a batch script's step": {"SLURM_STEP_ID": "4294967291", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"},
+    "an allocation's shell": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"},
+    "srun -n 1 within a larger job": {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"},
+    "torchrun with one": {"WORLD_SIZE": "1", "RANK": "0"},
+    "no numbers": {"WORLD_SIZE": "many", "PMI_SIZE": "", "OMPI_COMM_WORLD_SIZE": "-2"},
+}
+
+
+@pytest.mark.parametrize("launcher", SEVERAL)
+def test_a_launch_of_several_is_refused(launcher: str) -> None:
+    env, variable = SEVERAL[launcher]
+    with pytest.raises(ConfigError) as caught:
+        from_environment(env)
+    assert caught.value.setting == variable
+    assert f"{variable}: is {env[variable]}: " in str(caught.value)
+    assert f"farandole run -np {'N' if variable == 'PMIX_RANK' else env[variable]} python" in str(caught.value)
+    assert str(find_other_launch(env)) in str(caught.value)
+
+
+@pytest.mark.parametrize("launcher", ALONE)
+def test_a_single_process_is_a_job_of_one_rank(launcher: str) -> None:
+    assert isinstance(from_environment(ALONE[launcher]), SoloRendezvous)
+
+
+@pytest.mark.parametrize("launcher", SEVERAL)
+def test_our_own_launcher_comes_first(launcher: str) -> None:
+    job = JobEnvironment(rank=1, size=2, rendezvous="127.0.0.1:4711", secret=b"secret")
+    met = from_environment(SEVERAL[launcher][0] | job.write(torch_store=("127.0.0.1", 4712)))
+    assert isinstance(met, TcpRendezvous)
+    assert (met.rank, met.size) == (1, 2)
+
+
+def test_the_sentence() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_environment({"OMPI_COMM_WORLD_SIZE": "2"})
+    assert str(caught.value) == (
+        "OMPI_COMM_WORLD_SIZE: is 2: mpirun of Open MPI started 2 processes. farandole cannot connect them, and each "
+        "would train alone. Start the ranks with: farandole run -np 2 python train.py. To train alone on purpose, "
+        "unset OMPI_COMM_WORLD_SIZE"
+    )
