@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,11 +10,13 @@ from typing import Self
 
 from farandole.launch.channel import (
     WORKER_FD,
+    LauncherEnd,
+    OnMessage,
+    Orders,
     Outcome,
     WorkerFailure,
     WorkerValue,
-    receive_outcome,
-    send_call,
+    open_channel,
 )
 from farandole.launch.failures import Failure, exit_failure
 from farandole.launch.processes import GRACE, OnLine, RankProcess
@@ -29,15 +30,19 @@ EXIT_TIMEOUT = timedelta(seconds=30)  # for a worker's exit handlers, once its f
 
 LAST_LINES = timedelta(milliseconds=200)  # for what a failed rank still prints
 
+AT_ONCE = Orders()
+
+
+def _ignore(kind: str, payload: Mapping[str, object]) -> None:
+    """Drop a message that no launcher asked for."""
+
 
 class RankCall:
     """A call (pickled by `pickling.dump_call`) that one rank makes in a process of its own.
 
     `farandole.run` starts one for each rank, an engine whose tasks are ranks starts one in each task."""
 
-    def __init__(
-        self, process: RankProcess, channel: socket.socket, on_end: "Callable[[RankCall], None] | None"
-    ) -> None:
+    def __init__(self, process: RankProcess, channel: LauncherEnd, on_end: "Callable[[RankCall], None] | None") -> None:
         self.rank = process.rank
         self.process = process
         self.failure: Failure | None = None  # known as soon as the function has failed, before its process is gone
@@ -58,13 +63,18 @@ class RankCall:
         paths: Sequence[str] | None = None,
         cores: Iterable[int] = (),
         start_timeout: timedelta = START_TIMEOUT,
+        orders: Orders | None = AT_ONCE,
+        runner: str = "",
+        on_message: OnMessage = _ignore,
         on_end: "Callable[[RankCall], None] | None" = None,
     ) -> Self:
         """Start a Python with exactly `env`, and `sys.path` (or `paths`), that makes the call; does not wait for it.
 
-        `on_line` hears its output and `on_end` its end, once, each on a thread of this rank. A worker that has not
-        started within `start_timeout` has failed."""
-        ours, theirs = socket.socketpair()
+        The worker imports what the call refers to, and makes the call with `orders`; None: when `begin` is called. A
+        `runner`, "module:function", makes it in the worker. `on_line` gets the output, `on_message` the call's
+        messages, `on_end` the end, once, each on a thread of this rank. A worker that has not started within
+        `start_timeout` has failed."""
+        ours, theirs = open_channel()
         with theirs:
             try:
                 process = RankProcess.start(
@@ -79,9 +89,15 @@ class RankCall:
                 ours.close()
                 raise
         call = cls(process, ours, on_end)
-        arguments = (payload, tuple(sys.path if paths is None else paths), start_timeout)
+        if orders is not None:
+            ours.begin(orders)
+        arguments = (payload, tuple(sys.path if paths is None else paths), runner, start_timeout, on_message)
         threading.Thread(target=call._follow, args=arguments, name=f"farandole-call-{rank}", daemon=True).start()
         return call
+
+    def begin(self, orders: Orders) -> None:
+        """Let the call begin; the files in `orders` must stay open until it has ended."""
+        self._channel.begin(orders)
 
     def wait(self, timeout: timedelta) -> bool:
         """Wait for the end of the call: its failure, or its value and the end of its process."""
@@ -102,11 +118,13 @@ class RankCall:
         """Wait until nothing of the rank is left, see `RankProcess.wait_gone`."""
         return self.process.wait_gone(timeout)
 
-    def _follow(self, payload: bytes, paths: Sequence[str], start_timeout: timedelta) -> None:
-        """The thread: hand over the call, take what comes of it."""
+    def _follow(
+        self, payload: bytes, paths: Sequence[str], runner: str, start_timeout: timedelta, on_message: OnMessage
+    ) -> None:
+        """Hand over the call and wait for its outcome; the body of the thread."""
         try:
-            send_call(self._channel, paths, payload, start_timeout)
-            outcome: Outcome | None = receive_outcome(self._channel)
+            self._channel.hand_over(paths, runner, payload, start_timeout)
+            outcome: Outcome | None = self._channel.receive_outcome(on_message)
         except TimeoutError:
             self.failure = self._fail(f"did not start within {start_timeout.total_seconds():g} s")
             outcome = None

@@ -1,47 +1,73 @@
-"""The pipe between the launcher and a worker that runs one function: the call goes in, a value or a failure comes out.
+"""Channel between the process that starts a rank and the worker in the rank's own process.
 
-Both ends belong to one user and one job and the pipe has no name, so what comes over it is trusted.
+A pair of connected sockets without a name. Both ends belong to one user and one job, so each trusts the other.
 
-    worker -> launcher   b"" when it has started
-    launcher -> worker   sys.path (JSON), then the pickled (fn, args, kwargs)
-    worker -> launcher   a pickled `WorkerValue` or `WorkerFailure`
+    worker -> launcher   READY, when it has started
+    launcher -> worker   SETUP (JSON: sys.path, the runner) and CALL (the pickled function and arguments)
+    launcher -> worker   ORDERS (JSON: variables, whether to keep the value) with open files; the call begins
+    worker -> launcher   MESSAGE (JSON), any number while the call runs
+    worker -> launcher   OUTCOME (a pickled `WorkerValue` or `WorkerFailure`)
+
+Records are received whole or not at all. Longer items are cut into several records, between which messages may come.
 """
 
+import contextlib
 import json
 import pickle
+import select
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeAlias
 
-from farandole.handshake import recv_frame, send_frame
-
 __all__ = [
+    "LARGEST_MESSAGE",
+    "MOST_FILES",
     "WORKER_FD",
+    "LauncherEnd",
+    "OnMessage",
+    "Orders",
     "Outcome",
+    "WorkerEnd",
     "WorkerFailure",
     "WorkerValue",
-    "receive_call",
-    "receive_outcome",
-    "send_call",
-    "send_outcome",
+    "open_channel",
 ]
 
-WORKER_FD = "FARANDOLE_WORKER_FD"  # the variable that tells a worker its end of the pipe
-LARGEST = 1 << 48
+WORKER_FD = "FARANDOLE_WORKER_FD"  # the variable that tells a worker its end
+LARGEST_MESSAGE = 64 * 1024  # bytes
+MOST_FILES = 64  # that orders bring; Linux passes no more than 253 at once
+PATIENCE = 2.0  # seconds that a message for the user waits for room
+
+# The first byte of a record: the item's kind, with _MORE where further records of the item follow.
+READY, SETUP, CALL, ORDERS, MESSAGE, OUTCOME = range(6)
+_MORE = 0x80
+
+OnMessage: TypeAlias = Callable[[str, Mapping[str, object]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orders:
+    """The start signal of a call: variables to set, files to hand over, whether the launcher wants the value."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    fds: Sequence[int] = ()
+    keep: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerValue:
-    """What the function returned, pickled."""
+    """The function's value, pickled."""
 
     data: bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFailure:
-    """What the function raised, as far as it can travel."""
+    """The function's exception, as far as it can travel."""
 
     reason: str  # "ValueError: the text", in words if it was no exception
     traceback: str
@@ -54,31 +80,150 @@ class WorkerFailure:
 Outcome: TypeAlias = WorkerValue | WorkerFailure
 
 
-def send_call(channel: socket.socket, paths: Sequence[str], payload: bytes, start_timeout: timedelta) -> None:
-    """Hand the call to the worker once it has started; raises `TimeoutError` when it does not.
-
-    Blocks until the worker has taken it; raises `OSError` or `EOFError` when the worker is gone."""
-    channel.settimeout(start_timeout.total_seconds())
-    recv_frame(channel, LARGEST)
-    channel.settimeout(None)
-    send_frame(channel, json.dumps(list(paths)).encode())
-    send_frame(channel, payload)
+def open_channel() -> tuple["LauncherEnd", socket.socket]:
+    """Make a channel; returns the launcher's end, and the socket that the worker makes its `WorkerEnd` of."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return LauncherEnd(ours), theirs
 
 
-def receive_call(channel: socket.socket) -> tuple[list[str], bytes]:
-    """The worker's half of `send_call`: the paths and the pickled call."""
-    send_frame(channel, b"")
-    paths = json.loads(recv_frame(channel, LARGEST))
-    return [str(path) for path in paths], recv_frame(channel, LARGEST)
+class _End:
+    """One end: sends and receives items of any size, each of a kind. One thread receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._pieces: dict[int, list[bytes]] = {}
+
+    def close(self) -> None:
+        """Close this end; sent items still arrive."""
+        self._socket.close()
+
+    def _send(self, kind: int, item: bytes, fds: Sequence[int] = ()) -> None:
+        """Send `item`, with `fds` if it fits one record; blocks until the other end has room."""
+        whole = memoryview(item)
+        while len(whole) > LARGEST_MESSAGE:
+            self._socket.sendmsg([bytes([kind | _MORE]), whole[:LARGEST_MESSAGE]])
+            whole = whole[LARGEST_MESSAGE:]
+        socket.send_fds(self._socket, [bytes([kind]), whole], list(fds))
+
+    def _receive(self) -> tuple[int, bytes, list[int]]:
+        """Wait for an item: its kind, its bytes, its files; raises `EOFError` when the other end is closed."""
+        while True:
+            try:
+                record, fds, _, _ = socket.recv_fds(self._socket, 1 + LARGEST_MESSAGE, MOST_FILES)
+            except ConnectionResetError:
+                continue  # Linux reports once that the other end closed with unread records; its own come after that
+            if not record:
+                raise EOFError("the channel was closed")
+            kind = record[0] & ~_MORE
+            self._pieces.setdefault(kind, []).append(record[1:])
+            if not record[0] & _MORE:
+                return kind, b"".join(self._pieces.pop(kind)), fds
+
+    def _expect(self, kind: int) -> tuple[bytes, list[int]]:
+        got, item, fds = self._receive()
+        assert got == kind, (got, kind)
+        return item, fds
 
 
-def send_outcome(channel: socket.socket, outcome: Outcome) -> None:
-    """Say how the function ended; blocks until the launcher has taken it."""
-    send_frame(channel, pickle.dumps(outcome))
+class LauncherEnd(_End):
+    """The launcher's end: hands over the call, lets it begin, hears its messages and its outcome."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self._orders: Orders | None = None
+        self._handed_over = False
+        self._lock = threading.Lock()
+
+    def hand_over(self, paths: Sequence[str], runner: str, call: bytes, start_timeout: timedelta) -> None:
+        """Hand the call to the worker once it has started; raises `TimeoutError` when it does not start.
+
+        Blocks until the worker has taken the call; raises `OSError` or `EOFError` when the worker is gone."""
+        self._socket.settimeout(start_timeout.total_seconds())
+        self._expect(READY)
+        self._socket.settimeout(None)
+        self._send(SETUP, json.dumps({"paths": list(paths), "runner": runner}).encode())
+        self._send(CALL, call)
+        with self._lock:
+            self._handed_over = True
+            self._send_orders()
+
+    def begin(self, orders: Orders) -> None:
+        """Let the call begin as soon as the worker has it; the files must stay open until the call has ended."""
+        with self._lock:
+            self._orders = orders
+            # A worker that is gone takes no orders; its exit says why.
+            with contextlib.suppress(OSError):
+                self._send_orders()
+
+    def receive_outcome(self, on_message: OnMessage) -> Outcome:
+        """Wait for the call to end, however long it runs, and hand on its messages.
+
+        Raises `EOFError` or `OSError` when the worker is gone; its messages have been handed on then, too."""
+        while True:
+            kind, item, _ = self._receive()
+            if kind == OUTCOME:
+                outcome = pickle.loads(item)
+                assert isinstance(outcome, (WorkerValue, WorkerFailure)), outcome
+                return outcome
+            assert kind == MESSAGE, kind
+            message = json.loads(item)
+            if message["dropped"]:
+                on_message("dropped", {"messages": message["dropped"]})
+            on_message(message["kind"], message["payload"])
+
+    def _send_orders(self) -> None:
+        if self._handed_over and self._orders is not None:
+            record = json.dumps({"env": dict(self._orders.env), "keep": self._orders.keep}).encode()
+            self._send(ORDERS, record, self._orders.fds)
+            self._orders = None
 
 
-def receive_outcome(channel: socket.socket) -> Outcome:
-    """Wait for the function to end, however long it runs; raises `EOFError` or `OSError` when the worker is gone."""
-    outcome = pickle.loads(recv_frame(channel, LARGEST))
-    assert isinstance(outcome, (WorkerValue, WorkerFailure)), outcome
-    return outcome
+class WorkerEnd(_End):
+    """The worker's end; messages may be sent from any thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self._dropped = 0
+        self._lock = threading.Lock()
+
+    def receive_call(self) -> tuple[list[str], str, bytes]:
+        """Wait for the call: `sys.path`, the name of the runner, and the pickled function and arguments."""
+        self._send(READY, b"")
+        setup = json.loads(self._expect(SETUP)[0])
+        return setup["paths"], setup["runner"], self._expect(CALL)[0]
+
+    def receive_orders(self) -> Orders:
+        """Wait until the call may begin; raises `EOFError` when the launcher ends before."""
+        # No deadline: a Spark task may write rows for an hour before. The wait ends with the launcher, by end of file
+        # here and by the guard above this process.
+        record, fds = self._expect(ORDERS)
+        return Orders(**json.loads(record), fds=fds)
+
+    def send(self, kind: str, payload: Mapping[str, object], *, patient: bool = False) -> bool:
+        """Send a message; False when there was no room (`patient`: for 2 s) and it was dropped.
+
+        Raises `ValueError` for a message over 64 KiB, `TypeError` for values that JSON does not know."""
+        with self._lock:
+            record = json.dumps({"kind": kind, "payload": payload, "dropped": self._dropped}).encode()
+            if len(record) > LARGEST_MESSAGE:
+                raise ValueError(f"a message of {len(record)} bytes is over the limit of {LARGEST_MESSAGE}")
+            sent = self._send_now(record, time.monotonic() + (PATIENCE if patient else 0.0))
+            self._dropped = 0 if sent else self._dropped + 1
+            return sent
+
+    def send_outcome(self, outcome: Outcome) -> None:
+        """Send the call's outcome; blocks until the launcher has taken it."""
+        self._send(OUTCOME, pickle.dumps(outcome))
+
+    def _send_now(self, record: bytes, give_up: float) -> bool:
+        while True:
+            try:
+                self._socket.sendmsg([bytes([MESSAGE]), record], [], socket.MSG_DONTWAIT)
+                return True
+            except BlockingIOError:
+                left = give_up - time.monotonic()
+                if left <= 0:
+                    return False
+                select.select([], [self._socket], [], left)
+            except OSError:
+                return False  # the launcher is gone, and this process is about to be

@@ -1,4 +1,4 @@
-"""`python -m farandole.launch.worker`: run one pickled function as one rank, and tell the launcher how it ended."""
+"""Worker for one rank, started as `python -m farandole.launch.worker`: runs one pickled call, reports its outcome."""
 
 import faulthandler
 import os
@@ -7,34 +7,47 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pkgutil import resolve_name
+from typing import TypeAlias
 
-from farandole.launch.channel import WORKER_FD, Outcome, WorkerFailure, WorkerValue, receive_call, send_outcome
+from farandole.launch.channel import WORKER_FD, Orders, Outcome, WorkerEnd, WorkerFailure, WorkerValue
 from farandole.launch.failures import is_consequence
 from farandole.launch.pickling import dumps, find_unpicklable
 
-__all__ = ["main"]
+__all__ = ["Runner", "main"]
+
+# Makes the call in the worker: channel and orders, function, arguments.
+Runner: TypeAlias = Callable[[WorkerEnd, Orders, Callable[..., object], Sequence[object], Mapping[str, object]], object]
 
 
 def main() -> int:
     """Serve the launcher at the other end of FARANDOLE_WORKER_FD; returns this process's exit code."""
     faulthandler.enable()
-    with socket.socket(fileno=int(os.environ.pop(WORKER_FD))) as channel:
-        channel.set_inheritable(False)
-        paths, payload = receive_call(channel)
-        sys.path[:] = paths  # what the launcher can import can be imported here
-        outcome = _run(payload)
+    with socket.socket(fileno=int(os.environ.pop(WORKER_FD))) as connection:
+        connection.set_inheritable(False)
+        channel = WorkerEnd(connection)
+        paths, runner, payload = channel.receive_call()
+        sys.path[:] = paths  # the launcher's modules can be imported here, too
+        outcome = _run(channel, runner, payload)
         sys.stdout.flush()
         sys.stderr.flush()
-        send_outcome(channel, outcome)
+        channel.send_outcome(outcome)
     return outcome.code if isinstance(outcome, WorkerFailure) else 0
 
 
-def _run(payload: bytes) -> Outcome:
-    """Unpickle the call, make it, and pickle what comes of it."""
+def _run(channel: WorkerEnd, runner: str, payload: bytes) -> Outcome:
+    """Unpickle the call, make it as the orders say, and pickle its value or its failure.
+
+    Unpickling imports what the function refers to, often a framework; that need not wait for the orders."""
     try:
         fn, args, kwargs = pickle.loads(payload)
-        return _value(fn(*args, **kwargs))
+        run: Runner | None = resolve_name(runner) if runner else None
+        orders = channel.receive_orders()
+        os.environ.update(orders.env)
+        value = fn(*args, **kwargs) if run is None else run(channel, orders, fn, args, kwargs)
+        return _value(value if orders.keep else None)
     except SystemExit as error:
         if not error.code:
             return _value(None)

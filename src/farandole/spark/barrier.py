@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.handshake import new_secret
+from farandole.launch.channel import MOST_FILES
 from farandole.launch.pickling import dump_call
-from farandole.spark.channel import MOST_SHARDS
 from farandole.spark.dataframes import arrow_schema, feeding, take_dataframes
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
 from farandole.spark.exchange.access import KeeperPlan
@@ -129,8 +129,8 @@ def _dump(
     args, kwargs, fed = take_dataframes(args, kwargs)
     with feeding(fed):
         call = dump_call(main, args, kwargs)
-    if len(fed) > MOST_SHARDS:
-        raise ConfigError("dataframe", f"{len(fed)} are in the call, {MOST_SHARDS} are the most that a job has")
+    if len(fed) > MOST_FILES:
+        raise ConfigError("dataframe", f"{len(fed)} are in the call, {MOST_FILES} are the most that a job has")
     if len(call) > LARGE_CALL:
         log.warning(
             "the pickled function and its arguments are %d MB, which every rank has to be sent; "

@@ -1,26 +1,22 @@
-"""The rank's own process, below its barrier task: what runs there before the user's function and beside it."""
+"""The rank's own process below its barrier task: access to the task's channel and to the rank's rows."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
 
-import cloudpickle
-
-from farandole.spark.channel import RankEnd
+from farandole.launch.channel import Orders, WorkerEnd
 from farandole.spark.fed_rows import FedRows, give_rows
 
-__all__ = ["RankSide", "current_rank", "run_rank", "shard"]
+__all__ = ["RUNNER", "RankSide", "current_rank", "run_rank", "shard"]
 
-Call: TypeAlias = tuple[Callable[..., object], tuple[object, ...], dict[str, object]]
+RUNNER = "farandole.spark.child:run_rank"
 
 
 class RankSide:
-    """What user code of a rank can reach of its barrier task."""
+    """The barrier task as the rank's user code reaches it: its channel, and the files with the rank's rows."""
 
-    def __init__(self, rank: int, channel: RankEnd, shard_fds: Sequence[int]) -> None:
-        self.rank = rank
+    def __init__(self, channel: WorkerEnd, shard_fds: Sequence[int]) -> None:
         self.channel = channel
         self._shard_fds = shard_fds
 
@@ -65,20 +61,15 @@ def _as_current(rank: RankSide) -> Iterator[None]:
         _current = None
 
 
-def run_rank(rank: int, channel_name: str, pickled: bytes, keep: bool) -> object:
-    """Run the pickled `(function, args, kwargs)` when the task lets this rank begin; drop the result unless `keep`.
-
-    Unpickling imports what the function refers to, often a framework: that goes on while the tasks still meet."""
-    channel = RankEnd(channel_name)
-    try:
-        call: Call = cloudpickle.loads(pickled)
-        function, args, kwargs = call
-        orders = channel.receive_orders()
-        os.environ.update(orders.env)
-        side = RankSide(rank, channel, orders.shard_fds)
-        with _as_current(side):
-            given, named = give_rows(args, kwargs, side.path_of)
-            value = function(*given, **named)
-    finally:
-        channel.close()
-    return value if keep else None
+def run_rank(
+    channel: WorkerEnd,
+    orders: Orders,
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> object:
+    """Call `function` with the rank's rows in place of DataFrames; a runner of `launch.worker`."""
+    side = RankSide(channel, orders.fds)
+    with _as_current(side):
+        given, named = give_rows(args, kwargs, side.path_of)
+        return function(*given, **named)

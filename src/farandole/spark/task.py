@@ -22,14 +22,13 @@ from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.handshake import split_address
 from farandole.launch.calls import RankCall
+from farandole.launch.channel import Orders
 from farandole.launch.cores import available_cores, threads_per_rank
 from farandole.launch.failures import Failure
-from farandole.launch.pickling import dump_call
 from farandole.launch.reserved import ReservedPort
 from farandole.rendezvous import RendezvousServer
 from farandole.spark.addresses import address_toward, bindable_address
-from farandole.spark.channel import Orders, TaskEnd
-from farandole.spark.child import run_rank
+from farandole.spark.child import RUNNER
 from farandole.spark.disks import local_directory
 from farandole.spark.exchange.gather import gather_rows
 from farandole.spark.failure import to_payload
@@ -131,10 +130,8 @@ class RankTask:
     def _live(self, batches: Iterable[pa.RecordBatch]) -> tuple[RankCall, Failure | None]:
         """Start the rank, let it begin when all tasks have met, wait for its end; leaves nothing of it behind."""
         with ExitStack() as stack:
-            channel = TaskEnd(lambda kind, payload: self._relay.send(kind, payload, must=kind == "log"))
-            stack.callback(channel.close)
             # First of all: its imports go on while the rows are written and the tasks meet.
-            call = self._call = self._start(channel.name)
+            call = self._call = self._start()
             stack.callback(self._end, call)
             if self._cancelled.is_set():  # before there was anything to end
                 call.terminate(GRACE)
@@ -152,7 +149,13 @@ class RankTask:
                 return call, dataclasses.replace(self._own_failure(event[1]), consequence=True)
             if event[0] == "met":
                 met = [json.loads(each) for each in event[1]]
-                channel.begin(Orders(env=self._orders(met), shard_fds=[each.file.fileno() for each in rows]))
+                call.begin(
+                    Orders(
+                        env=self._place(met),
+                        fds=[each.file.fileno() for each in rows],
+                        keep=self.plan.keep_all or self.rank == 0,
+                    )
+                )
                 self._wait_for_end()
                 # Left alone, it would go on in Spark's executor after the task.
                 all_gather.join(GONE.total_seconds())
@@ -171,16 +174,17 @@ class RankTask:
         env.update(self.plan.env)
         return env
 
-    def _start(self, channel: str) -> RankCall:
-        plan = self.plan
-        keep = plan.keep_all or self.rank == 0
+    def _start(self) -> RankCall:
         return RankCall.start(
-            dump_call(run_rank, (self.rank, channel, plan.call, keep), {}),
+            self.plan.call,
             self._env,
             rank=self.rank,
             on_line=self._on_line,
-            executable=plan.executable,
-            start_timeout=plan.start_timeout,
+            executable=self.plan.executable,
+            start_timeout=self.plan.start_timeout,
+            orders=None,
+            runner=RUNNER,
+            on_message=lambda kind, payload: self._relay.send(kind, payload, must=kind == "log"),
             on_end=lambda _: self._events.put(("ended",)),
         )
 
@@ -234,7 +238,7 @@ class RankTask:
         thread.start()
         return thread
 
-    def _orders(self, met: list[dict[str, object]]) -> dict[str, str]:
+    def _place(self, met: list[dict[str, object]]) -> dict[str, str]:
         """The variables that tell the rank its place among all ranks."""
         place = Topology.from_hosts(self.rank, [str(each["host"]) for each in met])
         rendezvous, torch_port = str(met[0]["rendezvous"]), met[0]["torch_port"]
@@ -287,6 +291,7 @@ class RankTask:
         if self._cancelled.is_set() or not call.wait(timedelta(0)):
             call.terminate(GRACE)
         call.wait_gone(GONE)
+        call.wait(FLUSH)  # its last messages are in the channel
 
     def _failure(self, call: RankCall) -> Failure | None:
         """How the rank failed; ended because the job was over means that another one did."""

@@ -4,6 +4,7 @@ import hmac
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -14,7 +15,6 @@ from typing import Any, BinaryIO, Literal, Self
 
 from farandole.errors import CacheError, RendezvousError, SourceError
 from farandole.handshake import authenticate, recv_frame, send_frame, split_address
-from farandole.spark.channel import same_user
 
 __all__ = [
     "A_FILE",
@@ -26,6 +26,7 @@ __all__ = [
     "KeeperPlan",
     "Kept",
     "local_name",
+    "same_user",
 ]
 
 A_FILE = b"f"  # a descriptor comes along with it
@@ -36,10 +37,18 @@ STALLED = timedelta(seconds=60)  # without a byte, on a connection between hosts
 LARGEST_REQUEST = 4096  # bytes
 READ_PIECE = 1 << 20  # bytes
 
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+
 
 def local_name(secret: bytes) -> str:
     """Spell the keeper's name on its own host, in Linux's name space without files."""
     return f"\0farandole-{hmac.digest(secret, b'the name of the keeper', 'sha256').hex()[:32]}"
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Return whether the process at the other end of a local connection belongs to this process's user."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,6 @@ from typing import Any, BinaryIO
 from farandole.errors import CacheError, FarandoleError
 from farandole.handshake import authenticate, join_address, recv_frame, send_frame, split_address
 from farandole.spark.addresses import address_toward, keep_alive
-from farandole.spark.channel import same_user
 from farandole.spark.disks import local_directory, nameless_file
 from farandole.spark.exchange.access import (
     A_FILE,
@@ -41,6 +40,7 @@ from farandole.spark.exchange.access import (
     LARGEST_REQUEST,
     STALLED,
     local_name,
+    same_user,
 )
 from farandole.topology import interface_address
 
