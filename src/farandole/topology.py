@@ -171,6 +171,12 @@ class JobEnvironment:
             },
         )
 
+    @classmethod
+    def of(cls, topology: Topology, *, rendezvous: str, secret: bytes, job: str) -> Self:
+        """Make the variables of the rank at `topology`."""
+        places = {name: getattr(topology, name) for name in ("rank", "size", *_PLACES)}
+        return cls(rendezvous=rendezvous, secret=secret, job=job, **places)
+
     def write(self, torch_store: tuple[str, int] | None = None) -> dict[str, str]:
         """Give the variables for the rank's process: ours, and Horovod's names, which user scripts read.
 

@@ -1,4 +1,4 @@
-// What ranks hear when another one dies or stays silent in the middle of a collective: who it was, and soon.
+// Failures in the middle of a collective: every rank soon gets an error that names the dead or silent rank.
 #include <chrono>
 #include <functional>
 

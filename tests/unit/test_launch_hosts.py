@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from farandole.errors import ConfigError, SlotsError
-from farandole.launch.hosts import Host, check_hosts, is_local, parse_hosts, read_hostfile
+from farandole.launch.backend import Host
+from farandole.launch.backends import choose_backend
+from farandole.launch.hosts import fill_slots, is_local, parse_hosts, read_hostfile
 
 
 def test_parse_hosts() -> None:
@@ -42,17 +44,24 @@ def test_this_machine(name: str) -> None:
 @pytest.mark.parametrize("name", ["192.0.2.1", "there.invalid"])
 def test_other_machines_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' is not this machine"):
-        check_hosts(f"localhost:1,{name}:1", None, 2)
+        choose_backend(f"localhost:1,{name}:1", None, 2)
 
 
 def test_slots(tmp_path: Path) -> None:
-    check_hosts(None, None, 5)
-    check_hosts("localhost:2,127.0.0.1:2", None, 4)
+    assert choose_backend(None, None, 5).hosts == (Host("localhost", 5),)
+    assert choose_backend("localhost:2,127.0.0.1:2", None, 4).hosts == (Host("localhost", 4),)
     with pytest.raises(SlotsError, match=r"5 ranks need 5 slots, but localhost:2, localhost:2 has 4"):
-        check_hosts("localhost:2,localhost:2", None, 5)
+        choose_backend("localhost:2,localhost:2", None, 5)
     file = tmp_path / "hosts"
     file.write_text("localhost slots=1\n")
     with pytest.raises(SlotsError):
-        check_hosts(None, file, 2)
+        choose_backend(None, file, 2)
     with pytest.raises(ConfigError, match="not both"):
-        check_hosts("localhost:2", file, 2)
+        choose_backend("localhost:2", file, 2)
+
+
+def test_ranks_fill_one_hosts_slots_after_another() -> None:
+    a, b = Host("a", 2), Host("b", 3)
+    assert fill_slots((a, b), 4) == [a, a, b, b]
+    with pytest.raises(SlotsError, match="6 ranks need 6 slots, but a:2, b:3 has 5"):
+        fill_slots((a, b), 6)

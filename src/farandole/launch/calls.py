@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Self
 
+from farandole.launch.backend import OnLine
 from farandole.launch.channel import (
     WORKER_FD,
     LauncherEnd,
@@ -19,7 +20,7 @@ from farandole.launch.channel import (
     open_channel,
 )
 from farandole.launch.failures import Failure, exit_failure
-from farandole.launch.processes import GRACE, OnLine, RankProcess
+from farandole.launch.processes import GRACE, RankProcess
 
 __all__ = ["RankCall"]
 

@@ -14,11 +14,12 @@ from typing import NoReturn
 import farandole
 from farandole.config import LOG_LEVELS, Config
 from farandole.errors import ConfigError, SlotsError
+from farandole.launch.backend import Command
+from farandole.launch.backends import choose_backend
 from farandole.launch.environment import with_settings
 from farandole.launch.failures import Failure
-from farandole.launch.hosts import check_hosts
 from farandole.launch.installed import report
-from farandole.launch.job import run_command
+from farandole.launch.job import open_job
 from farandole.launch.options import Given, add_horovod_options, add_setting_options
 from farandole.launch.output import Output
 from farandole.launch.timeline_command import run_timeline
@@ -72,7 +73,7 @@ def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: M
 
 
 def _run(given: Given, num_proc: int, environment: Mapping[str, str]) -> int:
-    check_hosts(given.hosts, given.hostfile, num_proc)
+    backend = choose_backend(given.hosts, given.hostfile, num_proc)
     settings = Config.from_environment(environment, **given.settings)
     environment = with_settings(environment, settings, given.settings)
     unusable = _check_program(given.command[0], environment)
@@ -83,10 +84,11 @@ def _run(given: Given, num_proc: int, environment: Mapping[str, str]) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
             signal.signal(number, _signaled)
     try:
-        with Output(num_proc, timestamp=given.timestamp, directory=directory) as output:
-            failure = run_command(
-                given.command, num_proc, environment=environment, on_line=output, binding=given.binding
-            )
+        with (
+            Output(num_proc, timestamp=given.timestamp, directory=directory) as output,
+            open_job(num_proc, environment, backend=backend, binding=given.binding) as job,
+        ):
+            failure = job.run(Command(given.command), output)
     except KeyboardInterrupt:
         log.error("interrupted; all ranks have been ended")
         return INTERRUPTED

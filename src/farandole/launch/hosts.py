@@ -1,22 +1,13 @@
-"""Where ranks run: `-H host:slots,...`, host files, and which of the names is this machine."""
+"""Hosts and their slots: `-H host:slots,...`, host files, and the names of this machine."""
 
-import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from farandole.errors import ConfigError, SlotsError
+from farandole.launch.backend import Host
 
-__all__ = ["Host", "check_hosts", "is_local", "parse_hosts", "read_hostfile"]
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A machine and how many ranks may run on it."""
-
-    name: str
-    slots: int
+__all__ = ["fill_slots", "is_local", "parse_hosts", "read_hostfile"]
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
@@ -42,39 +33,22 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def check_hosts(hosts: str | None, hostfile: str | os.PathLike[str] | None, num_proc: int) -> None:
-    """Check that `num_proc` ranks fit on the hosts named, and that those are this machine; nothing named is right.
-
-    Raises `SlotsError` when they do not fit, `ConfigError` naming a host that ranks cannot be started on."""
-    if hosts is not None and hostfile is not None:
-        raise ConfigError("hosts", "give hosts or a hostfile, not both")
-    if hosts is not None:
-        _check(parse_hosts(hosts), num_proc)
-    if hostfile is not None:
-        _check(read_hostfile(Path(hostfile)), num_proc)
-
-
-def _check(hosts: Sequence[Host], num_proc: int) -> None:
-    for host in hosts:
-        if not is_local(host.name):
-            raise ConfigError(
-                "hosts",
-                f"{host.name!r} is not this machine, and ranks cannot be started on other machines yet; "
-                "start them there with Spark or MPI, or use localhost",
-            )
-    available = sum(host.slots for host in hosts)
-    if num_proc > available:
-        raise SlotsError(num_proc, available, ", ".join(f"{host.name}:{host.slots}" for host in hosts))
+def fill_slots(hosts: Sequence[Host], num_proc: int) -> list[Host]:
+    """Return the host of each rank: ranks fill one host's slots after another's. Raises `SlotsError`."""
+    filled = [host for host in hosts for _ in range(host.slots)]
+    if num_proc > len(filled):
+        raise SlotsError(num_proc, len(filled), ", ".join(f"{host.name}:{host.slots}" for host in hosts))
+    return filled[:num_proc]
 
 
 def is_local(name: str) -> bool:
-    """Is `name` this machine: by its names, or because one of its addresses can be bound here?"""
+    """Return whether `name` is this machine: one of its names, or of an address that can be bound here."""
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
     try:
         found = socket.getaddrinfo(name.strip("[]"), 0, type=socket.SOCK_STREAM)
     except OSError:
-        return False  # a name that nobody knows is not ours
+        return False  # an unknown name is not this machine's
     return any(_can_bind(family, address) for family, _, _, _, address in found)
 
 

@@ -1,87 +1,55 @@
-"""All ranks of one run on this machine: started together, ended together, the first failure reported."""
+"""All ranks of one run: started together, ended together, the first failure reported."""
 
 import contextlib
 import logging
-import os
 import queue
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, Protocol, TypeAlias
 
 from farandole.errors import ConfigError
-from farandole.handshake import new_secret, split_address
-from farandole.launch.cores import available_cores, share_of, threads_per_rank
-from farandole.launch.failures import Failure, culprit, exit_failure
-from farandole.launch.processes import GRACE, OnLine, RankProcess
-from farandole.launch.reserved import ReservedPort
+from farandole.handshake import new_secret
+from farandole.launch.backend import Agent, Backend, Binding, OnLine, Place, Rank, Task
+from farandole.launch.backends.local import LocalBackend
+from farandole.launch.cores import share_of, threads_per_rank
+from farandole.launch.failures import Failure, culprit
+from farandole.launch.hosts import fill_slots
+from farandole.launch.processes import GRACE
 from farandole.other_launchers import find_other_launch
 from farandole.rendezvous import RendezvousServer
-from farandole.topology import JobEnvironment
+from farandole.topology import JobEnvironment, Topology
 
-__all__ = ["Binding", "Job", "Place", "open_job", "run_command"]
+__all__ = ["Job", "open_job"]
 
 log = logging.getLogger(__name__)
 
-Binding: TypeAlias = Literal["none", "cores"]
-
 # How long other ranks may still fail after the first did: the guilty one may come second by a hair.
 SETTLE = timedelta(seconds=1)
-GONE = timedelta(seconds=20)  # for what is left after SIGKILL
-
-
-class Rank(Protocol):
-    """What a job knows of its ranks; `RankProcess` and `RankCall` are such."""
-
-    rank: int
-
-    def terminate(self, grace: timedelta) -> None: ...
-
-    def wait_gone(self, timeout: timedelta) -> bool: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where one rank runs: its number, its environment, its cores (none: all)."""
-
-    rank: int
-    env: Mapping[str, str]
-    cores: tuple[int, ...]
+GONE = timedelta(seconds=20)  # for processes that survive SIGKILL
 
 
 class Job:
-    """The ranks of one run; made by `open_job`, which ends them all whatever happens."""
+    """The ranks of one run; made by `open_job`, which ends them all in any case."""
 
-    def __init__(self, places: Sequence[Place], departed: Callable[[int, str], None]) -> None:
-        self.places = tuple(places)
+    def __init__(self, places: Sequence[tuple[Agent, Place]], departed: Callable[[int, str], None]) -> None:
+        self.places = tuple(place for _, place in places)
+        self._agents = tuple(agent for agent, _ in places)
         self._departed = departed
         self._ranks: list[Rank] = []
-        self._ends: queue.SimpleQueue[tuple[int, Failure | None]] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
 
-    def start(self, launch: Callable[[Place], Rank]) -> None:
-        """Start all ranks with `launch`, which must see to it that `ended` is called once for each."""
-        for place in self.places:
-            self._ranks.append(launch(place))
+    def run(self, task: Task, on_line: OnLine) -> Failure | None:
+        """Start all ranks with `task` and wait for them: for all to end well, or for the first to fail.
 
-    def ended(self, rank: int, failure: Failure | None) -> None:
-        """Take note that `rank` has ended, well if `failure` is None; from any thread.
-
-        Ranks that still wait to meet one that has ended well hear so; after a failure all are ended anyway."""
-        if failure is None:
-            self._departed(rank, f"rank {rank} has ended and will not take part")
-        self._ends.put((rank, failure))
-
-    def wait(self) -> Failure | None:
-        """Wait for all ranks to end well, or for the first to fail: gives the failure that brought the others.
-
-        Other ranks may still run when it returns a failure; Ctrl-C interrupts it."""
+        Returns the failure that caused the others. Ranks may still run then. Ctrl-C interrupts the wait."""
+        for agent, place in zip(self._agents, self.places, strict=True):
+            self._ranks.append(agent.start(place, task, on_line, self._end_of_rank))
         failures: list[Failure] = []
         settled: float | None = None
         for _ in self.places:
             try:
-                _, failure = self._ends.get(timeout=None if settled is None else max(0.0, settled - time.monotonic()))
+                failure = self._ends.get(timeout=None if settled is None else max(0.0, settled - time.monotonic()))
             except queue.Empty:
                 break
             if failure is not None:
@@ -91,76 +59,62 @@ class Job:
                     break
         return culprit(failures) if failures else None
 
+    def values(self) -> list[bytes]:
+        """Return the pickled values of a call that all ranks have ended well, by rank."""
+        return [rank.value() for rank in self._ranks]
+
     def stop(self, grace: timedelta = GRACE) -> None:
-        """End all ranks, SIGTERM first, and wait until nothing of them is left; a second Ctrl-C kills at once."""
+        """End all ranks, SIGTERM first, and wait until no process of them is left; a second Ctrl-C kills at once."""
         try:
             self._end(grace)
         except BaseException:
             self._end(timedelta(0))
             raise
 
+    def _end_of_rank(self, rank: int, failure: Failure | None) -> None:
+        """Note the end of `rank`; called from any thread. After a failure all ranks are ended anyway."""
+        if failure is None:
+            self._departed(rank, f"rank {rank} has ended and will not take part")
+        self._ends.put(failure)
+
     def _end(self, grace: timedelta) -> None:
         for rank in self._ranks:
             rank.terminate(grace)
         for rank in self._ranks:
             if not rank.wait_gone(grace + GONE):
-                log.error("rank %d does not end, not even when killed; something of it is still there", rank.rank)
+                log.error("rank %d survived SIGKILL; look for its processes in uninterruptible sleep", rank.rank)
 
 
 @contextlib.contextmanager
-def open_job(num_proc: int, environment: Mapping[str, str], *, binding: Binding = "none") -> Iterator[Job]:
-    """Prepare `num_proc` ranks on this machine: their secret, their meeting point, their environments.
+def open_job(
+    num_proc: int, environment: Mapping[str, str], *, backend: Backend | None = None, binding: Binding = "none"
+) -> Iterator[Job]:
+    """Prepare `num_proc` ranks on the hosts of `backend`: their secret, their rendezvous, their environments.
 
-    On leaving, however that comes about, all ranks are ended and none of their descendants is left."""
+    Without a backend they run on this machine. On leaving, all ranks and their descendants are ended."""
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
     _warn_of_copies(environment)
-    secret = new_secret()
-    base = {**environment, **_threads(num_proc, environment)}
-    base.setdefault("PYTHONUNBUFFERED", "1")
-    cores = sorted(os.sched_getaffinity(0))
-    with RendezvousServer(num_proc, secret) as server, ReservedPort() as torch_port:
-        name = secrets.token_hex(4)
-        job = Job(
-            [
-                Place(
-                    rank=rank,
-                    env={**base, **_variables(rank, num_proc, server.address, secret, name, torch_port.port)},
-                    cores=share_of(rank, num_proc, cores) if binding == "cores" else (),
-                )
-                for rank in range(num_proc)
-            ],
-            server.depart,
-        )
-        log.info("job %s: %d ranks on this machine, rendezvous at %s", name, num_proc, server.address)
-        try:
-            yield job
-        finally:
-            job.stop()
-
-
-def run_command(
-    command: Sequence[str],
-    num_proc: int,
-    *,
-    environment: Mapping[str, str],
-    on_line: OnLine,
-    binding: Binding = "none",
-) -> Failure | None:
-    """Run `command` as every rank, wait for all of them, and give the first failure, if any; nothing is left then."""
-    with open_job(num_proc, environment, binding=binding) as job:
-
-        def ended(process: RankProcess) -> None:
-            exit = process.exit
-            assert exit is not None
-            job.ended(process.rank, exit_failure(exit, process.tail) if exit.code else None)
-
-        job.start(
-            lambda place: RankProcess.start(
-                command, place.env, rank=place.rank, on_line=on_line, cores=place.cores, on_exit=ended
-            )
-        )
-        return job.wait()
+    backend = LocalBackend(num_proc) if backend is None else backend
+    hosts = fill_slots(backend.hosts, num_proc)
+    secret, name = new_secret(), secrets.token_hex(4)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RendezvousServer(num_proc, secret, host=backend.address))
+        agents = {host: stack.enter_context(backend.open_agent(host)) for host in dict.fromkeys(hosts)}
+        threads = {host: _threads(agent, hosts.count(host), environment) for host, agent in agents.items()}
+        torch_store = agents[hosts[0]].address, agents[hosts[0]].reserve_port()
+        places = []
+        for rank, host in enumerate(hosts):
+            topology = Topology.from_hosts(rank, [each.name for each in hosts])
+            job_environment = JobEnvironment.of(topology, rendezvous=server.address, secret=secret, job=name)
+            cores = share_of(topology.local_rank, topology.local_size, agents[host].cores) if binding == "cores" else ()
+            env = {"PYTHONUNBUFFERED": "1", **environment, **threads[host], **job_environment.write(torch_store)}
+            places.append((agents[host], Place(rank=rank, host=host, env=env, cores=cores)))
+        where = ", ".join(host.name for host in agents)
+        log.info("job %s: %d ranks on %s, rendezvous at %s", name, num_proc, where, server.address)
+        job = Job(places, server.depart)
+        stack.callback(job.stop)
+        yield job
 
 
 def _warn_of_copies(environment: Mapping[str, str]) -> None:
@@ -170,30 +124,15 @@ def _warn_of_copies(environment: Mapping[str, str]) -> None:
         log.warning("%s; each of them starts a job of its own, unconnected to the others", found)
 
 
-def _variables(rank: int, size: int, rendezvous: str, secret: bytes, job: str, torch_port: int) -> dict[str, str]:
-    return JobEnvironment(
-        rank=rank,
-        size=size,
-        local_rank=rank,
-        local_size=size,
-        cross_rank=0,
-        cross_size=1,
-        rendezvous=rendezvous,
-        secret=secret,
-        job=job,
-    ).write(torch_store=(split_address(rendezvous)[0], torch_port))
-
-
-def _threads(num_proc: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Without this every rank would run as many threads as there are cores, and they would fight for them."""
+def _threads(agent: Agent, ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Set the threads of each rank: by default each would run as many as there are cores, and compete for them."""
     if "OMP_NUM_THREADS" in environment:
         return {}
-    cores = available_cores()
-    threads = threads_per_rank(cores, num_proc)
+    threads = threads_per_rank(agent.usable_cores, ranks)
     log.info(
         "OMP_NUM_THREADS=%d for each rank (%d cores, %d ranks); set it yourself to have it otherwise",
         threads,
-        cores,
-        num_proc,
+        agent.usable_cores,
+        ranks,
     )
     return {"OMP_NUM_THREADS": str(threads)}

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Self
 
+from farandole.launch.backend import OnLine
 from farandole.launch.lines import LineSplitter
 
-__all__ = ["GRACE", "Exit", "OnLine", "RankProcess"]
-
-OnLine: TypeAlias = Callable[[int, str, str], None]  # rank, "stdout" or "stderr", the line without its end
+__all__ = ["GRACE", "Exit", "RankProcess"]
 
 GRACE = timedelta(seconds=5)  # between SIGTERM and SIGKILL
 TAIL_LINES = 50
@@ -161,6 +160,10 @@ class RankProcess:
     def wait_gone(self, timeout: timedelta) -> bool:
         """Wait until the rank and all it has started are gone and their output is handed on; False after `timeout`."""
         return self._gone.wait(timeout.total_seconds())
+
+    def value(self) -> bytes:
+        """Return no bytes: a program has no value."""
+        return b""
 
     def _listen(self) -> None:
         """The thread: hand on lines, note the end; returns when the guard and every writer are gone."""

@@ -27,10 +27,14 @@ class ReservedPort:
             raise
         self.port: int = self._socket.getsockname()[1]
 
+    def close(self) -> None:
+        """Give the port back."""
+        self._socket.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._socket.close()
+        self.close()

@@ -5,20 +5,18 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from farandole.config import Config
 from farandole.errors import ConfigError, RankFailed
-from farandole.launch.calls import RankCall
+from farandole.launch.backend import Binding, Call, OnLine
+from farandole.launch.backends import choose_backend
 from farandole.launch.environment import with_settings
-from farandole.launch.hosts import check_hosts
-from farandole.launch.job import Binding, Place, open_job
+from farandole.launch.job import open_job
 from farandole.launch.output import Output
 from farandole.launch.pickling import dump_call
-from farandole.launch.processes import OnLine
 
 __all__ = ["run"]
 
@@ -53,7 +51,7 @@ def run(
     `ConfigError` and `SlotsError` for what cannot be started."""
     if on_line is not None and output_filename is not None:
         raise ConfigError("output_filename", "give output_filename or on_line, not both")
-    check_hosts(hosts, hostfile, num_proc)
+    backend = choose_backend(hosts, hostfile, num_proc)
     payload = dump_call(func, args, kwargs or {})
     environment = {**os.environ, **(env or {})}
     if config is not None:
@@ -64,57 +62,18 @@ def run(
     if network_interface is not None:
         given["interface"] = network_interface
     settings = Config.from_environment(environment, **given)
-    call = _Call(
-        payload=payload,
-        num_proc=num_proc,
-        environment=with_settings(environment, settings, given),
-        executable=executable or sys.executable,
-        start_timeout=settings.start_timeout,
-        binding=binding,
-    )
+    task = Call(payload, executable or sys.executable, settings.start_timeout)
     directory = None if output_filename is None else Path(output_filename)
     with contextlib.ExitStack() as stack:
         if on_line is None:
             on_line = stack.enter_context(Output(num_proc, timestamp=prefix_output_with_timestamp, directory=directory))
-        values = call.on_all_ranks(on_line)
-    return [_unpickled(rank, value) for rank, value in enumerate(values)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Call:
-    """One call, ready to be made on every rank."""
-
-    payload: bytes
-    num_proc: int
-    environment: Mapping[str, str]
-    executable: str
-    start_timeout: timedelta
-    binding: Binding
-
-    def on_all_ranks(self, on_line: OnLine) -> list[bytes]:
-        """Make the call; the pickled results by rank."""
-        calls: list[RankCall] = []
-        with open_job(self.num_proc, self.environment, binding=self.binding) as job:
-
-            def start(place: Place) -> RankCall:
-                call = RankCall.start(
-                    self.payload,
-                    place.env,
-                    rank=place.rank,
-                    on_line=on_line,
-                    executable=self.executable,
-                    cores=place.cores,
-                    start_timeout=self.start_timeout,
-                    on_end=lambda call: job.ended(call.rank, call.failure),
-                )
-                calls.append(call)
-                return call
-
-            job.start(start)
-            failure = job.wait()
+        environment = with_settings(environment, settings, given)
+        with open_job(num_proc, environment, backend=backend, binding=binding) as job:
+            failure = job.run(task, on_line)
             if failure is not None:
                 raise failure.error() from failure.cause
-            return [call.value() for call in calls]
+            values = job.values()
+    return [_unpickled(rank, value) for rank, value in enumerate(values)]
 
 
 # The caller's T is what its own function returns; that the rank's pickled value is one is the worker's promise.

@@ -243,17 +243,8 @@ class RankTask:
         place = Topology.from_hosts(self.rank, [str(each["host"]) for each in met])
         rendezvous, torch_port = str(met[0]["rendezvous"]), met[0]["torch_port"]
         assert isinstance(torch_port, int)
-        env = JobEnvironment(
-            rank=self.rank,
-            size=place.size,
-            rendezvous=rendezvous,
-            secret=self.plan.secret,
-            job=self.plan.job,
-            local_rank=place.local_rank,
-            local_size=place.local_size,
-            cross_rank=place.cross_rank,
-            cross_size=place.cross_size,
-        ).write(torch_store=(split_address(rendezvous)[0], torch_port))
+        job = JobEnvironment.of(place, rendezvous=rendezvous, secret=self.plan.secret, job=self.plan.job)
+        env = job.write(torch_store=(split_address(rendezvous)[0], torch_port))
         gpus = visible_gpus([met[rank]["gpus"] for rank in place.local_ranks])
         if gpus and "CUDA_VISIBLE_DEVICES" not in self.plan.env:
             env["CUDA_VISIBLE_DEVICES"] = gpus

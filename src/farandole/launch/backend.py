@@ -1,0 +1,120 @@
+"""Seam between a job and the ways to start its ranks: hosts with slots, one agent for each host.
+
+A launcher is a module of `launch.backends` that offers a `Backend`. The job decides what each rank runs; the agent of a
+host starts the host's ranks, follows them and ends them. An agent may be an object of this process, as on this machine,
+or stand for a process on another host, with one channel for all ranks that it has started.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, Protocol, TypeAlias
+
+from farandole.launch.failures import Failure
+
+__all__ = ["Agent", "Backend", "Binding", "Call", "Command", "Host", "OnEnd", "OnLine", "Place", "Rank", "Task"]
+
+OnLine: TypeAlias = Callable[[int, str, str], None]  # rank, "stdout" or "stderr", the line without its end
+OnEnd: TypeAlias = Callable[[int, Failure | None], None]  # rank, its failure if any
+Binding: TypeAlias = Literal["none", "cores"]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine and the number of ranks that may run on it."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """The place of one rank: its host, its environment, its cores (none: all)."""
+
+    rank: int
+    host: Host
+    env: Mapping[str, str]
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program as a task: each rank runs it."""
+
+    words: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A pickled function with its arguments as a task: each rank calls it, in a Python of its own."""
+
+    payload: bytes  # by `pickling.dump_call`
+    executable: str
+    start_timeout: timedelta
+
+
+Task: TypeAlias = Command | Call
+
+
+class Rank(Protocol):
+    """A rank that an agent has started."""
+
+    rank: int
+
+    def terminate(self, grace: timedelta) -> None:
+        """Send the rank SIGTERM, and kill all of its processes after `grace`. Does not wait."""
+        ...
+
+    def wait_gone(self, timeout: timedelta) -> bool:
+        """Wait until no process of the rank is left; False after `timeout`."""
+        ...
+
+    def value(self) -> bytes:
+        """Return the pickled value of a `Call` that has ended well."""
+        ...
+
+
+class Agent(Protocol):
+    """The launcher's hand on one host."""
+
+    @property
+    def address(self) -> str:
+        """The address at which ranks of the job's other hosts reach this one."""
+        ...
+
+    @property
+    def cores(self) -> Sequence[int]:
+        """The numbers of the cores that ranks may be bound to."""
+        ...
+
+    @property
+    def usable_cores(self) -> int:
+        """How many cores the ranks may keep busy: fewer than `cores` below a container's quota."""
+        ...
+
+    def reserve_port(self) -> int:
+        """Reserve a free port for a server of a rank on this host; it stays reserved until the agent is closed."""
+        ...
+
+    def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
+        """Start the rank of `place` with `task`. Does not wait; any thread may call `on_line` and, once, `on_end`."""
+        ...
+
+
+class Backend(Protocol):
+    """A way to start ranks on hosts."""
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The hosts in the order in which ranks fill their slots."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The address of this machine at which ranks of all hosts reach the job's rendezvous."""
+        ...
+
+    def open_agent(self, host: Host) -> AbstractContextManager[Agent]:
+        """Start the agent of `host`. Leaving it, the job has ended all of its ranks."""
+        ...

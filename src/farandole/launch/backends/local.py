@@ -1,0 +1,77 @@
+"""Launcher for ranks on this machine: each is a process below a guard."""
+
+import os
+from types import TracebackType
+from typing import Self
+
+from farandole.launch.backend import Call, Host, OnEnd, OnLine, Place, Rank, Task
+from farandole.launch.calls import RankCall
+from farandole.launch.cores import available_cores
+from farandole.launch.failures import exit_failure
+from farandole.launch.processes import RankProcess
+from farandole.launch.reserved import ReservedPort
+
+__all__ = ["LocalAgent", "LocalBackend"]
+
+LOOPBACK = "127.0.0.1"
+
+
+class LocalBackend:
+    """Starts up to `slots` ranks on this machine, all of them with this process's agent."""
+
+    address = LOOPBACK
+
+    def __init__(self, slots: int) -> None:
+        self.hosts = (Host("localhost", slots),)
+
+    def open_agent(self, host: Host) -> "LocalAgent":
+        """Make the agent of this machine."""
+        return LocalAgent()
+
+
+class LocalAgent:
+    """The agent of this machine, in this process."""
+
+    address = LOOPBACK
+
+    def __init__(self) -> None:
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.usable_cores = available_cores()
+        self._ports: list[ReservedPort] = []
+
+    def reserve_port(self) -> int:
+        """Reserve a free port of this machine until the agent is closed."""
+        self._ports.append(ReservedPort())
+        return self._ports[-1].port
+
+    def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> Rank:
+        """Start the rank as a process of its own."""
+        if isinstance(task, Call):
+            return RankCall.start(
+                task.payload,
+                place.env,
+                rank=place.rank,
+                on_line=on_line,
+                executable=task.executable,
+                cores=place.cores,
+                start_timeout=task.start_timeout,
+                on_end=lambda call: on_end(place.rank, call.failure),
+            )
+
+        def ended(process: RankProcess) -> None:
+            exit = process.exit
+            assert exit is not None
+            on_end(place.rank, exit_failure(exit, process.tail) if exit.code else None)
+
+        return RankProcess.start(
+            task.words, place.env, rank=place.rank, on_line=on_line, cores=place.cores, on_exit=ended
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for port in self._ports:
+            port.close()

@@ -1,0 +1,130 @@
+"""A job on two hosts, through a backend that starts nothing: places, environments, ends."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from farandole.errors import ConfigError, SlotsError
+from farandole.launch.backend import Command, Host, OnEnd, OnLine, Place, Task
+from farandole.launch.failures import Failure
+from farandole.launch.job import open_job
+
+TASK = Command(["train"])
+
+
+class FakeRank:
+    """A rank that has ended before it is asked."""
+
+    def __init__(self, rank: int, log: list[str]) -> None:
+        self.rank = rank
+        self._log = log
+
+    def terminate(self, grace: timedelta) -> None:
+        self._log.append(f"terminate {self.rank}")
+
+    def wait_gone(self, timeout: timedelta) -> bool:
+        return True
+
+    def value(self) -> bytes:
+        return f"value {self.rank}".encode()
+
+
+class FakeAgent:
+    def __init__(self, backend: "FakeBackend", host: Host, address: str) -> None:
+        self.address, self.cores, self.usable_cores = address, [4, 5, 6, 7], 4
+        self._backend, self._host = backend, host
+
+    def reserve_port(self) -> int:
+        self._backend.log.append(f"reserve a port on {self._host.name}")
+        return 4711
+
+    def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> FakeRank:
+        assert place.host == self._host
+        assert task is TASK
+        self._backend.log.append(f"start {place.rank} on {self._host.name}")
+        on_end(place.rank, self._backend.failures.get(place.rank))
+        return FakeRank(place.rank, self._backend.log)
+
+
+class FakeBackend:
+    """Two hosts, "a" with two slots and "b" with four."""
+
+    address = "127.0.0.1"
+    hosts: Sequence[Host] = (Host("a", 2), Host("b", 4))
+
+    def __init__(self, failures: Sequence[Failure] = ()) -> None:
+        self.log: list[str] = []
+        self.failures = {failure.rank: failure for failure in failures}
+
+    @contextmanager
+    def open_agent(self, host: Host) -> Iterator[FakeAgent]:
+        self.log.append(f"open {host.name}")
+        yield FakeAgent(self, host, f"address-of-{host.name}")
+        self.log.append(f"close {host.name}")
+
+
+def no_line(rank: int, stream: str, line: str) -> None:
+    raise AssertionError(line)
+
+
+def test_ranks_fill_the_hosts() -> None:
+    backend = FakeBackend()
+    with open_job(5, {"MINE": "x"}, backend=backend, binding="cores") as job:
+        assert job.run(TASK, no_line) is None
+        assert job.values() == [b"value 0", b"value 1", b"value 2", b"value 3", b"value 4"]
+        places = job.places
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    assert [[int(place.env[f"FARANDOLE_{name}"]) for name in names] for place in places] == [
+        [0, 5, 0, 2, 0, 2],
+        [1, 5, 1, 2, 0, 2],
+        [2, 5, 0, 3, 1, 2],
+        [3, 5, 1, 3, 1, 2],
+        [4, 5, 2, 3, 0, 1],
+    ]
+    assert [place.cores for place in places] == [(4, 5), (6, 7), (4,), (5,), (6, 7)]
+    assert [place.env["OMP_NUM_THREADS"] for place in places] == ["2", "2", "1", "1", "1"]
+    assert {place.env["MASTER_ADDR"] + ":" + place.env["MASTER_PORT"] for place in places} == {"address-of-a:4711"}
+    assert {
+        (place.env["MINE"], place.env["FARANDOLE_SECRET"], place.env["FARANDOLE_RENDEZVOUS"]) for place in places
+    } == {("x", places[0].env["FARANDOLE_SECRET"], places[0].env["FARANDOLE_RENDEZVOUS"])}
+    assert backend.log == [
+        *("open a", "open b", "reserve a port on a"),
+        *("start 0 on a", "start 1 on a", "start 2 on b", "start 3 on b", "start 4 on b"),
+        *(f"terminate {rank}" for rank in range(5)),
+        *("close b", "close a"),
+    ]
+
+
+def test_a_host_without_a_rank_has_no_agent() -> None:
+    backend = FakeBackend()
+    with open_job(2, {}, backend=backend) as job:
+        assert [place.cores for place in job.places] == [(), ()]
+    assert backend.log == ["open a", "reserve a port on a", "close a"]
+
+
+def test_the_first_failure_of_any_host_is_reported() -> None:
+    late = Failure(rank=0, reason="lost rank 3", code=1, consequence=True)
+    backend = FakeBackend([late, Failure(rank=3, reason="exited with code 9", code=9)])
+    with open_job(6, {}, backend=backend) as job:
+        failure = job.run(TASK, no_line)
+    assert failure is not None
+    assert (failure.rank, failure.code) == (3, 9)
+    assert backend.log[-8:] == [*(f"terminate {rank}" for rank in range(6)), "close b", "close a"]
+
+
+def test_ranks_that_do_not_fit() -> None:
+    backend = FakeBackend()
+    with pytest.raises(SlotsError, match="7 ranks need 7 slots, but a:2, b:4 has 6"), open_job(7, {}, backend=backend):
+        pass
+    with pytest.raises(ConfigError, match="num_proc: must be >= 1, got 0"), open_job(0, {}, backend=backend):
+        pass
+    assert backend.log == []
+
+
+def test_this_machine_is_the_default() -> None:
+    with open_job(2, {}, binding="cores") as job:
+        assert [place.host for place in job.places] == [Host("localhost", 2)] * 2
+        assert {core for place in job.places for core in place.cores} <= os.sched_getaffinity(0)
