@@ -1,4 +1,4 @@
-"""What can be set, how, and what is right: argument over FARANDOLE_X over HOROVOD_X over default."""
+"""Settings: names, kinds, defaults, checks. An argument comes before FARANDOLE_X, HOROVOD_X and the default."""
 
 import difflib
 import logging
@@ -32,6 +32,7 @@ class Setting:
     """One field of `Config` as the command line, the Spark parameters and the reference show it."""
 
     name: str
+    topic: str  # settings of one topic stand together
     kind: str  # "bytes", "count", "duration", "flag", "level" or "text"
     default: Value
     help: str
@@ -50,107 +51,143 @@ class Setting:
         return "" if value is None else str(value)
 
 
-def _about(kind: str, text: str, *horovod: str) -> dict[str, object]:
-    return {"kind": kind, "help": text, "horovod": horovod}
+def _about(topic: str, kind: str, text: str, *horovod: str) -> dict[str, object]:
+    return {"topic": topic, "kind": kind, "help": text, "horovod": horovod}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """All settings of one context, checked at birth; raises `ConfigError` for a value that cannot be right."""
+    """All settings of one context; raises `ConfigError` for an invalid value when it is made."""
 
     fusion_threshold: int = field(
         default=128 << 20,
-        metadata=_about("bytes", "largest bucket of fused tensors; 0 fuses nothing", "HOROVOD_FUSION_THRESHOLD"),
+        metadata=_about(
+            "performance", "bytes", "largest bucket of fused tensors; 0: no fusion", "HOROVOD_FUSION_THRESHOLD"
+        ),
     )
     cache_capacity: int = field(
         default=16384,
-        metadata=_about("count", "agreed requests remembered; 0 negotiates each one", "HOROVOD_CACHE_CAPACITY"),
+        metadata=_about(
+            "performance",
+            "count",
+            "agreed requests that ranks remember; 0: negotiate each one",
+            "HOROVOD_CACHE_CAPACITY",
+        ),
     )
     spin: timedelta = field(
         default=timedelta(microseconds=100),
-        metadata=_about("duration", "how long a waiting thread spins before it sleeps"),
+        metadata=_about("performance", "duration", "how long a waiting thread spins before it sleeps"),
     )
     collective_timeout: timedelta = field(
         default=timedelta(seconds=600),
-        metadata=_about("duration", "how long an operation waits for the other ranks; 0 waits for ever"),
+        metadata=_about("time limits", "duration", "how long an operation waits for the other ranks; 0: no limit"),
     )
     heartbeat: timedelta = field(
         default=timedelta(seconds=3),
         metadata=_about(
-            "duration", "longest silence of a rank on another host before it counts as lost; 0: not measured"
+            "time limits", "duration", "longest silence of a rank on another host before it counts as lost; 0: no limit"
         ),
     )
     start_timeout: timedelta = field(
         default=timedelta(seconds=120),
-        metadata=_about("duration", "how long ranks wait for each other at init", "HOROVOD_START_TIMEOUT"),
+        metadata=_about(
+            "time limits", "duration", "how long ranks wait for each other at init", "HOROVOD_START_TIMEOUT"
+        ),
     )
     timeline: str | None = field(
         default=None,
-        metadata=_about("text", "file for the trace; DYNAMIC: idle until start_timeline", "HOROVOD_TIMELINE"),
+        metadata=_about(
+            "timeline and log", "text", "file for the trace; DYNAMIC: idle until start_timeline", "HOROVOD_TIMELINE"
+        ),
     )
     timeline_mark_cycles: bool = field(
-        default=False, metadata=_about("flag", "mark each plan in the trace", "HOROVOD_TIMELINE_MARK_CYCLES")
+        default=False,
+        metadata=_about("timeline and log", "flag", "mark each plan in the trace", "HOROVOD_TIMELINE_MARK_CYCLES"),
     )
     log_level: str = field(
-        default="warning", metadata=_about("level", f"one of {', '.join(LOG_LEVELS)}", "HOROVOD_LOG_LEVEL")
+        default="warning",
+        metadata=_about("timeline and log", "level", f"one of {', '.join(LOG_LEVELS)}", "HOROVOD_LOG_LEVEL"),
     )
     stall_check_time: timedelta = field(
         default=timedelta(seconds=60),
         metadata=_about(
-            "duration", "warn when some ranks wait this long for others", "HOROVOD_STALL_CHECK_TIME_SECONDS"
+            "time limits",
+            "duration",
+            "warn when some ranks wait this long for others",
+            "HOROVOD_STALL_CHECK_TIME_SECONDS",
         ),
     )
     stall_shutdown_time: timedelta = field(
         default=timedelta(0),
         metadata=_about(
+            "time limits",
             "duration",
-            "fail what some ranks wait for this long; 0: as collective_timeout says",
+            "fail an operation that some ranks wait for this long; 0: use collective_timeout",
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         ),
     )
     stall_check_disable: bool = field(
-        default=False, metadata=_about("flag", "never look for stalls", "HOROVOD_STALL_CHECK_DISABLE")
+        default=False, metadata=_about("time limits", "flag", "never look for stalls", "HOROVOD_STALL_CHECK_DISABLE")
     )
     interface: str | None = field(
-        default=None, metadata=_about("text", "address or network interface that listeners bind", "HOROVOD_GLOO_IFACE")
+        default=None,
+        metadata=_about("network", "text", "address or network interface that listeners bind", "HOROVOD_GLOO_IFACE"),
     )
-    slot_bytes: int = field(default=128 << 10, metadata=_about("bytes", "chunk of a shared-memory transfer"))
+    slot_bytes: int = field(
+        default=128 << 10, metadata=_about("performance", "bytes", "chunk of a shared-memory transfer")
+    )
     link_chunk: int = field(
-        default=256 << 10, metadata=_about("bytes", "largest chunk of a transfer between hosts, up to 1 MiB")
+        default=256 << 10, metadata=_about("network", "bytes", "largest chunk of a transfer between hosts, up to 1 MiB")
     )
     link_small: int = field(
         default=64 << 10,
-        metadata=_about("bytes", "between hosts, an allreduce takes one step when a rank receives no more in it"),
+        metadata=_about(
+            "network", "bytes", "an allreduce between hosts takes one step while each rank receives at most this"
+        ),
     )
     hierarchical: bool = field(
         default=True,
-        metadata=_about("flag", "combine in each host, then between them, where all run equally many ranks"),
+        metadata=_about(
+            "network",
+            "flag",
+            "reduce within each host first, then between hosts, where all hosts run equally many ranks",
+        ),
     )
     autotune: bool = field(
-        default=False, metadata=_about("flag", "look for good settings while the job runs", "HOROVOD_AUTOTUNE")
+        default=False,
+        metadata=_about("autotune", "flag", "search for good settings while the job runs", "HOROVOD_AUTOTUNE"),
     )
     autotune_log: str | None = field(
         default=None,
         metadata=_about(
+            "autotune",
             "text",
-            "file of samples that rank 0 adds to, and whose result the next job begins with",
+            "file to which rank 0 adds samples, and from whose result the next job starts",
             "HOROVOD_AUTOTUNE_LOG",
         ),
     )
     autotune_warmup_samples: int = field(
         default=3,
-        metadata=_about("count", "samples that autotune leaves out at first", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"),
+        metadata=_about(
+            "autotune", "count", "samples that autotune leaves out at the start", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES"
+        ),
     )
     autotune_steps_per_sample: int = field(
-        default=10, metadata=_about("count", "steps of a sample of autotune", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE")
+        default=10,
+        metadata=_about(
+            "autotune", "count", "steps that autotune measures for one sample", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"
+        ),
     )
     autotune_max_samples: int = field(
         default=20,
         metadata=_about(
-            "count", "samples of the search, before its result is confirmed", "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
+            "autotune",
+            "count",
+            "samples that autotune takes before it confirms the result",
+            "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
         ),
     )
-    # The names of the settings that somebody has set, if only to their defaults: autotune leaves them alone.
+    # The names of the settings that the user has set, if only to their defaults: autotune does not change them.
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -172,28 +209,29 @@ class Config:
             raise ConfigError("stall_shutdown_time", f"{problem}, got {self.stall_shutdown_time.total_seconds():g} s")
 
     def leaves_free(self, name: str) -> bool:
-        """Has nobody set the setting `name`?"""
+        """Return whether the setting `name` was left at its default."""
         return name not in self.given and all(
             getattr(self, name) == setting.default for setting in self.settings() if setting.name == name
         )
 
     @property
     def stall_seconds(self) -> float:
-        """After how long a stall is named; 0: never."""
+        """Seconds after which a stall is reported; 0: never."""
         return 0.0 if self.stall_check_disable else self.stall_check_time.total_seconds()
 
     @property
     def patience_seconds(self) -> float:
-        """After how long an operation that not all ranks ask for fails; 0: never."""
+        """Seconds after which an operation fails that some ranks have not submitted; 0: never."""
         shutdown = 0.0 if self.stall_check_disable else self.stall_shutdown_time.total_seconds()
         return min((each for each in (self.collective_timeout.total_seconds(), shutdown) if each), default=0.0)
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Describe each field: what the command line and the reference are made from."""
+        """Describe each field; the command line and the reference are made from these."""
         return tuple(
             Setting(
                 name=each.name,
+                topic=each.metadata["topic"],
                 kind=each.metadata["kind"],
                 default=cast(Value, each.default),
                 help=each.metadata["help"],
@@ -298,11 +336,11 @@ def _check_type(setting: Setting, value: object) -> None:
 
 
 def _warn_of_ignored(env: Mapping[str, str], settings: Iterable[Setting]) -> None:
-    """Name each variable that is set and does nothing: without meaning here, or a name with a slip in it."""
+    """Warn of variables without effect: those that have no meaning here, and misspelled names."""
     ignored = [f"{name} ({why})" for name, why in IGNORED_VARIABLES.items() if name in env]
     known = {variable for setting in settings for variable in setting.variables}
     for name in sorted(env):
-        # Other FARANDOLE_ variables (rank, secret, ...) are read elsewhere: only what looks like a slip is named.
+        # Other modules read further FARANDOLE_ variables (rank, secret, ...): warn of near misses only.
         if name.startswith("FARANDOLE_") and name not in known:
             ignored += [f"{name} (did you mean {near}?)" for near in difflib.get_close_matches(name, known, 1, 0.9)]
     if ignored:

@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from farandole.config import Config
 from farandole.launch import cli
 from farandole.launch.environment import with_settings
 from farandole.launch.options import ALIASES, Given, add_horovod_options, add_setting_options
+from farandole.launch.timeline_command import timeline_parser
 from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 
 
@@ -26,7 +28,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 def parse(*words: str) -> Given:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_setting_options(parser.add_argument_group("settings"))
+    add_setting_options(parser)
     add_horovod_options(parser)
     return parser.parse_args(words, namespace=Given())
 
@@ -115,6 +117,26 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert all(f"--{setting.name.replace('_', '-')}" in out for setting in Config.settings())
     assert "--mpi" not in out
+    titles = {setting.topic for setting in Config.settings()} | {"ranks", "output", "information", "examples"}
+    assert titles <= {line.removesuffix(":") for line in out.splitlines()}
+
+
+def test_help_shows_commands_examples_and_where_to_read_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(("--help",))
+    out = capsys.readouterr().out
+    assert {line.split()[0] for line in out.partition("commands:\n")[2].partition("\n\n")[0].splitlines()} == {
+        "run",
+        "timeline",
+    }
+    examples = [line.split() for line in out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()]
+    for program, *words in examples:
+        assert program == "farandole"
+        parser = cli.run_parser() if words[0] == "run" else timeline_parser()
+        parser.parse_args(words[1:], namespace=Given())
+    pages = [word for word in out.partition("read on:\n")[2].split() if word.endswith(".md")]
+    assert len(pages) > 3
+    assert all(Path(__file__).parents[2].joinpath(page).is_file() for page in pages)
 
 
 def test_settings_replace_what_the_environment_says() -> None:

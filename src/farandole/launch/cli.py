@@ -1,4 +1,4 @@
-"""The `farandole` command; above all `farandole run -np 2 python train.py`: a program on N ranks of this machine."""
+"""The `farandole` command: `farandole run -np 2 python train.py` runs a program on N ranks of this machine."""
 
 import argparse
 import logging
@@ -34,8 +34,39 @@ USAGE_ERROR, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 126, 127, 130
 _LEVELS = dict(zip(LOG_LEVELS, (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, 50), strict=True))
 
 
+ABOUT = """Synchronous data-parallel training: starts one program as several ranks and connects them.
+
+commands:
+  run        run a program as N ranks on this machine
+  timeline   merge the timelines of ranks into one trace, or make a page of them
+
+farandole COMMAND --help shows the command's options.
+"""
+READ_ON = """examples:
+  farandole run -np 4 python train.py
+  farandole run -np 4 --binding cores --output-filename logs python train.py
+  farandole run -np 4 --timeline trace.json python train.py
+  farandole timeline report trace.json
+  farandole run --check-build
+
+read on:
+  docs/guide/migrating.md          programs written for Horovod, and horovodrun
+  docs/guide/torch-distributed.md  torch.distributed and DDP
+  docs/guide/data.md               data sets and DataFrames
+  docs/guide/tuning.md             settings that matter for speed
+  docs/guide/watching.md           timelines, metrics and stalls
+"""
+RUN_EXAMPLES = """examples:
+  farandole run -np 4 python train.py --epochs 3
+  farandole run -np 2 --start-timeout 300 --timeline trace.json python -m package.train
+
+Each option of a setting has a variable, too: --spin is FARANDOLE_SPIN. horovodrun's other options are accepted with a
+warning where they have no meaning here, and refused by name where farandole cannot do what they ask for.
+"""
+
+
 class _Signaled(BaseException):
-    """This launcher was asked to end by `number`; as Ctrl-C, nothing on the way may take it for a failure."""
+    """The signal `number` asks this launcher to end. Like KeyboardInterrupt, no handler of failures may catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -51,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Do what `words`, read by a `run_parser`, say, with ranks that get `environment`; returns the exit code."""
+    """Read `words` by `parser` and run the program with `environment` for its ranks; returns the exit code."""
     given = parser.parse_args(words, namespace=Given())
     _log_to_stderr(given)
     if given.check_build:
@@ -108,7 +139,7 @@ def _signaled(number: int, frame: FrameType | None) -> NoReturn:
 def _report(failure: Failure, num_proc: int) -> None:
     error = failure.error()
     if num_proc == 1:
-        error.tail = ()  # they stand right above
+        error.tail = ()  # the rank's last lines are right above
     log.error("%s", error)
     try:
         sys.stdout.flush()
@@ -118,7 +149,7 @@ def _report(failure: Failure, num_proc: int) -> None:
 
 
 def _check_program(program: str, environment: Mapping[str, str]) -> int | None:
-    """Say once, and before anything is started, what every rank would stumble over; gives the exit code then."""
+    """Return the exit code, and log the reason once, when no rank could execute `program`; else None."""
     path = environment.get("PATH", os.defpath)
     if shutil.which(program, path=path) is not None:
         return None
@@ -139,34 +170,38 @@ def _log_to_stderr(given: Given) -> None:
 
 
 def _farandole_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="farandole", usage="farandole run|timeline ...")
-    parser.add_argument("-v", "--version", action="version", version=VERSION)
-    parser.add_argument(
-        "command",
-        choices=["run", "timeline"],
-        help="run: a program on several ranks; timeline: what the timelines of ranks tell; each has its own --help",
+    parser = argparse.ArgumentParser(
+        prog="farandole",
+        usage="farandole COMMAND ...",
+        description=ABOUT,
+        epilog=READ_ON,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("-v", "--version", action="version", version=VERSION)
+    parser.add_argument("command", choices=["run", "timeline"], help=argparse.SUPPRESS)
     return parser
 
 
 def run_parser(
     prog: str = "farandole run", version: str = VERSION, config_file: type[argparse.Action] | None = None
 ) -> argparse.ArgumentParser:
-    """Return what reads the command line of `prog`, for `launch`; `config_file` takes the option of that name."""
+    """Return the parser of `prog`, for `launch`; `config_file` is the action of the option of that name."""
     run = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,
         usage=f"{prog} -np N [options] command ...",
-        description="Run a program as N ranks on this machine. The first rank that fails ends all others, and its "
-        "exit code (128 + signal for a killed one) is that of this command. No process of a rank survives it.",
-        epilog="Other options of horovodrun are accepted with a warning where they have lost their meaning, and "
-        "refused by name where they cannot be fulfilled.",
+        description="Run a program as N ranks on this machine. When a rank fails, all others are ended, and its exit\n"
+        "code (128 + signal for a killed rank) becomes that of this command. No process of a rank survives it.",
+        epilog=RUN_EXAMPLES.replace("farandole run", prog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     ranks = run.add_argument_group("ranks")
-    ranks.add_argument("-np", "--num-proc", type=_count, metavar="N", help="how many ranks to start")
+    ranks.add_argument("-np", "--num-proc", type=_count, metavar="N", help="number of ranks")
     where = ranks.add_mutually_exclusive_group()
-    where.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where; only this machine so far")
-    where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same, as lines of 'host slots=2'")
+    where.add_argument(
+        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their slots; only this machine so far"
+    )
+    where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="file of hosts, as lines of 'host slots=2'")
     ranks.add_argument(
         "--binding",
         choices=("none", "cores"),
@@ -174,9 +209,7 @@ def run_parser(
         help="cores: each rank runs on its own share of this machine's cores (default: none)",
     )
     output = run.add_argument_group("output")
-    output.add_argument(
-        "--output-filename", metavar="DIRECTORY", help="write DIRECTORY/rank.N/stdout and stderr as well"
-    )
+    output.add_argument("--output-filename", metavar="DIRECTORY", help="also write DIRECTORY/rank.N/stdout and stderr")
     output.add_argument(
         "-prefix-timestamp",
         "--prefix-output-with-timestamp",
@@ -184,11 +217,11 @@ def run_parser(
         action="store_true",
         help="put the time before each line",
     )
-    output.add_argument("--verbose", action="store_true", help="say what the launcher does")
+    output.add_argument("--verbose", action="store_true", help="log the launcher's actions")
     about = run.add_argument_group("information")
     about.add_argument("-v", "--version", action="version", version=version)
-    about.add_argument("-cb", "--check-build", action="store_true", help="show what is installed, and stop")
-    add_setting_options(run.add_argument_group("settings", "each also a variable: --spin is FARANDOLE_SPIN"))
+    about.add_argument("-cb", "--check-build", action="store_true", help="show the installed parts and exit")
+    add_setting_options(run)
     if config_file is not None:
         run.add_argument("--config-file", action=config_file, metavar="FILE", help="options as a file of YAML")
     add_horovod_options(run, but=() if config_file is None else ("--config-file",))

@@ -1,7 +1,8 @@
-"""The processor cores of this machine and which of them a rank gets."""
+"""Processor cores of this machine, and the share of a rank."""
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["available_cores", "share_of", "threads_per_rank"]
@@ -10,7 +11,7 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def available_cores(quota: Path = CGROUP_QUOTA) -> int:
-    """How many cores this process may keep busy: its affinity, and the container's quota where there is one."""
+    """Return the number of cores that this process may keep busy: its affinity, limited by a container's quota."""
     cores = len(os.sched_getaffinity(0))
     try:
         limit, period = quota.read_text(encoding="ascii").split()
@@ -22,12 +23,12 @@ def available_cores(quota: Path = CGROUP_QUOTA) -> int:
 
 
 def threads_per_rank(cores: int, ranks: int) -> int:
-    """How many threads each of `ranks` processes runs so that together they fill `cores`."""
+    """Return the number of threads with which `ranks` processes together fill `cores`, at least 1."""
     return max(1, cores // ranks)
 
 
-def share_of(local_rank: int, ranks: int, cores: list[int]) -> tuple[int, ...]:
-    """The cores for one rank: neighbors, no core in two shares unless there are more ranks than cores."""
+def share_of(local_rank: int, ranks: int, cores: Sequence[int]) -> tuple[int, ...]:
+    """Return the cores of one rank: neighbors; ranks share a core only where they are more than the cores."""
     if ranks >= len(cores):
         return (cores[local_rank % len(cores)],)
     start, end = local_rank * len(cores) // ranks, (local_rank + 1) * len(cores) // ranks

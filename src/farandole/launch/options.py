@@ -58,14 +58,18 @@ class Given(argparse.Namespace):
         self.ignored: list[str] = []  # a sentence each
 
 
-def add_setting_options(group: argparse._ArgumentGroup) -> None:
-    """Give each setting of `Config` its option, and the options by which Horovod's users know some of them."""
+def add_setting_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting of `Config`, in groups by topic, and Horovod's names for some of them."""
     settings = {setting.name: setting for setting in Config.settings()}
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for setting in settings.values():
+        if setting.topic not in groups:
+            groups[setting.topic] = parser.add_argument_group(setting.topic)
         flag = f"--{setting.name.replace('_', '-')}"
-        _add_setting(group, flag, setting, Alias(setting.name, "yes" if setting.kind == "flag" else None))
+        alias = Alias(setting.name, "yes" if setting.kind == "flag" else None)
+        _add_setting(groups[setting.topic], flag, setting, alias)
     for flag, alias in ALIASES.items():
-        _add_setting(group, flag, settings[alias.setting], alias, hidden=True)
+        _add_setting(groups[settings[alias.setting].topic], flag, settings[alias.setting], alias, hidden=True)
 
 
 def add_horovod_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""`farandole timeline merge` and `farandole timeline report`: what the timelines of a job tell."""
+"""`farandole timeline merge` and `farandole timeline report`: one trace, or one page, of a job's timelines."""
 
 import argparse
 import logging
@@ -15,7 +15,7 @@ from farandole.timeline.page import write_page
 from farandole.timeline.reading import read_traces
 from farandole.timeline.trace import RankTrace
 
-__all__ = ["run_timeline"]
+__all__ = ["run_timeline", "timeline_parser"]
 
 log = logging.getLogger(__name__)
 
@@ -23,22 +23,24 @@ FAILED = 1
 
 
 class Command(NamedTuple):
-    """What can be made of timelines."""
+    """A product of timelines, and its maker."""
 
     about: str
     make: Callable[[Mapping[int, RankTrace], Sequence[Clock], Sequence[str]], Iterable[str]]
-    suffix: str | None  # of what stands beside the first file that is read, unless OUT is given; None: it must be
+    suffix: str | None  # of the output beside the first input, unless OUT is given; None: OUT is required
 
 
 COMMANDS = {
     "merge": Command("write one trace of all ranks, on one clock", merge_traces, None),
-    "report": Command("write a page that says what took how long, and who waited for whom", write_page, ".html"),
+    "report": Command(
+        "write a page with the times of operations and the ranks that others waited for", write_page, ".html"
+    ),
 }
 
 
 def run_timeline(words: Sequence[str]) -> int:
-    """Do what `words` say, those behind `farandole timeline`; returns the exit code."""
-    given = _parser().parse_args(words)
+    """Run the command in `words`, those behind `farandole timeline`; returns the exit code."""
+    given = timeline_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="farandole: %(message)s", stream=sys.stderr)
     command = COMMANDS[given.what]
     first: Path = given.files[0]
@@ -65,13 +67,18 @@ def run_timeline(words: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def timeline_parser() -> argparse.ArgumentParser:
+    """Return the parser of the words behind `farandole timeline`."""
     parser = argparse.ArgumentParser(prog="farandole timeline", allow_abbrev=False)
     commands = parser.add_subparsers(dest="what", required=True, metavar="|".join(COMMANDS))
     for name, (what, _, suffix) in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         command.add_argument(
-            "files", nargs="+", type=Path, metavar="FILE", help="what ranks wrote; one alone finds the others beside it"
+            "files",
+            nargs="+",
+            type=Path,
+            metavar="FILE",
+            help="timelines of ranks; a single file stands for all ranks' files beside it",
         )
         about = "the file to write" + (f" (default: as the first FILE, with {suffix})" if suffix else "")
         command.add_argument("-o", "--output", required=suffix is None, type=Path, metavar="OUT", help=about)
@@ -79,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _write(output: Path, inputs: Iterable[Path], pieces: Iterable[str]) -> None:
-    """Put `pieces` at `output`, where a file stands only once it is whole."""
+    """Write `pieces` to `output`; the file appears only once it is complete."""
     if output.exists():
         if any(each.samefile(output) for each in inputs):
             raise TraceError(str(output), "is one of the files to read; name another one to write")
