@@ -1,5 +1,9 @@
 #include "base/reduce.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -16,12 +20,21 @@ ReduceKernel& ReduceTable::at(DType dtype, Combine combine, Scaling scaling) {
 
 namespace {
 
+#if defined(__x86_64__)
+/// Return whether the processor converts between float16 and float32. Clang's `__builtin_cpu_supports` learned the name
+/// "f16c" in version 17 only. Whether the system saves the registers is AVX2's check.
+bool converts_float16() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
 std::vector<ReduceTable> supported_tables() {
   std::vector<ReduceTable> tables(1);
   tables[0].level = "scalar";
   fill_scalar(tables[0]);
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+  if (__builtin_cpu_supports("avx2") && converts_float16()) {
     tables.push_back(tables.back());
     tables.back().level = "avx2";
     fill_avx2(tables.back());

@@ -167,7 +167,7 @@ struct Way {
 /// JAX's arrays have both, but their buffers are read-only, and of bfloat16 there is none. What writes to them is to
 /// know that nobody has seen them yet.
 bool lends_buffer(PyTypeObject* type) {
-  return type->tp_as_buffer != nullptr && type->tp_as_buffer->bf_getbuffer != nullptr &&
+  return PyType_GetSlot(type, Py_bf_getbuffer) != nullptr &&
          PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "unsafe_buffer_pointer") == 0;
 }
 
@@ -185,15 +185,29 @@ const Way& way_of(PyTypeObject* type) {
     Py_DECREF(capsule);
     if (api != nullptr && (api->version.major != 1 || api->tensor_from_object == nullptr)) api = nullptr;
   }
-  Py_INCREF(type);  // its address must stay its own
+  Py_INCREF(reinterpret_cast<PyObject*>(type));  // its address must stay its own
   return known->emplace(type, Way{api, lends_buffer(type)}).first->second;
+}
+
+/// Returns the buffer that a memoryview holds. Its pointers are valid while the memoryview lives.
+Py_buffer buffer_of(PyObject* memoryview) {
+#ifdef Py_LIMITED_API
+  // The stable ABI has no PyMemoryView_GET_BUFFER. A second buffer has the same pointers, also once it is released.
+  Py_buffer second;
+  if (PyObject_GetBuffer(memoryview, &second, PyBUF_FULL_RO) != 0) throw nb::python_error();
+  const Py_buffer seen = second;
+  PyBuffer_Release(&second);
+  return seen;
+#else
+  return *PyMemoryView_GET_BUFFER(memoryview);
+#endif
 }
 
 Captured capture_buffer(nb::handle tensor, std::string_view name) {
   // The view itself is what the operation owns: while it lives, nobody can resize the memory away.
   const nb::object held = nb::steal(PyMemoryView_FromObject(tensor.ptr()));
   if (!held.is_valid()) throw nb::python_error();
-  const Py_buffer& view = *PyMemoryView_GET_BUFFER(held.ptr());
+  const Py_buffer view = buffer_of(held.ptr());
   Captured captured;
   captured.dtype = dtype_of(view, name);
   if (PyBuffer_IsContiguous(&view, 'C') == 0) refuse_strides(name);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <string>
@@ -268,9 +269,23 @@ void test_first_use_from_many_threads() {
   }
 }
 
+/// The levels are those that the kernel lists for this processor, whatever the compiler knows by name.
+void test_levels_of_this_processor() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line, flags;
+  while (flags.empty() && std::getline(file, line))
+    if (line.starts_with("flags")) flags = line + " ";
+  if (flags.empty()) return;  // not x86-64, or no /proc
+  const auto has = [&](const char* flag) { return flags.find(" " + std::string(flag) + " ") != std::string::npos; };
+  const bool avx2 = has("avx2") && has("f16c");
+  const bool avx512 = avx2 && has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl");
+  CHECK_EQ(std::string(simd_levels().back()), avx512 ? "avx512" : avx2 ? "avx2" : "scalar");
+}
+
 }  // namespace
 
 int main() {
+  test_levels_of_this_processor();
   test_first_use_from_many_threads();
   CHECK_EQ(std::string(simd_level()), std::string(simd_levels().back()));
   CHECK_EQ(std::string(simd_levels().front()), "scalar");
