@@ -1,12 +1,14 @@
 """Launchers of other projects, recognized by the environment variables that they set for each process."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from farandole.errors import ConfigError
 
-__all__ = ["OtherLaunch", "find_other_launch", "refuse_other_launch"]
+__all__ = ["OtherLaunch", "find_other_launch", "note_launches", "refuse_other_launch"]
+
+OUTER = "FARANDOLE_OUTER_LAUNCHES"
 
 # Each variable holds the number of processes of one launch. The first above 1 names the launcher: a process that
 # `mpirun` starts within a Slurm job has the variables of both.
@@ -19,6 +21,7 @@ _SIZES = {
     "HOROVOD_SIZE": "a launcher of Horovod",
     "WORLD_SIZE": "torchrun, or a launcher like it,",
 }
+_OURS = {"HOROVOD_": "HOROVOD_RANK", "WORLD_": "RANK"}  # prefixes of a size, and the rank that goes with it
 _SPECIAL_STEPS = 0xFFFFFFF0  # slurm.h: larger numbers are batch scripts and interactive shells, not srun's steps
 
 
@@ -41,21 +44,23 @@ def find_other_launch(env: Mapping[str, str] | None = None) -> OtherLaunch | Non
     """Return the launch of several processes that `env` (default: `os.environ`) tells of; None for a single process.
 
     A Slurm batch script is a single process, however many tasks its job may start."""
+    return next(_launches(os.environ if env is None else env), None)
+
+
+def note_launches(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that tells a rank which launches its own launcher was started by: they are not the rank's."""
+    return {OUTER: " ".join(f"{each.variable}={each.value}" for each in _launches(env))}
+
+
+def refuse_other_launch(env: Mapping[str, str] | None = None, *, rank: int = 0, size: int = 1) -> None:
+    """Raise `ConfigError` when another launcher has started several processes as rank `rank` of `size`.
+
+    Each of them would be that rank, of a job of its own."""
     env = os.environ if env is None else env
-    sizes = dict(_SIZES)
-    if "SLURM_STEP_NUM_TASKS" not in env and _in_step_of_srun(env):
-        sizes["SLURM_NTASKS"] = "srun"
-    for variable, launcher in sizes.items():
-        if (size := _number(env, variable)) > 1:
-            return OtherLaunch(launcher=launcher, variable=variable, value=size, size=size)
-    if (rank := _number(env, "PMIX_RANK")) > 0:
-        return OtherLaunch(launcher="a launcher with PMIx", variable="PMIX_RANK", value=rank, size=None)
-    return None
-
-
-def refuse_other_launch(env: Mapping[str, str] | None = None) -> None:
-    """Raise `ConfigError` when another launcher has started several processes: each would be a job of its own."""
-    found = find_other_launch(env)
+    known = env.get(OUTER, "").split()
+    # Farandole's launchers set these, too. Another launcher within a rank changes the size, or the rank.
+    known += [f"{prefix}SIZE={size}" for prefix, name in _OURS.items() if env.get(name, str(rank)) == str(rank)]
+    found = next((each for each in _launches(env) if f"{each.variable}={each.value}" not in known), None)
     if found is not None:
         raise ConfigError(
             found.variable,
@@ -63,6 +68,17 @@ def refuse_other_launch(env: Mapping[str, str] | None = None) -> None:
             f"with: farandole run -np {found.size or 'N'} python train.py. To train alone on purpose, "
             f"unset {found.variable}",
         )
+
+
+def _launches(env: Mapping[str, str]) -> Iterator[OtherLaunch]:
+    sizes = dict(_SIZES)
+    if "SLURM_STEP_NUM_TASKS" not in env and _in_step_of_srun(env):
+        sizes["SLURM_NTASKS"] = "srun"
+    for variable, launcher in sizes.items():
+        if (size := _number(env, variable)) > 1:
+            yield OtherLaunch(launcher=launcher, variable=variable, value=size, size=size)
+    if (rank := _number(env, "PMIX_RANK")) > 0:
+        yield OtherLaunch(launcher="a launcher with PMIx", variable="PMIX_RANK", value=rank, size=None)
 
 
 def _in_step_of_srun(env: Mapping[str, str]) -> bool:

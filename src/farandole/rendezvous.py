@@ -283,4 +283,5 @@ def from_environment(env: Mapping[str, str] | None = None) -> Rendezvous:
     if job is None:
         refuse_other_launch(env)
         return SoloRendezvous()
+    refuse_other_launch(env, rank=job.rank, size=job.size)
     return TcpRendezvous(job.rendezvous, job.rank, job.size, job.secret, job.generation)

@@ -90,6 +90,14 @@ def test_our_launcher_below_several_says_that_the_jobs_are_separate(mpirun: str)
     assert done.stderr.count("started 2 processes; each of them starts a job of its own") == 2
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_several_processes_of_one_rank_are_refused(mpirun: str, size: int) -> None:
+    done = start(*command("run", "-np", str(size), mpirun, "-n", "2", *program()))
+    assert done.returncode != 0
+    assert "rank 0 of" not in done.stdout
+    assert "started 2 processes. farandole cannot connect them" in done.stdout + done.stderr
+
+
 def test_a_batch_script_of_slurm_runs_our_launcher() -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     done = start(*command("run", "-np", "2", *program()), env=slurm)

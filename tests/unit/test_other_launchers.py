@@ -3,7 +3,7 @@
 import pytest
 
 from farandole.errors import ConfigError
-from farandole.other_launchers import find_other_launch
+from farandole.other_launchers import find_other_launch, note_launches
 from farandole.rendezvous import SoloRendezvous, TcpRendezvous, from_environment
 from farandole.topology import JobEnvironment
 
@@ -49,12 +49,34 @@ def test_a_single_process_is_a_job_of_one_rank(launcher: str) -> None:
     assert isinstance(from_environment(ALONE[launcher]), SoloRendezvous)
 
 
+def place(size: int = 2, rank: int = 1) -> dict[str, str]:
+    job = JobEnvironment(rank=rank, size=size, rendezvous="127.0.0.1:4711", secret=b"secret")
+    return job.write(torch_store=("127.0.0.1", 4712))
+
+
 @pytest.mark.parametrize("launcher", SEVERAL)
-def test_our_own_launcher_comes_first(launcher: str) -> None:
-    job = JobEnvironment(rank=1, size=2, rendezvous="127.0.0.1:4711", secret=b"secret")
-    met = from_environment(SEVERAL[launcher][0] | job.write(torch_store=("127.0.0.1", 4712)))
+def test_our_own_launcher_below_another(launcher: str) -> None:
+    outer = SEVERAL[launcher][0]
+    met = from_environment(outer | note_launches(outer) | place())
     assert isinstance(met, TcpRendezvous)
     assert (met.rank, met.size) == (1, 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("launcher", SEVERAL)
+def test_another_launcher_below_ours_is_refused(launcher: str, size: int) -> None:
+    env, variable = SEVERAL[launcher]
+    outer = note_launches({"MV2_COMM_WORLD_SIZE": "7"})
+    inner = outer | place(size, rank=size - 1) | {"MV2_COMM_WORLD_SIZE": "7"} | env
+    if variable == "HOROVOD_SIZE" and size == 1:
+        inner["HOROVOD_RANK"] = "1"
+    with pytest.raises(ConfigError, match=f"{variable}: is {env[variable]}: "):
+        from_environment(inner)
+
+
+def test_a_rank_without_another_launcher() -> None:
+    assert from_environment(place() | note_launches({})).size == 2
+    assert from_environment(place(size=1, rank=0)).size == 1
 
 
 def test_the_sentence() -> None:

@@ -16,7 +16,7 @@ from farandole.launch.cores import share_of, threads_per_rank
 from farandole.launch.failures import Failure, culprit
 from farandole.launch.hosts import fill_slots
 from farandole.launch.processes import GRACE
-from farandole.other_launchers import find_other_launch
+from farandole.other_launchers import find_other_launch, note_launches
 from farandole.rendezvous import RendezvousServer
 from farandole.topology import JobEnvironment, Topology
 
@@ -108,7 +108,8 @@ def open_job(
             topology = Topology.from_hosts(rank, [each.name for each in hosts])
             job_environment = JobEnvironment.of(topology, rendezvous=server.address, secret=secret, job=name)
             cores = share_of(topology.local_rank, topology.local_size, agents[host].cores) if binding == "cores" else ()
-            env = {"PYTHONUNBUFFERED": "1", **environment, **threads[host], **job_environment.write(torch_store)}
+            env = {"PYTHONUNBUFFERED": "1", **environment, **threads[host], **note_launches(environment)}
+            env.update(job_environment.write(torch_store))
             places.append((agents[host], Place(rank=rank, host=host, env=env, cores=cores)))
         where = ", ".join(host.name for host in agents)
         log.info("job %s: %d ranks on %s, rendezvous at %s", name, num_proc, where, server.address)

@@ -40,7 +40,7 @@ LEAVE = timedelta(seconds=5)  # for the ranks to end when the job has
 # Set by launchers for one process each; those of the driver, itself a rank perhaps, are not for the ranks it starts.
 _PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 _OF_ONE_PROCESS = {f"{prefix}_{name}" for prefix in ("FARANDOLE", "HOROVOD") for name in _PLACES} | {
-    f"FARANDOLE_{name}" for name in ("RENDEZVOUS", "SECRET", "GENERATION", "JOB", "WORKER_FD")
+    f"FARANDOLE_{name}" for name in ("RENDEZVOUS", "SECRET", "GENERATION", "JOB", "WORKER_FD", "OUTER_LAUNCHES")
 }
 
 

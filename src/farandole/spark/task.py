@@ -26,6 +26,7 @@ from farandole.launch.channel import Orders
 from farandole.launch.cores import available_cores, threads_per_rank
 from farandole.launch.failures import Failure
 from farandole.launch.reserved import ReservedPort
+from farandole.other_launchers import note_launches
 from farandole.rendezvous import RendezvousServer
 from farandole.spark.addresses import address_toward, bindable_address
 from farandole.spark.child import RUNNER
@@ -244,7 +245,7 @@ class RankTask:
         rendezvous, torch_port = str(met[0]["rendezvous"]), met[0]["torch_port"]
         assert isinstance(torch_port, int)
         job = JobEnvironment.of(place, rendezvous=rendezvous, secret=self.plan.secret, job=self.plan.job)
-        env = job.write(torch_store=(split_address(rendezvous)[0], torch_port))
+        env = job.write(torch_store=(split_address(rendezvous)[0], torch_port)) | note_launches(self._env)
         gpus = visible_gpus([met[rank]["gpus"] for rank in place.local_ranks])
         if gpus and "CUDA_VISIBLE_DEVICES" not in self.plan.env:
             env["CUDA_VISIBLE_DEVICES"] = gpus
