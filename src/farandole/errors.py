@@ -1,24 +1,24 @@
-"""Every error that farandole raises on purpose.
+"""Errors of farandole.
 
 FarandoleError
 ├── ConfigError (ValueError)                    a setting is wrong, before anything started
 ├── MissingExtra (ModuleNotFoundError)          a package is not installed: the extra that brings it
-├── RendezvousError                             ranks did not find each other: who is missing, where we looked
-│   └── AuthenticationError                     a peer did not prove that it belongs to this job
+├── RendezvousError                             ranks did not meet: the missing ranks, the address
+│   └── AuthenticationError                     a peer could not prove membership of this job
 ├── RankFailed (RuntimeError)                   a rank's function or process failed: its traceback and last lines
 ├── SlotsError (ValueError)                     more ranks than the cluster has room for
-├── PicklingError (TypeError)                   what cannot be sent to the ranks, by its path
+├── PicklingError (TypeError)                   an object cannot be sent to the ranks; its path
 ├── DataError (ValueError)                      a column cannot be read as asked
 ├── SourceError (ValueError)                    a file or folder of the data cannot be read as it was planned
-├── CacheError (OSError)                        the local cache cannot hold what it is given
-├── TraceError (ValueError)                     a file is no timeline, or a damaged one: where
+├── CacheError (OSError)                        the local cache cannot be written
+├── TraceError (ValueError)                     a file is no timeline, or is damaged at a place
 ├── CollectiveError                             an operation failed; carries `name`
 │   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
 │   ├── MismatchError *                         ranks asked for different things
-│   ├── JoinedError *                           it needs a rank that has joined
-│   ├── CollectiveTimeout (TimeoutError) *      who did not come, how long we waited
+│   ├── JoinedError *                           it needs data of a rank that has joined
+│   ├── CollectiveTimeout (TimeoutError) *      the missing ranks, the time waited
 │   └── PeerLost (ConnectionError) *            carries `rank`; the others can go on in a new generation
-└── HorovodInternalError (RuntimeError)         * what Horovod's programs catch: not this call, but the job failed
+└── HorovodInternalError (RuntimeError)         * for Horovod's programs: not this call but the job failed
     ├── NotInitializedError (ValueError)        rank(), size(), ... before init()
     └── EngineClosed                            submitted after shutdown, or after the failure it names
 
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def spell_ranks(ranks: Iterable[int]) -> str:
-    """Name ranks for a reader: "rank 3", "ranks 0-2 and 5", "no rank"."""
+    """Return the text for some ranks: "rank 3", "ranks 0-2 and 5", "no rank"."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][-1] + 1:
@@ -78,7 +78,7 @@ def _spell_run(run: list[int]) -> list[str]:
 
 
 class FarandoleError(Exception):
-    """Base of all errors that farandole raises on purpose."""
+    """Base of all errors of farandole."""
 
     def __init__(self, *fields: object) -> None:
         # OSError, a base of some subclasses, would read (errno, strerror) out of its arguments.
@@ -90,7 +90,7 @@ class FarandoleError(Exception):
 
 
 class ConfigError(FarandoleError, ValueError):
-    """A setting is wrong; raised before anything started."""
+    """The setting `setting` is wrong; raised before anything has started."""
 
     def __init__(self, setting: str, problem: str) -> None:
         problem = mask(problem)
@@ -113,7 +113,7 @@ class MissingExtra(FarandoleError, ModuleNotFoundError):
 
 
 class RendezvousError(FarandoleError):
-    """Ranks did not find each other; `missing` did not come to `where`."""
+    """The ranks `missing` did not come to the rendezvous at `where`."""
 
     def __init__(self, problem: str, missing: Iterable[int] = (), where: str = "") -> None:
         self.problem, self.missing, self.where = problem, tuple(missing), where
@@ -131,7 +131,7 @@ class RendezvousError(FarandoleError):
 
 
 class AuthenticationError(RendezvousError):
-    """The peer at `where` did not prove that it belongs to this job."""
+    """The peer at `where` could not prove that it belongs to this job."""
 
     def __str__(self) -> str:
         place = f"{self.where} " if self.where else "the peer "
@@ -139,7 +139,7 @@ class AuthenticationError(RendezvousError):
 
 
 class RankFailed(FarandoleError, RuntimeError):
-    """A rank's function or process failed; holds its traceback and the last lines it printed."""
+    """The function or the process of rank `rank` failed; holds its traceback and its last lines of output."""
 
     def __init__(self, rank: int, reason: str, traceback: str = "", tail: Sequence[str] = ()) -> None:
         self.rank, self.reason, self.traceback = rank, mask(reason), mask(traceback)
@@ -156,7 +156,7 @@ class RankFailed(FarandoleError, RuntimeError):
 
 
 class SlotsError(FarandoleError, ValueError):
-    """More ranks were asked for than there is room for."""
+    """`wanted` ranks do not fit in the `available` slots of `where`."""
 
     def __init__(self, wanted: int, available: int, where: str) -> None:
         super().__init__(wanted, available, where)
@@ -170,7 +170,7 @@ class SlotsError(FarandoleError, ValueError):
 
 
 class PicklingError(FarandoleError, TypeError):
-    """Something cannot be sent to the ranks; `path` says which part of `what`."""
+    """The part `path` of `what` cannot be pickled for the ranks."""
 
     def __init__(self, what: str, path: str, why: str) -> None:
         super().__init__(what, path, why)
@@ -184,7 +184,7 @@ class PicklingError(FarandoleError, TypeError):
 
 
 class DataError(FarandoleError, ValueError):
-    """A column cannot be read as asked."""
+    """The column `column` cannot be read as requested."""
 
     def __init__(self, column: str, problem: str) -> None:
         problem = mask(problem)
@@ -208,7 +208,7 @@ class SourceError(FarandoleError, ValueError):
 
 
 class CacheError(FarandoleError, OSError):
-    """The local cache in `folder` cannot hold what it is given."""
+    """The local cache in `folder` cannot store a row group."""
 
     def __init__(self, folder: str, problem: str) -> None:
         folder, problem = mask(folder), mask(problem)
@@ -220,7 +220,7 @@ class CacheError(FarandoleError, OSError):
 
 
 class TraceError(FarandoleError, ValueError):
-    """The file `path` cannot be read as a timeline; `problem` says where in it."""
+    """The file `path` cannot be read as a timeline; `problem` names the place."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(path, problem)
@@ -231,13 +231,13 @@ class TraceError(FarandoleError, ValueError):
 
 
 class HorovodInternalError(FarandoleError, RuntimeError):
-    """What a program written for Horovod catches when the job, not the call, went wrong.
+    """The job failed, not the call alone: the class that programs written for Horovod catch.
 
-    Programs also raise it themselves, to have elastic training start over from its last commit."""
+    Programs also raise it themselves to restart elastic training from the last commit."""
 
 
 class NotInitializedError(HorovodInternalError, ValueError):
-    """rank(), size() or an operation was called before init()."""
+    """A program called rank(), size() or an operation before init()."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,9 +247,9 @@ class NotInitializedError(HorovodInternalError, ValueError):
 
 
 class CollectiveError(FarandoleError):
-    """An operation failed; `name` is the name it was submitted under.
+    """The operation `name` failed.
 
-    All ranks that an error names are ranks of the job; `process_set` says where it happened, if not among all ranks."""
+    Errors number ranks as the job does; `process_set` names the set if the operation was not among all ranks."""
 
     process_set = ""
 
@@ -264,11 +264,11 @@ class CollectiveError(FarandoleError):
 
 
 class InvalidRequest(CollectiveError, ValueError):
-    """Refused at the call, on this rank alone: dtype, contiguity, duplicate name in flight, splits, root."""
+    """This rank alone refuses the call: dtype, contiguity, duplicate name in flight, splits, root."""
 
 
 class MismatchError(CollectiveError, HorovodInternalError):
-    """Ranks asked for different things under one name; `what` differs, `asked` says how."""
+    """Ranks submitted different requests under one name: `what` differs, `asked` has each rank's."""
 
     def __init__(self, name: str, asked: Mapping[int, str], what: str) -> None:
         self.asked, self.what = dict(asked), what
@@ -283,11 +283,11 @@ class MismatchError(CollectiveError, HorovodInternalError):
 
 
 class JoinedError(CollectiveError, HorovodInternalError):
-    """What the ranks asked for would lose something that only a rank that has called `join` could give or take."""
+    """The operation needs data from, or for, a rank that has called `join`, and would lose it."""
 
 
 class CollectiveTimeout(CollectiveError, HorovodInternalError, TimeoutError):
-    """Ranks in `missing` did not come within `waited` seconds."""
+    """The ranks `missing` did not submit the operation within `waited` seconds."""
 
     def __init__(self, name: str, missing: Iterable[int], waited: float) -> None:
         self.missing, self.waited = tuple(missing), waited
@@ -301,7 +301,7 @@ class CollectiveTimeout(CollectiveError, HorovodInternalError, TimeoutError):
 
 
 class PeerLost(CollectiveError, HorovodInternalError, ConnectionError):
-    """Rank `rank` is gone; this context is finished, a new generation without that rank can go on."""
+    """Rank `rank` is gone. This context is closed; a new generation without that rank can continue."""
 
     def __init__(self, name: str, rank: int, reason: str) -> None:
         self.rank, self.reason = rank, reason
@@ -312,9 +312,9 @@ class PeerLost(CollectiveError, HorovodInternalError, ConnectionError):
 
 
 class EngineClosed(HorovodInternalError):
-    """An operation was submitted after shutdown, or after the failure that `reason` names.
+    """An operation was submitted after shutdown, or after the failure in `reason`.
 
-    `process_set` says which engine it is, if not that of all ranks."""
+    `process_set` names the set whose engine it is, if it is not that of all ranks."""
 
     process_set = ""
 

@@ -1,4 +1,4 @@
-"""Who is who: ranks, hosts, and the variables by which a launcher tells a process its place."""
+"""Places of ranks on hosts, and the environment variables that give a process its place."""
 
 import fcntl
 import hashlib
@@ -23,7 +23,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of a network interfac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The place of one rank: among all ranks, on its host (local), and among its peers on other hosts (cross)."""
+    """The place of one rank: among all ranks, on its host (local), and among the ranks of its local rank (cross)."""
 
     rank: int
     size: int
@@ -35,7 +35,7 @@ class Topology:
 
     @classmethod
     def from_hosts(cls, rank: int, hosts: Sequence[str]) -> Self:
-        """Derive the place of `rank` from the host of each rank.
+        """Make the place of `rank` from the host of each rank.
 
         Local ranks count the ranks of one host in rank order; cross ranks count the ranks with one local rank,
         so that on hosts with unequal numbers of ranks `cross_size` differs between local ranks."""
@@ -59,16 +59,16 @@ class Topology:
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
-        """The ranks on this host, this one among them, ascending."""
+        """The ranks on this host, ascending, with this one."""
         here = self.hosts[self.rank]
         return tuple(rank for rank, host in enumerate(self.hosts) if host == here)
 
     @property
     def control_parents(self) -> list[int]:
-        """Whom each rank asks what to do next, -1 for rank 0, which decides: a tree, so that no rank talks to many.
+        """The parent of each rank in the control tree, -1 for rank 0, its root.
 
-        Ranks ask the first rank of their host; the first ranks of the hosts ask each other, in a tree of hosts in the
-        order of their first ranks. So each rank has at most `local_size` - 1 + `CONTROL_DEGREE` below it."""
+        The parent of a rank is the first rank of its host. The first ranks of the hosts form a tree in rank order. So
+        each rank has at most `local_size` - 1 + `CONTROL_DEGREE` children."""
         firsts: dict[str, int] = {}
         for rank, host in enumerate(self.hosts):
             firsts.setdefault(host, rank)
@@ -84,14 +84,14 @@ class Topology:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Does each host run the same number of ranks?"""
+        """Whether each host runs the same number of ranks."""
         return len(set(Counter(self.hosts).values())) == 1
 
 
 def host_identity() -> str:
-    """Name this host such that equal names mean: shared memory and the loopback interface reach each other.
+    """Return a name for this host. Processes of equal names share memory (/dev/shm) and the loopback interface.
 
-    Two containers on one machine have one kernel, and often one host name, but neither of these in common."""
+    Two containers on one machine share the kernel, and often the host name, but neither of these."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     network = os.stat("/proc/self/ns/net").st_ino
     memory = os.stat("/dev/shm").st_dev
@@ -101,9 +101,9 @@ def host_identity() -> str:
 
 
 def interface_address(interface: str) -> str:
-    """Give the address that a listener binds for `interface`, an IP address or the name of a network interface.
+    """Return the address that a listener binds for `interface`, an IP address or the name of a network interface.
 
-    Raises `ConfigError` naming the interfaces of this host when there is none of that name."""
+    Raises `ConfigError` naming the host's interfaces when `interface` is neither."""
     names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
         try:
@@ -122,7 +122,7 @@ def interface_address(interface: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnvironment:
-    """What a launcher tells a rank through environment variables; the local and cross ranks if it knows them."""
+    """The environment variables that a launcher sets for a rank; local and cross ranks are optional."""
 
     rank: int
     size: int
@@ -143,9 +143,9 @@ class JobEnvironment:
 
     @classmethod
     def read(cls, env: Mapping[str, str] | None = None) -> Self | None:
-        """Read the job's variables; None when this process was not started as a rank.
+        """Read the job's variables from `env` (default: `os.environ`); None when this process is no rank.
 
-        Raises `ConfigError` when only some of them are there, or one cannot be right."""
+        Raises `ConfigError` when only some of them are set, or one is invalid."""
         env = os.environ if env is None else env
         needed = ("FARANDOLE_RANK", "FARANDOLE_SIZE", "FARANDOLE_RENDEZVOUS", "FARANDOLE_SECRET")
         missing = [name for name in needed if not env.get(name)]
@@ -178,9 +178,9 @@ class JobEnvironment:
         return cls(rendezvous=rendezvous, secret=secret, job=job, **places)
 
     def write(self, torch_store: tuple[str, int] | None = None) -> dict[str, str]:
-        """Give the variables for the rank's process: ours, and Horovod's names, which user scripts read.
+        """Return the variables for the rank's process: farandole's, and Horovod's, which user scripts read.
 
-        With `torch_store`, a host and a port where rank 0 can listen, those that torch.distributed reads, too."""
+        With `torch_store`, a host and a port on which rank 0 can listen, also those that torch.distributed reads."""
         places = {"RANK": self.rank, "SIZE": self.size}
         for name in _PLACES:
             value: int | None = getattr(self, name)

@@ -1,5 +1,5 @@
-// A host that vanishes sends no word of it: its silence is noticed, by every rank, and our own silence is not blamed on
-// others.
+// Heartbeats between hosts: every rank notices a host that falls silent without a word, and a rank that was stopped
+// itself does not take the others for lost.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>

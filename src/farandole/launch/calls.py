@@ -1,4 +1,4 @@
-"""One rank that runs a pickled function in a process of its own."""
+"""Call of a pickled function on one rank, in a process of its own."""
 
 import logging
 import pickle
@@ -41,12 +41,12 @@ def _ignore(kind: str, payload: Mapping[str, object]) -> None:
 class RankCall:
     """A call (pickled by `pickling.dump_call`) that one rank makes in a process of its own.
 
-    `farandole.run` starts one for each rank, an engine whose tasks are ranks starts one in each task."""
+    `farandole.run` starts one for each rank; a Spark task starts the one of its rank."""
 
     def __init__(self, process: RankProcess, channel: LauncherEnd, on_end: "Callable[[RankCall], None] | None") -> None:
         self.rank = process.rank
         self.process = process
-        self.failure: Failure | None = None  # known as soon as the function has failed, before its process is gone
+        self.failure: Failure | None = None  # set when the function has failed; its process may still run
         self._value = b""
         self._channel = channel
         self._on_end = on_end
@@ -101,22 +101,22 @@ class RankCall:
         self._channel.begin(orders)
 
     def wait(self, timeout: timedelta) -> bool:
-        """Wait for the end of the call: its failure, or its value and the end of its process."""
+        """Wait for the end of the call: its failure, or its value and the exit of its process."""
         return self._ended.wait(timeout.total_seconds())
 
     def value(self) -> bytes:
-        """What the function returned, pickled; raises its `RankFailed`. The call must have ended."""
+        """Return the function's pickled value, or raise its `RankFailed`. The call must have ended."""
         assert self._ended.is_set()
         if self.failure is not None:
             raise self.failure.error() from self.failure.cause
         return self._value
 
     def terminate(self, grace: timedelta = GRACE) -> None:
-        """End the rank's process, see `RankProcess.terminate`."""
+        """End the rank's process; see `RankProcess.terminate`."""
         self.process.terminate(grace)
 
     def wait_gone(self, timeout: timedelta) -> bool:
-        """Wait until nothing of the rank is left, see `RankProcess.wait_gone`."""
+        """Wait until no process of the rank is left; see `RankProcess.wait_gone`."""
         return self.process.wait_gone(timeout)
 
     def _follow(
@@ -176,7 +176,7 @@ class RankCall:
 
 
 def _exception(data: bytes) -> BaseException | None:
-    """The rank's exception, if its class can be found here."""
+    """Return the rank's exception, if its class can be imported here."""
     if not data:
         return None
     try:

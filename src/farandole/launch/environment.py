@@ -1,4 +1,4 @@
-"""The environment that ranks get: the launcher's own, with settings written into it."""
+"""Environment of ranks: the launcher's own, with settings written into it."""
 
 from collections.abc import Collection, Mapping
 
@@ -10,7 +10,7 @@ __all__ = ["with_settings"]
 def with_settings(
     environment: Mapping[str, str], config: Config, names: Collection[str] | None = None
 ) -> dict[str, str]:
-    """A copy of `environment` in which the settings `names` (all if None) are those of `config`, whatever it said."""
+    """Return a copy of `environment` with the settings `names` (None: all) of `config` in place of its own."""
     changed = dict(environment)
     for setting in Config.settings():
         if names is not None and setting.name not in names:

@@ -1,4 +1,4 @@
-"""What `farandole run --check-build` shows: which parts of farandole are here, and what they would work with."""
+"""Report of `farandole run --check-build`: the installed parts of farandole and the frameworks they work with."""
 
 from importlib.util import find_spec
 
@@ -6,7 +6,7 @@ import farandole
 
 __all__ = ["report"]
 
-# Each binding works when its own package and the framework are both installed; none is imported to find out.
+# A binding works when its own package and its framework are installed; neither is imported for the report.
 BINDINGS = (
     ("PyTorch", "torch"),
     ("TensorFlow", "tensorflow"),
@@ -19,7 +19,7 @@ BINDINGS = (
 
 
 def report() -> str:
-    """List the native core, the frameworks and the engines, each marked [X] when it can be used."""
+    """Return the list of native core, frameworks and launchers, each with [X] when it can be used."""
     lines = [f"farandole {farandole.__version__}", "", "Native core:", _mark("farandole._native", _found("_native"))]
     lines += ["", "Frameworks:"]
     lines += [_mark(title, _found(package) and find_spec(package) is not None) for title, package in BINDINGS]

@@ -1,22 +1,22 @@
-"""Cutting what a rank prints into lines."""
+"""Splitter of a rank's output into lines."""
 
 from collections.abc import Iterator
 
 __all__ = ["LONGEST_LINE", "LineSplitter"]
 
-LONGEST_LINE = 64 * 1024  # bytes; a longer line is handed on in pieces, so that binary output cannot fill the memory
+LONGEST_LINE = 64 * 1024  # bytes; a longer line is cut, so that binary output cannot fill the memory
 
 
 class LineSplitter:
     """Turns chunks of bytes into lines of text; bytes that are not UTF-8 show as U+FFFD.
 
-    A bare carriage return ends a line too: a progress bar shows as one line per redrawing."""
+    A bare carriage return ends a line, too: each redrawing of a progress bar is a line."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Give the lines that `chunk` completes, without their ends; keeps what follows the last one."""
+        """Return the lines that `chunk` completes, without their ends; keep the rest for the next chunk."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         texts = [text for line in lines for text in _texts(line)]
         redrawn = self._rest.rfind(b"\r", 0, -1)  # the last byte may be the first of "\r\n"
@@ -29,13 +29,13 @@ class LineSplitter:
         return texts
 
     def flush(self) -> list[str]:
-        """Give what came after the last line's end."""
+        """Return the text after the last line's end."""
         rest, self._rest = self._rest, b""
         return [text for text in _texts(rest) if text]
 
 
 def _texts(line: bytes) -> Iterator[str]:
-    """Cut at carriage returns (those around a progress bar's text leave nothing empty) and at the longest length."""
+    """Cut at carriage returns, without empty pieces, and at the longest length."""
     line = line.removesuffix(b"\r")
     pieces = [piece for piece in line.split(b"\r") if piece] if b"\r" in line else [line]
     for piece in pieces or [b""]:

@@ -1,4 +1,4 @@
-"""The options of `farandole run`: our settings, and Horovod's names for them."""
+"""Options of `farandole run`: farandole's settings, and Horovod's names for them."""
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
@@ -15,11 +15,11 @@ __all__ = ["Given", "add_horovod_options", "add_setting_options"]
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An option for a setting whose name does not say it."""
+    """An option for a setting of another name."""
 
     setting: str
-    value: str | None = None  # what the option means, when it takes no value
-    unit: str = ""  # written behind its value before that is read
+    value: str | None = None  # the value of an option that takes none
+    unit: str = ""  # appended to the option's value
 
 
 ALIASES: Mapping[str, Alias] = {
@@ -40,7 +40,7 @@ ALIASES: Mapping[str, Alias] = {
 
 
 class Given(argparse.Namespace):
-    """What was written on the command line of `farandole run`."""
+    """The command line of `farandole run`."""
 
     num_proc: int | None
     hosts: str | None

@@ -1,4 +1,4 @@
-"""Where the ranks' lines go: to the launcher's own streams, each behind its rank, and to files."""
+"""Output of ranks: their lines on the launcher's own streams, each behind its rank, and in files."""
 
 import contextlib
 import sys
@@ -16,8 +16,8 @@ __all__ = ["Output"]
 class Output:
     """Prints each line of each rank as "[rank] line"; a context manager, called from the threads of all ranks.
 
-    Lines to the standard output go to the standard output, those to the standard error there; no line is torn by
-    another. With `directory`, `rank.<rank>/stdout` and `stderr` in it get the lines too, without the prefix."""
+    Lines keep their stream, standard output or standard error, and are never mixed. With `directory`, the files
+    `rank.<rank>/stdout` and `stderr` in it get the lines too, without the prefix."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Output:
             self._open = undo.pop_all()
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
-        """Take one line; raises `OSError` when nobody takes it off our hands."""
+        """Write one line; raises `OSError` when the stream is closed."""
         stamp = f"{datetime.now().isoformat(' ', 'milliseconds')} " if self._timestamp else ""
         text = f"{stamp}[{rank}] {line}\n"
         out = self._streams[stream]

@@ -1,4 +1,4 @@
-"""Sending functions to ranks: what is in the parcel, and which part of it cannot be sent."""
+"""Pickling of calls for ranks: size and globals of a function, and the path to a part that cannot be pickled."""
 
 import dis
 import functools
@@ -14,24 +14,24 @@ from farandole.errors import PicklingError
 
 __all__ = ["PickleReport", "describe", "dump", "dump_call", "dumps", "find_unpicklable"]
 
-MOST_ATTEMPTS = 2000  # parts that are tried before the search is content with the part found so far
+MOST_ATTEMPTS = 2000  # parts to try before the search returns the part found so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PickleReport:
-    """What sending a function means: its size in bytes and the global names that it reads or writes."""
+    """A pickled function: its size in bytes and the global names that it reads or writes."""
 
     size: int
     globals: tuple[str, ...]
 
 
 def describe(fn: Callable[..., object]) -> PickleReport:
-    """Measure `fn` as the ranks would get it; raises `PicklingError` naming the part that cannot be sent."""
+    """Pickle `fn` as for the ranks and report on it; raises `PicklingError` naming the part that cannot be pickled."""
     return PickleReport(size=len(dump(fn, _name(fn))), globals=global_names(fn))
 
 
 def dump_call(fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
-    """Pickle a call for the ranks' `worker`; raises `PicklingError` naming the part that cannot be sent."""
+    """Pickle a call for the ranks' workers; raises `PicklingError` naming the part that cannot be pickled."""
     try:
         return dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:
@@ -43,7 +43,7 @@ def dump_call(fn: Callable[..., object], args: Sequence[object], kwargs: Mapping
 
 
 def dump(value: object, name: str) -> bytes:
-    """Pickle `value`, as `dumps` does; raises `PicklingError` with the path, from `name`, to the unwilling part."""
+    """Pickle `value`; raises `PicklingError` with the path, from `name`, to the part that cannot be pickled."""
     try:
         return dumps(value)
     except Exception as error:
@@ -51,7 +51,7 @@ def dump(value: object, name: str) -> bytes:
 
 
 def global_names(fn: Callable[..., object]) -> tuple[str, ...]:
-    """The globals of its module that `fn`, or a function within it, reads or writes; builtins left out."""
+    """Return the globals that `fn`, or a function within it, reads or writes, without builtins."""
     function = _unwrapped(fn)
     if function is None:
         return ()
@@ -62,9 +62,9 @@ def global_names(fn: Callable[..., object]) -> tuple[str, ...]:
 
 
 def find_unpicklable(value: object, name: str) -> tuple[str, str] | None:
-    """Find the innermost part of `value` that cannot be pickled: its path, starting with `name`, and why.
+    """Find the innermost part of `value` that cannot be pickled: its path, starting with `name`, and the reason.
 
-    None when all of it can be. Takes time in proportion to the size of `value`: for the failure report only."""
+    Returns None when `value` can be pickled. Takes time in proportion to its size: for failure reports only."""
     why = _trouble(value)
     if why is None:
         return None
@@ -87,13 +87,13 @@ def find_unpicklable(value: object, name: str) -> tuple[str, str] | None:
 
 
 def dumps(value: object) -> bytes:
-    """Pickle `value`, with what only `__main__` knows by value; raises whatever the unwilling part raises."""
+    """Pickle `value`, with objects of `__main__` by value; raises the exception of the part that cannot be pickled."""
     data: bytes = cloudpickle.dumps(value)
     return data
 
 
 def _trouble(value: object) -> str | None:
-    """Why `value` cannot be pickled; nothing is kept of what can be."""
+    """Return why `value` cannot be pickled, or None; the pickled bytes are dropped."""
     try:
         cloudpickle.Pickler(_Nowhere()).dump(value)
     except Exception as error:
@@ -102,7 +102,7 @@ def _trouble(value: object) -> str | None:
 
 
 class _Nowhere(io.RawIOBase):
-    """Swallows what is written, so that trying large objects costs no memory."""
+    """Drops all bytes, so that pickling a large object costs no memory."""
 
     def write(self, data: object) -> int:
         return len(memoryview(data))  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def _join(path: str, step: str) -> str:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """The objects that pickling `value` has to pickle too, each with its step in the path."""
+    """Yield the objects that are pickled with `value`, each with its step in the path."""
     if isinstance(value, types.FunctionType):
         yield from _function_parts(value)
     elif isinstance(value, types.MethodType):
@@ -187,11 +187,11 @@ def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, object]
 
 
 def _state_parts(value: object) -> Iterator[tuple[str, object]]:
-    """The attributes that an object's own way of pickling hands on."""
+    """Yield the attributes that `__reduce_ex__` of `value` adds to its pickle."""
     try:
         reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     except Exception:
-        return  # this object itself is the trouble
+        return  # the object itself cannot be pickled
     if not isinstance(reduced, tuple):
         return
     state = reduced[2] if len(reduced) > 2 else None

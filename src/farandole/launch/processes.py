@@ -1,4 +1,4 @@
-"""One rank as a process: started, listened to, and ended together with all that it starts."""
+"""Process of one rank: its start, its output, its end with all of its descendants."""
 
 import contextlib
 import errno
@@ -38,17 +38,17 @@ class Exit:
 
     rank: int
     code: int  # as in subprocess: below zero the number of the signal
-    at: float  # time.monotonic() of the end, taken beside the rank
+    at: float  # time.monotonic() of the end, taken on the rank's host
     reason: str
 
     @property
     def signal_name(self) -> str:
-        """The signal that ended it, "" when it ended by itself."""
+        """The name of the signal that ended it; "" when it exited by itself."""
         return _signal_name(-self.code) if self.code < 0 else ""
 
     @property
     def shell_code(self) -> int:
-        """The code as a shell gives it: 128 + the number of the signal."""
+        """The exit code as a shell reports it: 128 + the number of the signal."""
         return 128 - self.code if self.code < 0 else self.code
 
 
@@ -72,13 +72,11 @@ def _reason(code: int) -> str:
 
 
 class RankProcess:
-    """The process of one rank, in a session of its own, below a guard that no descendant of the rank outlives.
+    """The process of one rank, in a session of its own, below a guard process.
 
-    Whether this process ends the rank, returns, crashes or is killed: the guard (see guard.py) notices, and kills
-    the rank with all its descendants. May be started from any thread.
-
-    The rank ignores the signals that this process ignores, but for SIGINT and SIGTERM. So a rank below nohup survives
-    a hangup."""
+    The guard (see guard.py) kills the rank with all of its descendants when this process ends the rank, returns,
+    crashes or is killed. Any thread may start a rank. The rank ignores the signals that this process ignores, except
+    SIGINT and SIGTERM, so a rank below nohup survives a hangup."""
 
     def __init__(
         self,
@@ -99,7 +97,7 @@ class RankProcess:
         self._on_exit = on_exit
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._splitters = {"stdout": LineSplitter(), "stderr": LineSplitter()}
-        self._deaf: Exception | None = None  # what on_line raised: nobody hears this rank any more
+        self._deaf: Exception | None = None  # raised by on_line, which gets no further lines
         self._said = b""
         self._ended = threading.Event()
         self._gone = threading.Event()
@@ -119,8 +117,8 @@ class RankProcess:
     ) -> Self:
         """Start `command` with exactly `env`, no input, the descriptors `pass_fds`, and bound to `cores` if any.
 
-        Does not wait for it. `on_line` hears each line, `on_exit` the end, after the last line of the rank itself;
-        both on the rank's own thread. A command that cannot be executed is an end with code 127 or 126."""
+        Does not wait. `on_line` gets each line, then `on_exit` the end; both run on a thread of this rank. A command
+        that cannot be executed ends with code 127 or 126."""
         ours, theirs = socket.socketpair()
         words = [str(theirs.fileno()), str(os.getpid()), _comma(cores), _comma(pass_fds)]
         with theirs:
@@ -132,7 +130,7 @@ class RankProcess:
                     stderr=subprocess.PIPE,
                     env=dict(env),
                     pass_fds=(theirs.fileno(), *pass_fds),
-                    start_new_session=True,  # Ctrl-C is the launcher's to hear; it ends the ranks in order
+                    start_new_session=True,  # Ctrl-C reaches the launcher alone, which then ends the ranks
                     bufsize=0,
                 )
             except BaseException:
@@ -142,23 +140,23 @@ class RankProcess:
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines of both streams, in the order in which they came."""
+        """The last lines of both streams, in order of arrival."""
         return tuple(self._tail)
 
     def terminate(self, grace: timedelta = GRACE) -> None:
-        """Ask the rank to end with SIGTERM, and SIGKILL it and all it has started after `grace`. Does not wait.
+        """Send the rank SIGTERM, and SIGKILL to it and all of its descendants after `grace`. Does not wait.
 
-        May be called again, with a shorter grace too."""
+        May be called again, also with a shorter grace."""
         with contextlib.suppress(OSError):  # the guard is gone, and so is the rank
             self._control.sendall(f"T{max(0, grace // timedelta(milliseconds=1))}\n".encode())
 
     def wait(self, timeout: timedelta) -> Exit | None:
-        """Wait for the end of the rank's own process; None when it still runs after `timeout`."""
+        """Wait for the end of the rank's own process; returns None when it still runs after `timeout`."""
         self._ended.wait(timeout.total_seconds())
         return self.exit
 
     def wait_gone(self, timeout: timedelta) -> bool:
-        """Wait until the rank and all it has started are gone and their output is handed on; False after `timeout`."""
+        """Wait until the rank and its descendants are gone and `on_line` has their output; False after `timeout`."""
         return self._gone.wait(timeout.total_seconds())
 
     def value(self) -> bytes:
@@ -166,7 +164,7 @@ class RankProcess:
         return b""
 
     def _listen(self) -> None:
-        """The thread: hand on lines, note the end; returns when the guard and every writer are gone."""
+        """Pass on lines and note the end; the body of the thread, until the guard and every writer are gone."""
         assert self._guard.stdout is not None and self._guard.stderr is not None
         streams = {"stdout": self._guard.stdout.fileno(), "stderr": self._guard.stderr.fileno()}
         with selectors.DefaultSelector() as selector:
@@ -183,13 +181,13 @@ class RankProcess:
         self._control.close()
         try:
             self._guard.wait(GUARD_EXIT)
-        except subprocess.TimeoutExpired:  # it has closed its end, there is nothing left for it to do
+        except subprocess.TimeoutExpired:  # it has closed its end of the socket, so its work is done
             self._guard.kill()
             self._guard.wait()
         self._gone.set()
 
     def _read(self, fd: int, stream: str) -> bool:
-        """Hand on what there is to read; False at the end of the stream."""
+        """Read a chunk and pass on its lines; returns False at the end of the stream."""
         splitter = self._splitters[stream]
         try:
             chunk = os.read(fd, _CHUNK)
@@ -201,17 +199,17 @@ class RankProcess:
                 try:
                     self._on_line(self.rank, stream, line)
                 except Exception as error:
-                    # Without a reader the rank would block on a full pipe for ever: read on, and end it.
+                    # Without a reader the rank would block on a full pipe for ever: read on, and end the rank.
                     self._deaf = error
                     self.terminate()
         return bool(chunk)
 
     def _obey(self, streams: Mapping[str, int]) -> bool:
-        """Note what the guard says; False when it is gone."""
+        """Read the guard's messages; returns False when it is gone."""
         try:
             said = self._control.recv(4096)
         except ConnectionResetError:
-            said = b""  # it left without having read our last request, which came too late
+            said = b""  # the guard ended without reading the last request, which came too late
         *messages, self._said = (self._said + said).split(b"\n")
         for message in messages:
             kind, words = message[:1], message[1:].split()
@@ -230,14 +228,14 @@ class RankProcess:
         return bool(said)
 
     def _drain(self, streams: Mapping[str, int]) -> None:
-        """Read what the dead rank has written: it is all in the pipes, whose other writers may go on for ever."""
+        """Read the dead rank's output: all of it is in the pipes, which may have other writers for ever."""
         for stream, fd in streams.items():
             for _ in range(_PIPE // _CHUNK):
                 if not self._read(fd, stream):
                     break
 
     def _without_guard(self) -> None:
-        """The guard was killed: the rank was too, by its parent-death signal; end the rest of its group."""
+        """End the rest of the rank's group. The guard was killed, and so was the rank, by its parent-death signal."""
         if self.pid is None:
             self._end(126, time.monotonic(), f"could not be started: its guard ended with code {self._guard.wait()}")
             return

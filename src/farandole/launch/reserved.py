@@ -1,4 +1,4 @@
-"""A free port that a rank will listen on, told to all ranks before it does."""
+"""Reserved port: a free port that all ranks know before one of them listens on it."""
 
 import socket
 from types import TracebackType
@@ -8,10 +8,10 @@ __all__ = ["ReservedPort"]
 
 
 class ReservedPort:
-    """A port of this machine that nobody else is given as long as this is open, and that a rank can listen on.
+    """A port of this machine that a rank can listen on, and that no other process gets while this is open.
 
-    It is bound, but nobody listens. Linux gives such a port to no socket that asks for any free one, be it to listen
-    or to connect; one that names it gets it, if both have SO_REUSEADDR, as torch's TCPStore and most servers do
+    A socket here is bound to it and does not listen. Linux gives such a port to no socket that requests any free
+    port. A socket that requests this port gets it if both have SO_REUSEADDR, as torch's TCPStore and most servers have
     (inet_csk_bind_conflict in net/ipv4/inet_connection_sock.c)."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`farandole.run`: a Python function on N ranks of this machine."""
+"""`farandole.run`: run a Python function on N ranks of this machine."""
 
 import contextlib
 import os
@@ -43,12 +43,12 @@ def run(
 ) -> list[T]:
     """Call `func(*args, **kwargs)` on `num_proc` ranks, each a new process of this machine; the results by rank.
 
-    Blocks until every rank has returned. The processes get this one's environment, `env` and `config` on top of it,
-    and no input; their output appears here line by line behind "[rank]", or goes to `on_line(rank, stream, line)`.
-    A rank that calls `sys.exit(0)` has returned None. When the first rank fails all others are ended, and that
-    rank's `RankFailed` is raised, its own exception as the cause; Ctrl-C ends them too. Nothing that a rank has
-    started is left when this returns. Raises `PicklingError` naming what in the call cannot be sent,
-    `ConfigError` and `SlotsError` for what cannot be started."""
+    Blocks until every rank has returned. Their processes get this one's environment with `env` and `config` on top, and
+    no input. Their output appears here line by line behind "[rank]", or goes to `on_line(rank, stream, line)`.
+    `sys.exit(0)` on a rank counts as returning None. When a rank fails, all others are ended, and its `RankFailed` is
+    raised with its own exception as the cause; Ctrl-C ends them, too. No process that a rank has started is left
+    afterwards. Raises `PicklingError` naming the part of the call that cannot be pickled, `ConfigError` and
+    `SlotsError` for ranks that cannot be started."""
     if on_line is not None and output_filename is not None:
         raise ConfigError("output_filename", "give output_filename or on_line, not both")
     backend = choose_backend(hosts, hostfile, num_proc)
@@ -76,7 +76,7 @@ def run(
     return [_unpickled(rank, value) for rank, value in enumerate(values)]
 
 
-# The caller's T is what its own function returns; that the rank's pickled value is one is the worker's promise.
+# T is the type of the caller's own function; the pickled value is of that type, as the worker promises.
 def _unpickled(rank: int, data: bytes) -> Any:
     try:
         return pickle.loads(data)

@@ -63,11 +63,11 @@ def _value(value: object) -> Outcome:
     except Exception as error:
         path, why = find_unpicklable(value, "value") or ("value", f"{type(error).__name__}: {error}")
         reason = f"returned a value that cannot be pickled: {path} ({why}); return plain data instead"
-        return replace(_failure(reason, error, 1), traceback="")  # the path says more than our own frames
+        return replace(_failure(reason, error, 1), traceback="")  # the path says more than farandole's own frames
 
 
 def _failure(reason: str, error: BaseException, code: int) -> WorkerFailure:
-    # The first frame is that of _run itself.
+    # Without the first frame, that of _run.
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     return WorkerFailure(
         reason=reason,
@@ -80,12 +80,12 @@ def _failure(reason: str, error: BaseException, code: int) -> WorkerFailure:
 
 
 def _exception(error: BaseException) -> bytes:
-    """`error` pickled, if it comes out again; many classes with arguments of their own do not."""
+    """Return `error` pickled, or b"" if it cannot be unpickled, as is so for many classes with own arguments."""
     try:
         data = dumps(error)
         return data if isinstance(pickle.loads(data), type(error)) else b""
     except Exception:
-        return b""  # its text and trace travel in any case
+        return b""  # its text and its trace are sent in any case
 
 
 if __name__ == "__main__":
