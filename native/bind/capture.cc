@@ -164,8 +164,8 @@ struct Way {
   bool buffer;                     // else the buffer protocol, not DLPack
 };
 
-/// JAX's arrays have both, but their buffers are read-only, and of bfloat16 there is none. What writes to them is to
-/// know that nobody has seen them yet.
+/// Return whether to use the buffer protocol for tensors of `type`. JAX's arrays have it, but read-only and without
+/// bfloat16: DLPack serves them, and only callers that own an array nobody else has seen may write to it.
 bool lends_buffer(PyTypeObject* type) {
   return PyType_GetSlot(type, Py_bf_getbuffer) != nullptr &&
          PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "unsafe_buffer_pointer") == 0;
