@@ -1,4 +1,4 @@
-"""What a rendezvous decides, without sockets, threads or clocks: who has come, who gets which answer."""
+"""Decisions of a rendezvous, without sockets, threads or clocks: the rounds of a job and the answers to its ranks."""
 
 import struct
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ _CALLER = struct.Struct("!IIQQ")
 _HEAD = struct.Struct("!BI")  # 0 and the number of payloads, or 1 and the number of missing ranks
 _LENGTH = struct.Struct("!I")
 
-# All ranks' payloads in rank order, or why there are none.
+# All ranks' payloads in rank order, or the reason why there are none.
 Answer: TypeAlias = list[bytes] | RendezvousError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks for which all-gather: the `round`-th of this rank's rendezvous in this generation."""
+    """A rank that asks for an all-gather: the `round`-th of its rendezvous in this generation."""
 
     rank: int
     size: int
@@ -26,7 +26,7 @@ class Caller:
     round: int
 
     def pack(self) -> bytes:
-        """Write this caller as the identity that the handshake proves."""
+        """Return this caller as bytes, the identity that the handshake proves."""
         return _CALLER.pack(self.rank, self.size, self.generation, self.round)
 
     @classmethod
@@ -40,7 +40,7 @@ class Caller:
 
 @dataclass(slots=True)
 class _Room:
-    """One round in which some ranks wait for the others."""
+    """A round in which some ranks wait for the others."""
 
     opened: float
     deadline: float
@@ -49,22 +49,22 @@ class _Room:
 
 
 class Meeting:
-    """The rounds of one job; `ticket` is the carrier's name for a waiting caller, times are the carrier's seconds.
+    """The rounds of one job. The transport gives each waiting caller a `ticket`, and all times in seconds.
 
-    Each method returns the answers that are due now, by ticket. A ticket gets exactly one answer or leaves."""
+    Each method returns the answers that are due now, by ticket. Each ticket gets exactly one answer, or leaves."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.generation = 0
         self._rooms: dict[int, _Room] = {}
         self._gone: dict[int, str] = {}
-        # Ranks that a failed round missed hear of it when they come after all, instead of waiting alone.
+        # The errors for ranks that come after their round has failed, by round and rank: they need not wait alone.
         self._too_late: dict[int, dict[int, RendezvousError]] = {}
 
     def arrive(self, ticket: int, caller: Caller, payload: bytes, *, now: float, deadline: float) -> dict[int, Answer]:
-        """Take the payload of `caller`, who waits until `deadline` at most."""
+        """Accept the payload of `caller`, which waits until `deadline` at most."""
         if caller.size != self.size or caller.rank >= self.size:
-            # Before its generation counts: who is of another job must not end the rounds of this one.
+            # Check this before the generation: a rank of another job must not end the rounds of this one.
             problem = f"this job has {self.size} ranks, but rank {caller.rank} was told of {caller.size}"
             return {ticket: RendezvousError(problem)}
         answers = self._begin(caller.generation)
@@ -82,7 +82,7 @@ class Meeting:
         return {**answers, **dict.fromkeys(room.tickets.values(), gathered)}
 
     def leave(self, ticket: int) -> dict[int, Answer]:
-        """Forget a caller whose connection broke; its rank counts as missing again, for good if it has departed."""
+        """Remove a caller whose connection broke. Its rank is missing again; if it has departed, its round fails."""
         answers: dict[int, Answer] = {}
         for number, room in list(self._rooms.items()):
             for rank in [rank for rank, each in room.tickets.items() if each == ticket]:
@@ -94,7 +94,7 @@ class Meeting:
         return answers
 
     def depart(self, rank: int, reason: str) -> dict[int, Answer]:
-        """Take note that `rank` will never come again: every round that lacks it fails, now and later."""
+        """Note that `rank` will never come again: every round without it fails, now and later."""
         self._gone[rank] = reason
         answers: dict[int, Answer] = {}
         for number in [number for number, room in self._rooms.items() if rank not in room.payloads]:
@@ -102,7 +102,7 @@ class Meeting:
         return answers
 
     def expire(self, now: float) -> dict[int, Answer]:
-        """Fail the rounds whose first caller has waited long enough."""
+        """Fail the rounds whose deadline has passed."""
         answers: dict[int, Answer] = {}
         for number, room in [each for each in self._rooms.items() if each[1].deadline <= now]:
             missing = [rank for rank in range(self.size) if rank not in room.payloads]
@@ -114,11 +114,11 @@ class Meeting:
         return answers
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do."""
+        """Return the earliest deadline of a round; None without rounds."""
         return min((room.deadline for room in self._rooms.values()), default=None)
 
     def _begin(self, generation: int) -> dict[int, Answer]:
-        """A newer generation ends the rounds of the one before it."""
+        """Begin `generation` if it is newer, and end the rounds of the one before it."""
         if generation <= self.generation:
             return {}
         problem = f"generation {self.generation} is over: generation {generation} has begun"
@@ -131,7 +131,7 @@ class Meeting:
         return answers
 
     def _refusal(self, caller: Caller) -> RendezvousError | None:
-        """Why `caller` cannot wait for this round; None when it can."""
+        """Return the reason why `caller` cannot wait for its round; None when it can."""
         rank = caller.rank
         if caller.generation < self.generation:
             problem = f"generation {caller.generation} is over: generation {self.generation} has begun"
@@ -150,7 +150,7 @@ class Meeting:
 
 
 def write_answer(answer: Answer) -> bytes:
-    """Write an answer for the wire."""
+    """Return the bytes of an answer."""
     if isinstance(answer, RendezvousError):
         missing = struct.pack(f"!{len(answer.missing)}I", *answer.missing)
         return _HEAD.pack(1, len(answer.missing)) + missing + answer.problem.encode()
@@ -158,9 +158,9 @@ def write_answer(answer: Answer) -> bytes:
 
 
 def read_answer(frame: bytes, where: str) -> Answer:
-    """Read what `write_answer` wrote; an error gets `where` the rendezvous is.
+    """Read an answer from the bytes of `write_answer`; an error gets `where`, the address of the rendezvous.
 
-    Raises `RendezvousError` when the frame is no answer."""
+    Raises `RendezvousError` when the bytes are no answer."""
     try:
         failed, count = _HEAD.unpack_from(frame)
         at = _HEAD.size

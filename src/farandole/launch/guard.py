@@ -1,14 +1,14 @@
-"""The guard of one rank: a small process between launcher and rank, so that nothing of the rank outlives its launcher.
+"""Guard of one rank: a small process between launcher and rank, so that no process of the rank outlives its launcher.
 
-`processes.RankProcess` runs this file as a script under `python -I -S`; it imports no more than it needs (15 ms).
-It has one thread, so what it does between fork and exec is safe, and the rank's parent-death signal (which Linux
-ties to the *thread* that forked) cannot fire early. The launcher may have as many threads as it likes.
+`processes.RankProcess` runs this file as a script under `python -I -S`; it imports few modules (15 ms). It has one
+thread. So code between fork and exec is safe, and the rank's parent-death signal, which Linux ties to the *thread* that
+forked, cannot fire early. The launcher may have any number of threads.
 
     guard.py CONTROL LAUNCHER_PID CORES FDS COMMAND...
 
 CONTROL is a socket to the launcher. It carries `T<milliseconds>\\n` (SIGTERM, then SIGKILL after that time) inward and
 `S<pid>\\n` (forked), `N<errno>\\n` (cannot be executed) or `E<wait status> <monotonic ns>\\n` (ended) outward.
-When the launcher is gone, however it went, the rank and all of its descendants are killed.
+When the launcher is gone, for any reason, the guard kills the rank and all of its descendants.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-LEFTOVER_GRACE = 2.0  # seconds between SIGTERM and SIGKILL for what a rank that ended by itself has left behind
-GIVE_UP = 10.0  # seconds after SIGKILL; a process that ignores it is stuck in the kernel
+LEFTOVER_GRACE = 2.0  # seconds between SIGTERM and SIGKILL for processes that a rank leaves behind when it exits
+GIVE_UP = 10.0  # seconds after SIGKILL; a process that survives it is stuck in the kernel
 
 
 def prctl(option: int, value: int) -> None:
-    """Set a process attribute; does nothing where the system is not Linux."""
+    """Set an attribute of this process; does nothing on other systems than Linux."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(option, value, 0, 0, 0) != 0:
@@ -34,13 +34,13 @@ def prctl(option: int, value: int) -> None:
 
 
 def children() -> list[int]:
-    """The processes that have this one as their parent, adopted ones included."""
+    """Return the children of this process, with those that it has adopted."""
     me = os.getpid()
     try:
         with open(f"/proc/self/task/{me}/children") as listing:
             return [int(pid) for pid in listing.read().split()]
     except OSError:
-        pass  # kernels without CONFIG_PROC_CHILDREN; the scan below is slower and just as good
+        pass  # kernels without CONFIG_PROC_CHILDREN; the scan below is slower and finds the same
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -51,7 +51,7 @@ def children() -> list[int]:
 
 
 class Guard:
-    """Starts one rank, relays its end, and leaves no descendant of it alive."""
+    """Starts one rank, reports its end, and leaves none of its descendants alive."""
 
     def __init__(self, control: int, launcher: int) -> None:
         self.control = control
@@ -69,32 +69,32 @@ class Guard:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         self.poller.register(self.wakeup, select.POLLIN)
-        # A copy of the launcher's end of `control` may live on in a process it forked: end of file is not enough.
+        # A process that the launcher forked may hold its end of `control`: end of file alone does not show its death.
         try:
             self.launcher_fd = os.pidfd_open(launcher)
             self.poller.register(self.launcher_fd, select.POLLIN)
         except (AttributeError, OSError):
-            self.launcher_fd = -1  # no pidfd here: the parent's id is compared every second instead
+            self.launcher_fd = -1  # without pidfd, `watch` compares the parent's id every second
 
     def say(self, message: str) -> None:
-        with contextlib.suppress(OSError):  # nobody listens any more: the loop is about to see that too
+        with contextlib.suppress(OSError):  # the launcher is gone; the loop is about to see that, too
             os.write(self.control, message.encode())
 
     def start(self, command: list[str], cores: str, fds: list[int]) -> bool:
-        """Fork and exec the rank in a session of its own; False when the command cannot be executed."""
+        """Fork and exec the rank in a session of its own; return False when the command cannot be executed."""
         failed, failed_in = os.pipe()
         go, go_in = os.pipe()
         self.rank = os.fork()
         if self.rank == 0:
             os.close(go_in)
             become_rank(command, cores, go, failed_in)
-        # The launcher knows the number before the rank can do anything: it needs it should this process be killed.
+        # The launcher learns the process id before the rank runs: it needs it if this process is killed.
         self.say(f"S{self.rank}\n")
-        with contextlib.suppress(BrokenPipeError):  # it has given up already, and says why below
+        with contextlib.suppress(BrokenPipeError):  # the child has given up; it sends the reason below
             os.write(go_in, b"x")
         for fd in (failed_in, go, go_in):
             os.close(fd)
-        # Whoever reads the rank's output or its descriptors must see the end when the rank ends.
+        # Readers of the rank's output and of its descriptors must see their end when the rank ends.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (1, 2):
             os.dup2(null, fd)
@@ -110,7 +110,7 @@ class Guard:
         return True
 
     def watch(self) -> None:
-        """Serve until the rank and all it started are gone."""
+        """Serve until the rank and all of its descendants are gone."""
         while True:
             if not self.reap():
                 return
@@ -125,7 +125,7 @@ class Guard:
                 self.end(0.0)
 
     def patience(self, now: float) -> float:
-        """Milliseconds until there is something to do unasked."""
+        """Return the milliseconds until the next step that needs no event."""
         if self.kill_at is None:
             return 1000.0
         left = self.kill_at - now
@@ -148,17 +148,17 @@ class Guard:
             self.end(0.0)
 
     def end(self, grace: float) -> None:
-        """SIGTERM to the rank now (once), SIGKILL to everything after `grace` seconds; an earlier end wins."""
+        """Send SIGTERM to the rank (once), and SIGKILL to all after `grace` seconds, or earlier if set before."""
         kill_at = time.monotonic() + grace
         self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
         if self.rank_alive and not self.asked_to_end and grace > 0:
-            # The rank alone: its children are its own to end, and get theirs once it is gone.
+            # The rank alone: it ends its children itself; they get SIGTERM when it is gone.
             os.kill(self.rank, signal.SIGTERM)
             os.kill(self.rank, signal.SIGCONT)
         self.asked_to_end = True
 
     def reap(self) -> bool:
-        """Collect the dead; False when nobody is left."""
+        """Reap dead children; return False when none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -169,7 +169,7 @@ class Guard:
             if pid == self.rank:
                 self.rank_alive = False
                 self.say(f"E{status} {time.monotonic_ns()}\n")
-                # The dead rank's group keeps its number as long as it has members, so this reaches no stranger.
+                # The group's number is not reused while it has members, so this reaches no other process.
                 self.signal_all(signal.SIGTERM)
                 if self.kill_at is None:
                     self.kill_at = time.monotonic() + LEFTOVER_GRACE
@@ -183,7 +183,7 @@ class Guard:
 
 
 def become_rank(command: list[str], cores: str, go: int, failed: int) -> None:
-    """The child's side of `Guard.start`; never returns."""
+    """Become the rank in the child of `Guard.start`; never returns."""
     code = 126
     try:
         os.setsid()
@@ -191,7 +191,7 @@ def become_rank(command: list[str], cores: str, go: int, failed: int) -> None:
         if not os.read(go, 1):  # the guard died, perhaps before the line above
             os._exit(code)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec would hand that on
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec would keep that
             signal.signal(number, signal.SIG_DFL)
         if cores:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})

@@ -42,7 +42,7 @@ def fill_slots(hosts: Sequence[Host], num_proc: int) -> list[Host]:
 
 
 def is_local(name: str) -> bool:
-    """Return whether `name` is this machine: one of its names, or of an address that can be bound here."""
+    """Return whether `name` is a name of this machine, or of an address that can be bound here."""
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
     try:
