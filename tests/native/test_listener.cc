@@ -1,4 +1,4 @@
-// Operations that nobody waits for: their listeners hear of each once, well or not, and may ask for more at once.
+// Operations without a waiting thread: each listener is called once, on success or failure, and may start more.
 #include <atomic>
 #include <latch>
 #include <memory>

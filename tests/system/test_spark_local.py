@@ -1,5 +1,6 @@
 """Ranks as tasks of a Spark job whose driver runs them itself: `local[2]`."""
 
+import functools
 import importlib.util
 import os
 import signal
@@ -195,6 +196,26 @@ def test_local_ranks_run_without_spark(monkeypatch: pytest.MonkeyPatch, capfd: p
 
     assert HorovodRunner(np=-2).run(main, x=5) == (5, "2")
     assert capfd.readouterr().out.count("from a local rank") == 2
+
+
+class Counted:
+    """Counts how often it is pickled; on a rank it returns the number of ranks."""
+
+    pickled = 0
+
+    def __call__(self) -> object:
+        raise AssertionError("ranks get the partial")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        self.pickled += 1
+        return functools.partial, (os.getenv, "FARANDOLE_SIZE")
+
+
+@pytest.mark.parametrize("np", [-2, 2])
+def test_a_call_is_pickled_once(spark: SparkSession, np: int) -> None:
+    main = Counted()
+    assert HorovodRunner(np=np).run(main) == "2"
+    assert main.pickled == 1
 
 
 def test_each_rank_reads_the_rows_of_its_partition(spark: SparkSession, tmp_path: Path) -> None:

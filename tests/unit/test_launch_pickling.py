@@ -97,9 +97,11 @@ def test_round_trip() -> None:
 
 def test_describe() -> None:
     source = "def main(x):\n global seen\n seen = rate * x.size\n return [scale for _ in range(missing)]"
-    report = describe(local(source, rate=2.0, scale=3, size=4))
+    main = local(source, rate=2.0, scale=3, size=4)
+    report = describe(main, dump_call(main, (), {}))
     assert report.globals == ("missing", "rate", "scale", "seen")
     assert 100 < report.size < 10_000
-    assert describe(functools.partial(len)).globals == ()
-    big = describe(local("def main(): return data", data=b"x" * 1_000_000))
+    assert describe(functools.partial(len), b"").globals == ()
+    main = local("def main(): return data", data=b"x" * 1_000_000)
+    big = describe(main, dump_call(main, (), {}))
     assert big.size > 1_000_000

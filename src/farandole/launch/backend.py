@@ -52,6 +52,8 @@ class Call:
     payload: bytes  # by `pickling.dump_call`
     executable: str
     start_timeout: timedelta
+    runner: str = ""  # "module:function" that makes the call in the rank's process, see `worker.Runner`
+    keep_all: bool = True  # send every rank's value back; else rank 0's alone
 
 
 Task: TypeAlias = Command | Call

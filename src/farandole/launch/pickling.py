@@ -25,9 +25,9 @@ class PickleReport:
     globals: tuple[str, ...]
 
 
-def describe(fn: Callable[..., object]) -> PickleReport:
-    """Pickle `fn` as for the ranks and report on it; raises `PicklingError` naming the part that cannot be pickled."""
-    return PickleReport(size=len(dump(fn, _name(fn))), globals=global_names(fn))
+def describe(fn: Callable[..., object], pickled: bytes) -> PickleReport:
+    """Report on `fn`, which `pickled` brings to the ranks."""
+    return PickleReport(size=len(pickled), globals=global_names(fn))
 
 
 def dump_call(fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from farandole.config import Config
 from farandole.errors import ConfigError, RankFailed
-from farandole.launch.backend import Binding, Call, OnLine
+from farandole.launch.backend import Backend, Binding, Call, OnLine
 from farandole.launch.backends import choose_backend
 from farandole.launch.environment import with_settings
 from farandole.launch.job import open_job
 from farandole.launch.output import Output
 from farandole.launch.pickling import dump_call
 
-__all__ = ["run"]
+__all__ = ["run", "run_call"]
 
 T = TypeVar("T")
 
@@ -68,11 +68,24 @@ def run(
         if on_line is None:
             on_line = stack.enter_context(Output(num_proc, timestamp=prefix_output_with_timestamp, directory=directory))
         environment = with_settings(environment, settings, given)
-        with open_job(num_proc, environment, backend=backend, binding=binding) as job:
-            failure = job.run(task, on_line)
-            if failure is not None:
-                raise failure.error() from failure.cause
-            values = job.values()
+        return run_call(task, num_proc, environment, on_line, backend=backend, binding=binding)
+
+
+def run_call(
+    task: Call,
+    num_proc: int,
+    environment: Mapping[str, str],
+    on_line: OnLine,
+    *,
+    backend: Backend | None = None,
+    binding: Binding = "none",
+) -> list[Any]:
+    """Make a pickled call on `num_proc` ranks with `environment`, as `run` does; the results by rank."""
+    with open_job(num_proc, environment, backend=backend, binding=binding) as job:
+        failure = job.run(task, on_line)
+        if failure is not None:
+            raise failure.error() from failure.cause
+        values = job.values()
     return [_unpickled(rank, value) for rank, value in enumerate(values)]
 
 

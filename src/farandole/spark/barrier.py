@@ -61,16 +61,16 @@ def run_barrier_job(
     executable: str = "",
     start_timeout: timedelta | None = None,
     restart: bool = False,
+    on_pickled: Callable[[bytes], None] | None = None,
 ) -> list[T]:
     """Run `main(*args, **kwargs)` on `num_proc` ranks at once and return their values in rank order.
 
-    Blocks until all ranks have ended. With `dataframe` each rank finds its rows in the file `shard()`; instead of those
-    among the arguments `main` gets its rows of each. `results="first"` brings rank 0's value alone: the others need not
-    be picklable. With `restart` Spark runs all ranks again when a process of one was killed, as often in all as its
-    spark.stage.maxConsecutiveAttempts says. Raises `PicklingError`, `SlotsError`, `ConfigError` before anything runs,
-    and the `RankFailed` of the rank that failed first, from its own exception; then nothing is left running."""
+    Blocks until all ranks have ended. With `dataframe` each rank finds its rows in the file `shard()`; in place of
+    DataFrames among the arguments `main` gets its rows of each. `results="first"` returns rank 0's value alone. With
+    `restart` Spark runs all ranks again when a process of one was killed (spark.stage.maxConsecutiveAttempts). Raises
+    `PicklingError`, `SlotsError`, `ConfigError` before it starts anything, later the first failure's `RankFailed`."""
     _check(spark, num_proc)
-    call, fed = _dump(main, args, kwargs or {})
+    call, fed = _dump(main, args, kwargs or {}, on_pickled)
     dataframes = fed if dataframe is None else [dataframe]
     variables = {**passed_on(os.environ), **(env or {})}
     settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
@@ -123,7 +123,10 @@ def _check(spark: SparkSession, num_proc: int) -> None:
 
 
 def _dump(
-    main: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    main: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    on_pickled: Callable[[bytes], None] | None,
 ) -> tuple[bytes, list[DataFrame]]:
     """Pickle the call, but for the DataFrames among its arguments, and in converters wherever they are."""
     args, kwargs, fed = take_dataframes(args, kwargs)
@@ -137,6 +140,8 @@ def _dump(
             "load large objects inside the function, from a path",
             len(call) >> 20,
         )
+    if on_pickled is not None:
+        on_pickled(call)
     return call, fed
 
 

@@ -68,7 +68,7 @@ def run_rank(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> object:
-    """Call `function` with the rank's rows in place of DataFrames; a runner of `launch.worker`."""
+    """Call `function` with the rank's rows in place of DataFrames; a `worker.Runner`."""
     side = RankSide(channel, orders.fds)
     with _as_current(side):
         given, named = give_rows(args, kwargs, side.path_of)

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from farandole.launch.channel import Orders, WorkerEnd
 from farandole.topology import JobEnvironment
 
 if TYPE_CHECKING:
     from farandole.data import ShardSource
 
-__all__ = ["FedRows", "give_rows", "open_rows", "path_of_collected"]
+__all__ = ["COLLECTED", "FedRows", "give_rows", "open_rows", "path_of_collected", "run_collected"]
+
+COLLECTED = "farandole.spark.fed_rows:run_collected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +51,15 @@ def path_of_collected(rows: FedRows) -> str:
     """Return this rank's file of `dataframes.collected`."""
     job = JobEnvironment.read(os.environ)
     return rows.paths[0 if job is None else job.rank]
+
+
+def run_collected(
+    channel: WorkerEnd,
+    orders: Orders,
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> object:
+    """Call `function` with this rank's rows of `dataframes.collected` in place of DataFrames; a `worker.Runner`."""
+    given, named = give_rows(args, kwargs, path_of_collected)
+    return function(*given, **named)

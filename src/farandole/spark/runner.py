@@ -11,15 +11,16 @@ from pyspark.sql import SparkSession
 
 from farandole.config import Config
 from farandole.errors import ConfigError
+from farandole.launch.backend import Call
+from farandole.launch.output import Output
 from farandole.launch.pickling import describe, dump_call
-from farandole.launch.run import run as run_locally
+from farandole.launch.run import run_call
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.dataframes import collected, feeding, take_dataframes
 from farandole.spark.display import Display
 from farandole.spark.driver_log import Verbosity, show_on_console
-from farandole.spark.fed_rows import FedRows, give_rows, path_of_collected
+from farandole.spark.fed_rows import COLLECTED, FedRows
 from farandole.spark.slots import all_slots, is_local, master_of
-from farandole.topology import JobEnvironment
 
 __all__ = ["HorovodRunner"]
 
@@ -52,7 +53,6 @@ class HorovodRunner:
         makes batches of. Blocks until all ranks have ended. Raises `SlotsError` at once when the cluster never has room
         for them, `PicklingError` when `main` or an argument cannot be sent, and the `RankFailed` of the rank that
         failed first, from its own exception."""
-        self._announce(main)
         if self.num_processor < 0:
             return self._run_locally(main, kwargs)
         spark = SparkSession.getActiveSession() or _new_session()
@@ -67,16 +67,23 @@ class HorovodRunner:
                 verbosity=self.driver_log_verbosity,
                 results="first",
                 on_message=display.hear,
+                on_pickled=lambda call: self._announce(main, call),
             )
         return values[0]
 
     def _run_locally(self, main: Callable[..., T], kwargs: Mapping[str, object]) -> T:
+        num_proc = -self.num_processor
         _, named, dataframes = take_dataframes((), kwargs)
         with feeding(dataframes):
-            dump_call(main, (), named)  # finds those in converters
-        with collected(dataframes, -self.num_processor) as rows, feeding(dataframes, rows):
-            named = {name: rows[value.number] if isinstance(value, FedRows) else value for name, value in named.items()}
-            return cast(T, run_locally(_of_rank_zero, (main, named), num_proc=-self.num_processor)[0])
+            call = dump_call(main, (), named)  # finds those in converters
+        self._announce(main, call)
+        with collected(dataframes, num_proc) as rows, feeding(dataframes, rows), Output(num_proc) as output:
+            if rows:
+                there = {name: rows[each.number] if isinstance(each, FedRows) else each for name, each in named.items()}
+                call = dump_call(main, (), there)  # with the rows' places
+            start_timeout = Config.from_environment().start_timeout
+            task = Call(call, sys.executable, start_timeout, runner=COLLECTED, keep_all=False)
+            return cast(T, run_call(task, num_proc, os.environ, output)[0])
 
     def _all_slots(self, spark: SparkSession) -> int:
         warnings.warn(
@@ -86,10 +93,9 @@ class HorovodRunner:
         )
         return all_slots(spark, patience=Config.from_environment().start_timeout)
 
-    def _announce(self, main: Callable[..., object]) -> None:
-        """Tell what is being sent: much of what goes wrong is a global that nobody knew to be part of the function."""
-        with feeding([]):
-            report = describe(main)
+    def _announce(self, main: Callable[..., object], call: bytes) -> None:
+        """Show the size of the call and the globals of `main`: an unexpected global is a frequent cause of failures."""
+        report = describe(main, call)
         names = "{" + ", ".join(report.globals) + "}"
         announce(
             f"The global names read or written to by the pickled function are {names}.\n"
@@ -126,11 +132,3 @@ def _where_output_goes(np: int, verbosity: Verbosity) -> str:
             'driver_log_verbosity to "log_callback_only".\n'
         )
     return 'The ranks\' output is in the logs of the executors; driver_log_verbosity="all" brings it here.\n'
-
-
-def _of_rank_zero(main: Callable[..., T], kwargs: Mapping[str, object]) -> T | None:
-    """Call `main` and keep rank 0's value alone, so that the others' need not be picklable."""
-    _, named = give_rows((), kwargs, path_of_collected)
-    value = main(**named)
-    job = JobEnvironment.read(os.environ)
-    return value if job is None or job.rank == 0 else None

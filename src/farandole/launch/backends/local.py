@@ -6,6 +6,7 @@ from typing import Self
 
 from farandole.launch.backend import Call, Host, OnEnd, OnLine, Place, Rank, Task
 from farandole.launch.calls import RankCall
+from farandole.launch.channel import Orders
 from farandole.launch.cores import available_cores
 from farandole.launch.failures import exit_failure
 from farandole.launch.processes import RankProcess
@@ -55,6 +56,8 @@ class LocalAgent:
                 executable=task.executable,
                 cores=place.cores,
                 start_timeout=task.start_timeout,
+                orders=Orders(keep=task.keep_all or place.rank == 0),
+                runner=task.runner,
                 on_end=lambda call: on_end(place.rank, call.failure),
             )
 
