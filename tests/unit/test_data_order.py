@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from farandole.data import Deal, Order, Policy, choose_lanes
+from farandole.data import GlobalPlan, Order, Policy, choose_lanes
 
 groups = st.lists(st.integers(0, 40), min_size=1, max_size=20).map(tuple)
 orders = st.builds(
@@ -64,7 +64,7 @@ def test_shuffling_mixes_row_groups_and_moves_rows_far() -> None:
 
 
 deals = st.builds(
-    lambda rows, lanes, batch_size, size, policy, share: Deal(
+    lambda rows, lanes, batch_size, size, policy, share: GlobalPlan(
         rows=rows, lanes=lanes, batch_size=batch_size, size=size, start=int(rows * share), policy=policy
     ),
     st.integers(0, 400),
@@ -77,7 +77,7 @@ deals = st.builds(
 
 
 @given(deals)
-def test_every_row_is_in_one_batch_of_one_rank(deal: Deal) -> None:
+def test_every_row_is_in_one_batch_of_one_rank(deal: GlobalPlan) -> None:
     until = deal.after(deal.steps - 1) if deal.steps else deal.start
     taken: list[int] = []
     for step in range(deal.steps):
@@ -93,7 +93,7 @@ def test_every_row_is_in_one_batch_of_one_rank(deal: Deal) -> None:
 
 
 @given(deals, st.floats(0, 1))
-def test_a_rank_s_stream_is_its_batches(deal: Deal, share: float) -> None:
+def test_a_rank_s_stream_is_its_batches(deal: GlobalPlan, share: float) -> None:
     cut = int(deal.rows * share)
     for rank in range(deal.size):
         batches = [deal.take(rank, step) for step in range(deal.steps)]
@@ -103,7 +103,7 @@ def test_a_rank_s_stream_is_its_batches(deal: Deal, share: float) -> None:
 
 
 @given(deals)
-def test_ranks_stay_with_few_lanes(deal: Deal) -> None:
+def test_ranks_stay_with_few_lanes(deal: GlobalPlan) -> None:
     # Its share, and at each end of it a lane that is shared, or two when steps begin anywhere in the lanes.
     most = -(-deal.lanes // deal.size)
     if deal.lanes % deal.size and deal.step_rows >= deal.lanes:
@@ -118,7 +118,7 @@ def test_an_epoch_goes_on_with_other_numbers_of_ranks(sizes: tuple[int, ...]) ->
     seen: list[int] = []
     start = 0
     for size in sizes:
-        deal = Deal(rows=1000, lanes=8, batch_size=17, size=size, start=start, policy="join")
+        deal = GlobalPlan(rows=1000, lanes=8, batch_size=17, size=size, start=start, policy="join")
         steps = deal.steps if size is sizes[-1] else 4
         seen += [int(row) for step in range(steps) for rank in range(size) for row in deal.take(rank, step)]
         start = deal.after(steps - 1)
@@ -128,7 +128,7 @@ def test_an_epoch_goes_on_with_other_numbers_of_ranks(sizes: tuple[int, ...]) ->
 
 def test_with_one_global_batch_steps_do_not_depend_on_ranks() -> None:
     def steps(size: int) -> list[set[int]]:
-        deal = Deal(rows=1003, lanes=8, batch_size=24 // size, size=size, start=0, policy="join")
+        deal = GlobalPlan(rows=1003, lanes=8, batch_size=24 // size, size=size, start=0, policy="join")
         return [{int(row) for rank in range(size) for row in deal.take(rank, step)} for step in range(deal.steps)]
 
     assert steps(1) == steps(2) == steps(3) == steps(4) == steps(8)
@@ -149,7 +149,7 @@ def test_lanes_follow_row_groups_and_memory() -> None:
 def test_a_deal_that_makes_no_sense_is_refused(wrong: dict[str, int | Policy]) -> None:
     asked = {"rows": 10, "lanes": 1, "batch_size": 1, "size": 1, "start": 0, "policy": "join"} | wrong
     with pytest.raises(ValueError, match="must be"):
-        Deal(**asked)  # type: ignore[arg-type]
+        GlobalPlan(**asked)  # type: ignore[arg-type]
 
 
 def test_an_order_that_makes_no_sense_is_refused() -> None:

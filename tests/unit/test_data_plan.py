@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.data import StepsPlan, permutation, validation_mask
+from farandole.data import LocalPlan, permutation, validation_mask
 
 counts = st.lists(st.integers(0, 200), min_size=1, max_size=6).map(tuple)
 
 
 @given(counts, st.integers(1, 64))
 def test_every_row_is_in_exactly_one_step(rows: tuple[int, ...], batch_size: int) -> None:
-    plan = StepsPlan(rows=rows, batch_size=batch_size)
+    plan = LocalPlan(rows=rows, batch_size=batch_size)
     for rank, held in enumerate(rows):
         taken = [row for step in range(plan.steps) for row in range(*plan.bounds(rank, step))]
         assert taken == list(range(held))
@@ -22,7 +22,7 @@ def test_every_row_is_in_exactly_one_step(rows: tuple[int, ...], batch_size: int
 
 @given(counts, st.integers(1, 64))
 def test_no_batch_is_too_large_and_no_step_is_wasted(rows: tuple[int, ...], batch_size: int) -> None:
-    plan = StepsPlan(rows=rows, batch_size=batch_size)
+    plan = LocalPlan(rows=rows, batch_size=batch_size)
     assert plan.steps == math.ceil(max(rows) / batch_size)
     fullest = rows.index(max(rows))
     for step in range(plan.steps):
@@ -32,7 +32,7 @@ def test_no_batch_is_too_large_and_no_step_is_wasted(rows: tuple[int, ...], batc
 
 @given(counts, st.integers(1, 64), st.randoms(use_true_random=False))
 def test_weighted_average_over_ranks_is_the_mean_over_the_global_batch(rows, batch_size, random) -> None:  # type: ignore[no-untyped-def]
-    plan = StepsPlan(rows=rows, batch_size=batch_size)
+    plan = LocalPlan(rows=rows, batch_size=batch_size)
     for step in range(plan.steps):
         batches = [[random.uniform(-1, 1) for _ in range(plan.batch(rank, step))] for rank in range(len(rows))]
         means = [sum(batch) / len(batch) if batch else 0.0 for batch in batches]
@@ -42,25 +42,25 @@ def test_weighted_average_over_ranks_is_the_mean_over_the_global_batch(rows, bat
 
 
 def test_nothing_to_do_is_no_step() -> None:
-    assert StepsPlan(rows=(0, 0), batch_size=8).steps == 0
+    assert LocalPlan(rows=(0, 0), batch_size=8).steps == 0
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [((), 1), ((3, -1), 1), ((3,), 0)])
 def test_a_plan_that_makes_no_sense_is_refused(rows: tuple[int, ...], batch_size: int) -> None:
     with pytest.raises(ValueError, match="must be"):
-        StepsPlan(rows=rows, batch_size=batch_size)
+        LocalPlan(rows=rows, batch_size=batch_size)
 
 
 @given(st.integers(0, 500), st.integers(0, 2**63), st.integers(0, 1000), st.integers(0, 64))
 def test_an_order_holds_each_row_once_and_is_repeatable(rows: int, seed: int, epoch: int, shard: int) -> None:
-    order = permutation(rows, seed=seed, epoch=epoch, shard=shard)
+    order = permutation(rows, epoch, shard, seed=seed)
     assert sorted(order) == list(range(rows))
-    assert np.array_equal(order, permutation(rows, seed=seed, epoch=epoch, shard=shard))
+    assert np.array_equal(order, permutation(rows, epoch, shard, seed=seed))
 
 
 def test_orders_differ_between_seeds_epochs_and_shards() -> None:
     asked = [(seed, epoch, shard) for seed in (1, 12) for epoch in (0, 1, 23) for shard in (0, 1, 2)]
-    orders = {tuple(permutation(50, seed=s, epoch=e, shard=k)) for s, e, k in asked}
+    orders = {tuple(permutation(50, e, k, seed=s)) for s, e, k in asked}
     assert len(orders) == len(asked)
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from farandole.data import ArrowShard, Column, ColumnFacts, ShardLoader, StepsPlan, agree_on_column
+from farandole.data import ArrowShard, Column, ColumnFacts, LocalPlan, ShardLoader, agree_on_column
 from farandole.errors import DataError
 
 
@@ -126,7 +126,7 @@ def test_an_empty_shard_has_no_rows_and_no_fault(tmp_path: Path) -> None:
     shard = ArrowShard(write(tmp_path / "rows", [some_rows(0, 0)]))
     seen = [shard.facts("pixels"), facts(2, lengths=(5000, 5000))]
     column = shard.column("pixels", agree_on_column(seen))
-    plan = StepsPlan(rows=(0, 2), batch_size=1)
+    plan = LocalPlan(rows=(0, 2), batch_size=1)
     loader = ShardLoader(columns={"pixels": column}, rows=np.arange(0), plan=plan, rank=0, seed=1)
     assert [(batch.rows, batch.weight) for batch in loader.epoch(0)] == [(0, 0.0), (0, 0.0)]
 
@@ -134,7 +134,7 @@ def test_an_empty_shard_has_no_rows_and_no_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_ranks_together_see_every_row_once_in_each_epoch(tmp_path: Path, ranks: int) -> None:
     held = [11 * rank + 3 for rank in range(ranks)]
-    plan = StepsPlan(rows=tuple(held), batch_size=4)
+    plan = LocalPlan(rows=tuple(held), batch_size=4)
     orders = []
     for epoch in range(3):
         labels, steps = [], set()

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from farandole.data import Loader, ParquetSource, Policy, Reading, make_batch_reader, make_reader
-from farandole.data.deal import Deal
+from farandole.data import GlobalPlan, Loader, ParquetSource, Policy, Reading, make_batch_reader, make_reader
 from farandole.errors import DataError
 from helpers.datasets import write_rows
 
@@ -25,7 +24,9 @@ from helpers.datasets import write_rows
 def test_ranks_take_as_many_rows_in_each_step(
     rows: int, lanes: int, batch_size: int, size: int, visited: float, policy: Policy
 ) -> None:
-    deal = Deal(rows=rows, lanes=lanes, batch_size=batch_size, size=size, start=int(rows * visited), policy=policy)
+    deal = GlobalPlan(
+        rows=rows, lanes=lanes, batch_size=batch_size, size=size, start=int(rows * visited), policy=policy
+    )
     totals = [0] * size
     for step in range(deal.steps):
         shares = [len(deal.take(rank, step)) for rank in range(size)]

@@ -9,21 +9,19 @@ from farandole.extras import importing as _importing
 
 if TYPE_CHECKING:
     from farandole.data.agreement import Gather, together
+    from farandole.data.batches import Batch
     from farandole.data.cache import CachedSource
-    from farandole.data.deal import Deal, Policy
-    from farandole.data.feed_loader import FeedLoader
     from farandole.data.fields import FieldOptions
-    from farandole.data.loader import Batch, Loader, Reading
+    from farandole.data.loader import FeedLoader, Loader
     from farandole.data.meter import Metrics
-    from farandole.data.order import Order, choose_lanes
+    from farandole.data.order import Order, choose_lanes, permutation
+    from farandole.data.plans import GlobalPlan, LocalPlan, Policy
     from farandole.data.readers import Reader, ReaderOptions, make_batch_reader, make_feed_reader, make_reader
+    from farandole.data.reading import Reading
     from farandole.data.row_groups import Source
     from farandole.data.selection import SelectedSource
-    from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, agree_on_column
-    from farandole.data.shard_loader import ShardBatch, ShardLoader
+    from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, ShardBatch, ShardLoader, agree_on_column
     from farandole.data.shard_source import ShardSource
-    from farandole.data.sharding import StepsPlan
-    from farandole.data.shuffle import permutation
     from farandole.data.sources import ArrowSource, ParquetSource
     from farandole.data.split import validation_mask
     from farandole.data.values import Ragged, SparseRows, Values
@@ -35,11 +33,12 @@ __all__ = [
     "CachedSource",
     "Column",
     "ColumnFacts",
-    "Deal",
     "FeedLoader",
     "FieldOptions",
     "Gather",
+    "GlobalPlan",
     "Loader",
+    "LocalPlan",
     "Metrics",
     "Number",
     "Order",
@@ -55,7 +54,6 @@ __all__ = [
     "ShardSource",
     "Source",
     "SparseRows",
-    "StepsPlan",
     "Values",
     "agree_on_column",
     "choose_lanes",
@@ -70,21 +68,19 @@ __all__ = [
 # Module: the names that are its own.
 _HOMES = {
     "agreement": "Gather together",
+    "batches": "Batch",
     "cache": "CachedSource",
-    "deal": "Deal Policy",
-    "feed_loader": "FeedLoader",
     "fields": "FieldOptions",
-    "loader": "Batch Loader Reading",
+    "loader": "FeedLoader Loader",
     "meter": "Metrics",
-    "order": "Order choose_lanes",
+    "order": "Order choose_lanes permutation",
+    "plans": "GlobalPlan LocalPlan Policy",
     "readers": "Reader ReaderOptions make_batch_reader make_feed_reader make_reader",
+    "reading": "Reading",
     "row_groups": "Source",
     "selection": "SelectedSource",
-    "shard": "ArrowShard Column ColumnFacts Number agree_on_column",
-    "shard_loader": "ShardBatch ShardLoader",
+    "shard": "ArrowShard Column ColumnFacts Number ShardBatch ShardLoader agree_on_column",
     "shard_source": "ShardSource",
-    "sharding": "StepsPlan",
-    "shuffle": "permutation",
     "sources": "ArrowSource ParquetSource",
     "split": "validation_mask",
     "values": "Ragged SparseRows Values",

@@ -1,101 +1,56 @@
-"""One rank's batches of row groups that all ranks read: every row once per epoch, equal steps, resumable."""
+"""One rank's batches: every row once per epoch, equal steps on all ranks, resumable."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Self
+from contextlib import closing
+from dataclasses import replace
+from typing import NoReturn
 
+import numpy as np
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, in_step, together
-from farandole.data.cutter import Cutter, empty_like, fill_up, rows_of
-from farandole.data.deal import Deal, Policy
-from farandole.data.fields import FieldOptions, plan_fields
+from farandole.data.batches import Batch, BatchBuffer, empty_like, fill_up, rows_of
+from farandole.data.fields import plan_fields
 from farandole.data.meter import Meter, Metrics
 from farandole.data.order import Order, choose_lanes
-from farandole.data.pool import ReadPool
-from farandole.data.reading_process import ReadingProcesses
-from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
+from farandole.data.plans import GlobalPlan, LocalPlan, Policy
+from farandole.data.reading import Reading, read_pieces, transformed
+from farandole.data.rounds import Columns, Reader
 from farandole.data.row_groups import RowGroup, Source, fingerprint
 from farandole.data.shard_source import is_own
-from farandole.data.state import State
-from farandole.data.values import Values
+from farandole.data.shares import check_shares, look_at_share
+from farandole.data.state import NO_SEED, State
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["Batch", "Loader", "Reading", "transformed"]
+__all__ = ["FeedLoader", "Loader"]
 
 log = logging.getLogger(__name__)
 
-NO_SEED = -1
 # The default window and number of lanes keep a round, which better fits a processor's cache, and one row group of each
-# lane within these; a window of fewer rows would mix badly. In file order there is nothing to mix.
+# lane within these; a window of fewer rows would mix badly. In file order a rank's round is as large.
 ROUND_BYTES = 4 << 20
-PLAIN_ROUND_BYTES = 4 << 20
 LANES_BYTES = 512 << 20
 LEAST_WINDOW = 64
 
 
-class Batch(dict[str, Values]):
-    """What one rank works on in one step: columns by name. Their memory is the batch's own."""
-
-    rows: int  # with the repeated ones
-    weight = 1.0  # makes the plain average over ranks the mean over all rows of the step
-    repeated = 0  # rows that "pad" has visited before, at the end
-
-    @classmethod
-    def of(cls, columns: Columns, rows: int, weight: float = 1.0, repeated: int = 0) -> Self:
-        """Make one of something else than the usual."""
-        batch = cls(columns)
-        batch.rows, batch.weight, batch.repeated = rows, weight, repeated
-        return batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How rows are read; what is None is chosen from the row groups, alike on every rank.
-
-    shuffle, seed: the order. lanes, window: see `farandole.data.order`; more lanes than ranks let a rank read few row
-    groups, larger windows mix better, and both take memory. workers: threads that read; 0: one, and rows are put
-    together when a batch is asked for. ahead: rounds that are read before they are needed. timeout: seconds for a row
-    group to come. transform: called with the columns of any number of rows, on a thread; it gives columns of as many.
-    processes: the workers are processes, each with a copy of `transform` that it calls with whole row groups: for
-    transforms that hold Python's lock. They are started for each epoch, and cost every row two copies.
-    """
-
-    shuffle: bool = True
-    seed: int = 0
-    lanes: int | None = None
-    window: int | None = None
-    workers: int = 2
-    ahead: int = 1
-    timeout: float = 300.0
-    transform: Transform | None = None
-    processes: bool = False
-    fields: FieldOptions = field(default_factory=FieldOptions)
-
-    def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("lanes", 1), ("window", 1), ("workers", 0), ("ahead", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(name, f"must be >= {least}, got {value}")
-        if self.timeout <= 0:
-            raise ConfigError("timeout", f"must be > 0 seconds, got {self.timeout}")
-        if self.processes and not self.workers:
-            raise ConfigError("processes", "are as many as there are workers, of which there are none")
-
-
 class Loader:
-    """Batches for rank `rank` of `size`: `for batch in loader` gives what is left of an epoch, then the next one.
+    """Batches for rank `rank` of `size`: `for batch in loader` yields the rest of an epoch, the next time the next one.
 
-    `policy` says what happens to the rows that do not fill a last step: "drop" leaves them out, "pad" fills batches up
-    by repeating rows, "join" shares them out, so that batches of the last step are smaller, or empty.
+    `policy` decides about the rows that do not fill a last step: "drop" leaves them out, "pad" fills batches up by
+    repeating rows, "join" shares them out, so that batches of the last step are smaller, or empty.
     With `gather`, an all-gather of objects, making a loader, starting an epoch and each step are collective: ranks that
     see different data, or of which one cannot read it, all raise, before any of them has that step's batch, and with
-    the text of what went wrong. Reading blocks while no row is ready.
-    Raises `DataError` for columns, `SourceError` for files, `ConfigError` for settings.
+    the text of the failure. With `alone` only making the loader is collective: each rank takes batches at its own pace,
+    and its errors are its own. Reading blocks while no row is ready.
+    Raises `DataError` for columns and rows, `SourceError` for files, `ConfigError` for settings.
     """
+
+    _plan: GlobalPlan | LocalPlan
+    _order: Order
+    _row_bytes: int
+    _fingerprint: int  # stands for the data in a state
 
     def __init__(
         self,
@@ -108,32 +63,31 @@ class Loader:
         size: int = 1,
         reading: Reading | None = None,
         gather: Gather | None = None,
+        alone: bool = False,
         report: Callable[[Metrics], None] | None = None,
     ) -> None:
         if not 0 <= rank < size:
             raise ConfigError("rank", f"must be in 0..{size - 1}, got {rank}")
-        if size > 1 and is_own(source):
-            raise ConfigError("source", "has the rows of this rank alone, which others cannot read; use FeedLoader")
         self._source, self._rank, self._size, self._batch_size = source, rank, size, batch_size
-        self._reading, self._gather, self._report = reading or Reading(), gather, report
+        self._reading, self._report = reading or Reading(), report
         self._policy: Policy = policy
         self._columns = list(source.schema.names if columns is None else columns)
-        self._reader = together(self._plan_reader, gather)
-        order = self._plan_order()
-        self._fingerprint = fingerprint(source.row_groups)
-        self._order, self._epoch, self._visited = order, 0, 0
+        self._known: dict[RowGroup, pa.Table] = {}  # read already: the first epoch takes it from here
+        self._none: Columns | None = None
+        self._prepare(gather)
+        self._gather = None if alone else gather
+        self._epoch = self._position = 0  # rows that all ranks have visited, or steps of ranks with rows of their own
         self._meter: Meter | None = None
-        self._check_deal()
         log.info("%s", self)
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What each column holds, for a reader: {"pixels": "float[64]"}."""
+        """Types of the columns, for people: {"pixels": "float[64]"}."""
         return {field.name: field.kind for field in self._reader.fields}
 
     @property
     def batch_rows(self) -> int | None:
-        """How many rows each batch has; None where the last one may have fewer."""
+        """Rows of each batch; None where batches may have fewer."""
         return None if self._policy == "join" else self._batch_size
 
     @property
@@ -144,16 +98,14 @@ class Loader:
     def sample(self) -> Columns:
         """Return columns of the types and shapes that batches have.
 
-        They have no rows, but where a transform makes them: then those of the first row group, which is read,
-        collectively if there is a `gather`."""
-        if not self.transforms:
-            return self._no_rows
-        return together(self._few_rows, self._gather)
+        They have no rows, unless a transform makes them: then they are those of the first row group that this rank can
+        read. Reading it is collective where steps are."""
+        return together(self._few_rows, self._gather) if self.transforms else self._no_rows
 
     @property
     def rows(self) -> int:
         """Rows of an epoch, of all ranks together."""
-        return self._order.rows
+        return self._plan.total
 
     @property
     def epoch(self) -> int:
@@ -167,221 +119,276 @@ class Loader:
 
     def __len__(self) -> int:
         """Return the steps that are left of this epoch, the same number on every rank."""
-        return self._deal().steps
+        plan, first = self._plan.at(self._position)
+        return plan.steps - first
 
     def __str__(self) -> str:
-        deal, order = self._deal(), self._order
-        left = deal.rows - deal.after(deal.steps - 1) if deal.steps else deal.rows - deal.start
-        order_text = "not shuffled" if order.seed is None else f"seed {order.seed}"
+        plan, order = self._plan.at(self._position)[0], self._order
+        assert isinstance(plan, GlobalPlan)
+        left = plan.rows - plan.after(plan.steps - 1) if plan.steps else plan.rows - plan.start
         return (
-            f"{order.rows} rows in {len(order.row_groups)} row groups ({self._kinds_text()}); {deal.steps} steps of "
+            f"{order.rows} rows in {len(order.row_groups)} row groups ({self._kinds_text()}); {plan.steps} steps of "
             f"{self._size} x {self._batch_size} rows, the last by '{self._policy}', {left} rows left out; "
-            f"{order_text}, {order.lanes} lanes, windows of {order.window} rows"
+            f"{self._order_text()}"
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches that are left of this epoch; when all have been taken, the next one is due."""
+        """Yield the batches that are left of this epoch; after the last one, the next epoch is due."""
         together(self._source.check, self._gather)
-        deal = self._deal()
         meter = self._meter = Meter(self._epoch)
-        steps, step_rows = deal.steps, deal.step_rows
-        batches = self._batches(deal, meter)
+        steps, stride = len(self), self._plan.stride
+        batches = self._batches(meter)
         with closing(batches):
             for batch in in_step(batches, self._gather, self._row_bytes * self._batch_size):
                 meter.steps += 1
                 meter.rows += batch.rows
-                # Before it is given out: whoever saves the state then has this batch behind him.
-                self._visited += step_rows
+                # Before the batch is given out: a state that is saved then counts it as done.
+                self._position += stride
                 if meter.steps == steps:
                     self._finish(meter.metrics)
                 yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first row of this epoch; in the epoch that is under way, stay where we are."""
+        """Go to the first row of this epoch; in the epoch that is under way, stay at its position."""
         if epoch < 0:
             raise ConfigError("epoch", f"must be >= 0, got {epoch}")
         if epoch != self._epoch:
-            self._epoch, self._visited = epoch, 0
+            self._epoch, self._position = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return where this loader stands, after the last batch that was taken; the same on every rank."""
-        order = self._order
+        """Return the state after the last batch that was taken; the same on every rank."""
         return State(
             epoch=self._epoch,
-            visited=self._visited,
-            seed=NO_SEED if order.seed is None else order.seed,
-            lanes=order.lanes,
-            window=order.window,
+            visited=self._position,
+            seed=NO_SEED if self._order.seed is None else self._seed,
+            lanes=self._order.lanes,
+            window=self._order.window,
             fingerprint=self._fingerprint,
         ).as_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where another loader stood, over the same data with any number of ranks and any batch size.
+        """Go on at the state of another loader over the same data, with any number of ranks and any batch size.
 
         Takes the order from the state: seed, lanes and window. Raises `ConfigError` when the data is not the same."""
         found = State.of(state)
         if found.fingerprint != self._fingerprint:
             raise ConfigError("state", "belongs to other data: the row groups of this data have other sizes")
-        if not 0 <= found.visited <= self._order.rows:
-            raise ConfigError("state", f"has visited {found.visited} of {self._order.rows} rows")
-        self._order = Order(
-            row_groups=self._order.row_groups,
-            lanes=found.lanes,
-            window=found.window,
-            seed=None if found.seed == NO_SEED else found.seed,
+        if not 0 <= found.visited <= self.rows:
+            raise ConfigError("state", f"has visited {found.visited} of {self.rows} rows")
+        seed = None if found.seed == NO_SEED else found.seed
+        self._order = replace(self._order, lanes=found.lanes, window=found.window, seed=seed)
+        self._plan, self._seed = self._global_plan(self._order), found.seed
+        self._epoch, self._position = found.epoch, found.visited
+        if not len(self):
+            self._epoch, self._position = found.epoch + 1, 0
+
+    def _prepare(self, gather: Gather | None) -> None:
+        """Plan columns, order and steps, with the other ranks."""
+        if self._size > 1 and is_own(self._source):
+            raise ConfigError("source", "has the rows of this rank alone, which others cannot read; use FeedLoader")
+        together(self._look, gather)
+        asked, rows = self._reading, [group.rows for group in self._source.row_groups]
+        nbytes = self._source.nbytes(self._columns)
+        self._row_bytes = max(1, nbytes // max(1, sum(rows)))
+        # In file order each rank takes a stretch of its own; a shuffled order does not depend on the number of ranks.
+        lanes = asked.lanes or (choose_lanes(rows, nbytes, most_bytes=LANES_BYTES) if asked.shuffle else self._size)
+        round_bytes = ROUND_BYTES if asked.shuffle else ROUND_BYTES * self._size
+        self._order = order = self._make_order(lanes, round_bytes, asked.seed)
+        self._fingerprint = fingerprint(self._source.row_groups)
+        agree("the data", f"{len(rows)} row groups of {sum(rows)} rows, fingerprint {self._fingerprint:x}", gather)
+        agree("the columns", self._kinds_text(), gather)
+        agree("the loader", f"{self._settings()}, lanes {lanes}, window {order.window}, seed {order.seed}", gather)
+        self._plan = plan = self._global_plan(order)
+        if not plan.steps:
+            self._refuse(f"{plan.rows} rows make no step of {plan.step_rows}; take a smaller batch_size, or")
+        if self._policy == "pad" and plan.rows < self._size:
+            self._refuse(None)
+        if len(rows) < self._size:
+            text = "%d row groups for %d ranks: several ranks read each of them; write smaller row groups to read less"
+            log.warning(text, len(rows), self._size)
+
+    def _look(self) -> None:
+        """Plan the columns; reads the first row group if the schema does not tell the length of arrays."""
+        source = self._source
+        groups = [group for group in source.row_groups if group.rows]
+        if not groups:
+            raise DataError(", ".join(self._columns), "there are no rows")
+        known = [name for name in self._columns if name in source.schema.names]
+        nested = any(pa.types.is_nested(source.schema.field(name).type) for name in known)
+        first_rows = source.read(groups[0], known) if nested else pa.Table.from_batches([], source.schema)
+        self._known = {groups[0]: first_rows} if nested else {}
+        self._plan_columns(first_rows)
+
+    def _plan_columns(self, few_rows: pa.Table) -> None:
+        fields = plan_fields(self._source.schema, self._columns, few_rows, self._reading.fields)
+        none = few_rows.slice(0, 0)
+        self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
+        self._reader = Reader(self._source, tuple(fields))
+
+    def _make_order(self, lanes: int, round_bytes: int, seed: int) -> Order:
+        self._seed = self._reading.seed
+        return Order(
+            row_groups=tuple(group.rows for group in self._source.row_groups),
+            lanes=lanes,
+            window=self._reading.window or max(LEAST_WINDOW, round_bytes // self._row_bytes // lanes),
+            seed=seed if self._reading.shuffle else None,
         )
-        self._epoch, self._visited = found.epoch, found.visited
-        if not self._deal().steps:
-            self._epoch, self._visited = found.epoch + 1, 0
+
+    def _global_plan(self, order: Order) -> GlobalPlan:
+        return GlobalPlan(
+            rows=order.rows,
+            lanes=order.lanes,
+            batch_size=self._batch_size,
+            size=self._size,
+            start=0,
+            policy=self._policy,
+        )
+
+    def _refuse(self, no_step: str | None) -> NoReturn:
+        problem = f"{self.rows} rows for {self._size} ranks: some have none to repeat"
+        raise DataError(", ".join(self._columns), f"{no_step} policy='join'" if no_step else problem)
+
+    def _settings(self) -> str:
+        return f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}"
 
     def _kinds_text(self) -> str:
         return ", ".join(f"{name} {kind}" for name, kind in self.kinds.items())
 
-    def _plan_reader(self) -> Reader:
-        groups = [group for group in self._source.row_groups if group.rows]
-        if not groups:
-            raise DataError(", ".join(self._columns), "there are no rows")
-        known = [name for name in self._columns if name in self._source.schema.names]
-        # The first row group tells what the schema does not: the length of arrays.
-        nested = any(pa.types.is_nested(self._source.schema.field(name).type) for name in known)
-        first_rows = self._source.read(groups[0], known) if nested else pa.Table.from_batches([], self._source.schema)
-        fields = plan_fields(self._source.schema, self._columns, first_rows, self._reading.fields)
-        # Read once: the first epoch takes it from here.
-        self._known = {groups[0]: first_rows} if nested else {}
-        none = first_rows.slice(0, 0)
-        self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
-        return Reader(self._source, tuple(fields))
-
-    def _few_rows(self) -> Columns:
-        first = next(group for group in self._source.row_groups if group.rows)
-        return transformed(self._reading.transform, self._reader(first))
-
-    def _plan_order(self) -> Order:
-        asked, rows = self._reading, tuple(group.rows for group in self._source.row_groups)
-        nbytes = self._source.nbytes(self._columns)
-        self._row_bytes = max(1, nbytes // max(1, sum(rows)))
-        # In file order each rank takes a stretch of its own; a shuffled order does not know how many ranks there are.
-        lanes = asked.lanes or (choose_lanes(rows, nbytes, most_bytes=LANES_BYTES) if asked.shuffle else self._size)
-        round_bytes = ROUND_BYTES if asked.shuffle else PLAIN_ROUND_BYTES * self._size
-        window = asked.window or max(LEAST_WINDOW, round_bytes // self._row_bytes // lanes)
-        order = Order(row_groups=rows, lanes=lanes, window=window, seed=asked.seed if asked.shuffle else None)
-        settings = f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}"
-        held = f"{len(rows)} row groups of {sum(rows)} rows, fingerprint {fingerprint(self._source.row_groups):x}"
-        agree("the data", held, self._gather)
-        agree("the columns", self._kinds_text(), self._gather)
-        agree("the loader", f"{settings}, lanes {lanes}, window {window}, seed {order.seed}", self._gather)
-        return order
-
-    def _check_deal(self) -> None:
-        deal = self._deal()
-        if not deal.steps:
-            raise DataError(
-                ", ".join(self._columns),
-                f"{deal.rows} rows make no step of {deal.step_rows}; take a smaller batch_size, or policy='join'",
-            )
-        if self._policy == "pad" and deal.rows < self._size:
-            raise DataError(
-                ", ".join(self._columns), f"{deal.rows} rows for {self._size} ranks: some have none to repeat"
-            )
-        if len(self._order.row_groups) < self._size:
-            log.warning(
-                "%d row groups for %d ranks: several ranks read each of them; write smaller row groups to read less",
-                len(self._order.row_groups),
-                self._size,
-            )
-
-    def _deal(self) -> Deal:
-        return Deal(
-            rows=self._order.rows,
-            lanes=self._order.lanes,
-            batch_size=self._batch_size,
-            size=self._size,
-            start=self._visited,
-            policy=self._policy,
-        )
+    def _order_text(self) -> str:
+        order = self._order
+        seed_text = "not shuffled" if order.seed is None else f"seed {self._seed}"
+        return f"{seed_text}, {order.lanes} lanes, windows of {order.window} rows"
 
     def _finish(self, metrics: Metrics) -> None:
-        self._epoch, self._visited = self._epoch + 1, 0
+        self._epoch, self._position = self._epoch + 1, 0
         log.info("rank %d, %s", self._rank, metrics)
         if self._report is not None:
             self._report(metrics)
 
-    def _batches(self, deal: Deal, meter: Meter) -> Generator[Batch]:
-        pieces = self._pieces(deal)
+    def _batches(self, meter: Meter) -> Generator[Batch]:
+        plan, first = self._plan.at(self._position)
+        pieces = self._stream(plan, first)
         with closing(pieces):
-            cutter = Cutter(pieces, meter)
-            take, batch_size, full = cutter.take, self._batch_size, (deal.rows - deal.start) // deal.step_rows
-            for step in range(deal.steps):
+            take, size, full = BatchBuffer(pieces, meter).take, self._batch_size, plan.full_steps
+            for step in range(first, plan.steps):
                 if step < full:
-                    batch = Batch(take(batch_size))
-                    batch.rows = batch_size
+                    batch = Batch(take(size))
+                    batch.rows = size
                 else:
-                    batch = self._last_batch(deal, step, cutter)
+                    own = plan.batch(self._rank, step)
+                    count = own if self._policy == "join" else size
+                    columns = self._fill(take, own, count)
+                    batch = Batch.of(columns, count, plan.weight(self._rank, step), count - own)
                 yield batch
 
-    def _last_batch(self, deal: Deal, step: int, cutter: Cutter) -> Batch:
-        """Return what the policy makes of the rows that do not fill a step."""
-        in_step = deal.rows - deal.start - step * deal.step_rows
-        held = len(deal.take(self._rank, step))
-        # Of no rows a transform could not tell what it makes.
-        columns = cutter.take(held) if held else empty_like(self._few_rows() if self.transforms else self._no_rows)
-        if self._policy == "join":
-            return Batch.of(columns, held, held * self._size / in_step)
-        columns = fill_up(columns, columns if held else self._first_rows(), self._batch_size)
-        return Batch.of(columns, self._batch_size, repeated=self._batch_size - held)
+    def _stream(self, plan: GlobalPlan | LocalPlan, first: int) -> Generator[Columns]:
+        """Yield the rank's rows from step `first` of the plan on, in pieces of any length."""
+        assert isinstance(plan, GlobalPlan)
+        return self._pieces(plan, self._rank)
+
+    def _pieces(self, plan: GlobalPlan, rank: int) -> Generator[Columns]:
+        known, self._known = self._known, {}
+        return read_pieces(self._reader, self._reading, self._order.epoch(self._epoch), plan, rank, known)
+
+    def _fill(self, take: Callable[[int], Columns], own: int, count: int) -> Columns:
+        """Return `own` rows, and repeated ones to make `count` of them."""
+        columns = take(own) if own else self._empty()
+        return columns if own == count else fill_up(columns, columns if own else self._first_rows(), count)
 
     def _first_rows(self) -> Columns:
         """Read rows for a rank that has none to repeat."""
-        deal = replace(self._deal(), start=0, batch_size=1, policy="join")
-        with closing(self._pieces(deal)) as pieces:
+        plan = replace(self._global_plan(self._order), batch_size=1, policy="join")
+        with closing(self._pieces(plan, self._rank)) as pieces:
             return next(columns for columns in pieces if rows_of(columns))
 
-    def _pieces(self, deal: Deal) -> Generator[Columns]:
-        """Yield the rank's rows from `deal.start` on in pieces of any length, reading ahead of them."""
-        asked = self._reading
-        order = self._order.epoch(self._epoch)
-        groups, reader = self._source.row_groups, self._reader
-        transform, known = asked.transform, self._known
-        self._known = {}
+    def _few_rows(self) -> Columns:
+        first = next((group for group in self._source.row_groups if group.rows), None)
+        return transformed(self._reading.transform, self._no_rows if first is None else self._reader(first))
 
-        def read(group: RowGroup) -> Columns:
-            table = known.pop(group, None)
-            return reader(group) if table is None else reader.convert(group, table)
+    def _empty(self) -> Columns:
+        if self._none is None:
+            # From no rows a transform could not tell the types of its result.
+            self._none = self._few_rows() if self.transforms else self._no_rows
+        return empty_like(self._none)
 
-        with ExitStack() as stack:
-            if asked.processes:
-                act = ReadingProcesses(partial(_read_transformed, reader, transform), asked.workers)
-                stack.callback(act.close)
-                transform = None
-            pool: ReadPool[RowGroup, Columns] = ReadPool(act if asked.processes else read, max(1, asked.workers))
-            stack.callback(pool.close)
-            rounds = read_rounds(
-                order,
-                deal,
-                self._rank,
-                read=lambda number: pool.submit(groups[number]),
-                ahead=asked.ahead,
-                timeout=asked.timeout,
+
+class FeedLoader(Loader):
+    """Batches for one rank of the rows in `source`, which no other rank has.
+
+    As `Loader`, with these differences. Every row comes once per epoch, on the rank where it lies; ranks do the same
+    number of steps, however many rows each has. `policy`: "join" spreads the rows of ranks that have fewer, with
+    weights; "pad" repeats rows of these; "drop" ends the epoch with the emptiest rank. The order, new in each epoch, is
+    a function of seed, epoch, rank, and the order of the rows in `source`. Several ranks need `gather`.
+    """
+
+    _plan: LocalPlan
+
+    def __str__(self) -> str:
+        plan = self._plan
+        return (
+            f"{plan.total} rows on {len(plan.rows)} ranks, {min(plan.rows)} to {max(plan.rows)} each "
+            f"({self._kinds_text()}); {plan.steps} steps of {self._size} x {plan.batch_size} rows by '{plan.policy}', "
+            f"{plan.left_out} rows left out; {self._order_text()}"
+        )
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on at the state of another loader: at any step over the same rows, else at the beginning of an epoch.
+
+        Rows are the same on the same number of ranks if they come in the same order; a DataFrame that another job
+        evaluates may not. Raises `ConfigError` for the middle of an epoch of other rows, and for another seed."""
+        found, here = State.of(state), State.of(self.state_dict())
+        if found.seed != here.seed:
+            raise ConfigError("state", f"has seed {found.seed}, but this loader {here.seed}")
+        same = (found.fingerprint, found.lanes, found.window) == (here.fingerprint, here.lanes, here.window)
+        if found.visited and not same:
+            raise ConfigError(
+                "state",
+                f"is {found.visited} steps into epoch {found.epoch} of other rows, or of the same in another order or "
+                f"on other ranks; set_epoch({found.epoch}) begins that epoch anew",
             )
-            made = (transformed(transform, columns) for columns in rounds)
-            # In file order nothing has to be put together, so a thread for it would only hand on what others read.
-            with_thread = asked.workers and (asked.shuffle or transform is not None)
-            yield from read_ahead(made, 1) if with_thread else made
+        self._epoch, self._position = found.epoch, found.visited
 
+    def _prepare(self, gather: Gather | None) -> None:
+        asked, columns = self._reading, self._columns
+        if gather is None and self._size > 1:
+            raise ConfigError("gather", "is needed: ranks know only their own rows; hvd.allgather_object is one")
+        if asked.processes:
+            raise ConfigError("processes", "cannot read what only this process has; transform on threads")
+        if self._batch_size < 1:
+            raise ConfigError("batch_size", f"must be >= 1, got {self._batch_size}")
+        agree("the loader", f"{self._settings()}, seed {asked.seed}, shuffle {asked.shuffle}", gather)
+        mine = together(lambda: look_at_share(self._source, columns, asked.fields, LANES_BYTES), gather)
+        schema = self._source.schema
+        agree("the columns", ", ".join(f"{name} {schema.field(name).type}" for name in columns), gather)
+        shares = [mine] if gather is None else gather(mine)
+        self._plan = plan = LocalPlan(
+            rows=tuple(share.rows for share in shares), batch_size=self._batch_size, policy=self._policy
+        )
+        check_shares(shares, columns, asked.fields)
+        self._plan_columns(pa.concat_tables([pa.ipc.open_stream(share.sample).read_all() for share in shares]))
+        if not plan.steps:
+            held = f"ranks hold {', '.join(map(str, plan.rows))} rows"
+            self._refuse(f"{held}, which make no step of {plan.batch_size} on each; take a smaller batch_size, or")
+        if self._policy == "pad" and not all(plan.rows):
+            self._refuse(None)
+        self._row_bytes = max(1, sum(share.nbytes for share in shares) // plan.total)
+        lanes = asked.lanes or (min(share.lanes for share in shares if share.rows) if asked.shuffle else 1)
+        # Each rank has a seed of its own.
+        stream = np.random.SeedSequence(asked.seed, spawn_key=(self._rank,))
+        self._order = self._make_order(lanes, ROUND_BYTES, int(stream.generate_state(1, np.uint64)[0]))
+        marks = "\n".join([str(self._batch_size), self._policy, *(share.mark for share in shares)])
+        self._fingerprint = int.from_bytes(hashlib.sha256(marks.encode()).digest()[:7])
 
-def _read_transformed(reader: Reader, transform: Transform | None, group: RowGroup) -> Columns:
-    return transformed(transform, reader(group))
+    def _stream(self, plan: GlobalPlan | LocalPlan, first: int) -> Generator[Columns]:
+        """Yield the rank's rows; with "pad" again and again."""
+        held = self._plan.rows[self._rank]
+        start = min(held, self._plan.bounds(self._rank, first)[0])
+        while held:
+            own = GlobalPlan(rows=held, lanes=self._order.lanes, batch_size=1, size=1, start=start, policy="join")
+            yield from self._pieces(own, 0)
+            if self._policy != "pad":
+                return
+            start = 0
 
-
-def transformed(transform: Transform | None, columns: Columns) -> Columns:
-    """Apply a user's transform, if there is one; raises `DataError` when it has changed the number of rows."""
-    if transform is None or not columns:
-        return columns
-    made = transform(columns)
-    for name, values in made.items():
-        if len(values) != rows_of(columns):
-            raise DataError(
-                name,
-                f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
-            )
-    return made
+    def _fill(self, take: Callable[[int], Columns], own: int, count: int) -> Columns:
+        return take(count) if count else self._empty()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EpochOrder", "Extent", "Order", "choose_lanes"]
+__all__ = ["EpochOrder", "Extent", "Order", "choose_lanes", "permutation"]
 
 # Numbers of lanes that many numbers of ranks divide.
 _LANES = (96, 48, 24, 12, 8, 4, 2)
@@ -74,7 +74,7 @@ class EpochOrder:
     def __init__(self, order: Order, epoch: int) -> None:
         self.order, self._epoch = order, epoch
         count = len(order.row_groups)
-        self._groups = np.arange(count) if order.seed is None else self._stream(_GROUPS, 0, 0).permutation(count)
+        self._groups = self._permuted(count, _GROUPS, 0, 0)
         # ends[i]: rows of the first i row groups, in this epoch's order of row groups.
         self._ends = np.concatenate([[0], np.cumsum(np.array(order.row_groups, np.int64)[self._groups])])
 
@@ -96,20 +96,25 @@ class EpochOrder:
 
     def shuffled(self, lane: int, number: int) -> NDArray[np.int64]:
         """Return the order in which the rows of the lane's window of this round are visited."""
-        rows = self.window_rows(lane, number)
-        if self.order.seed is None:
-            return np.arange(rows)
-        return self._stream(_WINDOW, lane, number).permutation(rows)
+        return self._permuted(self.window_rows(lane, number), _WINDOW, lane, number)
 
     def _span(self, lane: int, number: int) -> tuple[int, int]:
         each, more = divmod(self.order.rows, self.order.lanes)
         start, end = (place * each + min(place, more) for place in (lane, lane + 1))
         return tuple(min(end, start + place * self.order.window) for place in (number, number + 1))  # type: ignore[return-value]
 
-    def _stream(self, *key: int) -> np.random.Generator:
-        # Seed and position are kept apart (entropy, spawn key), so that seed 1 epoch 23 is not seed 12 epoch 3.
-        stream = np.random.SeedSequence(self.order.seed, spawn_key=(self._epoch, *key))
-        return np.random.Generator(np.random.PCG64(stream))
+    def _permuted(self, count: int, *key: int) -> NDArray[np.int64]:
+        seed = self.order.seed
+        return np.arange(count) if seed is None else permutation(count, self._epoch, *key, seed=seed)
+
+
+def permutation(count: int, *key: int, seed: int) -> NDArray[np.int64]:
+    """Return the numbers 0..count-1 in an order that is a function of the arguments and nothing else.
+
+    Raises `ValueError` when the seed or a part of the key is negative."""
+    # Seed and key are kept apart (entropy, spawn key), so that seed 1 epoch 23 is not seed 12 epoch 3.
+    stream = np.random.SeedSequence(seed, spawn_key=key)
+    return np.random.Generator(np.random.PCG64(stream)).permutation(count).astype(np.int64, copy=False)
 
 
 def choose_lanes(row_groups: Sequence[int], nbytes: int, *, most_bytes: int) -> int:

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, together
-from farandole.data.cutter import Cutter
-from farandole.data.feed_loader import FeedLoader
+from farandole.data.batches import Batch, BatchBuffer
 from farandole.data.fields import FieldOptions
-from farandole.data.loader import Batch, Loader, Reading
+from farandole.data.loader import FeedLoader, Loader
 from farandole.data.meter import Meter, Metrics
+from farandole.data.reading import Reading
 from farandole.data.rounds import Columns
 from farandole.data.row_groups import Source
 from farandole.data.selection import Condition, Predicate, SelectedSource
@@ -160,7 +160,7 @@ class Reader:
     `loader` is what it reads with: its state can be saved and loaded, its metrics read.
     """
 
-    def __init__(self, loader: Loader | FeedLoader, num_epochs: int | None, *, batched: bool) -> None:
+    def __init__(self, loader: Loader, num_epochs: int | None, *, batched: bool) -> None:
         self.loader, self.num_epochs, self.batched_output = loader, num_epochs, batched
         self._started_with = loader.epoch
         self._items: Generator[Any] | None = None
@@ -203,8 +203,8 @@ class Reader:
         """Yield what is left in batches of `rows`, of which the last one has fewer; starts again if nothing is left."""
         if self.last_row_consumed:
             self.reset()
-        cutter = Cutter((dict(batch) for batch in self.batches()), Meter(0), open_end=True)
-        while columns := cutter.take(rows):
+        buffer = BatchBuffer((dict(batch) for batch in self.batches()), Meter(0), open_end=True)
+        while columns := buffer.take(rows):
             yield columns
         self.last_row_consumed = True
 

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from farandole.data.deal import Deal
 from farandole.data.fields import Field
 from farandole.data.order import EpochOrder, Extent
+from farandole.data.plans import GlobalPlan
 from farandole.data.row_groups import RowGroup, Source
 from farandole.data.values import Values, gather_rows, own_rows
 from farandole.errors import DataError, SourceError
@@ -58,27 +58,33 @@ class _Window:
 
 
 def read_rounds(
-    order: EpochOrder, deal: Deal, rank: int, *, read: Callable[[int], "Future[Columns]"], ahead: int, timeout: float
+    order: EpochOrder,
+    plan: GlobalPlan,
+    rank: int,
+    *,
+    read: Callable[[int], "Future[Columns]"],
+    ahead: int,
+    timeout: float,
 ) -> Iterator[Columns]:
-    """Yield the rank's rows of each round from `deal.start` on, in the epoch's order, in one piece or several.
+    """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one piece or several.
 
     `read` starts to read a row group; the row groups of `ahead` rounds are being read before they are needed. What is
     read is dropped when its last row of a lane has been yielded. Raises `SourceError` when a row group does not come
     within `timeout` seconds.
     """
     whole = order.order
-    lanes = deal.lanes_of(rank)
+    lanes = plan.lanes_of(rank)
     held: dict[int, dict[int, Future[Columns]]] = {lane: {} for lane in lanes}
     waiting: deque[tuple[int, list[_Window]]] = deque()
     scratch: dict[str, NDArray[Any]] = {}  # memory that is new to a process costs more than what is written to it
-    first = deal.start // whole.round_rows
-    last = -(-deal.after(deal.steps - 1) // whole.round_rows) if deal.steps else first
+    first = plan.start // whole.round_rows
+    last = -(-plan.after(plan.steps - 1) // whole.round_rows) if plan.steps else first
     for number in range(first, last + ahead):
         if number < last:
             waiting.append((number, [_start(order, lane, number, held[lane], read) for lane in lanes]))
         if number - first >= ahead and waiting:
             turn, windows = waiting.popleft()
-            yield from _assemble(order, deal, rank, turn, windows, timeout, scratch)
+            yield from _assemble(order, plan, rank, turn, windows, timeout, scratch)
 
 
 def _start(
@@ -101,14 +107,14 @@ def _start(
 
 def _assemble(
     order: EpochOrder,
-    deal: Deal,
+    plan: GlobalPlan,
     rank: int,
     number: int,
     windows: list[_Window],
     timeout: float,
     scratch: dict[str, NDArray[Any]],
 ) -> Iterator[Columns]:
-    rows = _rows_in_pool(order, deal, rank, number, windows)
+    rows = _rows_in_pool(order, plan, rank, number, windows)
     deadline = time.monotonic() + timeout
     found = ((extent, _result(future, deadline, timeout)) for window in windows for extent, future in window.pieces)
     if isinstance(rows, slice):
@@ -141,7 +147,7 @@ def _result(future: "Future[Columns]", deadline: float, timeout: float) -> Colum
 
 
 def _rows_in_pool(
-    order: EpochOrder, deal: Deal, rank: int, number: int, windows: list[_Window]
+    order: EpochOrder, plan: GlobalPlan, rank: int, number: int, windows: list[_Window]
 ) -> NDArray[np.int64] | slice:
     """Return where the rank's rows of this round are when the windows' rows lie one after the other."""
     whole = order.order
@@ -154,10 +160,10 @@ def _rows_in_pool(
         shuffled += passed
         places.append(shuffled)
         passed += len(shuffled)
-    if whole.seed is not None and end <= whole.rows and deal.takes_whole_lanes(begin, end):
+    if whole.seed is not None and end <= whole.rows and plan.takes_whole_lanes(begin, end):
         # The usual case: the lanes take turns. It is what the general one below comes to.
         return np.stack(places, axis=1).reshape(-1)
-    positions = deal.stream(rank, begin, end)
+    positions = plan.stream(rank, begin, end)
     in_windows = starts[positions % whole.lanes] + positions // whole.lanes - number * whole.window
     if whole.seed is None and len(windows) == 1:
         # In file order, and with all rows of the only lane: nothing to gather.

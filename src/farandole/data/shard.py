@@ -1,6 +1,6 @@
 """A rank's rows in one memory-mapped file of Arrow IPC streams, gathered into numpy arrays by row number."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -11,6 +11,9 @@ import pyarrow.compute as pc
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from farandole.data.fields import Arrays, Field, Numbers
+from farandole.data.order import permutation
+from farandole.data.plans import LocalPlan
 from farandole.data.shard_source import read_streams
 from farandole.errors import DataError
 
@@ -121,19 +124,18 @@ class ArrowShard:
 
     def column(self, name: str, width: int | None) -> Column:
         """Point into one column; `width` and the absence of nulls are what `agree_on_column` made sure of."""
-        listed, dtype = self._kind(name)
+        _, dtype = self._kind(name)
+        field: Field = Numbers(name=name, kind=dtype.name)
+        if width is not None:
+            field = Arrays(name=name, kind=dtype.name, shape=(width,))
         starts, offsets, first_row = [], [], 0
         for chunk in self._chunks(name):
-            if listed:
-                first = chunk.offsets[0].as_py() + chunk.values.offset
-                values = chunk.values.buffers()[1]
-            else:
-                first, values = chunk.offset, chunk.buffers()[1]
-            place = values.address - self._whole.address
+            view = np.asarray(field.values(pa.chunked_array([chunk])))
+            place = view.ctypes.data - self._whole.address
             if not 0 <= place < self._whole.size or place % dtype.itemsize:
                 raise DataError(name, "its values do not lie plain in the file; write the file without compression")
             starts.append(first_row)
-            offsets.append(place // dtype.itemsize + first)
+            offsets.append(place // dtype.itemsize)
             first_row += len(chunk)
         items = np.frombuffer(self._whole, dtype, count=self._whole.size // dtype.itemsize)
         if width is not None:
@@ -158,3 +160,40 @@ class ArrowShard:
         if dtype is None:
             raise DataError(name, f"no tensor holds {kind}; cast it to numbers or arrays of numbers")
         return listed, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBatch:
+    """What one rank works on in one step."""
+
+    columns: Mapping[str, NDArray[Number]]
+    rows: int
+    weight: float  # see LocalPlan.weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardLoader:
+    """Batches of the rows `rows` of a shard, as the plan says.
+
+    With a seed each epoch has its own order, a function of (seed, epoch, rank); without one rows come as listed.
+    """
+
+    columns: Mapping[str, Column]
+    rows: NDArray[np.int64]
+    plan: LocalPlan
+    rank: int
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != self.plan.rows[self.rank]:
+            raise ValueError(f"the plan gives rank {self.rank} {self.plan.rows[self.rank]} rows, not {len(self.rows)}")
+
+    def epoch(self, epoch: int) -> Iterator[ShardBatch]:
+        """Yield as many batches on every rank, each row in one of them; an empty batch has 0 rows."""
+        order = self.rows
+        if self.seed is not None:
+            order = self.rows[permutation(len(self.rows), epoch, self.rank, seed=self.seed)]
+        for step in range(self.plan.steps):
+            first, last = self.plan.bounds(self.rank, step)
+            taken = {name: column.take(order[first:last]) for name, column in self.columns.items()}
+            yield ShardBatch(taken, last - first, self.plan.weight(self.rank, step))

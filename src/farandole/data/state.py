@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
-__all__ = ["State"]
+__all__ = ["NO_SEED", "State"]
+
+NO_SEED = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from farandole.data.feed_loader import FeedLoader
-from farandole.data.loader import Batch, Loader
+from farandole.data.batches import Batch
+from farandole.data.loader import Loader
 from farandole.data.meter import Metrics
 from farandole.data.values import Values
 
@@ -28,7 +28,7 @@ class TensorLoader(Generic[T]):
 
     A column that `convert` cannot make a tensor of is refused here, unless a transform may yet replace it."""
 
-    def __init__(self, loader: Loader | FeedLoader, convert: Callable[[str, Values], T]) -> None:
+    def __init__(self, loader: Loader, convert: Callable[[str, Values], T]) -> None:
         self.loader, self._convert = loader, convert
         if not loader.transforms:
             for name, values in loader.sample().items():

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.sparse import BCOO
 from numpy.typing import NDArray
 
-from farandole.data import FeedLoader, Loader, Ragged, SparseRows, Values, tensors
+from farandole.data import Loader, Ragged, SparseRows, Values, tensors
 from farandole.errors import DataError
 
 __all__ = ["TensorBatch", "TensorLoader", "as_tensor"]
@@ -52,7 +52,7 @@ class TensorLoader(tensors.TensorLoader[Tensor]):
 
     Says in the log which columns become 32 bits wide. Raises `DataError` for a column that JAX cannot hold."""
 
-    def __init__(self, loader: Loader | FeedLoader, device: Place | None = None) -> None:
+    def __init__(self, loader: Loader, device: Place | None = None) -> None:
         super().__init__(loader, lambda name, values: as_tensor(name, values, device))
         narrow = [f"{name} ({kind})" for name, kind in loader.kinds.items() if kind.split("[")[0] in _WIDE]
         if narrow and _kind_of(np.dtype(np.int64)) != np.int64:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from farandole.core.context import Context
 from farandole.core.default import context, is_initialized, use
-from farandole.data import Batch, FeedLoader, Loader, Ragged, Reader, SparseRows, Values, tensors
+from farandole.data import Batch, Loader, Ragged, Reader, SparseRows, Values, tensors
 from farandole.data.rounds import Columns
 from farandole.data.values import ALIGNMENT
 from farandole.errors import ConfigError, DataError
@@ -45,11 +45,11 @@ class TensorLoader(tensors.TensorLoader[Tensor]):
 
     Raises `DataError` for a column that no tensor can hold."""
 
-    def __init__(self, loader: Loader | FeedLoader) -> None:
+    def __init__(self, loader: Loader) -> None:
         super().__init__(loader, as_tensor)
 
 
-def make_dataset(loader: Loader | FeedLoader, *, weights: str | None = None) -> tf.data.Dataset:
+def make_dataset(loader: Loader, *, weights: str | None = None) -> tf.data.Dataset:
     """Return a dataset of batches, each a dictionary of columns; iterating over it gives what is left of an epoch.
 
     `weights` names a column to add, float32: each row's weight, so that the plain average over ranks is the mean over

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from farandole.data import FeedLoader, Loader, Ragged, Reader, SparseRows, Values, tensors
+from farandole.data import Loader, Ragged, Reader, SparseRows, Values, tensors
 from farandole.data.rounds import Columns
 from farandole.errors import ConfigError, DataError
 
@@ -54,7 +54,7 @@ class TensorLoader(tensors.TensorLoader[Tensor]):
 
     Raises `DataError` for a column that no tensor can hold."""
 
-    def __init__(self, loader: Loader | FeedLoader) -> None:
+    def __init__(self, loader: Loader) -> None:
         super().__init__(loader, as_tensor)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from farandole.data import ArrowShard, Gather, ShardLoader, StepsPlan, agree_on_column, validation_mask
+from farandole.data import ArrowShard, Gather, LocalPlan, ShardLoader, agree_on_column, validation_mask
 from farandole.errors import DataError
 
 # Names of columns in the feed. The user's own names may hold dots, which Spark reads as fields of structs.
@@ -70,8 +70,8 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
     train_rows, val_rows = (tuple(count[part] for count in counts) for part in (0, 1))
     if not sum(train_rows):
         raise DataError(wanted.columns[0], f"all {sum(val_rows)} rows validate; none is left to train on")
-    train_plan = StepsPlan(rows=train_rows, batch_size=wanted.batch_size)
-    val_plan = StepsPlan(rows=val_rows, batch_size=wanted.val_batch_size)
+    train_plan = LocalPlan(rows=train_rows, batch_size=wanted.batch_size)
+    val_plan = LocalPlan(rows=val_rows, batch_size=wanted.val_batch_size)
     order_seed = seed if wanted.shuffle else None
     return Rows(
         train=ShardLoader(columns=columns, rows=parts[0], plan=train_plan, rank=rank, seed=order_seed),

@@ -1,6 +1,7 @@
-"""Pieces of any length cut into batches."""
+"""Batches of rows, cut from pieces of any length."""
 
 from collections.abc import Iterator
+from typing import Self
 
 import numpy as np
 
@@ -9,7 +10,22 @@ from farandole.data.rounds import Columns
 from farandole.data.values import Values, join_values, pick_rows
 from farandole.errors import SourceError
 
-__all__ = ["Cutter", "fill_up", "rows_of"]
+__all__ = ["Batch", "BatchBuffer", "empty_like", "fill_up", "rows_of"]
+
+
+class Batch(dict[str, Values]):
+    """Rows of one rank in one step: columns by name. Their memory is the batch's own."""
+
+    rows: int  # with the repeated ones
+    weight = 1.0  # makes the plain average over ranks the mean over all rows of the step
+    repeated = 0  # rows that "pad" has visited before, at the end
+
+    @classmethod
+    def of(cls, columns: Columns, rows: int, weight: float = 1.0, repeated: int = 0) -> Self:
+        """Make a batch with these attributes."""
+        batch = cls(columns)
+        batch.rows, batch.weight, batch.repeated = rows, weight, repeated
+        return batch
 
 
 def rows_of(columns: Columns) -> int:
@@ -17,8 +33,8 @@ def rows_of(columns: Columns) -> int:
     return len(next(iter(columns.values()))) if columns else 0
 
 
-class Cutter:
-    """Cuts what `pieces` yields into batches; time spent in `pieces` counts as waiting.
+class BatchBuffer:
+    """Cuts the columns that `pieces` yields into batches; time spent in `pieces` counts as waiting.
 
     When the pieces end early, `take` raises `SourceError`, or with `open_end` returns what there is."""
 

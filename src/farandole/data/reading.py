@@ -1,0 +1,111 @@
+"""Reading of one rank's rows: its settings, and the pieces that batches are cut from."""
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+
+from farandole.data.batches import rows_of
+from farandole.data.fields import FieldOptions
+from farandole.data.order import EpochOrder
+from farandole.data.plans import GlobalPlan
+from farandole.data.pool import ReadPool
+from farandole.data.reading_process import ReadingProcesses
+from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
+from farandole.data.row_groups import RowGroup
+from farandole.errors import ConfigError, DataError
+
+__all__ = ["Reading", "read_pieces", "transformed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Settings of reading; those that are None are chosen from the row groups, alike on every rank.
+
+    shuffle, seed: the order. lanes, window: see `farandole.data.order`; more lanes than ranks let a rank read few row
+    groups, larger windows mix better, and both take memory. workers: threads that read; 0: one, and rows are put
+    together when a batch is asked for. ahead: rounds that are read before they are needed. timeout: seconds for a row
+    group to come. transform: called with the columns of any number of rows, on a thread; it returns columns of as many.
+    processes: the workers are processes, each with a copy of `transform` that it calls with whole row groups: for
+    transforms that hold Python's lock. They are started for each epoch, and cost every row two copies.
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    lanes: int | None = None
+    window: int | None = None
+    workers: int = 2
+    ahead: int = 1
+    timeout: float = 300.0
+    transform: Transform | None = None
+    processes: bool = False
+    fields: FieldOptions = field(default_factory=FieldOptions)
+
+    def __post_init__(self) -> None:
+        for name, least in (("seed", 0), ("lanes", 1), ("window", 1), ("workers", 0), ("ahead", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(name, f"must be >= {least}, got {value}")
+        if self.timeout <= 0:
+            raise ConfigError("timeout", f"must be > 0 seconds, got {self.timeout}")
+        if self.processes and not self.workers:
+            raise ConfigError("processes", "are as many as there are workers, of which there are none")
+
+
+def read_pieces(
+    reader: Reader,
+    asked: Reading,
+    order: EpochOrder,
+    plan: GlobalPlan,
+    rank: int,
+    known: dict[RowGroup, pa.Table],
+) -> Generator[Columns]:
+    """Yield the rows of `rank` from `plan.start` on in pieces of any length, reading ahead of them.
+
+    Row groups in `known` were read before; each is taken from there once."""
+    transform, groups = asked.transform, reader.source.row_groups
+
+    def read(group: RowGroup) -> Columns:
+        table = known.pop(group, None)
+        return reader(group) if table is None else reader.convert(group, table)
+
+    with ExitStack() as stack:
+        act: Callable[[RowGroup], Columns] = read
+        if asked.processes:
+            act = processes = ReadingProcesses(partial(_read_transformed, reader, transform), asked.workers)
+            stack.callback(processes.close)
+            transform = None
+        pool: ReadPool[RowGroup, Columns] = ReadPool(act, max(1, asked.workers))
+        stack.callback(pool.close)
+        rounds = read_rounds(
+            order,
+            plan,
+            rank,
+            read=lambda number: pool.submit(groups[number]),
+            ahead=asked.ahead,
+            timeout=asked.timeout,
+        )
+        made = (transformed(transform, columns) for columns in rounds)
+        # In file order nothing has to be put together, so a thread would only hand on the columns that others read.
+        with_thread = asked.workers and (asked.shuffle or transform is not None)
+        yield from read_ahead(made, 1) if with_thread else made
+
+
+def _read_transformed(reader: Reader, transform: Transform | None, group: RowGroup) -> Columns:
+    return transformed(transform, reader(group))
+
+
+def transformed(transform: Transform | None, columns: Columns) -> Columns:
+    """Apply a user's transform, if there is one; raises `DataError` when it has changed the number of rows."""
+    if transform is None or not columns:
+        return columns
+    made = transform(columns)
+    for name, values in made.items():
+        if len(values) != rows_of(columns):
+            raise DataError(
+                name,
+                f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
+            )
+    return made

@@ -1,0 +1,121 @@
+"""Facts of a rank's own rows, by which all ranks plan columns and steps alike."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from farandole.data.fields import FieldOptions, check_names
+from farandole.data.order import choose_lanes
+from farandole.data.row_groups import Source
+from farandole.errors import DataError
+
+__all__ = ["Share", "check_shares", "look_at_share"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Facts of one rank's rows, for the other ranks."""
+
+    rows: int
+    nbytes: int
+    lanes: int  # that its row groups make
+    nulls: Mapping[str, int]
+    sample: bytes  # few rows, as an Arrow stream: the shortest and longest arrays, a vector of each kind
+    mark: str  # stands for the rows and their order
+
+
+def look_at_share(source: Source, columns: Sequence[str], options: FieldOptions, most_bytes: int) -> Share:
+    """Look at a rank's rows once: nulls, lengths of arrays, and the first row of each row group.
+
+    `most_bytes` bounds a row group of each lane. Raises `DataError` for columns, `ConfigError` for options."""
+    check_names(source.schema, columns)
+    options.check(columns)
+    nulls, digest = dict.fromkeys(columns, 0), hashlib.sha256()
+    digest.update(source.schema.serialize())
+    sampled = []
+    groups = [group for group in source.row_groups if group.rows]
+    for group in groups:
+        table = source.read(group, columns)
+        for name in columns:
+            nulls[name] += table[name].null_count
+        digest.update(repr((group.rows, table.slice(0, 1).to_pylist())).encode())
+        sampled.append(_sample_rows(table))
+    nbytes = source.nbytes(columns)
+    return Share(
+        rows=sum(group.rows for group in groups),
+        nbytes=nbytes,
+        lanes=choose_lanes([group.rows for group in groups], nbytes, most_bytes=most_bytes),
+        nulls=nulls,
+        sample=_join_samples(pa.schema([source.schema.field(name) for name in columns]), sampled),
+        mark=digest.hexdigest(),
+    )
+
+
+def check_shares(shares: Sequence[Share], columns: Sequence[str], options: FieldOptions) -> None:
+    """Raise `DataError` when the ranks have no rows together, and for nulls that no value stands for."""
+    rows = sum(share.rows for share in shares)
+    if not rows:
+        raise DataError(", ".join(columns), f"there are no rows on any of {len(shares)} ranks")
+    for name in columns:
+        nulls = sum(share.nulls[name] for share in shares)
+        if nulls and options.nulls.get(name) is None:
+            raise DataError(
+                name,
+                f"{nulls} of {rows} rows are null; fill or drop them before, or say what stands for them: "
+                f"nulls={{'{name}': ...}}",
+            )
+
+
+def _sample_rows(table: pa.Table) -> pa.Table:
+    """Return rows that show how different the values of nested columns are; other columns hold nulls instead.
+
+    Looks through the lengths of arrays, and nothing else. Fields are planned from such rows of all ranks alike."""
+    rows: set[int] = set()
+    nested = [name for name in table.column_names if pa.types.is_nested(table.schema.field(name).type)]
+    for name in nested:
+        column = table[name].combine_chunks() if table[name].num_chunks != 1 else table[name].chunk(0)
+        rows.update(_extremes(column))
+    if not rows:
+        return table.slice(0, 0)
+    chosen = pa.concat_tables([table.slice(row, 1) for row in sorted(rows)])
+    columns = [
+        chosen[name] if name in nested else pa.nulls(len(rows), table.schema.field(name).type)
+        for name in table.column_names
+    ]
+    return pa.table(columns, schema=_nullable(table.schema))
+
+
+def _join_samples(schema: pa.Schema, samples: Sequence[pa.Table]) -> bytes:
+    """Put samples together and choose among their rows again; as an Arrow stream, which has columns without rows."""
+    nullable = _nullable(schema)
+    whole = pa.concat_tables(
+        [pa.Table.from_batches([], nullable), *(pa.table(each.columns, schema=nullable) for each in samples)]
+    )
+    whole = _sample_rows(whole.combine_chunks())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, whole.schema) as writer:
+        writer.write_table(whole)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _extremes(column: pa.Array) -> list[int]:
+    """Return the rows whose arrays are shortest and longest, or a dense and a sparse vector."""
+    # Here, as pyarrow.compute takes longer to load than farandole, and only nested columns need it.
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        told = pc.list_value_length(column)
+    elif pa.types.is_struct(kind) and kind.num_fields and pa.types.is_integer(kind.field(0).type):
+        told = pc.struct_field(column, [0])  # a vector's kind, dense or sparse
+    else:
+        return []
+    extremes = pc.min_max(told).values()
+    return [pc.index(told, extreme).as_py() for extreme in extremes if extreme.is_valid]
