@@ -1,6 +1,6 @@
-"""Rows to ranks: every row exactly once per epoch, the same number of steps on every rank.
+"""Loaders and readers of rows: every row exactly once per epoch, the same number of steps on every rank.
 
-Importing this package loads nothing: what reads files takes a while to load, and ranks that are fed do without it."""
+Names are loaded on first use: modules that read files load slowly, and ranks that are fed rows do not need them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What all ranks must see alike before they read: one rank's failure becomes everyone's, with its text."""
+"""Agreement between ranks about data: a failure on one rank is raised on all of them, with its text."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ class Gather(Protocol):
 
 
 def together(act: Callable[[], T], gather: Gather | None) -> T:
-    """Return what `act` returns on this rank; if it fails on any rank, all ranks raise.
+    """Call `act` and return its result on this rank; if it fails on any rank, all ranks raise.
 
     A rank on which `act` failed raises its own error, the others `SourceError` with the first one's rank and text.
     """
@@ -30,7 +30,7 @@ def together(act: Callable[[], T], gather: Gather | None) -> T:
         return act()
     try:
         done, failure = act(), None
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+    except Exception as error:  # any kind: the other ranks must not wait for this one
         failure = error
     told = gather("" if failure is None else _spell(failure))
     if failure is not None:
@@ -42,7 +42,7 @@ def together(act: Callable[[], T], gather: Gather | None) -> T:
 
 
 def in_step(items: Iterator[T], gather: Gather | None, item_bytes: int) -> Iterator[T]:
-    """Yield what `items` yields, each one when all ranks have theirs; all ranks must have as many.
+    """Yield the items, each one when all ranks have theirs; all ranks must have equally many.
 
     If one fails on any rank, all ranks raise as `together` does, before any of them has that item. After the first,
     small items are made and asked for several at a time."""
@@ -68,11 +68,11 @@ def _in_groups(items: Iterator[T], gather: Gather, ahead: int) -> Iterator[T]:
 
 
 def _take(items: Iterator[T], count: int) -> tuple[list[T], Exception | None]:
-    """Take so many items, or those before a failure."""
+    """Return `count` items, or the items before a failure, and the failure."""
     made: list[T] = []
     try:
         made.extend(itertools.islice(items, count))
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+    except Exception as error:  # any kind: the other ranks must not wait for this one
         return made, error
     return made, None
 

@@ -36,7 +36,7 @@ def rows_of(columns: Columns) -> int:
 class BatchBuffer:
     """Cuts the columns that `pieces` yields into batches; time spent in `pieces` counts as waiting.
 
-    When the pieces end early, `take` raises `SourceError`, or with `open_end` returns what there is."""
+    When the pieces end early, `take` raises `SourceError`, or with `open_end` returns the rows that are left."""
 
     def __init__(self, pieces: Iterator[Columns], meter: Meter, *, open_end: bool = False) -> None:
         self._pieces, self._meter, self._open_end = pieces, meter, open_end
@@ -45,7 +45,7 @@ class BatchBuffer:
         self._at = self._end = 0
 
     def take(self, rows: int) -> Columns:
-        """Return the next `rows` >= 1 rows, of which nothing is copied unless they come from several pieces."""
+        """Return the next `rows` >= 1 rows. They are copied only if they come from several pieces."""
         last = self._at + rows
         if last <= self._end:
             cut = slice(self._at, last)
@@ -59,7 +59,7 @@ class BatchBuffer:
         return {name: join_values([part[name] for part in parts]) for name in (parts[0] if parts else {})}
 
     def _more(self, missing: int) -> bool:
-        """Get the next piece with rows if this one has none left; False at an open end."""
+        """Go to the next piece with rows if this one has none left; return False at an open end."""
         while self._at == self._end:
             with self._meter.waiting():
                 piece = next(self._pieces, None)

@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 _SUFFIX = ".arrow"
 _UNFINISHED = ".unfinished-"
-_ABANDONED = 3600.0  # seconds after which a file that somebody writes counts as left behind
+_ABANDONED = 3600.0  # seconds after which an unfinished file counts as left behind
 
 
 class CachedSource:
-    """`source`, each of whose row groups is read once and then mapped from a file in `folder`.
+    """A cache of `source`: each row group is read once, and then mapped from a file in `folder`.
 
-    Files are named by what they hold: path, size and time of change of the original, row group, columns. So all ranks
-    of a host, and later jobs, share a folder, and what has changed is not found. The files that were used longest ago
-    go when there are more than `limit` bytes; ranks that write at the same time may exceed it by a row group each.
+    The name of a file is made of path, size and time of change of the original, row group and columns. So all ranks of
+    a host, and later jobs, share a folder, and changed files are read anew. The files that were used longest ago are
+    removed when there are more than `limit` bytes; ranks that write at the same time may exceed it by a row group each.
     Raises `CacheError` when the folder cannot be written, a full disk included.
     """
 
@@ -48,15 +48,15 @@ class CachedSource:
             raise CacheError(str(folder), f"cannot be used ({error.strerror}); name another folder") from error
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Ask the source."""
+        """Return the estimate of the source."""
         return self._source.nbytes(columns)
 
     def bounds(self, column: str) -> Bounds | None:
-        """Ask the source, if it knows any."""
+        """Return the bounds of the source, if it knows any."""
         return self._source.bounds(column) if isinstance(self._source, Bounded) else None
 
     def check(self) -> None:
-        """Ask the source, whose files must not change although they are read once."""
+        """Check the source: its files must not change although they are read once."""
         self._source.check()
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
@@ -100,7 +100,7 @@ class CachedSource:
             ) from error
 
     def _make_room(self, nbytes: int) -> None:
-        """Remove what was used longest ago; who has it mapped keeps it."""
+        """Remove the files that were used longest ago. A process that has one mapped keeps its rows."""
         entries = []
         for path in self._folder.glob(f"*{_SUFFIX}"):
             try:
@@ -118,5 +118,5 @@ class CachedSource:
 
 def _name(row_group: RowGroup, columns: Sequence[str]) -> str:
     file = row_group.file
-    what = json.dumps([file.path, file.size, file.mark, row_group.number, row_group.rows, list(columns)])
-    return hashlib.sha256(what.encode()).hexdigest()[:32]
+    content = json.dumps([file.path, file.size, file.mark, row_group.number, row_group.rows, list(columns)])
+    return hashlib.sha256(content.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""What each column of Arrow data becomes in memory: settled once, from the schema and a few rows, all ranks alike."""
+"""Conversion of Arrow columns to NumPy arrays, planned once from the schema and a few rows, alike on all ranks."""
 
 import difflib
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ _SPARSE = 0  # a vector's `type`; 1 is dense
 
 @dataclass(frozen=True, kw_only=True)
 class FieldOptions:
-    """What the user wants of columns, by name.
+    """Options of columns, by name.
 
     nulls: "refuse", or values that stand for nulls. vocabulary: texts that become their place in this list, as int64.
     ragged: arrays that may differ in length, whatever the first rows are like. dense: vectors to be filled up.
@@ -42,14 +42,14 @@ class FieldOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Field(ABC):
-    """One column: its name, and how its rows become `Values`. Can be pickled, used from any thread."""
+    """One column: its name, and the conversion of its rows to `Values`. Can be pickled, and used from any thread."""
 
     name: str
     kind: str  # for the reader of a log: "float32[64]"
     fill: object = None  # stands for nulls; None: nulls are refused
 
     def values(self, column: pa.ChunkedArray) -> Values:
-        """Convert rows; what needs no conversion may share memory with `column`.
+        """Convert rows. Values that need no conversion may share memory with `column`.
 
         Raises `DataError` for nulls without a value to stand for them, and for rows unlike the others."""
         whole = _one_array(column)
@@ -93,7 +93,7 @@ class Codes(Field):
     words: tuple[str, ...]
 
     def _convert(self, column: pa.Array) -> Values:
-        # Here, as pyarrow.compute takes longer to load than farandole, and columns of numbers do without.
+        # Imported here: pyarrow.compute takes longer to load than farandole, and columns of numbers do not need it.
         import pyarrow.compute as pc
 
         places = pc.index_in(column, value_set=pa.array(self.words, column.type))
@@ -173,7 +173,7 @@ def check_names(schema: pa.Schema, names: Iterable[str]) -> None:
 
 
 def plan_fields(schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table, options: FieldOptions) -> list[Field]:
-    """Decide for each column what its rows become; `first_rows` are the same for all ranks.
+    """Choose a field for each column; `first_rows` are the same for all ranks.
 
     They tell the length of arrays that declare none. Raises `DataError` naming a column that is not there or that no
     tensor can hold, `ConfigError` for an option that names no column.
@@ -260,7 +260,7 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     found: NDArray[Any] = _view(column) if plain else column.to_numpy(zero_copy_only=False)
     if found.flags.writeable or not column.buffers()[1].is_mutable:
         return found
-    # Arrow calls all views read-only, but this memory came from a decoder, and nobody else has it.
+    # Arrow calls all views read-only, but this memory came from a decoder and has no other user.
     whole = np.frombuffer(column.buffers()[1], found.dtype)
     return whole[column.offset : column.offset + len(column)]
 

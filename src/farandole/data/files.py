@@ -1,4 +1,4 @@
-"""Files of a data set wherever fsspec reaches, and whether they still are what they were."""
+"""Files of a data set in any file system of fsspec, and the check that they have not changed."""
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from farandole.masking import hide_cause, mask, secret_values
 
 __all__ = ["Files"]
 
-# Looking at files far away is waiting, not work.
+# Looking at remote files is waiting, not work.
 _LOOKERS = 16
 
 
@@ -35,8 +35,8 @@ class Files:
     ) -> tuple["Files", list[File]]:
         """List the files of folders, globs and single files, sorted by path; `options` are the file system's.
 
-        In folders, names that begin with "_" or "." count as notes of other tools and are left out, and so is what
-        does not end in `suffix`, unless nothing does. Raises `SourceError` when there is nothing, when the URLs belong
+        In folders, names that begin with "_" or "." count as notes of other tools and are left out. So are files that
+        do not end in `suffix`, unless no file does. Raises `SourceError` when there is nothing, when the URLs belong
         to several file systems, and for a folder of a table that has a log, or a part of one.
         """
         asked = [urls] if isinstance(urls, str) else list(urls)
@@ -85,10 +85,10 @@ class Files:
 
     @contextmanager
     def open(self, file: File) -> Iterator[pa.NativeFile]:
-        """Open for reading; raises `SourceError` for what goes wrong in the body as well as at the opening."""
+        """Open for reading; raises `SourceError` for failures of the opening and of the body."""
         try:
             if self.local:
-                # Not mapped into memory: a mapped file that somebody cuts short ends the process.
+                # Not mapped into memory: a mapped file that is cut short ends the process.
                 with pa.OSFile(file.path, "rb") as opened:
                     yield opened
             elif isinstance(self.fs, ArrowFSWrapper):
@@ -116,7 +116,7 @@ class Files:
 
     @contextmanager
     def _telling(self, path: str) -> Iterator[None]:
-        """Make what the file system raises in the body a `SourceError` for `path`."""
+        """Turn errors of the file system in the body into a `SourceError` for `path`."""
         try:
             yield
         except FarandoleError:

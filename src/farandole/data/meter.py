@@ -1,4 +1,4 @@
-"""How fast rows come, and what share of its time a rank waits for them."""
+"""Speed of reading, and the share of time that a rank waits for rows."""
 
 import time
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ __all__ = ["Meter", "Metrics"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
-    """One rank's reading of one epoch, or of what it has read so far; times in seconds."""
+    """One rank's reading of one epoch, or of the part that it has read so far; times in seconds."""
 
     epoch: int
     rows: int
@@ -40,7 +40,7 @@ class Metrics:
 
 
 class Meter:
-    """Measures one epoch from its making on; who reads counts its `rows` and `steps`."""
+    """Measures one epoch from its making on; the reader counts `rows` and `steps`."""
 
     def __init__(self, epoch: int) -> None:
         self.rows = self.steps = 0
@@ -59,6 +59,6 @@ class Meter:
 
     @property
     def metrics(self) -> Metrics:
-        """What was measured until now."""
+        """The measurements until now."""
         seconds = time.monotonic() - self._began
         return Metrics(epoch=self._epoch, rows=self.rows, steps=self.steps, seconds=seconds, waited=self._waited)

@@ -1,6 +1,6 @@
 """The order in which an epoch visits all rows of all ranks: a function of seed, epoch and the row groups' sizes.
 
-How many ranks there are is no part of it. The row groups are permuted and laid end to end; that line of rows is cut
+The number of ranks is no part of it. The row groups are permuted and laid end to end; that line of rows is cut
 into `lanes` parts, which are visited in turns, one row each; within a lane rows are shuffled in windows. So a rank that
 takes the rows of some lanes reads only their row groups, and holds only a window of each.
 """
@@ -84,7 +84,7 @@ class EpochOrder:
         return last - first
 
     def extents(self, lane: int, number: int) -> Iterator[Extent]:
-        """Yield where the rows of the lane's window of this round lie, in the order in which `shuffled` counts them."""
+        """Yield the places of the rows of the lane's window of this round, in the order that `shuffled` counts in."""
         first, last = self._span(lane, number)
         place = int(np.searchsorted(self._ends, first, side="right")) - 1
         while first < last:

@@ -1,4 +1,4 @@
-"""Columns that are not in the files but in the names of their folders: year=2024/month=5/part-0.parquet."""
+"""Columns from the names of folders: year=2024/month=5/part-0.parquet."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for no value
 
 
 def partition_fields(paths: Iterable[str], own: pa.Schema) -> list[pa.Field]:
-    """Return the columns that all of these paths tell and that are not among the files' own.
+    """Return the columns that all of these paths name and that the files do not have.
 
-    They are int64 where every value is an integer, and texts otherwise, as Spark infers them."""
+    A column is int64 if every value is an integer, and text otherwise, as Spark infers it."""
     told = [_values(path) for path in paths]
     names = [name for name in (told[0] if told else {}) if all(name in each for each in told) and name not in own.names]
     fields = []
@@ -26,7 +26,7 @@ def partition_fields(paths: Iterable[str], own: pa.Schema) -> list[pa.Field]:
 
 
 def add_partitions(table: pa.Table, path: str, fields: Iterable[pa.Field]) -> pa.Table:
-    """Return the table with these columns, which have the one value that `path` tells."""
+    """Return the table with these columns; each has one value, from `path`."""
     for field in fields:
         value = pa.scalar(value_in_path(path, field), field.type)
         table = table.append_column(field, pa.repeat(value, table.num_rows))
@@ -34,7 +34,7 @@ def add_partitions(table: pa.Table, path: str, fields: Iterable[pa.Field]) -> pa
 
 
 def value_in_path(path: str, field: pa.Field) -> int | str | None:
-    """Return the value that `path` tells of a column that `partition_fields` has found."""
+    """Return the value in `path` of a column that `partition_fields` has found."""
     value = _values(path)[field.name]
     return int(value) if value is not None and pa.types.is_integer(field.type) else value
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 __all__ = ["GlobalPlan", "LocalPlan", "Policy"]
 
-# What happens to the rows that do not fill a last step: left out; filled up by repeating rows; shared out as they are.
+# The rows that do not fill a last step are left out, filled up by repeating rows, or shared out as they are.
 Policy: TypeAlias = Literal["drop", "pad", "join"]
 
 
@@ -142,8 +142,8 @@ class LocalPlan:
 
     Guarantees: every rank does the same number of steps, no batch exceeds `batch_size`, and no row is in two batches.
     "join": every row is in one; a rank that lacks rows for full batches spreads them over all steps, and has empty
-    batches if it has fewer rows than steps. "drop": all batches are full, in as many steps as the emptiest rank can do.
-    "pad": in as many steps as the fullest rank needs; what a rank lacks of full batches, it has to repeat.
+    batches if it has fewer rows than steps. "drop": all batches are full, and there are as many steps as the emptiest
+    rank can do. "pad": there are as many steps as the fullest rank needs; a rank repeats rows to make its batches full.
     Raises `ValueError` for counts that make no plan.
     """
 

@@ -1,4 +1,4 @@
-"""Threads that read, of which none can keep a process from ending."""
+"""Daemon threads that read: a hanging read does not keep the process from ending."""
 
 import queue
 import threading
@@ -33,13 +33,13 @@ class ReadPool(Generic[A, R]):
             thread.start()
 
     def submit(self, argument: A) -> "Future[R]":
-        """Ask for `act(argument)`; returns at once."""
+        """Queue `act(argument)` and return its future at once."""
         future: Future[R] = Future()
         self._asked.put((argument, future))
         return future
 
     def close(self) -> None:
-        """End the threads, each after the call that it is at; what has not begun is never done."""
+        """End the threads, each after its current call. Calls that have not begun are cancelled."""
         self._closed.set()
         for _ in self._threads:
             self._asked.put(None)
@@ -55,4 +55,4 @@ class ReadPool(Generic[A, R]):
             try:
                 future.set_result(self._act(argument))
             except BaseException as error:
-                future.set_exception(error)  # for who waits for it
+                future.set_exception(error)  # raised where the result is asked for

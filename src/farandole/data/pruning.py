@@ -1,4 +1,4 @@
-"""Row groups of which no condition can choose a row, found by what their files say of least and greatest values."""
+"""Pruning of row groups: by least and greatest values, no condition can choose a row of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Condition: TypeAlias = tuple[str, str, Any]  # ("age", ">=", 18), as pyarrow's r
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is known of one column, an item per row group.
+    """Known bounds of one column, an item per row group.
 
     No value but null is less than `least` or greater than `most`, which are null where that is not known; `nulls` are
     counts, or -1."""
@@ -37,15 +37,15 @@ class Bounded(Protocol):
 
 
 def bounded_kind(kind: pa.DataType) -> bool:
-    """Say whether the values of a type can be compared with what a footer says of them."""
+    """Return whether the values of a type can be compared with the bounds in a footer."""
     tests = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_date)
-    micros = pa.types.is_timestamp(kind) and kind.unit != "ns"  # Python, as which bounds come, knows no nanoseconds
+    micros = pa.types.is_timestamp(kind) and kind.unit != "ns"  # bounds come as Python's, which have no nanoseconds
     return micros or kind in (pa.float32(), pa.float64()) or any(test(kind) for test in tests)
 
 
 def rows_that_hold(table: pa.Table, branches: Sequence[Sequence[Condition]]) -> NDArray[np.bool_]:
-    """Say of each row whether all conditions of any branch hold."""
-    # Here, as it loads all that reads files, too; only who has conditions needs it.
+    """Return for each row whether all conditions of any branch hold."""
+    # Imported here: it loads modules that read files, and only conditions need it.
     import pyarrow.parquet as pq
 
     numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
@@ -55,7 +55,7 @@ def rows_that_hold(table: pa.Table, branches: Sequence[Sequence[Condition]]) -> 
 
 
 def may_hold(condition: Condition, bounds: Bounds, rows: Sequence[int]) -> NDArray[np.bool_]:
-    """Say of each row group, which has `rows[i]` rows, whether the condition may hold for any of them.
+    """Return for each row group, which has `rows[i]` rows, whether the condition may hold for any of them.
 
     Bounds are compared as rows would be, by Arrow: a cast that it does on the way never changes which is the greater.
     """

@@ -1,7 +1,7 @@
 """`make_reader` and `make_batch_reader`, with the arguments that Petastorm's users have in their programs.
 
-What they mean stays; how rows are dealt does not: every row comes exactly once per epoch over all shards, in an order
-that changes with the epoch. See docs/guide/data.md for the differences, one by one.
+The arguments mean the same. Rows are dealt in another way: every row comes exactly once per epoch over all shards, in
+an order that changes with the epoch. docs/guide/data.md lists the differences.
 """
 
 import logging
@@ -39,7 +39,7 @@ _LEAST_BATCH = 1024
 
 
 class Transforming(Protocol):
-    """What a `transform_spec` must be; `farandole.data.transform.TransformSpec` is one."""
+    """Protocol of a `transform_spec`; `farandole.data.transform.TransformSpec` is one."""
 
     def frames(self, columns: Columns) -> Columns:
         """Transform rows as one frame."""
@@ -129,7 +129,7 @@ def make_batch_reader(
 def make_feed_reader(
     source: Source, schema_fields: Sequence[Any] | None = None, *, gather: Gather | None = None, **options: Any
 ) -> "Reader":
-    """Read rows that only this rank has, in batches, as `make_batch_reader` does; `cur_shard` is the rank.
+    """Read the rows that only this rank has, in batches, as `make_batch_reader` does; `cur_shard` is the rank.
 
     With several ranks, making one is collective, by `gather`, and reading is not. A rank that holds more rows than
     others gives more batches. Raises `ConfigError` for options that only files have a use for, and as `FeedLoader`."""
@@ -149,7 +149,7 @@ def make_feed_reader(
         size=asked.shard_count or 1,
         reading=_reading(asked, source.schema, columns, batched=True),
         gather=gather,
-        alone=True,  # who cuts batches of other sizes needs the next one at another time on each rank
+        alone=True,  # batches are cut to other sizes, so ranks need the next one at different times
     )
     return Reader(loader, asked.num_epochs, batched=True)
 
@@ -157,7 +157,7 @@ def make_feed_reader(
 class Reader:
     """An iterator over rows or batches of one shard, for a number of epochs; close it with `with`, or `stop`.
 
-    `loader` is what it reads with: its state can be saved and loaded, its metrics read.
+    `loader` reads the rows: its state can be saved and loaded, its metrics read.
     """
 
     def __init__(self, loader: Loader, num_epochs: int | None, *, batched: bool) -> None:
@@ -183,7 +183,7 @@ class Reader:
     next = __next__
 
     def batches(self) -> Iterator[Batch]:
-        """Yield what is left, as batches of columns by name; the form that adapters for frameworks take.
+        """Yield the rest as batches of columns by name; adapters for frameworks take this form.
 
         Raises `DataError` when there are epochs without end, and none has a row for this shard."""
         idle = 0  # epochs; of the first one no row may have been left
@@ -200,7 +200,7 @@ class Reader:
                 )
 
     def batches_of(self, rows: int) -> Iterator[Columns]:
-        """Yield what is left in batches of `rows`, of which the last one has fewer; starts again if nothing is left."""
+        """Yield the rest in batches of `rows`, the last one smaller; start again if nothing is left."""
         if self.last_row_consumed:
             self.reset()
         buffer = BatchBuffer((dict(batch) for batch in self.batches()), Meter(0), open_end=True)
@@ -260,7 +260,7 @@ class Reader:
 def _read_files(
     urls: str | Sequence[str], schema_fields: Sequence[Any] | None, options: ReaderOptions, *, batched: bool
 ) -> Reader:
-    # Here, as ranks that are fed rows read no files, and what reads them takes a while to load.
+    # Imported here: these modules load slowly, and ranks that are fed rows do not read files.
     from farandole.data.cache import CachedSource
     from farandole.data.sources import ParquetSource
 
@@ -325,7 +325,7 @@ def _batch_rows(source: Source) -> int:
 
 def _reading(options: ReaderOptions, schema: pa.Schema, columns: Sequence[str], *, batched: bool) -> Reading:
     spec, own = options.transform_spec, options.reading
-    # Missing floating-point numbers are NaN, as in Petastorm; what has no such value needs one: nulls=.
+    # Missing floating-point numbers are NaN, as in Petastorm; other types need a value in `nulls`.
     nan = {name: float("nan") for name in columns if pa.types.is_floating(schema.field(name).type)}
     asked = FieldOptions(
         nulls=nan | dict(own.fields.nulls) | dict(options.nulls),

@@ -1,7 +1,7 @@
 """Processes that read and transform row groups, for transforms that hold Python's lock.
 
-Each is a fresh interpreter, so that the user's program is not run again; what it needs, and the columns that it makes,
-go over a socket. Arrays go beside the pickles (PEP 574) and are received where they stay. It ends when its socket does:
+Each is a fresh interpreter, so that the user's program is not run again. Its arguments and the columns that it makes go
+over a socket. Arrays go beside the pickles (PEP 574) and are received where they stay. It ends when its socket does:
 none outlives the process that started it.
 """
 
@@ -29,12 +29,12 @@ _PATIENCE = 5.0
 class ReadingProcesses:
     """Calls `act` in one of `count` processes, from as many threads; close it to end them.
 
-    `act` is pickled by cloudpickle. What it raises is raised here; `SourceError` tells of a process that died."""
+    `act` is pickled by cloudpickle. Its errors are raised here; a process that died is a `SourceError`."""
 
     def __init__(self, act: Callable[[RowGroup], Columns], count: int) -> None:
         self._children: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
-        # The parent's way of finding modules, for what is pickled by name.
+        # The parent's module search path, for objects that are pickled by name.
         sent = cloudpickle.dumps((sys.path, cloudpickle.dumps(act)))
         try:
             for number in range(count):
@@ -93,9 +93,9 @@ def _ending(child: "subprocess.Popen[bytes]") -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _send(connection: Connection, what: object) -> None:
+def _send(connection: Connection, message: object) -> None:
     buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(what, protocol=5, buffer_callback=buffers.append)
+    head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     raw = [buffer.raw() for buffer in buffers]
     connection.send_bytes(pickle.dumps(([len(each) for each in raw], head)))
     for each in raw:

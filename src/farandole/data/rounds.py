@@ -37,7 +37,7 @@ class Reader:
         return self.convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
 
     def convert(self, row_group: RowGroup, table: pa.Table) -> Columns:
-        """Convert what was read of the row group; raises as a call does."""
+        """Convert the table that was read of the row group; raises as a call does."""
         if table.num_rows != row_group.rows:
             raise SourceError(
                 row_group.file.path,
@@ -51,7 +51,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A lane's rows of one round: where they are, and who is reading them."""
+    """A lane's rows of one round: their places, and the futures of their row groups."""
 
     lane: int
     pieces: list[tuple[Extent, "Future[Columns]"]]
@@ -76,7 +76,7 @@ def read_rounds(
     lanes = plan.lanes_of(rank)
     held: dict[int, dict[int, Future[Columns]]] = {lane: {} for lane in lanes}
     waiting: deque[tuple[int, list[_Window]]] = deque()
-    scratch: dict[str, NDArray[Any]] = {}  # memory that is new to a process costs more than what is written to it
+    scratch: dict[str, NDArray[Any]] = {}  # fresh memory costs more than writing to it
     first = plan.start // whole.round_rows
     last = -(-plan.after(plan.steps - 1) // whole.round_rows) if plan.steps else first
     for number in range(first, last + ahead):
@@ -118,7 +118,7 @@ def _assemble(
     deadline = time.monotonic() + timeout
     found = ((extent, _result(future, deadline, timeout)) for window in windows for extent, future in window.pieces)
     if isinstance(rows, slice):
-        # As they lie in row groups of which nobody else reads these rows: nothing is copied, or waited for too early.
+        # Slices of row groups: no rows are copied, and each row group is waited for only when its rows are due.
         for extent, columns in _within(found, rows):
             yield {name: own_rows(values[extent.first : extent.last]) for name, values in columns.items()}
     elif pieces := list(found):
@@ -161,7 +161,7 @@ def _rows_in_pool(
         places.append(shuffled)
         passed += len(shuffled)
     if whole.seed is not None and end <= whole.rows and plan.takes_whole_lanes(begin, end):
-        # The usual case: the lanes take turns. It is what the general one below comes to.
+        # The usual case, a fast form of the general one below: the lanes take turns.
         return np.stack(places, axis=1).reshape(-1)
     positions = plan.stream(rank, begin, end)
     in_windows = starts[positions % whole.lanes] + positions // whole.lanes - number * whole.window
@@ -175,7 +175,7 @@ def _rows_in_pool(
 
 
 def read_ahead(rounds: Iterator[Columns], depth: int) -> Iterator[Columns]:
-    """Yield what `rounds` yields, up to `depth` of which are made on a thread before they are asked for.
+    """Yield the rounds; up to `depth` of them are made on a thread before they are asked for.
 
     The thread ends with the last round, with an error, which is raised here, and when this generator is closed."""
     ready: deque[Columns] = deque()
@@ -194,7 +194,7 @@ def read_ahead(rounds: Iterator[Columns], depth: int) -> Iterator[Columns]:
                     ready.append(columns)
                     changed.notify_all()
         except BaseException as error:
-            failure = error  # for who iterates
+            failure = error  # raised where the rounds are iterated over
         with changed:
             ended.append(failure)
             changed.notify_all()
@@ -204,7 +204,7 @@ def read_ahead(rounds: Iterator[Columns], depth: int) -> Iterator[Columns]:
     try:
         while True:
             with changed:
-                # Reading itself has the deadline; the thread says so when it ends, however that comes about.
+                # Reading has the deadline. The thread always reports its end.
                 changed.wait_for(lambda: ready or ended)
                 if not ready:
                     break

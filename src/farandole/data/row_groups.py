@@ -1,6 +1,6 @@
-"""Rows as all of this package see them: row groups of files, and what has them to give.
+"""Row groups of files, and the protocol of sources that read them.
 
-Needs nothing of what reads files: a rank whose rows are there already starts without it."""
+Imports no module that reads files: ranks that are fed rows start without those."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ __all__ = ["File", "RowGroup", "Source", "fingerprint"]
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as it was when it was listed; `mark` is its time of change, or what its store has instead."""
+    """A file as it was when it was listed; `mark` is its time of change, or its store's version."""
 
     path: str
     size: int

@@ -25,11 +25,11 @@ class Predicate(Protocol):
     """A choice made row by row in Python, as Petastorm's predicates are."""
 
     def get_fields(self) -> Iterable[str]:
-        """Name the columns that it looks at."""
+        """Return the names of the columns that it looks at."""
         ...
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Say whether the row with these values is chosen."""
+        """Return whether the row with these values is chosen."""
         ...
 
 
@@ -40,8 +40,8 @@ class SelectedSource:
     """The rows of `source` that `where` chooses: a predicate, conditions that all hold, or a list of such lists, one of
     which holds.
 
-    Making one reads the columns that `where` looks at, once, but for row groups in which, by what their files say of
-    least and greatest values, no condition can hold. Raises `DataError` for a column that is not there.
+    Making one reads the columns that `where` looks at, once, except row groups in which no condition can hold by the
+    least and greatest values in their files. Raises `DataError` for a column that is not there.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SelectedSource:
         asked = [group for group, each in zip(source.row_groups, possible, strict=True) if each]
         with ThreadPoolExecutor(_SCANNERS, thread_name_prefix="farandole-select") as pool:
             chosen = list(pool.map(lambda group: choose(source.read(group, columns)), asked))
-        # A bit per row, kept: what was counted is what will be read.
+        # A bit per row is kept, so that the rows that were counted are the rows that are read.
         self._bits: dict[RowGroup, tuple[RowGroup, NDArray[np.uint8]]] = {}
         for group, mask in zip(asked, chosen, strict=True):
             if count := int(mask.sum()):
@@ -79,13 +79,13 @@ class SelectedSource:
         return self._source.read(whole, columns).filter(pa.array(mask))
 
     def bounds(self, column: str) -> Bounds | None:
-        """Ask the source, whose bounds hold for some of its rows as well."""
+        """Return the bounds of the source, which also hold for some of its rows."""
         known = self._source.bounds(column) if isinstance(self._source, Bounded) else None
         if known is None:
             return None
         places = {group: place for place, group in enumerate(self._source.row_groups)}
         kept = np.array([places[whole] for whole, _ in self._bits.values()], np.int64)
-        # How many of the nulls are among the chosen rows, nobody has counted.
+        # The nulls among the chosen rows were not counted.
         return Bounds(known.least.take(kept), known.most.take(kept), np.full(len(kept), -1))
 
     def check(self) -> None:
@@ -96,7 +96,7 @@ class SelectedSource:
 def _as_function(
     where: Where,
 ) -> tuple[list[str], Callable[[pa.Table], NDArray[np.bool_]], Sequence[Sequence[Condition]]]:
-    """Return the columns that `where` looks at, what it says of their rows, and its conditions, if it has any."""
+    """Return the columns that `where` looks at, a function that chooses rows, and its conditions, if it has any."""
     if isinstance(where, Predicate):
         columns = sorted(where.get_fields())
 
@@ -114,7 +114,7 @@ def _as_function(
 
 
 def _possible(source: Source, branches: Sequence[Sequence[Condition]]) -> NDArray[np.bool_]:
-    """Say of each row group whether any row of it may be chosen."""
+    """Return for each row group whether any row of it may be chosen."""
     rows = [group.rows for group in source.row_groups]
     everywhere = np.ones(len(rows), bool)
     if not branches or not isinstance(source, Bounded):

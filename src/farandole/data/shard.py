@@ -32,7 +32,7 @@ _DTYPES: dict[pa.DataType, np.dtype[Number]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnFacts:
-    """What one rank saw of one column, small enough to be exchanged between ranks."""
+    """Facts of one column on one rank, small enough to be exchanged between ranks."""
 
     name: str
     dtype: str
@@ -44,9 +44,9 @@ class ColumnFacts:
 
 
 def agree_on_column(seen: Sequence[ColumnFacts]) -> int | None:
-    """Return the length of the column's lists, None for plain numbers, given what every rank saw of it.
+    """Return the length of the column's lists, None for plain numbers, given every rank's facts.
 
-    Every rank that is given the same facts comes to the same end: raises `DataError` for nulls and ragged lists.
+    The same facts have the same result on every rank. Raises `DataError` for nulls and ragged lists.
     """
     name = seen[0].name
     nulls, rows = sum(each.rows_with_nulls for each in seen), sum(each.rows for each in seen)
@@ -67,7 +67,7 @@ def agree_on_column(seen: Sequence[ColumnFacts]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The numbers of one column where they lie in the file."""
+    """The numbers of one column, in the mapped file."""
 
     # windows[i] starts at the i-th item of the whole file, so that one indexing gathers rows of any chunk.
     windows: NDArray[Number]
@@ -83,7 +83,7 @@ class Column:
 
 
 class ArrowShard:
-    """Uncompressed Arrow IPC streams in a file, mapped into memory; nothing is read until rows are taken.
+    """Uncompressed Arrow IPC streams in a file, mapped into memory; rows are read when they are taken.
 
     Raises `DataError` for a column that is absent or of a type that no tensor holds.
     """
@@ -99,7 +99,7 @@ class ArrowShard:
         return int(self._table.num_rows)
 
     def facts(self, name: str) -> ColumnFacts:
-        """Look through one column for what would keep it from being a tensor."""
+        """Look through one column for nulls and the lengths of lists."""
         listed, dtype = self._kind(name)
         nulls, lengths = 0, [0]
         for chunk in self._chunks(name):
@@ -123,7 +123,7 @@ class ArrowShard:
         )
 
     def column(self, name: str, width: int | None) -> Column:
-        """Point into one column; `width` and the absence of nulls are what `agree_on_column` made sure of."""
+        """Point into one column without nulls; `width` is the result of `agree_on_column`."""
         _, dtype = self._kind(name)
         field: Field = Numbers(name=name, kind=dtype.name)
         if width is not None:
@@ -164,7 +164,7 @@ class ArrowShard:
 
 @dataclass(frozen=True, slots=True)
 class ShardBatch:
-    """What one rank works on in one step."""
+    """Rows of one rank in one step."""
 
     columns: Mapping[str, NDArray[Number]]
     rows: int

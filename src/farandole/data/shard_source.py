@@ -11,12 +11,12 @@ from farandole.errors import DataError
 
 __all__ = ["ShardSource", "is_own", "read_streams"]
 
-# In place of a file's time of change. Paths and sizes do not tell: those of two ranks' files may be equal.
+# In place of a file's time of change: paths and sizes of two ranks' files may be equal.
 _OWN = "this rank's own"
 
 
 class ShardSource:
-    """Uncompressed Arrow IPC streams in a file that only this rank has, and that nobody changes any more.
+    """Uncompressed Arrow IPC streams in a file that only this rank has, and that no longer changes.
 
     Reading copies nothing. `FeedLoader` makes batches of it; `SelectedSource` chooses rows of it. Can be pickled for
     helper processes of the rank, which find the file as long as the rank lives.
@@ -37,7 +37,7 @@ class ShardSource:
         return ShardSource, (self._path,)
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Sum what the record batches take."""
+        """Return the bytes of the record batches."""
         return sum(batch.column(name).nbytes for batch in self._batches for name in columns)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Where rows come from: files of Parquet or Arrow, seen as row groups that can be read one by one."""
+"""Sources of rows: Parquet and Arrow files, as row groups that are read one by one."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ _OPENERS = 16
 class ParquetSource:
     """Parquet files: one URL, folder or glob, or a list of these; `options` are those of the file system.
 
-    Folders named "column=value" tell a column more. Reads all footers. Raises `SourceError` for files that are no
+    Folders named "column=value" add a column. Reads all footers. Raises `SourceError` for files that are no
     Parquet, and `DataError` for columns that differ between files.
     """
 
@@ -43,7 +43,7 @@ class ParquetSource:
         )
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Sum what the footers say: sizes before compression."""
+        """Return the sum of the sizes in the footers, before compression."""
         wanted, total = set(columns), 0
         for footer in self._footers.values():
             # Nested columns have several leaves; each counts to the name before the first dot.
@@ -72,7 +72,7 @@ class ParquetSource:
         self._files.check(self._listed)
 
     def bounds(self, column: str) -> Bounds | None:
-        """Return what footers and the names of folders say of a column in each row group; None if nothing does."""
+        """Return a column's bounds in each row group, from footers and names of folders; None if there are none."""
         field = self.schema.field(column)
         if not bounded_kind(field.type):
             return None
@@ -117,7 +117,7 @@ class ArrowSource:
         self.row_groups: Sequence[RowGroup] = tuple(groups)
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Sum what the record batches take."""
+        """Return the bytes of the record batches."""
         return sum(self._nbytes.get(name, 0) for name in columns)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:

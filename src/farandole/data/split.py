@@ -1,4 +1,4 @@
-"""Which rows validate and which train, decided by the rows themselves."""
+"""Split of rows into training and validation, by their content."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 def validation_mask(hashes: NDArray[np.int64], *, fraction: float, seed: int) -> NDArray[np.bool_]:
     """Choose about `fraction` of the rows, given a 64-bit hash of each row's content.
 
-    A row's fate depends on its content and the seed alone: not on its position, on the number of ranks, or on how often
+    The choice depends on a row's content and the seed alone: not on its position, the number of ranks, or how often
     Spark evaluates the DataFrame. Equal rows stay together, so none is both trained on and validated with.
     """
     if not 0.0 <= fraction < 1.0:

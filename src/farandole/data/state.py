@@ -1,4 +1,4 @@
-"""Where a loader stands: a few integers, enough to go on with any number of ranks."""
+"""State of a loader: a few integers, enough to go on with any number of ranks."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -30,7 +30,7 @@ class State:
 
     @classmethod
     def of(cls, found: Mapping[str, int]) -> Self:
-        """Read what `as_dict` returned."""
+        """Return the state of a dictionary that `as_dict` returned."""
         names = {each.name for each in fields(cls)}
         if set(found) != names or not all(isinstance(value, int) for value in found.values()):
             raise ValueError(f"a loader's state holds the integers {', '.join(sorted(names))}, got {dict(found)}")

@@ -18,7 +18,7 @@ __all__ = ["refuse_listed_table", "refuse_table_above"]
 
 log = logging.getLogger(__name__)
 
-# Most folders that are looked at in a file system far away, and how many at a time. The number of files is no factor.
+# Most folders that are looked at in a remote file system, and how many at a time, whatever the number of files.
 _MOST_PROBED = 32
 _PROBES = 16
 
@@ -43,7 +43,7 @@ _HUDI_PARTITION = ".hoodie_partition_metadata"
 
 
 def refuse_listed_table(folder: str, paths: Iterable[str]) -> None:
-    """Raise `SourceError` if one of `paths`, all files below `folder`, belongs to a table's log. Asks nobody."""
+    """Raise `SourceError` if one of `paths`, all files below `folder`, belongs to a table's log. Makes no request."""
     for path in paths:
         inner = posixpath.relpath(path, folder)
         parts = inner.split("/")
@@ -88,7 +88,7 @@ def _with_parents(folders: Iterable[str]) -> list[str]:
 
 
 def _kind_of(fs: fsspec.AbstractFileSystem, folder: str) -> _Kind | None:
-    """Return the kind of table whose folder this is; None also where the file system does not let us look."""
+    """Return the kind of table that has this folder; None also if the file system refuses the look."""
     try:
         for kind in _KINDS:
             if fs.exists(f"{folder}/{kind.mark}"):

@@ -1,4 +1,4 @@
-"""What loaders of tensors have in common, whatever the framework: batches with converted columns."""
+"""Loader of tensors, common to all frameworks: batches with converted columns."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
@@ -24,9 +24,9 @@ class TensorBatch(dict[str, T], Generic[T]):
 
 
 class TensorLoader(Generic[T]):
-    """A `Loader` or `FeedLoader` that yields `TensorBatch`; what it can do otherwise is the loader's own.
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`; its other methods are the loader's.
 
-    A column that `convert` cannot make a tensor of is refused here, unless a transform may yet replace it."""
+    A column that `convert` refuses is refused when this is made, unless a transform may replace it."""
 
     def __init__(self, loader: Loader, convert: Callable[[str, Values], T]) -> None:
         self.loader, self._convert = loader, convert

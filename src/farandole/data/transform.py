@@ -15,11 +15,12 @@ __all__ = ["TransformSpec"]
 
 
 class TransformSpec:
-    """What happens to rows after they were read, on the thread that reads.
+    """Transform of rows after they were read, on the thread that reads.
 
     With `make_batch_reader` `func` takes and gives a frame, with `make_reader` a dictionary with one row. It may not
-    change the number of rows. `edit_fields` tells of columns that it changes or adds: (name, type, shape, nullable);
-    without it types are what comes out. Columns in `removed_fields`, or not in `selected_fields`, are left out.
+    change the number of rows. `edit_fields` lists columns that it changes or adds: (name, type, shape, nullable);
+    other columns have the types that `func` returns. Columns in `removed_fields`, or not in `selected_fields`, are left
+    out.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class TransformSpec:
 
 
 def _cells(values: Values) -> NDArray[Any] | list[NDArray[Any]]:
-    """Return one object per row: what a frame's column or a row's dictionary holds."""
+    """Return one object per row, for a frame's column or a row's dictionary."""
     if isinstance(values, Ragged):
         return values.rows()
     array = values.dense() if isinstance(values, SparseRows) else values
