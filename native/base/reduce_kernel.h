@@ -1,4 +1,4 @@
-// What reduce.cc and the files with one instruction set each share; nobody else includes this.
+// Kernels that reduce.cc and its files per instruction set share. Private to them.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The processor's counter: a third of the price of the clock, for what is timed very often.
+// The processor's cycle counter: reads in a third of the time of the clock, for events that are timed very often.
 #pragma once
 
 #include <cstdint>

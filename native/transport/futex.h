@@ -18,7 +18,7 @@ struct alignas(128) Signal {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
 
-  /// Publishes `next`: all that was written before is visible to whoever sees it.
+  /// Publishes `next`: earlier writes are visible to every reader of it.
   void publish(uint32_t next) {
     // The exchange is a full barrier: either the sleeper's count is seen here, or the sleeper sees the new value.
     value.exchange(next, std::memory_order_seq_cst);

@@ -32,7 +32,7 @@ bool Waiter::spin_on() {
     const uint64_t most = static_cast<uint64_t>(guard_.is_in_the_way() ? 0 : patience_.spin.count());
     if (now - since_ns_ > most) return false;
   } else if (pauses_ > kLookEvery && patience_.spin.count() < 10'000) {
-    // More ranks than cores: whoever we wait for may need this very core.
+    // More ranks than cores: the awaited rank may need this core.
     sched_yield();
   }
   relax();
