@@ -1,6 +1,6 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-without test-tensorflow test-native lint fmt bench check tsan asan clean
+.PHONY: help setup demo test test-without test-oldest test-tensorflow test-native lint fmt bench check tsan asan clean
 
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
@@ -25,6 +25,9 @@ test: test-native  ## run all tests; make test ARGS='-k name' runs some of the P
 
 test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed
 	@$(BIN)/python tools/without.py $(WITHOUT) -- $(ARGS)
+
+test-oldest: setup  ## run the tests of NumPy, Arrow and the like with the oldest versions that pyproject.toml promises
+	@$(BIN)/python tools/oldest.py $(ARGS)
 
 test-tensorflow: setup  ## run the tests of TensorFlow's operations with VERSIONS=... of it, which are downloaded
 	@tools/tensorflow.sh $(VERSIONS)

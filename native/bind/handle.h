@@ -30,7 +30,7 @@ class Handle {
   void wait();
 
   /// The memory that the engine allocated, as an object for DLPack and the buffer protocol; None when there is none.
-  /// Bindings write to it: both protocols must hand it out as writable.
+  /// Bindings write to it: both protocols hand it out as writable.
   std::optional<nanobind::ndarray<nanobind::array_api>> result();
 
   std::vector<int64_t> received_splits();

@@ -4,8 +4,13 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+pytest.importorskip("torch")
+
+import pyarrow as pa
 
 import farandole.torch as hvd
 from farandole.core.context import Context
