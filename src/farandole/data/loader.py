@@ -34,6 +34,8 @@ ROUND_BYTES = 4 << 20
 LANES_BYTES = 512 << 20
 LEAST_WINDOW = 64
 
+_SMALLER = "take a smaller batch_size, or policy='join'"
+
 
 class Loader:
     """Batches for rank `rank` of `size`: `for batch in loader` yields the rest of an epoch, the next time the next one.
@@ -200,9 +202,9 @@ class Loader:
         agree("the loader", f"{self._settings()}, lanes {lanes}, window {order.window}, seed {order.seed}", gather)
         self._plan = plan = self._global_plan(order)
         if not plan.steps:
-            self._refuse(f"{plan.rows} rows make no step of {plan.step_rows}; take a smaller batch_size, or")
+            self._refuse(f"{plan.rows} rows make no step of {plan.step_rows}; {_SMALLER}")
         if self._policy == "pad" and plan.rows < self._size:
-            self._refuse(None)
+            self._refuse(f"{plan.total} rows for {self._size} ranks: some have none to repeat")
         if len(rows) < self._size:
             text = "%d row groups for %d ranks: several ranks read each of them; write smaller row groups to read less"
             log.warning(text, len(rows), self._size)
@@ -244,9 +246,8 @@ class Loader:
             policy=self._policy,
         )
 
-    def _refuse(self, no_step: str | None) -> NoReturn:
-        problem = f"{self.rows} rows for {self._size} ranks: some have none to repeat"
-        raise DataError(", ".join(self._columns), f"{no_step} policy='join'" if no_step else problem)
+    def _refuse(self, problem: str) -> NoReturn:
+        raise DataError(", ".join(self._columns), problem)
 
     def _settings(self) -> str:
         return f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}"
@@ -368,9 +369,9 @@ class FeedLoader(Loader):
         self._plan_columns(pa.concat_tables([pa.ipc.open_stream(share.sample).read_all() for share in shares]))
         if not plan.steps:
             held = f"ranks hold {', '.join(map(str, plan.rows))} rows"
-            self._refuse(f"{held}, which make no step of {plan.batch_size} on each; take a smaller batch_size, or")
+            self._refuse(f"{held}, which make no step of {plan.batch_size} on each; {_SMALLER}")
         if self._policy == "pad" and not all(plan.rows):
-            self._refuse(None)
+            self._refuse(f"{plan.total} rows for {self._size} ranks: some have none to repeat")
         self._row_bytes = max(1, sum(share.nbytes for share in shares) // plan.total)
         lanes = asked.lanes or (min(share.lanes for share in shares if share.rows) if asked.shuffle else 1)
         # Each rank has a seed of its own.
