@@ -46,7 +46,13 @@ def test_importing_it_loads_nothing_and_changes_nothing() -> None:
     assert done.stderr == ""
     packages, ours, unchanged, handlers = done.stdout.splitlines()
     assert ast.literal_eval(packages) == ["farandole"]
-    assert ast.literal_eval(ours) == ["farandole", "farandole.config", "farandole.errors"]
+    assert ast.literal_eval(ours) == [
+        "farandole",
+        "farandole.config",
+        "farandole.errors",
+        "farandole.masking",
+        "farandole.refusals",
+    ]
     assert unchanged == "True 1"
     assert handlers == "True"
 

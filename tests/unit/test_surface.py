@@ -9,6 +9,7 @@ import pytest
 from api_table import INTERFACE, Entry, read_interface
 
 import farandole.numpy
+from farandole.core import public
 
 BASICS = """
 Adasum Average Compression Handle Max Min ProcessSet Product Sum add_process_set allgather allgather_async
@@ -59,6 +60,15 @@ def test_public_names_of_tensorflow() -> None:
     basics = {name for name in BASICS.split() if not re.search(r"_async_?$|(reduce)_$", name)} - NOT_IN_TENSORFLOW
     assert list(module.__all__) == sorted({*basics, *TENSORFLOW.split()})
     assert visible(module) == set(module.__all__)
+
+
+@pytest.mark.parametrize("framework", ["jax", "keras", "numpy", "tensorflow", "torch"])
+@pytest.mark.usefixtures("frameworks")
+def test_bindings_share_the_public_names_of_the_core(framework: str) -> None:
+    pytest.importorskip(framework)
+    module = importlib.import_module(f"farandole.{framework}")
+    assert set(public.__all__) <= set(module.__all__)
+    assert all(getattr(module, name) is getattr(public, name) for name in public.__all__)
 
 
 @pytest.mark.parametrize("entry", OPERATIONS, ids=lambda entry: entry.name)

@@ -80,11 +80,9 @@ allreduce grouped_allreduce reducescatter grouped_reducescatter
 broadcast_global_variables BroadcastGlobalVariablesHook SyncBatchNormalization
 DistributedOptimizer DistributedGradientTape PartialDistributedGradientTape
 """
-_KERAS = """
-init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
-is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
-cuda_built rocm_built Average Sum Compression DistributedOptimizer allreduce allgather broadcast reducescatter
-broadcast_global_variables load_model
+_KERAS = f"""
+{_BASICS} Compression DistributedOptimizer allreduce allgather broadcast reducescatter broadcast_global_variables
+load_model
 """
 _CALLBACKS = """
 BroadcastGlobalVariablesCallback MetricAverageCallback LearningRateScheduleCallback LearningRateWarmupCallback
@@ -185,7 +183,7 @@ MODULES: Mapping[str, Answer] = {
         every=True,
         own=_from("farandole.compat.horovod_keras", "DistributedOptimizer allreduce"),
         parts="callbacks elastic",
-        known=f"{_KERAS} Adasum PartialDistributedOptimizer",
+        known=f"{_KERAS} PartialDistributedOptimizer",
         needs="keras",
     ),
     "horovod.keras.callbacks": Answer(

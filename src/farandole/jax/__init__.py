@@ -6,37 +6,9 @@ params = hvd.broadcast_parameters(params, root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer)  # one of Optax's
 """
 
-from farandole.core.builds import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from farandole.core.default import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    metrics,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
 from farandole.core.objects import allgather_object, broadcast_object
 from farandole.core.ops import barrier, join
-from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
+from farandole.core.public import *
 from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing
 

@@ -5,38 +5,10 @@ hvd.init()
 mean = hvd.allreduce(array, name="loss")
 """
 
-from farandole.core.builds import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
-from farandole.core.default import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    metrics,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
 from farandole.core.handle import Handle, poll, synchronize
 from farandole.core.objects import allgather_object, broadcast_object
 from farandole.core.ops import barrier, join
-from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
+from farandole.core.public import *
 from farandole.numpy.ops import (
     Compression,
     allgather,
