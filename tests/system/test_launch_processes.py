@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from farandole.launch import processes
-from farandole.launch.processes import GUARD, Exit, RankProcess
+from farandole.launch.failures import Exit
+from farandole.launch.processes import GUARD, RankProcess
 from system.launched import Watch, wait_for_files
 
 LONG = timedelta(seconds=20)

@@ -1,10 +1,12 @@
 """What a process loads before it does anything: what it uses, as each rank of a job pays for the rest."""
 
+import ast
 import importlib
 import json
 import pkgutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,7 @@ STARTS = {
         "from farandole.data import make_feed_reader",
         f"{FRAMEWORKS} {SPARK} asyncio fsspec pandas pyarrow.parquet",
     ),
+    "a trainer's report": ("import farandole.spark.trainers.report", f"{FRAMEWORKS} {SPARK} pandas pyarrow"),
     "a function on this machine": ("from farandole import run", f"{FRAMEWORKS} {DATA} {SPARK} numpy"),
 }
 
@@ -87,3 +90,32 @@ def test_all_names_are_there(package: str, needs: str) -> None:
     pytest.importorskip(needs)
     module = importlib.import_module(package)
     assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+
+
+def imports_of(tree: ast.Module) -> set[str]:
+    """Return the names of the modules, or of names in modules, that a module imports anywhere, by statement or call."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found |= {each.name for each in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {f"{module}.{each.name}" for each in names}
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module))]):
+                found.add(module)
+    return found
+
+
+def test_no_import_closes_a_loop() -> None:
+    """Imports within functions and for type checkers count, too."""
+    root = Path(farandole.__file__).parent
+    files = {
+        ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in root.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for module, path in files.items():
+        named = imports_of(ast.parse(path.read_text(encoding="utf-8")))
+        # A name is a module's own, or one of a module.
+        graph[module] = {name if name in files else name.rpartition(".")[0] for name in named} & files.keys()
+    TopologicalSorter(graph).prepare()  # raises CycleError with the loop

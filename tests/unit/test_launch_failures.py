@@ -5,8 +5,7 @@ import signal
 import pytest
 
 from farandole.errors import CollectiveTimeout, PeerLost, RankFailed
-from farandole.launch.failures import Failure, culprit, exit_failure, is_consequence
-from farandole.launch.processes import Exit
+from farandole.launch.failures import Exit, Failure, culprit, exit_failure, is_consequence
 
 
 def failure(rank: int, at: float, *, killed: bool = False, consequence: bool = False) -> Failure:

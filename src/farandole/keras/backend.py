@@ -1,19 +1,17 @@
-"""What each of Keras' backends does its own way; which one it is, Keras decides when it is imported."""
+"""Interface of Keras' backends: `on_torch`, `on_tensorflow` and `on_jax` implement it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
-
-import keras
 
 from farandole.core.compression import Compressor, NoneCompressor
 from farandole.core.gradients import Scaling
 from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.core.reduction import Average
 
-__all__ = ["Backend", "How", "Tensor", "backend", "compress_each"]
+__all__ = ["Backend", "How", "Tensor", "compress_each"]
 
-# Keras ships no types; a tensor is one of the backend's, in a traced function too.
+# Keras ships no types. A tensor belongs to the backend's framework; in a traced function it is symbolic.
 Tensor: TypeAlias = Any
 
 
@@ -29,7 +27,7 @@ class How:
 
 
 class Backend(Protocol):
-    """One backend's tensors; a module of this package. All functions work wherever the backend's operations do."""
+    """A module of this package for the tensors of one backend, in eager code and in traced functions."""
 
     def is_tensor(self, value: object) -> bool:
         """Return whether `value` is a tensor, or a variable, of the backend's framework."""
@@ -39,14 +37,14 @@ class Backend(Protocol):
     ) -> list[Tensor]:
         """Return the tensors, reduced over all ranks; `groups` are places of tensors that are reduced together.
 
-        Without `groups`, what suits the backend is done. Blocks, if anything is done now and not only traced.
+        Without `groups` the backend chooses them. Blocks unless it only traces.
         """
 
     def allreduce(self, tensor: Tensor, name: str | None, how: How) -> Tensor:
         """Return the tensor, reduced over all ranks."""
 
     def allgather(self, tensor: Tensor, name: str | None) -> Tensor:
-        """Return the ranks' tensors, one after the other."""
+        """Return the ranks' tensors, concatenated by rank."""
 
     def broadcast(self, tensor: Tensor, root_rank: int, name: str | None) -> Tensor:
         """Return the tensor of rank `root_rank`."""
@@ -55,28 +53,7 @@ class Backend(Protocol):
         """Return this rank's rows of the tensor, reduced over all ranks."""
 
 
-def backend() -> Backend:
-    """Return the backend that Keras has chosen, and import its framework's binding; no other one's.
-
-    Raises `NotImplementedError` for a backend that trains nothing."""
-    # Each knows its framework, which need not be installed, and takes seconds to import.
-    match name := keras.backend.backend():
-        case "torch":
-            from farandole.keras import on_torch
-
-            return on_torch
-        case "tensorflow":
-            from farandole.keras import on_tensorflow
-
-            return on_tensorflow
-        case "jax":
-            from farandole.keras import on_jax
-
-            return on_jax
-    raise NotImplementedError(f"Keras runs on {name}; farandole.keras works on its tensorflow, torch and jax backends")
-
-
 def compress_each(tensors: Sequence[Tensor], how: How) -> tuple[list[Tensor], list[object]]:
-    """Return what is sent for the tensors, and what it takes to restore each."""
+    """Return the compressed tensors, and for each the context that `decompress` takes."""
     pairs = [how.compression.compress(tensor) for tensor in tensors]
     return [tensor for tensor, _ in pairs], [ctx for _, ctx in pairs]

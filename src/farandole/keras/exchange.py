@@ -7,7 +7,8 @@ import keras
 from farandole.core.gradients import even_groups, explicit_groups
 from farandole.core.process_sets import seat_of
 from farandole.core.reduction import Min
-from farandole.keras.backend import How, Tensor, backend
+from farandole.keras.backend import How, Tensor
+from farandole.keras.chosen import backend
 
 __all__ = ["Exchange"]
 

@@ -6,9 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import farandole.tensorflow as hvd
 from farandole.core.gradients import Scaling
 from farandole.keras.backend import How, Tensor
+from farandole.tensorflow import ops as hvd
 
 __all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
 

@@ -7,7 +7,8 @@ import farandole.numpy as on_numpy
 from farandole.core.compression import Compressor
 from farandole.core.gradients import Scaling
 from farandole.core.reduction import Average, choose_op
-from farandole.keras.backend import How, Tensor, backend
+from farandole.keras.backend import How, Tensor
+from farandole.keras.chosen import backend
 from farandole.keras.compression import Compression
 
 __all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]

@@ -4,14 +4,10 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RankFailed, RendezvousError
 
-if TYPE_CHECKING:  # ranks import this module, but not the one that starts processes
-    from farandole.launch.processes import Exit
-
-__all__ = ["Failure", "culprit", "exit_failure", "is_consequence"]
+__all__ = ["Exit", "Failure", "culprit", "exit_failure", "is_consequence", "reason_of"]
 
 # Errors that a rank raises because another rank failed or is missing.
 CONSEQUENCES = (PeerLost, EngineClosed, CollectiveTimeout, RendezvousError)
@@ -41,12 +37,52 @@ class Failure:
         return error
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exit:
+    """How a rank's process ended."""
+
+    rank: int
+    code: int  # as in subprocess: below zero the number of the signal
+    at: float  # time.monotonic() of the end, taken on the rank's host
+    reason: str
+
+    @property
+    def signal_name(self) -> str:
+        """The name of the signal that ended it; "" when it exited by itself."""
+        return _signal_name(-self.code) if self.code < 0 else ""
+
+    @property
+    def shell_code(self) -> int:
+        """The exit code as a shell reports it: 128 + the number of the signal."""
+        return 128 - self.code if self.code < 0 else self.code
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def reason_of(code: int) -> str:
+    """Describe how a process ended, given its exit code as in `subprocess`."""
+    if code >= 0:
+        return f"exited with code {code}"
+    hints: dict[int, str] = {
+        signal.SIGKILL: " (the system's out-of-memory killer does that; so does `kill -9`)",
+        signal.SIGSEGV: " (a crash in native code)",
+        signal.SIGBUS: " (a crash in native code; a full /dev/shm does that)",
+        signal.SIGABRT: " (native code called abort)",
+    }
+    return f"was killed by {_signal_name(-code)}{hints.get(-code, '')}"
+
+
 def is_consequence(error: BaseException) -> bool:
     """Return whether `error` on one rank says that another rank failed."""
     return isinstance(error, CONSEQUENCES)
 
 
-def exit_failure(exit: "Exit", tail: Sequence[str]) -> Failure:
+def exit_failure(exit: Exit, tail: Sequence[str]) -> Failure:
     """Return the failure of a rank of which only exit and output are known."""
     return Failure(
         rank=exit.rank,

@@ -12,15 +12,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
 from farandole.launch.backend import OnLine
+from farandole.launch.failures import Exit, reason_of
 from farandole.launch.lines import LineSplitter
 
-__all__ = ["GRACE", "Exit", "RankProcess"]
+__all__ = ["GRACE", "RankProcess"]
 
 GRACE = timedelta(seconds=5)  # between SIGTERM and SIGKILL
 TAIL_LINES = 50
@@ -30,45 +30,6 @@ GUARD = str(Path(__file__).with_name("guard.py"))
 GUARD_EXIT = 10.0  # seconds
 _CHUNK = 256 * 1024
 _PIPE = 1 << 20  # bytes; the largest pipe of an unprivileged process
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exit:
-    """How a rank's process ended."""
-
-    rank: int
-    code: int  # as in subprocess: below zero the number of the signal
-    at: float  # time.monotonic() of the end, taken on the rank's host
-    reason: str
-
-    @property
-    def signal_name(self) -> str:
-        """The name of the signal that ended it; "" when it exited by itself."""
-        return _signal_name(-self.code) if self.code < 0 else ""
-
-    @property
-    def shell_code(self) -> int:
-        """The exit code as a shell reports it: 128 + the number of the signal."""
-        return 128 - self.code if self.code < 0 else self.code
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _reason(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    hints: dict[int, str] = {
-        signal.SIGKILL: " (the system's out-of-memory killer does that; so does `kill -9`)",
-        signal.SIGSEGV: " (a crash in native code)",
-        signal.SIGBUS: " (a crash in native code; a full /dev/shm does that)",
-        signal.SIGABRT: " (native code called abort)",
-    }
-    return f"was killed by {_signal_name(-code)}{hints.get(-code, '')}"
 
 
 class RankProcess:
@@ -222,7 +183,7 @@ class RankProcess:
             else:
                 self._drain(streams)
                 code = os.waitstatus_to_exitcode(int(words[0]))
-                self._end(code, int(words[1]) / 1e9, _reason(code))
+                self._end(code, int(words[1]) / 1e9, reason_of(code))
         if not said and self.exit is None:
             self._without_guard()
         return bool(said)

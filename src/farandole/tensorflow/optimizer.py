@@ -159,6 +159,6 @@ def _keras_optimizer(optimizer: object) -> Callable[..., object]:
         raise ValueError(
             f"expected an optimizer of tf.compat.v1.train or tf.keras.optimizers, got {type(optimizer).__name__}"
         )
-    # By name, because that layer is above this one and imports it.
+    # By name: farandole.keras is a layer above, and only programs with an optimizer of Keras need it.
     wrap: Callable[..., object] = importlib.import_module("farandole.keras").DistributedOptimizer
     return wrap

@@ -1,12 +1,11 @@
-"""What a PyTorch run needs to go on: written after each epoch, read when a fit with the same run id starts."""
+"""Checkpoint of a PyTorch run, written after each epoch and read when a fit with the same run id starts."""
 
 import io
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import torch
 
-Record: TypeAlias = dict[str, float]  # what one epoch came to: "epoch", "loss", "val_loss", "seconds", ...
+from farandole.spark.trainers.report import Record
 
 
 @dataclass(frozen=True, kw_only=True)

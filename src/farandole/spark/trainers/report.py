@@ -1,14 +1,16 @@
-"""What an epoch came to: means over all rows, speed, and rank 0's curves."""
+"""Report of an epoch: means over all rows, speed, and rank 0's curves."""
 
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 from farandole.core.events import EventFile
 from farandole.spark.store import FilesystemStore
-from farandole.spark.trainers.checkpoint import Record
+
+Record: TypeAlias = dict[str, float]  # the values of one epoch: "epoch", "loss", "val_loss", "seconds", ...
 
 
 class Meter:

@@ -16,8 +16,8 @@ from farandole.spark.child import shard
 from farandole.spark.logs import log_to_driver, send
 from farandole.spark.progress import Progress
 from farandole.spark.store import FilesystemStore
-from farandole.spark.trainers.checkpoint import Checkpoint, Record
-from farandole.spark.trainers.report import Curves, Meter
+from farandole.spark.trainers.checkpoint import Checkpoint
+from farandole.spark.trainers.report import Curves, Meter, Record
 from farandole.spark.trainers.rows import RowsWanted, open_rows
 from farandole.spark.trainers.torch_tensors import Inputs, Output, fit_label, outputs_of, spell
 
