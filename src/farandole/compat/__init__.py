@@ -1,9 +1,9 @@
-"""Programs written for Horovod run unchanged: `import horovod...` and `import sparkdl...` answered by farandole.
+"""Compatibility layer: programs written for Horovod run unchanged, `import horovod` and `import sparkdl` included.
 
-python -m farandole.compat train.py        # a program, also below `farandole run -np N`
-horovodrun -np 2 python train.py           # Horovod's command, which needs nothing else
+python -m farandole.compat train.py        # one program, also below `farandole run -np N`
+horovodrun -np 2 python train.py           # Horovod's command
 
-or, in a program's first lines, `farandole.compat.install()`.
+A program can also call `farandole.compat.install()` in its first lines.
 """
 
 from farandole.compat.hook import install, uninstall

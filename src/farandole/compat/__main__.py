@@ -1,4 +1,4 @@
-"""`python -m farandole.compat train.py ...`: a program that finds `import horovod` answered, as Python would run it."""
+"""The command `python -m farandole.compat train.py ...`: runs a program as Python would, with compat installed."""
 
 import os
 import runpy
@@ -12,7 +12,7 @@ from farandole.compat.children import pass_on
 
 __all__ = ["main"]
 
-# What a frame that leads to the program calls its file.
+# The files of the frames between this module and the program.
 _OURS = (__file__, runpy.run_path.__code__.co_filename)
 
 USAGE = """usage: python -m farandole.compat program.py [arguments]
@@ -22,7 +22,7 @@ USAGE = """usage: python -m farandole.compat program.py [arguments]
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the program in this process, as `__main__`; returns its exit code, or raises the program's `SystemExit`."""
+    """Run the program in this process as `__main__`. Returns its exit code, or raises the program's `SystemExit`."""
     if list(words) in (["-h"], ["--help"]):
         sys.stdout.write(USAGE)
         return 0
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     try:
         _run(how, program)
     except Exception as error:
-        # As Python does, without the frames that led to the program.
+        # Report as Python does, without the frames above the program.
         error.__traceback__ = _of_the_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
@@ -66,13 +66,13 @@ def _run(how: str, program: str) -> None:
 
 
 def _run_code(code: CodeType, module: ModuleType) -> None:
-    """Run `code` as the main module, which it stays until the process ends: exit handlers may look at it."""
+    """Run `code` as the main module. It stays in `sys.modules`, because exit handlers may read it."""
     sys.modules["__main__"] = module
     exec(code, vars(module))
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that follows this file's frames, and those of `runpy`."""
+    """Return the part of a traceback below the frames of this file and of `runpy`."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     return trace

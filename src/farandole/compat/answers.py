@@ -1,4 +1,4 @@
-"""Which module and which name of Horovod's is answered by what of ours. A table, and what can be asked of it."""
+"""Table of Horovod's modules and names with the modules of farandole that answer them, and lookups in it."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -22,28 +22,28 @@ __all__ = [
     "missing_package",
 ]
 
-# What programs compare: Horovod's last release, whose interface this is; the local part says who answers.
+# Programs compare versions: this is Horovod's last release, whose interface it is. The local part names farandole.
 VERSION = f"0.28.1+farandole.{farandole.__version__}"
 
 PACKAGES = ("horovod", "sparkdl")
 
-# Holds a package of each of these names, for processes in which nobody has called `install`.
+# The folder with a package of each of these names, for processes that have not called `install`.
 IMPORTABLE = Path(__file__).with_name("importable")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What stands behind one of Horovod's modules."""
+    """The answer to the import of one of Horovod's modules."""
 
-    by: str = ""  # our module, whose public names it has: all of them, or with `known` those only
-    own: Mapping[str, str] = field(default_factory=dict)  # further names, or others than by's: "module:attribute"
-    parts: str = ""  # the modules below it that come with it
-    known: str = ""  # Horovod's names, so that one that is not there is called by its name
-    every: bool = False  # all public names of `by`, `known` or not
-    needs: str = ""  # the packages that it, and what is below it, cannot do without
+    by: str = ""  # farandole's module; its public names are offered if they are in `known` or `every` is set
+    own: Mapping[str, str] = field(default_factory=dict)  # names that come from elsewhere, as "module:attribute"
+    parts: str = ""  # submodules that are imported with it
+    known: str = ""  # Horovod's names; a missing one is reported as not there yet
+    every: bool = False  # offer all public names of `by`
+    needs: str = ""  # packages that it and its submodules need
 
     def offered(self) -> tuple[str, ...]:
-        """Return the names of `by` that the module has; imports it."""
+        """Return the public names of `by` that the module offers. Imports `by`."""
         if not self.by:
             return ()
         public: list[str] = importlib.import_module(self.by).__all__
@@ -51,7 +51,7 @@ class Answer:
         return tuple(name for name in public if (self.every or name in known) and name not in self.own)
 
 
-# What brings a package that is not installed.
+# By package: the extra that installs it.
 _EXTRAS = {"pyspark": "spark", "torch": "torch", "tensorflow": "tensorflow", "keras": "keras"}
 
 _BASICS = """
@@ -237,7 +237,7 @@ MODULES: Mapping[str, Answer] = {
 
 
 def missing_module(name: str) -> str | None:
-    """Say why Horovod's module `name`, or a name of a module, is not there; None when it is, or was never there."""
+    """Return the reason why a module or name of Horovod is absent; None if it is present, or not Horovod's."""
     nearest = name
     while nearest and nearest not in MODULES:
         nearest = nearest.rpartition(".")[0]
@@ -252,12 +252,12 @@ def missing_module(name: str) -> str | None:
 
 
 def missing_package(name: str) -> str:
-    """Name the package that must be installed for Horovod's module `name` to be there; empty for none."""
+    """Return the package that must be installed for Horovod's module `name`, or ""."""
     return _obstacle(name)[1]
 
 
 def missing_name(module: str, name: str) -> str | None:
-    """Say why Horovod's `module` lacks `name`; None when Horovod has no such name either."""
+    """Return the reason why `module` lacks `name`; None if Horovod has no such name either."""
     whole, answer = f"{module}.{name}", MODULES[module]
     if why := ABSENT_NAMES.get(module, {}).get(name):
         return f"{whole} {_absent(why)}"
@@ -267,10 +267,10 @@ def missing_name(module: str, name: str) -> str | None:
 
 
 def _obstacle(module: str) -> tuple[str, str]:
-    """Why a module of the table is not there, as the end of a sentence, and the package that it lacks, if any."""
+    """Return why a module of the table is absent, as the end of a sentence, and the package that it lacks or ""."""
     above = module.rpartition(".")[0]
     if above in MODULES and (obstacle := _obstacle(above))[0]:
-        return obstacle  # of which importing the module would hear first
+        return obstacle  # the import of the package would fail first
     answer = MODULES[module]
     if module in ABSENT_MODULES and not (answer.by and _exists(answer.by)):
         return _absent(ABSENT_MODULES[module]), ""
@@ -285,7 +285,7 @@ def _absent(why: str) -> str:
 
 
 def _exists(module: str) -> bool:
-    """Whether a module of ours exists; imports nothing, as what is above it may lack a package."""
+    """Return whether a module of farandole exists. Imports nothing: a parent may need a package that is missing."""
     path: Sequence[str] | None = farandole.__path__
     name = farandole.__name__
     for part in module.split(".")[1:]:

@@ -1,4 +1,4 @@
-"""`horovod.common.basics.HorovodBasics`: what every framework's module has, as an object."""
+"""The class `HorovodBasics` of `horovod.common.basics`."""
 
 import farandole.numpy
 from farandole.compat.answers import BASICS
@@ -7,13 +7,13 @@ __all__ = ["HorovodBasics"]
 
 
 class HorovodBasics:
-    """`HorovodBasics(__file__, "mpi_lib").rank()`: the arguments, which name an extension module, mean nothing here."""
+    """The functions that all bindings share, as methods. The arguments name an extension module and are ignored."""
 
     def __init__(self, pkg_path: str = "", *args: str) -> None:
         self.pkg_path, self.names = pkg_path, args
 
     def __getattr__(self, name: str) -> object:
-        # What frameworks share is the same in each binding; NumPy's is always there.
+        # The shared functions are the same in each binding. NumPy's binding can always be imported.
         if name in BASICS and hasattr(farandole.numpy, name):
             return getattr(farandole.numpy, name)
         raise AttributeError(

@@ -1,4 +1,4 @@
-"""How the processes that a program starts answer `import horovod` as well: by a folder on their PYTHONPATH."""
+"""The folder on PYTHONPATH by which child processes answer `import horovod`."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -10,24 +10,24 @@ __all__ = ["env", "environment_of_ranks", "pass_on", "with_answers"]
 
 
 def with_answers(environment: Mapping[str, str]) -> dict[str, str]:
-    """A copy of `environment` that leads Python to the folder; what it had on its path comes after."""
+    """Return a copy of `environment` with the folder in front of its PYTHONPATH."""
     folders = [str(IMPORTABLE), *environment.get("PYTHONPATH", "").split(os.pathsep)]
     return {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys(each for each in folders if each))}
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """This process's environment, with the answers for ranks."""
+    """Return this process's environment for ranks, with the folder on their path."""
     return with_answers(os.environ)
 
 
 def pass_on() -> None:
-    """Let all processes that this one starts from now on find the answers."""
+    """Put the folder on the path of all processes that this one starts from now on."""
     os.environ.update(with_answers(os.environ))
 
 
 @contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set environment variables, remove those that are None, and put all back when the block ends."""
+    """Set environment variables, remove those that are None, and restore all of them when the block ends."""
     before = {name: os.environ.get(name) for name in kwargs}
     try:
         _set(kwargs)

@@ -1,4 +1,4 @@
-"""The base class of `horovod.<framework>.compression`, for programs that write a compressor of their own."""
+"""The base class of `horovod.<framework>.compression`, for programs with their own compressor."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ __all__ = ["Compressor"]
 
 
 class Compressor:
-    """The base of a user's compressor, which defines both as static methods."""
+    """Base of a user's compressor, which defines both methods as static ones."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, object]:
-        """Return what is reduced, and what `decompress` needs to undo it."""
+        """Return the tensor to reduce, and the context that `decompress` takes."""
         raise NotImplementedError
 
     @staticmethod

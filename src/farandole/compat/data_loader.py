@@ -1,4 +1,4 @@
-"""`horovod.data`: bases for a program's own data loaders, one of which reads ahead on a thread."""
+"""The base classes of `horovod.data` for a program's own data loaders."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class BaseDataLoader:
-    """A loader says how many batches it has and how to iterate over them, and may do something to each."""
+    """Base of a loader: subclasses define its length and `_iterate`, and may process each batch."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -29,10 +29,10 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin(BaseDataLoader):
-    """Put before a loader in a class's bases: batches are made on a thread, up to `async_loader_queue_size` ahead.
+    """Mixin in front of a loader's class: a thread makes up to `async_loader_queue_size` batches ahead.
 
-    With a size of 0 no thread is used. The thread ends with its epoch, when the iteration is given up, or by
-    `close_async_loader`; what `_iterate` raises there is raised to who iterates."""
+    With a size of 0 there is no thread. The thread ends with its epoch, when the iteration is abandoned, or by
+    `close_async_loader`. An exception of `_iterate` is raised again in the iteration."""
 
     _ahead: "_Ahead | None" = None
 
@@ -43,7 +43,7 @@ class AsyncDataLoaderMixin(BaseDataLoader):
         self.async_loader_queue_size, self.debug_data_loader = async_loader_queue_size, debug_data_loader
 
     def close_async_loader(self) -> None:
-        """End the thread of the epoch under way; returns when it has ended, after the batch that it is at."""
+        """End the thread of the current epoch. Blocks until the thread has finished the batch that it is making."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
@@ -64,7 +64,7 @@ class AsyncDataLoaderMixin(BaseDataLoader):
 
 
 class _Ahead:
-    """One epoch's batches, made ahead of their use on a thread."""
+    """The batches of one epoch, which a thread makes ahead of their use."""
 
     def __init__(self, make: Callable[[], Iterable[Any]], most: int) -> None:
         self._make, self._most = make, most
@@ -82,7 +82,7 @@ class _Ahead:
     def __iter__(self) -> Iterator[Any]:
         while True:
             with self._changed:
-                # The thread says so when it ends, however that comes about.
+                # The thread sets `_ended` on every way out.
                 self._changed.wait_for(lambda: self._batches or self._ended or self._closed)
                 if self._closed or not self._batches:
                     break
@@ -109,7 +109,7 @@ class _Ahead:
                     self._batches.append(batch)
                     self._changed.notify_all()
         except BaseException as error:
-            failure = error  # for who iterates
+            failure = error  # raised again by __iter__
         with self._changed:
             self._failure, self._ended = failure, True
             self._changed.notify_all()

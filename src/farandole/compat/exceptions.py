@@ -1,10 +1,10 @@
-"""The exceptions of `horovod.common.exceptions` that farandole does not raise itself, but programs name."""
+"""The exceptions of `horovod.common.exceptions` that programs name but farandole never raises."""
 
 __all__ = ["HorovodVersionMismatchError", "HostsUpdatedInterrupt", "get_version_mismatch_message"]
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts have come or gone; with `skip_sync` no rank has to hear of the others' state."""
+    """The set of hosts has changed. With `skip_sync` ranks need not synchronize their state."""
 
     def __init__(self, skip_sync: bool) -> None:
         super().__init__(skip_sync)
@@ -12,7 +12,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework is not of the version that its binding was built with; nothing here is built with one."""
+    """A framework has another version than its binding was built with. No binding here is built with a framework."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))

@@ -1,4 +1,4 @@
-"""The import hook: a finder that makes Horovod's modules from the table in `answers`."""
+"""Import hook that makes Horovod's modules from the table in `answers`."""
 
 import importlib
 import logging
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Answer `import horovod...` and `import sparkdl...` in this process from now on, with what farandole has.
+    """Answer `import horovod...` and `import sparkdl...` in this process from now on.
 
-    Our errors then begin with the sentences that Horovod's programs look for. Processes that take over `sys.path`
-    (ranks of `farandole.run`, workers of `multiprocessing`) find the same answers. Does nothing when installed already.
-    A Horovod that is installed too is hidden, and a warning says so. Raises `ConfigError` when it has been imported."""
+    farandole's errors then begin with the sentences that Horovod's programs look for. Processes that inherit `sys.path`
+    (ranks of `farandole.run`, workers of `multiprocessing`) answer these imports too. A second call does nothing.
+    An installed Horovod is hidden, with a warning. Raises `ConfigError` if it has been imported already."""
     if _installed() is not None:
         return
     for package in PACKAGES:
@@ -39,12 +39,12 @@ def install() -> None:
         _tell_of_hidden(package)
     sys.meta_path.insert(0, Finder(listed=str(IMPORTABLE) in sys.path))
     if str(IMPORTABLE) not in sys.path:
-        # Behind the program's own folder, which stays the first.
+        # After the program's own folder, which stays first.
         sys.path.insert(min(1, len(sys.path)), str(IMPORTABLE))
 
 
 def uninstall() -> None:
-    """Undo `install`; modules that were imported meanwhile stay usable to those who hold them."""
+    """Undo `install`. References to modules that were imported meanwhile stay usable."""
     finder = _installed()
     if finder is None:
         return
@@ -57,7 +57,7 @@ def uninstall() -> None:
 
 
 class Finder(MetaPathFinder):
-    """Finds Horovod's modules; it stands before all others in `sys.meta_path` while compat is installed."""
+    """Finder of Horovod's modules, the first in `sys.meta_path` while compat is installed."""
 
     def __init__(self, listed: bool) -> None:
         self.listed = listed  # `IMPORTABLE` was in sys.path before
@@ -66,7 +66,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what makes the module, or what says why it is not there; None for modules of others."""
+        """Return the spec of a module of Horovod, or one that raises the reason for its absence. None for others."""
         if fullname.partition(".")[0] not in PACKAGES:
             return None
         missing = answers.missing_module(fullname)
@@ -75,7 +75,7 @@ class Finder(MetaPathFinder):
         spec = ModuleSpec(
             fullname, Maker() if missing is None else _refuser(fullname, missing), origin=answers.__file__
         )
-        # Each is a package, so that a name that is not there is asked for as a module too, and can be explained.
+        # Each is a package: Python then looks for a missing name as a submodule, and the finder can explain it.
         spec.submodule_search_locations = []
         spec.has_location = True
         return spec
@@ -85,7 +85,7 @@ class Answered(ModuleType):
     """One of Horovod's modules."""
 
     def __getattr__(self, name: str) -> object:
-        """Fetch what brings other modules along when it is first asked for; explain what is not there."""
+        """Import a name on first use, or raise `AttributeError` with the reason for its absence."""
         where = MODULES[self.__name__].own.get(name)
         if where is None:
             missing = answers.missing_name(self.__name__, name)
@@ -99,12 +99,12 @@ class Answered(ModuleType):
         return sorted({*super().__dir__(), *MODULES[self.__name__].own})
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A function that is sent to a rank and refers to this module brings the answers along.
+        # A pickled function that refers to this module installs compat where it is unpickled.
         return import_answered, (self.__name__,)
 
 
 class Maker(Loader):
-    """Makes a module and fills it with the names of ours that answer it."""
+    """Loader that fills a module with the names of farandole that answer it."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return Answered(spec.name)
@@ -125,7 +125,7 @@ class Maker(Loader):
 
 
 class Refuser(Loader):
-    """Says, when the module is imported, why it is not there."""
+    """Loader that raises the reason for a module's absence."""
 
     def __init__(self, why: ImportError) -> None:
         self._why = why
@@ -143,7 +143,7 @@ def _refuser(name: str, why: str) -> Refuser:
 
 
 def import_answered(name: str) -> ModuleType:
-    """Import one of Horovod's modules in a process that may not have installed compat yet."""
+    """Install compat in this process if needed, and import one of Horovod's modules."""
     install()
     return importlib.import_module(name)
 
@@ -156,7 +156,7 @@ def _tell_of_hidden(package: str) -> None:
     """Warn when another package of the name is on the path."""
     found = PathFinder.find_spec(package, [path for path in sys.path if path != str(IMPORTABLE)])
     if found is None or found.origin is None:
-        return  # a folder of this name, such as one full of scripts, is no package
+        return  # a plain folder of this name is not a package
     try:
         which = f"{package} {version(package)}"
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What of `horovod.keras` takes other arguments, or in another order, than its twin in `horovod.tensorflow.keras`."""
+"""The names of `horovod.keras` whose arguments differ from those in `horovod.tensorflow.keras`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +22,7 @@ def DistributedOptimizer(
     groups: int | Iterable[Iterable[Any]] | None = None,
     **more: Any,
 ) -> Any:
-    """As `farandole.keras.DistributedOptimizer`, whose further arguments are taken by name."""
+    """Call `farandole.keras.DistributedOptimizer`; it takes the arguments in `more` by name."""
     return hvd.DistributedOptimizer(
         optimizer,
         name=name,
@@ -47,7 +47,7 @@ def allreduce(
     op: int | None = None,
     compression: Any = hvd.Compression.none,
 ) -> Any:
-    """As `farandole.keras.allreduce`; `op` goes before `average`."""
+    """Call `farandole.keras.allreduce`; `op` takes precedence over `average`."""
     if op is None:
         op = hvd.Average if average or average is None else hvd.Sum
     return hvd.allreduce(
@@ -61,7 +61,7 @@ def allreduce(
 
 
 class BestModelCheckpoint(callbacks.BestModelCheckpoint):
-    """As `farandole.keras.callbacks.BestModelCheckpoint`, without `save_weights_only`."""
+    """The callback `farandole.keras.callbacks.BestModelCheckpoint` without `save_weights_only`."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether the framework `ext_base_name` is installed, and there is a binding for it."""
+    """Return whether the framework `ext_base_name` is installed and has a binding here."""
     name = f"horovod.{ext_base_name}"
     return name in MODULES and missing_module(name) is None
 
@@ -79,12 +79,12 @@ def check_installed_version(name: str, version: str, exception: Exception | None
 
 
 def get_ext_suffix() -> str:
-    """Return how file names of extension modules end."""
+    """Return the suffix of the file names of extension modules."""
     return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """Return where Horovod would have its extension module; there is none."""
+    """Return the path where Horovod would have its extension module. The file does not exist."""
     return os.path.join(os.path.dirname(pkg_path), *args) + get_ext_suffix()
 
 

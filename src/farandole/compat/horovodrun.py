@@ -17,7 +17,7 @@ __all__ = ["make_parser", "run_commandline"]
 def run_commandline(arguments: Sequence[str] | None = None) -> int:
     """Run a program on N ranks of this machine; returns the exit code, see `farandole run`.
 
-    Options that have no meaning any more are named in a warning, those that cannot be fulfilled are refused."""
+    A warning names the options that are ignored. Refused options end the command with a sentence."""
     return launch(make_parser(), sys.argv[1:] if arguments is None else arguments, environment_of_ranks())
 
 
@@ -27,7 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class _ReadFile(argparse.Action):
-    """Takes the file's options as if they stood in its place on the command line: what comes later wins."""
+    """Action that puts a file's options in its place on the command line. Later options win."""
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""`horovod.run`: a function on N ranks, with Horovod's arguments."""
+"""The function `horovod.run`, with Horovod's arguments."""
 
 import logging
 import os
@@ -46,10 +46,10 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[T]:
-    """Call `func(*args, **kwargs)` on `num_proc` ranks of this machine, see `farandole.run`; the results by rank.
+    """Call `func(*args, **kwargs)` on `num_proc` ranks of this machine and return the results by rank.
 
-    Arguments that have no meaning any more are named in a warning. Raises `ConfigError`, a `ValueError`, for those that
-    ask for what cannot be done, and the `RankFailed` of the rank that failed first."""
+    See `farandole.run`. A warning names the arguments that are ignored. Raises `ConfigError`, a `ValueError`, for
+    refused ones, and the `RankFailed` of the rank that failed first."""
     given = {name: value for name, value in locals().items() if value not in (None, False)}
     if "use_mpi" in given and "use_gloo" in given:
         raise ConfigError("use_mpi", "give use_gloo or use_mpi, not both")
@@ -76,7 +76,7 @@ def run(
 
 
 def one_interface(names: Iterable[str] | str | None) -> str | None:
-    """Return the one network interface that is named, None when none is."""
+    """Return the named network interface, or None. Raises `ConfigError` for several."""
     listed = names.split(",") if isinstance(names, str) else list(names or ())
     if len(listed) > 1:
         raise ConfigError("network_interfaces", f"one interface can be used, got {', '.join(listed)}")

@@ -1,4 +1,4 @@
-"""Horovod's file of options: YAML of two levels, sections of settings, read as the options it stands for."""
+"""Reader of Horovod's options file: YAML with two levels, sections and settings, as command line options."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ __all__ = ["SECTIONS", "parse_options", "read_options"]
 T = TypeVar("T")
 Option: TypeAlias = str | tuple[str, str]
 
-# By section and key: an option that takes the value, or for a yes or no the options that say so.
+# By section and key: an option that takes the value, or the two options for true and false.
 SECTIONS: Mapping[str, Mapping[str, Option]] = {
     "params": {
         "fusion_threshold_mb": "--fusion-threshold-mb",
@@ -59,7 +59,7 @@ _YES, _NO, _NULL = ("true", "yes", "on"), ("false", "no", "off"), ("null", "~")
 
 
 def read_options(path: Path) -> list[str]:
-    """Return the options that the file stands for; raises `ConfigError` naming the line that cannot be read."""
+    """Return the file's options. Raises `ConfigError` naming the line that cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -68,7 +68,7 @@ def read_options(path: Path) -> list[str]:
 
 
 def parse_options(text: str, source: str) -> list[str]:
-    """Return the options that `text` stands for; `source` is where errors say that it comes from."""
+    """Return the options of `text`. `source` names the text in errors."""
     words: list[str] = []
     section, depth = "", 0
     for place, indent, key, value in _entries(text, source):
@@ -89,7 +89,7 @@ def parse_options(text: str, source: str) -> list[str]:
 
 def _entries(text: str, source: str) -> Iterator[tuple[str, int, str, str | None]]:
     for number, line in enumerate(text.splitlines(), 1):
-        # A # within quotes begins no comment.
+        # A # within quotes does not begin a comment.
         bare = line.rstrip() if re.search(r"""['"].*#.*['"]\s*$""", line) else _COMMENT.sub("", line).rstrip()
         if not bare or bare in ("---", "..."):
             continue

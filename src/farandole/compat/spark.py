@@ -1,4 +1,4 @@
-"""`horovod.spark.run` with its backend, and `HorovodRunner`: their ranks answer `import horovod` as well."""
+"""The function `horovod.spark.run`, its backend, and `HorovodRunner`, with compat installed on their ranks."""
 
 import functools
 import pickle
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Answering(functools.partial[T]):
-    """A function that installs compat where it is unpickled, before what it refers to is imported there."""
+    """A function that installs compat where it is unpickled, before its own modules are imported there."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (dumps((self.func, self.args, self.keywords)),)
@@ -30,7 +30,7 @@ def _unpickle(data: bytes) -> functools.partial[object]:
 
 
 def _answering(fn: Callable[..., T]) -> Callable[..., T]:
-    # It bears the function's name, by which jobs and their errors are described.
+    # It has the function's name, which jobs and their errors show.
     return functools.update_wrapper(Answering(fn), fn, updated=())
 
 
@@ -38,11 +38,11 @@ def run(fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
     return run_in_spark(_answering(fn), *args, **kwargs)
 
 
-functools.update_wrapper(run, run_in_spark)  # its arguments and its words, where programs and people ask for them
+functools.update_wrapper(run, run_in_spark)  # for its signature and docstring
 
 
 class HorovodRunner(Runner):
-    """`sparkdl.HorovodRunner`, see `farandole.spark.HorovodRunner`."""
+    """The class `sparkdl.HorovodRunner`; see `farandole.spark.HorovodRunner`."""
 
     def run(self, main: Callable[..., T], **kwargs: object) -> T:
         """Call `main(**kwargs)` on every rank and return rank 0's value."""
@@ -55,7 +55,7 @@ def default_num_proc() -> int:
 
 
 class Backend:
-    """Runs a function on all ranks; the base of a user's own."""
+    """Base of a user's backend, which runs a function on all ranks."""
 
     def run(
         self,
@@ -73,7 +73,7 @@ class Backend:
 
 
 class SparkBackend(Backend):
-    """Runs functions as `run` does; `kwargs` are further arguments of it."""
+    """Backend that calls `run`; `kwargs` are further arguments of `run`."""
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         self._num_proc, self._env, self._kwargs = num_proc or default_num_proc(), env, kwargs

@@ -1,4 +1,4 @@
-"""What Horovod's programs read in errors: its sentences, put before ours, where programs are known to look for them."""
+"""Horovod's sentences in front of farandole's errors, for programs that look for them."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -26,7 +26,7 @@ EXITED = (
 )
 SAME_NAME = "Requested to {operation} a tensor with the same name as another tensor that is currently being processed."
 
-# By what differs between ranks; {a} and {b} are the wishes of two ranks, {OPERATION} as in ALLREDUCE.
+# By the part that differs; {a} and {b} are the requests of two ranks, {OPERATION} is such as ALLREDUCE.
 MISMATCHES = {
     "operation": "Mismatched operations: One rank did an {a}, but another rank did an {b}.",
     "dtype": "Mismatched data types: One rank had type {a}, but another rank had type {b}.",
@@ -43,7 +43,7 @@ _SPOKEN = (EngineClosed, InvalidRequest, MismatchError, NotInitializedError, Pee
 
 
 def horovods_sentence(error: FarandoleError) -> str:
-    """Return what Horovod would have said of `error`; empty where it said nothing that programs look for."""
+    """Return Horovod's sentence for `error`, or "" if programs look for none."""
     if isinstance(error, NotInitializedError):
         return NOT_INITIALIZED
     if isinstance(error, (EngineClosed, PeerLost)):
@@ -61,10 +61,10 @@ def horovods_sentence(error: FarandoleError) -> str:
 
 
 class Speech:
-    """Has our errors speak with Horovod's sentences in front, from its making until `end`.
+    """Puts Horovod's sentences in front of the errors' texts, from construction until `end`.
 
-    Errors are raised in many places, also by the native core and while autograd runs: their classes are the one place
-    that all of them pass."""
+    Errors are raised in many places, also by the native core and while autograd runs. Their classes are the one place
+    that all of them share."""
 
     def __init__(self) -> None:
         spoken: tuple[type[FarandoleError], ...] = _SPOKEN
@@ -73,7 +73,7 @@ class Speech:
             kind.__str__ = _spoken(ours)  # type: ignore[method-assign, assignment]
 
     def end(self) -> None:
-        """Give the errors their own text again."""
+        """Restore the errors' own texts."""
         for kind, ours in self._before.items():
             kind.__str__ = ours  # type: ignore[method-assign, assignment]
 
@@ -82,19 +82,19 @@ def _spoken(ours: Text) -> Text:
     def text(error: FarandoleError) -> str:
         sentence = horovods_sentence(error)
         if isinstance(error, NotInitializedError):
-            return sentence  # ours says the same
+            return sentence  # farandole's own text says the same
         return f"{sentence}{' ' if sentence and not sentence.endswith(chr(10)) else ''}{ours(error)}"
 
     return text
 
 
 def _operation(name: str) -> str:
-    """Names on the wire begin with the operation: "grouped_allreduce.fc.weight_1of2" is an allreduce."""
+    """Return the operation of a wire name: "allreduce" for "grouped_allreduce.fc.weight_1of2"."""
     return name.partition(".")[0].removeprefix("grouped_")
 
 
 def _part(wish: str, what: str) -> str:
-    """A wish for a dtype or a shape names both: float32[2, 3]."""
+    """Return the dtype or the shape of a request such as "float32[2, 3]", which names both."""
     dtype, bracket, shape = wish.partition("[")
     if what == "dtype":
         return dtype

@@ -1,4 +1,4 @@
-"""Our compressors as the classes of `horovod.tensorflow.compression`."""
+"""The compressors as the classes of `horovod.tensorflow.compression`."""
 
 from farandole.compat.compression import Compressor
 from farandole.tensorflow import Compression

@@ -1,4 +1,4 @@
-"""Our compressors as the classes of `horovod.torch.compression`."""
+"""The compressors as the classes of `horovod.torch.compression`."""
 
 from farandole.compat.compression import Compressor
 from farandole.torch import Compression

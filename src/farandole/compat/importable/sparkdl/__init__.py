@@ -1,9 +1,9 @@
-"""Found instead of sparkdl by processes that have this folder on their path: installs compat, and gives way to it."""
+"""Package that a process with this folder on its path imports as `sparkdl`: it installs compat and gives way to it."""
 
 import importlib
 import sys
 
-# The import system takes for the module what stands here when this file has run.
+# After this file has run, the import system returns the module that is in sys.modules.
 del sys.modules["sparkdl"]
 importlib.import_module("farandole.compat").install()
 importlib.import_module("sparkdl")
