@@ -2,7 +2,8 @@
 # Make .venv and build farandole into it. Does only what has changed since it ran last, so every other target calls it.
 #
 #   PYTHON=python3.12      the interpreter that .venv is made with (3.11 or newer)
-#   TORCH_INDEX=URL        where PyTorch comes from; https://pypi.org/simple brings the CUDA build
+#   TORCH=cpu              PyTorch's CPU build, the default on Linux
+#   TORCH=cuda             the build of pip's own index, which brings CUDA. .venv remembers TORCH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -70,15 +71,24 @@ missing_build_tools() {
 }
 
 install_torch() {
-  local version found index=${TORCH_INDEX:-}
+  local version found installed index=''
   version=$(sed -n 's/^torch==//p' constraints.txt)
-  if [[ -z $index && $(uname -s) == Linux ]]; then
+  if [[ $TORCH != cuda && $(uname -s) == Linux ]]; then
     # PyPI's build brings gigabytes of CUDA. pip may be configured to find a CPU build; else PyTorch's own index has one.
     found=$("$BIN/pip" install --dry-run --no-deps --ignore-installed -q --report - "torch==$version" 2>>"$LOG") || true
     [[ $found == *"$version+cpu"* ]] || index=$CPU_INDEX
   fi
-  say "torch $version${index:+ from $index}"
-  quietly "$BIN/pip" install -c constraints.txt ${index:+--extra-index-url "$index"} "torch==$version"
+  say "torch $version${TORCH:+ ($TORCH)}${index:+ from $index}"
+  local torch=(-c constraints.txt ${index:+--extra-index-url "$index"} "torch==$version")
+  if [[ $TORCH == cuda ]]; then
+    torch=(-c constraints.txt "torch===$version") # not $version+cpu, which pip may be configured to find
+  fi
+  # pip takes another build of the same version for the one that is asked for.
+  installed=$("$BIN/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>>"$LOG") || true
+  if [[ ($TORCH == cuda && $installed == *+cpu) || ($TORCH == cpu && $installed == "$version") ]]; then
+    quietly "$BIN/pip" uninstall -y torch
+  fi
+  quietly "$BIN/pip" install "${torch[@]}"
 }
 
 install_all() {
@@ -95,17 +105,20 @@ state_of() {
   find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 }
 
+TORCH=${TORCH:-$(cat "$VENV/torch" 2>/dev/null || true)}
+[[ ${TORCH:-cpu} =~ ^(cpu|cuda)$ ]] || die "TORCH=$TORCH is unknown: TORCH may be cpu or cuda"
 mkdir -p build
 exec 9>build/setup.lock
 flock 9 # one setup at a time
 : >"$LOG"
 make_venv
-dependencies="$(state_of pyproject.toml constraints.txt tools/setup.sh) ${TORCH_INDEX:-}"
+dependencies="$(state_of pyproject.toml constraints.txt tools/setup.sh) $TORCH"
 sources="$(state_of native CMakeLists.txt pyproject.toml)"
 readonly dependencies sources
 if [[ $(cat "$VENV/dependencies.stamp" 2>/dev/null) != "$dependencies" ]]; then
   check_compiler
   install_all
+  echo "$TORCH" >"$VENV/torch"
   echo "$dependencies" >"$VENV/dependencies.stamp"
   echo "$sources" >"$VENV/sources.stamp"
 elif [[ $(cat "$VENV/sources.stamp" 2>/dev/null) != "$sources" ]]; then
