@@ -24,7 +24,7 @@ size_t piece_of(std::string_view events, size_t room) {
 
 void cut_off(int fd, uint64_t end) {
   struct stat about{};
-  // Not /dev/null, and nothing that cannot be mended then.
+  // Only a regular file can be truncated; a pipe or /dev/null stays as it is.
   if (fstat(fd, &about) == 0 && S_ISREG(about.st_mode)) static_cast<void>(!ftruncate(fd, static_cast<off_t>(end)));
 }
 
@@ -48,7 +48,7 @@ TraceFileState append_events(int fd, uint64_t end, std::string_view events,
       } else if (errno != EINTR) {
         const int error = errno;
         cut_off(fd, end);
-        // Mostly the disk is full: there is room again for what was there.
+        // The disk is probably full. The truncation has made room for the closing bracket.
         if (end > 0) static_cast<void>(!write(fd, kEnd.data(), kEnd.size(), static_cast<off_t>(end)));
         return {end, error};
       }
