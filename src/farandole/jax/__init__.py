@@ -1,4 +1,4 @@
-"""farandole for JAX: collectives inside jax.jit and outside, and gradients that are reduced.
+"""Binding for JAX: collectives inside and outside of jax.jit, and reduced gradients.
 
 import farandole.jax as hvd
 hvd.init()

@@ -1,4 +1,4 @@
-"""JAX arrays as the engine's tensors, where they have values: outside of jit."""
+"""Adapter for JAX arrays outside of jit, where they have values."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,17 +22,17 @@ _DTYPES = frozenset(
 
 
 def is_traced(array: object) -> bool:
-    """Return whether an array stands for one whose values come later."""
+    """Return whether an array is a tracer, which has no values yet."""
     return isinstance(array, jax.core.Tracer)
 
 
 class JaxAdapter:
-    """Arrays in the memory of one CPU device. Only those that nobody has seen yet are ever written."""
+    """Adapter for arrays in the memory of one CPU device. The engine writes only to arrays that it has just made."""
 
     name = "jax"
 
     def check(self, tensor: Array, name: str) -> None:
-        """Refuse what is no array, or has no values; wait until it has them."""
+        """Refuse objects other than arrays, and tracers. Blocks until the array's values are computed."""
         if not isinstance(tensor, jax.Array):
             raise TypeError(f"'{name}': expected a jax.Array, got {type(tensor).__name__}")
         if is_traced(tensor):
@@ -40,21 +40,21 @@ class JaxAdapter:
         tensor.block_until_ready()
 
     def overwrite(self, tensor: Array, name: str) -> None:
-        """Refuse: JAX's arrays do not change."""
+        """Raise `InvalidRequest`, because JAX arrays are immutable."""
         raise InvalidRequest(name, "JAX's arrays cannot be changed in place; use the function that returns a new one")
 
     def check_each(self, tensors: Sequence[Array], name: str) -> None:
-        """As `check`."""
+        """Check each tensor as `check` does."""
         for tensor in tensors:
             self.check(tensor, name)
 
     def overwrite_each(self, tensors: Sequence[Array], name: str) -> None:
-        """As `overwrite`."""
+        """Refuse each tensor as `overwrite` does."""
         for tensor in tensors:
             self.overwrite(tensor, name)
 
     def refusal(self, tensor: Array) -> str | None:
-        """Name devices and dtype."""
+        """Return why the engine cannot use the array, or None."""
         devices: set[Any] = tensor.sharding.device_set
         if len(devices) != 1 or any(device.platform != "cpu" for device in devices):
             shown = ", ".join(sorted(map(str, devices)))
@@ -64,7 +64,7 @@ class JaxAdapter:
         return None
 
     def empty_like(self, tensor: Array) -> Array:
-        """Return an array for the engine to write, before anybody else reads it."""
+        """Return a new array for the engine to write to."""
         with _wide(tensor.dtype):
             return jnp.empty(tensor.shape, tensor.dtype).block_until_ready()
 
@@ -100,5 +100,5 @@ class JaxAdapter:
 
 
 def _wide(dtype: Any) -> AbstractContextManager[object]:
-    """Let arrays of 64 bits be made in a block: who has one may have switched that setting back since."""
+    """Return a context that allows arrays of 64 bits, because the setting may have changed since the input was made."""
     return jax.enable_x64(True) if dtype.itemsize == 8 else nullcontext()

@@ -1,4 +1,4 @@
-"""The shared library that JAX's programs call."""
+"""Loader for the shared library with the XLA custom call."""
 
 import ctypes
 import functools
@@ -14,9 +14,9 @@ TARGET = "farandole_collective"
 
 @functools.cache
 def register() -> str:
-    """Return the name of the custom call, which XLA knows from the first call on; CPU devices only.
+    """Register the custom call for CPU devices at the first call, and return its name.
 
-    Raises `ImportError` where the library is missing or of another build."""
+    Raises `ImportError` if the library is missing or comes from another build."""
     path = plugin_path("jax")
     if not path.exists():
         raise ImportError(f"farandole was built without its JAX plugin: there is no {path}")

@@ -1,4 +1,4 @@
-"""farandole for Keras 3, on its TensorFlow, torch and JAX backends, with the names that Horovod's users know.
+"""Binding for Keras 3 on its TensorFlow, torch and JAX backends, with Horovod's names.
 
 import farandole.keras as hvd
 hvd.init()

@@ -1,4 +1,4 @@
-"""Smaller gradients on the wire, on every backend of Keras."""
+"""Compression of gradients on every backend of Keras."""
 
 import keras
 
@@ -12,17 +12,17 @@ HALF = "float16"
 
 
 class _HalfCompressor:
-    """Sends floating tensors as halves; leaves all others as they are."""
+    """Compressor that sends floating tensors as float16 and leaves other tensors unchanged."""
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, object]:
-        """Return the tensor as halves, and the dtype it had."""
+        """Return the tensor as float16, and its original dtype."""
         dtype: str = keras.backend.standardize_dtype(tensor.dtype)
         if dtype == HALF or not keras.backend.is_float_dtype(dtype):
             return tensor, None
         return keras.ops.cast(tensor, HALF), dtype
 
     def decompress(self, tensor: Tensor, ctx: object) -> Tensor:
-        """Return the tensor in the dtype it had."""
+        """Return the tensor in its original dtype."""
         return tensor if ctx is None else keras.ops.cast(tensor, ctx)
 
 

@@ -1,4 +1,4 @@
-"""Loads saved models with their optimizers made distributed."""
+"""Loader for saved models that makes their optimizers distributed."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,10 +21,10 @@ def load_model(
     compression: Compressor[Tensor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Load a model that was saved with any optimizer, distributed or not; the optimizer keeps its state.
+    """Load a model saved with any optimizer, distributed or not, and keep the optimizer's state.
 
-    `custom_optimizers` are classes that are not Keras' own. Raises `ValueError` for `legacy_opts`, which Keras 3 does
-    not have, and what Keras raises."""
+    `custom_optimizers` are classes that are not part of Keras. Raises `ValueError` for `legacy_opts`, which Keras 3
+    does not have, and the errors of Keras."""
     if legacy_opts:
         raise ValueError(f"legacy_opts: Keras {keras.__version__} has no legacy optimizers")
     objects: dict[str, Any] = {}
@@ -41,9 +41,9 @@ def load_model(
 
 
 def _restore(optimizer: Any, model: Any, filepath: str | Path) -> Any:
-    """Return a new optimizer like `optimizer`, with the state that an HDF5 file has of it.
+    """Return a new optimizer like `optimizer` with its state from an HDF5 file.
 
-    Keras (3.15) builds that of such a file for no variables at all: it has no state, and cannot train."""
+    Keras (3.15) builds the optimizer of such a file without variables, so it has no state and cannot train."""
     import h5py
 
     made = type(optimizer).from_config(optimizer.get_config())
@@ -58,7 +58,7 @@ def _restore(optimizer: Any, model: Any, filepath: str | Path) -> Any:
 
 
 def _names(attributes: Mapping[str, Any]) -> list[str]:
-    """Return the names of an optimizer's variables; Keras cuts a list that is too long for one attribute."""
+    """Return the names of an optimizer's variables. Keras splits a list that is too long for one attribute."""
     parts = [attributes["weight_names"]] if "weight_names" in attributes else []
     while f"weight_names{len(parts)}" in attributes:
         parts.append(attributes[f"weight_names{len(parts)}"])

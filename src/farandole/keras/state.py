@@ -1,4 +1,4 @@
-"""Makes the ranks start alike: sends one rank's variables to the others."""
+"""Broadcast of one rank's Keras variables to the others."""
 
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -12,14 +12,14 @@ __all__ = ["broadcast_global_variables", "broadcast_variables"]
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
-    """Overwrite Keras variables with those of rank `root_rank`; they are told by their place.
+    """Overwrite Keras variables with those of rank `root_rank`, matched by their order.
 
-    A model has two lists of them: `model.weights`, and `model.optimizer.variables` once it is built. Blocks until all
-    of the root's variables are here; raises `MismatchError` when ranks have different ones."""
+    A model has two lists: `model.weights`, and `model.optimizer.variables` once the optimizer is built. Blocks until
+    all values have arrived. Raises `MismatchError` if ranks have different variables."""
     held = list(variables)
-    # Copies, also where the backend would show its own memory.
+    # Copies, because some backends return views of their own memory.
     arrays = [np.array(keras.ops.convert_to_numpy(variable), order="C") for variable in held]
-    # The engine moves bytes: a dtype it does not know is sent as such.
+    # Other dtypes are sent as bytes.
     sent = [array if array.dtype.kind in "biuf" else array.reshape(-1).view(np.uint8) for array in arrays]
     handles = [broadcast_async_(array, root_rank, f"variable.{place}") for place, array in enumerate(sent)]
     for handle in handles:
@@ -29,7 +29,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
 
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:
-    """Raise `RuntimeError`, as Horovod does in eager mode: Keras 3 keeps no list of all variables."""
+    """Raise `RuntimeError`, as Horovod does in eager mode. Keras 3 has no list of all variables."""
     raise RuntimeError(
         "hvd.broadcast_global_variables() does not support eager execution. Use BroadcastGlobalVariablesCallback("
         f"{root_rank}), or broadcast_variables(model.weights + model.optimizer.variables, {root_rank})"

@@ -1,4 +1,4 @@
-"""farandole for TensorFlow, with the names that Horovod's users have in their programs.
+"""Binding for TensorFlow, with Horovod's names.
 
 import farandole.tensorflow as hvd
 hvd.init()

@@ -1,4 +1,4 @@
-"""Adds up the gradients of several backward passes, so that they are reduced, and applied, together."""
+"""Aggregation of the gradients of several backward passes, which are then reduced and applied together."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -14,17 +14,17 @@ Variable: TypeAlias = tf.Variable
 
 
 class Aggregation:
-    """Sums of gradients, in local variables, and a count of the passes; for eager mode, functions and graphs alike.
+    """Sums of gradients in local variables, and a count of passes, in eager mode, functions and graphs.
 
-    `add` is part of every pass. On the last of `passes` it reduces the sums and clears them, and `apply` acts; on the
-    others `apply` skips.
+    Every pass calls `add`. In the last of `passes`, `add` reduces and clears the sums and `apply` acts; in the others
+    `apply` skips.
     """
 
     def __init__(self, passes: int, average: bool) -> None:
         if passes <= 0:
             raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
         self.passes, self._average = passes, average
-        # Made by the first `add`, in whichever graph that is.
+        # The first `add` makes them, in the graph that it is called in.
         self._count: Variable | None = None
         self._sums: dict[int, Variable] = {}
 
@@ -34,9 +34,9 @@ class Aggregation:
         sources: Sequence[Source],
         reduce: Callable[[list[Gradient]], list[Gradient]],
     ) -> list[Gradient]:
-        """Return the reduced sums after the last pass, and the sums so far after the others.
+        """Return the reduced sums in the last pass, and the sums so far in the others.
 
-        Raises `ValueError` for sparse gradients, which have no sum of a fixed shape.
+        Raises `ValueError` for sparse gradients, whose sum has no fixed shape.
         """
         if self.passes == 1:
             return reduce(list(gradients))
@@ -61,7 +61,7 @@ class Aggregation:
             reduced = reduce(spread([total.read_value() / tf.cast(scale, total.dtype) for total in sums]))
             values = [reduced[place] for place in held]
             with _after(values):
-                # Not by subtraction: that would keep an infinity for ever.
+                # Subtraction would keep an infinity forever.
                 cleared = [total.assign(tf.zeros_like(total), read_value=False) for total in sums]
                 cleared.append(self._counter().assign(0, read_value=False))
             with _after(cleared):
@@ -76,7 +76,7 @@ class Aggregation:
     def apply(
         self, gradients: Sequence[Gradient], act: Callable[[], object], skip: Callable[[], object]
     ) -> tf.Operation | None:
-        """Call `act` after the last pass, `skip` after the others; `gradients` come from `add`, changed or not."""
+        """Call `act` in the last pass and `skip` in the others. `gradients` come from `add`, possibly changed."""
 
         def acted(call: Callable[[], object]) -> Callable[[], tf.Tensor]:
             def called() -> tf.Tensor:
@@ -107,7 +107,7 @@ class Aggregation:
 
 
 def _local_variable(zeros: Callable[[], tf.Tensor], name: str) -> Variable:
-    """Make a variable that a session's local initializer sets, and that no checkpoint holds."""
+    """Return a variable that a session's local initializer sets and that no checkpoint holds."""
     with tf.init_scope():
         return tf.compat.v1.Variable(
             zeros,
@@ -119,6 +119,6 @@ def _local_variable(zeros: Callable[[], tf.Tensor], name: str) -> Variable:
 
 
 def _after(operations: Sequence[object]) -> AbstractContextManager[None]:
-    """Let what is made in the block run after `operations`; in eager mode it does anyway."""
+    """Return a context whose operations run after `operations`. Eager mode keeps this order anyway."""
     context: AbstractContextManager[None] = tf.control_dependencies([each for each in operations if each is not None])
     return context

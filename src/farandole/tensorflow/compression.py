@@ -1,4 +1,4 @@
-"""Smaller floats on the wire."""
+"""Compression of floating-point tensors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,23 +12,23 @@ __all__ = ["Compression", "Compressor", "FloatCompressor"]
 
 @dataclass(frozen=True)
 class FloatCompressor:
-    """Sends floating tensors as `wire_dtype`; leaves all others as they are."""
+    """Compressor that sends floating tensors as `wire_dtype` and leaves other tensors unchanged."""
 
     wire_dtype: tf.DType
 
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return the tensor as `wire_dtype`, and the dtype it had."""
+        """Return the tensor as `wire_dtype`, and its original dtype."""
         if not tensor.dtype.is_floating or tensor.dtype == self.wire_dtype:
             return tensor, None
         return tf.cast(tensor, self.wire_dtype), tensor.dtype
 
     def decompress(self, tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """Return the tensor in the dtype it had."""
+        """Return the tensor in its original dtype."""
         return tensor if ctx is None else tf.cast(tensor, ctx)
 
 
 class Compression:
-    """The compressors that there are."""
+    """The available compressors."""
 
     none: Compressor[tf.Tensor] = NoneCompressor()
     fp16: Compressor[tf.Tensor] = FloatCompressor(tf.float16)

@@ -1,8 +1,8 @@
-"""Gradients of the operations, as Horovod's users expect them.
+"""Gradients of the operations, as Horovod defines them.
 
-A reduction is differentiated as if the loss were the sum of the ranks' losses; for allgather and broadcast the ranks'
-gradients are averaged, and reducescatter with Sum multiplies by the number of ranks. They communicate, so every rank
-must compute them; they ask under the operation's name plus ".backward".
+The gradient of a reduction is that of the sum of the ranks' losses. Allgather and broadcast average the ranks'
+gradients, and reducescatter with Sum multiplies by the number of ranks. Gradients communicate, so every rank has to
+compute them. Their requests have the operation's name plus ".backward".
 
 Tensors are compared with `tf.equal`: in a graph of TensorFlow 1, `==` and `!=` compare Python objects.
 """
@@ -26,7 +26,7 @@ Gradients = list[tf.Tensor]
 
 @dataclass(frozen=True)
 class _Node:
-    """What an operation was asked for."""
+    """The attributes of an operation that its gradient needs."""
 
     wire: str
     at: Address
@@ -38,11 +38,11 @@ class _Node:
         return cls(name.decode(), (op.get_attr("slot"), op.get_attr("process_set")), op.get_attr("grouped"))
 
     def reduce(self, tensors: Gradients, op: int, part: str = "", pre: float = 1.0, post: float = 1.0) -> Gradients:
-        """Reduce what the backward pass has made."""
+        """Return `tensors` of the backward pass, reduced over the operation's ranks."""
         return nodes.allreduce(tensors, backward_name(self.wire, part), self.at, op, pre, post, self.grouped)
 
     def size(self) -> tf.Tensor:
-        """Return how many ranks take part, when it runs."""
+        """Return the number of ranks as a tensor, which is computed at run time."""
         return nodes.place(SIZE, self.at)
 
 
@@ -76,10 +76,10 @@ def _of_allreduce(op: Any, *grads: tf.Tensor) -> Gradients:
 
 
 def _extreme_share(node: _Node, tensors: Gradients, op: int, prescale: float) -> Gradients:
-    """Return the parts of the gradients of Min or Max that belong to this rank.
+    """Return this rank's share of the gradients of Min or Max, between 0 and 1 for each element.
 
-    It is 1 where this rank alone holds the extreme, 0 where another does; ranks that hold it together share it."""
-    # With a negative factor before it, the largest scaled value is the smallest one, and the reverse.
+    The ranks that hold the extreme value divide the gradient equally."""
+    # A negative prescale factor exchanges the largest and the smallest value.
     chosen = op if prescale >= 0 else {Min: Max, Max: Min}[op]
     extremes = node.reduce(tensors, chosen, ".extreme")
     held = [
@@ -90,12 +90,12 @@ def _extreme_share(node: _Node, tensors: Gradients, op: int, prescale: float) ->
 
 
 def _others_product(node: _Node, tensors: Gradients) -> Gradients:
-    """Return the products of the other ranks' tensors, also where there are zeros."""
+    """Return the products of the other ranks' tensors; zeros are handled."""
     zero = [tf.cast(tf.equal(tensor, 0), tensor.dtype) for tensor in tensors]
     filled = [tf.where(tf.equal(tensor, 0), tf.ones_like(tensor), tensor) for tensor in tensors]
     products = node.reduce(filled, Product, ".product")
     zeros = node.reduce(zero, Sum, ".zeros")
-    # Without a zero anywhere: divide by our own. With one: it is ours, or it is a factor of the others' product.
+    # Without zeros, divide the product by this rank's value. A single zero is this rank's, or makes the result zero.
     return [
         tf.where(
             tf.equal(count, 0),
@@ -124,7 +124,7 @@ def _of_allgather(op: Any, *grads: tf.Tensor) -> Gradients:
 def _of_broadcast(op: Any, *grads: tf.Tensor) -> Gradients:
     node = _Node.of(op)
     is_root = tf.equal(nodes.place(RANK, node.at), op.get_attr("root"))
-    # Zeros that depend on the average all the same: every rank has to run the second derivative too.
+    # The zeros depend on the average, so that every rank also runs the second derivative.
     return [tf.where(is_root, average, tf.zeros_like(average)) for average in node.reduce(list(grads), Average)]
 
 
@@ -142,7 +142,7 @@ def _of_reducescatter(op: Any, *grads: tf.Tensor) -> Gradients:
 def _of_alltoall(op: Any, grad: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, None]:
     at = (op.get_attr("slot"), op.get_attr("process_set"))
     back, _counts = nodes.alltoall(grad, op.outputs[1], backward_name(op.get_attr("tensor_name").decode()), at)
-    # Rows beyond the splits went nowhere.
+    # Rows beyond the splits were not sent; their gradient is zero.
     shape = tf.shape(op.inputs[0])
     unsent = tf.zeros(tf.concat([shape[:1] - tf.shape(back)[:1], shape[1:]], 0), grad.dtype)
     return tf.ensure_shape(tf.concat([back, unsent], 0), op.inputs[0].shape), None

@@ -1,4 +1,4 @@
-"""The names under which ranks find each other's operations."""
+"""Wire names of operations, by which ranks match their requests."""
 
 import re
 from typing import Any
@@ -7,18 +7,18 @@ import tensorflow as tf
 
 __all__ = ["backward_name", "require_no_xla", "wire_name"]
 
-_PREFIX = "farandole/"  # of what is marked as used in a graph
+_PREFIX = "farandole/"  # of names that are reserved in a graph
 
 
 def wire_name(kind: str, name: str | None, tensors: list[tf.Tensor], ignore_name_scope: bool = False) -> str:
-    """Return the name ranks agree on: `<kind>.<name>`, or one after the tensor; in a graph, with the scope and unique.
+    """Return the wire name: `<kind>.<name>`, or the tensor's name; in a graph it is unique and includes the scope.
 
-    Ranks that trace the same program get the same names. Without `name`, operations that run eagerly are counted: a
-    name that ends with a dot gets its number when it runs."""
+    Ranks that trace the same program get the same names. An eager operation without `name` gets a name that ends with
+    a dot; the engine appends a count when it runs."""
     if tf.executing_eagerly():
         return f"{kind}.eager." if name is None else f"{kind}.{name}"
     graph = tf.compat.v1.get_default_graph()
-    # A tensor's name has the scope that it was made in; that of the call would only be said twice.
+    # A tensor's name already includes a scope.
     base = _plain(tensors[0].name) if name is None and tensors else (name or "noname")
     scope = graph.get_name_scope()
     if name is not None and scope and not ignore_name_scope:
@@ -27,7 +27,7 @@ def wire_name(kind: str, name: str | None, tensors: list[tf.Tensor], ignore_name
 
 
 def require_no_xla(kind: str, name: str | None) -> None:
-    """Refuse, with a remedy, a function that XLA is to compile: it has no such operations. Not to be called eagerly."""
+    """Raise `NotImplementedError` in a function that XLA compiles, which lacks the operations. For graphs only."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         context = graph._get_control_flow_context()
@@ -41,7 +41,7 @@ def require_no_xla(kind: str, name: str | None) -> None:
 
 
 def backward_name(forward: str, part: str = "") -> str:
-    """Return the name for the gradient, or a part of it, of the operation that has the name `forward`."""
+    """Return the wire name for the gradient of the operation `forward`, or for a part of the gradient."""
     if forward.endswith("."):
         return f"{forward}backward{part}."
     name = f"{forward}.backward{part}"
@@ -49,7 +49,7 @@ def backward_name(forward: str, part: str = "") -> str:
 
 
 def _unique(graph: Any, name: str) -> str:
-    # Bodies of loops and branches are graphs of their own, but run together with what is around them.
+    # Bodies of loops and branches are separate graphs, but run within the outer one.
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
         graph = graph.outer_graph
     with graph.name_scope(None):

@@ -1,4 +1,4 @@
-"""Our operations as nodes of a graph, or run at once: one function per kind."""
+"""The operations as graph nodes, or run eagerly: one function for each kind."""
 
 import struct
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def allreduce(
     postscale: float = 1.0,
     grouped: bool = False,
 ) -> list[tf.Tensor]:
-    """Reduce over all ranks, in the inputs' own memory where nobody else needs it."""
+    """Reduce over all ranks, in the inputs' memory if nothing else uses it."""
     return _independent(
         operations().farandole_allreduce(
             tensors=tensors,
@@ -45,7 +45,7 @@ def allgather(tensors: Sequence[tf.Tensor], wire: str, at: Address, grouped: boo
 def broadcast(
     tensors: Sequence[tf.Tensor], wire: str, at: Address, root: int, grouped: bool = False
 ) -> list[tf.Tensor]:
-    """Return those of the member in place `root`."""
+    """Return the tensors of the member at index `root`."""
     return _independent(
         operations().farandole_broadcast(tensors=tensors, tensor_name=wire, root=root, grouped=grouped, **_of(at))
     )
@@ -60,7 +60,7 @@ def reducescatter(
     postscale: float,
     grouped: bool = False,
 ) -> list[tf.Tensor]:
-    """Reduce, and keep this rank's rows."""
+    """Reduce over all ranks, and return this rank's rows."""
     scattered = operations().farandole_reducescatter(
         tensors=tensors,
         tensor_name=wire,
@@ -74,7 +74,7 @@ def reducescatter(
 
 
 def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: str, at: Address) -> tuple[tf.Tensor, tf.Tensor]:
-    """Send rows to each rank; return what came, and how many rows from each."""
+    """Send rows to each rank. Return the received rows, and the number of rows from each rank."""
     received, counts = operations().farandole_alltoall(tensor=tensor, splits=splits, tensor_name=wire, **_of(at))
     _independent([received])
     _rows_like([received], [tensor])
@@ -84,17 +84,17 @@ def alltoall(tensor: tf.Tensor, splits: tf.Tensor, wire: str, at: Address) -> tu
 
 
 def join(at: Address) -> tf.Tensor:
-    """Take part in what the others ask for until all have joined; return who was last."""
+    """Take part in the other ranks' operations until all have joined; return the rank that joined last."""
     return operations().farandole_join(tensor_name="join.", **_of(at))
 
 
 def barrier(wire: str, at: Address) -> tf.Operation | None:
-    """Wait for all ranks. In a function it comes after what is before it, and before what is after it."""
+    """Wait for all ranks. In a function it keeps its place in the order of operations."""
     return operations().farandole_barrier(tensor_name=wire, **_of(at))
 
 
 def place(what: int, at: Address, name: str | None = None) -> tf.Tensor:
-    """Return a number that says where this rank is, at the time when it runs."""
+    """Return a number of this rank, such as its rank or the size, computed at run time."""
     number = operations().farandole_place(what=what, name=name, **_of(at))
     _independent([number])
     return number
@@ -106,16 +106,16 @@ def _of(at: Address) -> dict[str, int]:
 
 
 def _bits(value: float) -> int:
-    """Return a double as an integer: TensorFlow's attributes hold no doubles."""
+    """Return the bits of a double as an integer, because TensorFlow's attributes cannot hold doubles."""
     (bits,) = struct.unpack("q", struct.pack("d", value))
     return int(bits)
 
 
 def _independent(outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Let an operation run at once with others: a function would run stateful ones one after the other."""
+    """Let an operation run in parallel with others; a function runs stateful operations in sequence by default."""
     outputs = list(outputs)
     if outputs and not tf.executing_eagerly():
-        # What is no function has no such order, and no such manager.
+        # Only FuncGraphs have an automatic-control-dependency manager.
         manager: Any = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
         if manager is not None:
             manager.run_independently(outputs[0].op)
@@ -123,7 +123,7 @@ def _independent(outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def _rows_like(outputs: list[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Tell a graph what does not change: all dimensions but the first."""
+    """Set the static shapes of `outputs` in a graph: all dimensions but the first are those of `inputs`."""
     if not tf.executing_eagerly():
         for output, given in zip(outputs, inputs, strict=True):
             if given.shape.rank:

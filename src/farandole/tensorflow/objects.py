@@ -1,4 +1,4 @@
-"""Collectives over Python objects. They ask the engine without TensorFlow, so they are the same in every mode."""
+"""Collectives over Python objects. They do not use TensorFlow, so they are the same in every mode."""
 
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
@@ -21,9 +21,9 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> T:
-    """Return the object of rank `root_rank`, which must be picklable by cloudpickle; the root gets its own back.
+    """Return the object of rank `root_rank`, which cloudpickle must be able to pickle; the root gets its own back.
 
-    The others' `obj` is ignored, and `session` is not needed. Blocks until the root's object is here.
+    The other ranks' `obj` and `session` are ignored. Blocks until the root's object has arrived.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
@@ -34,7 +34,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[T | None], T]:
-    """Return a function of an object that is `broadcast_object` with these settings."""
+    """Return a function that calls `broadcast_object` with these settings."""
 
     def broadcast(obj: T | None) -> T:
         return objects.broadcast_object(obj, root_rank, name, process_set)
@@ -48,8 +48,8 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[T]:
-    """Return the objects of all ranks in rank order, pickled by cloudpickle; `session` is not needed.
+    """Return the objects of all ranks in rank order, pickled by cloudpickle; `session` is ignored.
 
-    Blocks until every rank has given its object.
+    Blocks until every rank has sent its object.
     """
     return objects.allgather_object(obj, name, process_set)

@@ -1,4 +1,4 @@
-"""Where this rank is, as tensors that are computed when they are needed: what was traced outlives `init()`."""
+"""Rank and size as tensors that are computed at run time, because traced functions outlive `init()`."""
 
 import tensorflow as tf
 
@@ -9,12 +9,12 @@ from farandole.tensorflow import nodes
 
 __all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
 
-# The places of the numbers in the plugin's answer.
+# Indexes into the plugin's `Place`.
 RANK, SIZE, LOCAL_RANK, LOCAL_SIZE, INCLUDED = range(5)
 
 
 def size_op(process_set_id: int = GLOBAL, name: str | None = None) -> tf.Tensor:
-    """Return how many ranks there are, or how many a process set has; 0 for who is no member of it."""
+    """Return the number of ranks in the job or a process set; 0 on ranks outside of the set."""
     return nodes.place(SIZE, _at(process_set_id), name)
 
 
@@ -24,17 +24,17 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Return how many ranks are on this host."""
+    """Return the number of ranks on this host."""
     return nodes.place(LOCAL_SIZE, _at(GLOBAL), name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this rank's place among those on its host."""
+    """Return this rank's index among the ranks on its host."""
     return nodes.place(LOCAL_RANK, _at(GLOBAL), name)
 
 
 def process_set_included_op(process_set_id: int = GLOBAL, name: str | None = None) -> tf.Tensor:
-    """Return 1 where this rank is a member of a process set, else 0."""
+    """Return 1 if this rank is a member of the process set, else 0."""
     return nodes.place(INCLUDED, _at(process_set_id), name)
 
 

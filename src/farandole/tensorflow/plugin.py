@@ -1,4 +1,4 @@
-"""The shared library that adds our operations to TensorFlow."""
+"""Loader for the shared library with the TensorFlow operations."""
 
 import ctypes
 import functools
@@ -13,10 +13,10 @@ __all__ = ["operations"]
 
 @functools.cache
 def operations() -> ModuleType:
-    """Return TensorFlow's functions for our operations; the library is loaded at the first call.
+    """Load the library at the first call, and return TensorFlow's functions for its operations.
 
-    Raises `ImportError` where this TensorFlow is too old or built in another way, and where another copy of the library
-    is in the process."""
+    Raises `ImportError` if this TensorFlow is too old or built differently, or if the process holds another copy of the
+    library."""
     path = plugin_path("tensorflow")
     if not path.exists():
         raise ImportError(f"farandole was built without its TensorFlow plugin: there is no {path}")

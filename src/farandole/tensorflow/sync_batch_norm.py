@@ -1,7 +1,7 @@
-"""Batch normalization over the batches of all ranks, as if they were one batch.
+"""Batch normalization over the joined batches of all ranks.
 
-One allreduce in the forward pass and one in the backward pass, of float64 sums around each rank's own mean: of a plain
-sum of squares in float32, little would be left once a large mean is subtracted.
+The forward and the backward pass make one allreduce each, of float64 sums around the rank's own mean. A plain sum of
+squares in float32 would lose its precision when a large mean is subtracted.
 """
 
 from typing import Any, TypeAlias
@@ -19,12 +19,12 @@ Tensor: TypeAlias = tf.Tensor
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
-    """Keras' batch normalization whose mean and variance, and gradients, are those of the ranks' batches joined.
+    """Keras' batch normalization with the mean, the variance and the gradients of the ranks' joined batches.
 
-    Batches may differ in length between ranks, and be empty on some; a `mask` leaves rows out. Every rank has to run
-    the forward pass and the backward pass. It computes in float32 for half floats. With one rank, on ranks that are not
-    in `process_set`, and when not training, it is an ordinary batch normalization.
-    Raises `ValueError` for `fused`, whose kernel keeps its sums to itself.
+    Batches may differ in length between ranks or be empty; a `mask` excludes rows. Every rank has to run the forward
+    and the backward pass. Half floats are computed in float32. With one rank, on ranks outside of `process_set`, and
+    when not training, it is an ordinary batch normalization.
+    Raises `ValueError` for `fused`, whose kernel does not expose its sums.
     """
 
     def __init__(self, fused: bool | None = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
@@ -33,7 +33,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         super().__init__(**kwargs)
         self.process_set = process_set
 
-    # All that differs from the layer of one process. Keras calls it in training, with floats of 32 bits and more.
+    # Keras calls it in training, with floats of at least 32 bits. The rest of the layer is unchanged.
     @as_written
     def _moments(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         require_registered(self.process_set, type(self).__name__)
@@ -45,13 +45,13 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         count = _count(inputs, weights, axes)
         around = tf.stop_gradient(tf.math.divide_no_nan(tf.reduce_sum(_weigh(inputs, weights), axes), count))
         distances = _weigh(inputs - _along(around, axes), weights)
-        # Wide from here on, where what is much alike is subtracted.
+        # In float64 from here on, where numbers of similar size are subtracted.
         n, mid, first, second = (
             tf.cast(each, tf.float64)
             for each in (count, around, tf.reduce_sum(distances, axes), tf.reduce_sum(distances * distances, axes))
         )
         mine = tf.stack([n, first + n * mid, second + (2 * first + n * mid) * mid])
-        # Layers may be numbered differently on different ranks, so no layer's name is in it.
+        # Ranks may number their layers differently, so the name does not include the layer's.
         name = f"sync_batch_norm.{inputs.shape[self.axis]}"
         ours = allreduce(mine, op=Sum, name=name, process_set=self.process_set, ignore_name_scope=True)
         count, first, second = tf.unstack(ours)
@@ -61,12 +61,12 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
 
 def _weights(mask: Tensor, inputs: Tensor) -> Tensor:
-    """Return 1 for what is counted and 0 for what is not; a mask has all dimensions but the last."""
+    """Return 1 for included and 0 for masked values. A mask has all dimensions of `inputs` but the last."""
     return tf.broadcast_to(tf.expand_dims(tf.cast(tf.cast(mask, tf.bool), inputs.dtype), -1), tf.shape(inputs))
 
 
 def _count(inputs: Tensor, weights: Tensor | None, axes: list[int]) -> Tensor:
-    """Return how many values each channel has."""
+    """Return the number of values in each channel."""
     if weights is not None:
         return tf.reduce_sum(weights, axes)
     shape = tf.shape(inputs)
@@ -75,7 +75,7 @@ def _count(inputs: Tensor, weights: Tensor | None, axes: list[int]) -> Tensor:
 
 
 def _weigh(values: Tensor, weights: Tensor | None) -> Tensor:
-    # A masked value may be a NaN.
+    # A masked value may be NaN.
     return values if weights is None else tf.math.multiply_no_nan(values, weights)
 
 

@@ -1,4 +1,4 @@
-"""Keeps our own code out of AutoGraph, which would rewrite what is called in a tf.function: slow, and for nothing."""
+"""Decorator that excludes functions from AutoGraph, which would rewrite them slowly and without need."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,6 +11,6 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def as_written(function: F) -> F:
-    """Make `function`, and what it calls, run as it is written wherever it is called."""
+    """Exclude `function` and its callees from conversion by AutoGraph."""
     wrapped: F = tf.autograph.experimental.do_not_convert(function)
     return wrapped

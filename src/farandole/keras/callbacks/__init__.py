@@ -1,4 +1,4 @@
-"""What `fit` calls on the way, with Horovod's names: alike starts, averaged metrics, learning rates, checkpoints."""
+"""Callbacks for `fit` with Horovod's names: broadcast, averaged metrics, learning rates, checkpoints."""
 
 from farandole.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from farandole.keras.callbacks.checkpoint import BestModelCheckpoint

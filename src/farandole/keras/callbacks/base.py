@@ -1,4 +1,4 @@
-"""What all callbacks do with a model before it trains."""
+"""Base of the callbacks, which prepares a model's optimizer before training."""
 
 import logging
 from typing import Any
@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
-    """A callback that sees to it that the model's optimizer can exchange gradients, whichever way Keras wraps it."""
+    """A callback that lets the model's optimizer exchange gradients when Keras has wrapped it."""
 
     def set_model(self, model: Any) -> None:
-        """Keep the model, and make ready what its optimizer needs."""
+        """Keep the model, move a loss scaler in front of its optimizer, and switch XLA off if ranks communicate."""
         super().set_model(model)
         optimizer = getattr(model, "optimizer", None)
         if not isinstance(optimizer, Front) and isinstance(getattr(optimizer, "inner_optimizer", None), Distributed):

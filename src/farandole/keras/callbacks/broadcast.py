@@ -1,4 +1,4 @@
-"""Makes the ranks' models start alike."""
+"""Callback that broadcasts the initial state of a model."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,10 +13,10 @@ __all__ = ["BroadcastGlobalVariablesCallback"]
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """Gives all ranks the weights and the optimizer's state of rank `root_rank`, once, before the first batch.
+    """Broadcasts the weights and the optimizer's state of rank `root_rank` once, before the first batch.
 
-    A model that is built by its first batch gets them after that one. `local_variables` stay as they are. `device` is
-    Horovod's, and has no meaning here."""
+    A model that its first batch builds is broadcast after that batch. `local_variables` keep their values. `device` is
+    an argument of Horovod's and is ignored."""
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
         super().__init__()
@@ -24,22 +24,22 @@ class BroadcastGlobalVariablesCallback(Callback):
         self._local = {id(variable) for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
-        """Leave a variable as it is on each rank."""
+        """Exclude a variable from the broadcast."""
         self._local.add(id(var))
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        """Broadcast, unless that is done; blocks until every rank has come."""
+        """Broadcast once. Blocks until every rank takes part."""
         if not self.broadcast_done:
             self._broadcast()
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-        """As `on_train_batch_begin`, for an epoch of one batch."""
+        """Broadcast after an epoch of one batch, as `on_train_batch_begin` does."""
         if not self.broadcast_done:
             self._broadcast()
 
     def _broadcast(self) -> None:
         model = self.model
-        # Where one rank's model is not built yet, the others' have to wait for it.
+        # All ranks wait until every model is built.
         built = np.array([model.built], np.int32)
         if not hvd.allreduce(built, name="model_is_built", op=hvd.Min)[0]:
             return

@@ -1,4 +1,4 @@
-"""Keeps the best model."""
+"""Callback that keeps the best model."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ __all__ = ["BestModelCheckpoint"]
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]  # Keras ships no types
-    """A `ModelCheckpoint` that keeps the best model only, in `filepath`, which may be set later.
+    """A `ModelCheckpoint` that keeps only the best model, in `filepath`, which can be set later.
 
-    Give it to one rank, behind `MetricAverageCallback`."""
+    Use it on one rank, after `MetricAverageCallback` in the list."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         *,
         filepath: str | None = None,
     ) -> None:
-        # Keras wants a path at once.
+        # Keras checks the path in its constructor.
         path = filepath or ("best.weights.h5" if save_weights_only else "best.keras")
         super().__init__(
             path,
@@ -36,7 +36,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         self.filepath = filepath
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Raise `ValueError` where nobody has said where to save."""
+        """Raise `ValueError` if `filepath` is not set."""
         super().on_train_begin(logs)
         if self.filepath is None:
             raise ValueError("BestModelCheckpoint: set its filepath before the training begins")

@@ -1,4 +1,4 @@
-"""Learning rates that follow the epochs, as large batches need them (Goyal et al., arXiv:1706.02677)."""
+"""Callbacks for learning rate schedules and warm-up with large batches (Goyal et al., arXiv:1706.02677)."""
 
 import sys
 from collections.abc import Callable
@@ -15,10 +15,10 @@ __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
 class LearningRateScheduleCallback(Callback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` from `start_epoch` until before `end_epoch`.
 
-    With `staircase` that happens once per epoch, else in each batch, for which `epoch` has a fraction:
-    `steps_per_epoch` is needed where `fit` does not know it. A `multiplier` that is a number holds as it is. With
-    `momentum_correction` an optimizer's accumulated steps, which have the old rate in them, change with the rate.
-    The rate goes to the logs as `lr`."""
+    With `staircase` it does so once per epoch, else before each batch, with a fractional `epoch`; it then needs
+    `steps_per_epoch` if `fit` does not know the number. `multiplier` may be a constant number. With
+    `momentum_correction` it scales the optimizer's accumulated steps by the change of the rate. The logs hold the rate
+    as `lr`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class LearningRateScheduleCallback(Callback):
         self.current_epoch = 0
 
     def on_train_begin(self, logs: object = None) -> None:
-        """Find out how long an epoch is; raises `ValueError` when nobody knows, or the rate has a schedule already."""
+        """Find the steps per epoch. Raises `ValueError` if they are unknown, or if the optimizer has a schedule."""
         if isinstance(self.model.optimizer, keras.optimizers.Optimizer) and _has_schedule(self.model.optimizer):
             raise ValueError(f"{type(self).__name__}: the optimizer's learning rate follows a schedule of its own")
         if not self.staircase and self.steps_per_epoch is None:
@@ -52,11 +52,11 @@ class LearningRateScheduleCallback(Callback):
                 )
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-        """Note the epoch."""
+        """Remember the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
-        """Set the rate, where it changes."""
+        """Set the rate if this batch changes it."""
         begun = self.current_epoch >= self.start_epoch
         if not begun or (self.end_epoch is not None and self.current_epoch >= self.end_epoch):
             return
@@ -82,9 +82,9 @@ class LearningRateScheduleCallback(Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Lets the learning rate grow, batch by batch, from `initial_lr / size()` to `initial_lr` in `warmup_epochs`.
+    """Raises the learning rate with each batch, from `initial_lr / size()` to `initial_lr` within `warmup_epochs`.
 
-    `verbose` says so on the standard output when it is done."""
+    With `verbose` it reports the end of the warm-up on the standard output."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.warmup_epochs, self.verbose = warmup_epochs, verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log the rate; tell the end of the warm-up."""
+        """Log the rate, and report the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.verbose > 0 and epoch == self.warmup_epochs - 1:
             rate = _rate(self.model.optimizer)
@@ -114,7 +114,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def _grow(self, epoch: float) -> float:
         assert self.steps_per_epoch is not None
-        # One batch ahead, so that an epoch ends with a round number.
+        # One batch ahead, so that an epoch ends with a whole number.
         ahead = epoch + 1.0 / self.steps_per_epoch
         size = default.size()
         return (ahead * (size - 1) / self.warmup_epochs + 1) / size
@@ -130,10 +130,10 @@ def _rate(optimizer: Any) -> float:
 
 
 def _velocities(optimizer: Any) -> list[Any]:
-    """Return the variables in which an optimizer adds up its steps: those of SGD and RMSprop with momentum.
+    """Return the variables that hold an optimizer's accumulated steps: those of SGD and RMSprop with momentum.
 
-    What others call momentum is a mean of gradients, without a rate in it. Changing the factor itself, as Horovod does
-    for one batch, would go unnoticed by a compiled function; changing what it multiplies is the same."""
+    The momentum of other optimizers is a mean of gradients and does not contain the rate. Horovod changes the momentum
+    factor for one batch, which a compiled function would not notice; scaling the accumulated steps is equivalent."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not inner.built or not getattr(inner, "momentum", 0):
         return []

@@ -1,4 +1,4 @@
-"""Makes metrics those of all ranks."""
+"""Callback that averages metrics over ranks."""
 
 import numbers
 from typing import Any
@@ -12,16 +12,16 @@ __all__ = ["MetricAverageCallback"]
 
 
 class MetricAverageCallback(Callback):
-    """Replaces an epoch's metrics, those of the validation too, by their average over all ranks.
+    """Replaces the metrics of an epoch, including those of validation, with their average over all ranks.
 
-    The callbacks behind it in `fit`'s list see the average, those before it their own rank's. `device` is Horovod's,
-    and has no meaning here."""
+    Callbacks after it in `fit`'s list see the average, callbacks before it the rank's own values. `device` is an
+    argument of Horovod's and is ignored."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average; blocks until every rank has come. Raises `ValueError` when ranks have different metrics."""
+        """Average the logs. Blocks until every rank takes part; raises `ValueError` if ranks have different metrics."""
         if logs is None:
             return
         mine = {name: float(value) for name, value in logs.items() if _is_number(value)}
