@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
 from farandole.data import GlobalPlan, Loader, ParquetSource, Policy, Reading, make_batch_reader, make_reader
 from farandole.errors import DataError
 from helpers.datasets import write_rows

@@ -4,10 +4,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from farandole.data import ParquetSource, make_batch_reader

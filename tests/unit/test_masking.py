@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+import fsspec
 
 from farandole.data import ArrowSource, ParquetSource, make_batch_reader
 from farandole.data.agreement import together
