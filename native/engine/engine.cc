@@ -1,149 +1,45 @@
 #include "engine/engine.h"
 
-#include <sys/prctl.h>
-
-#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
-#include "transport/shm_link.h"
-#include "transport/tcp.h"
+#include "base/ticks.h"
 
 namespace farandole {
 namespace {
 
-using std::chrono::microseconds;
-using std::chrono::milliseconds;
-using std::chrono::nanoseconds;
+constexpr uint64_t kLastWords = 1'000'000'000;  // ns, for what is under way when the engine shuts down
 
-constexpr milliseconds kNap{5};           // how long a sleeper that watches for lost peers sleeps at most
-constexpr milliseconds kIdleNap{200};     // the same for a thread without work: it ticks for the negotiator
-constexpr milliseconds kLull{2};          // who has just waited will soon wait again
-constexpr milliseconds kLastWords{1000};  // for what is under way when the engine shuts down
-constexpr microseconds kFlow{10};         // requests at shorter distance belong together
-constexpr microseconds kStream{60};       // once they have come thick and fast: this thread itself may hold them up
-constexpr microseconds kGather{150};      // a nap costs who submits some 20 us of its core
-constexpr int kMostGathering = 7;
-constexpr uint64_t kLookEvery = 64;
-
-/// How long a rank waits, in seconds, for the ranks below it before the coordinator hears who is late.
-double patience_of(const EngineOptions& options) {
-  const double timeout = seconds_of(static_cast<uint64_t>(options.timeout.count()));
-  return timeout > 0 ? std::min(1.0, timeout / 4) : 1.0;
+Wiring valid(Wiring wiring) {
+  wiring.validate();
+  return wiring;
 }
 
 }  // namespace
 
 Engine::Engine(Wiring wiring, EngineOptions options)
-    : wiring_(std::move(wiring)),
-      options_(options),
-      tree_(wiring_.parents),
-      negotiator_({wiring_.size, options.knobs.fusion_threshold, options.cache_capacity,
-                   seconds_of(static_cast<uint64_t>(options.timeout.count())), options.look_ahead}),
-      collector_(wiring_.rank, tree_.children(wiring_.rank), patience_of(options)),
-      world_(make_world()),
-      left_(static_cast<size_t>(wiring_.size)),
-      told_(static_cast<size_t>(wiring_.size)) {
-  connect_control();
-  world_.turn(tuned_.knobs);
-  if (leads() && options_.knobs != tuned_.knobs) turn(options_.knobs, false);
-  thread_ = std::thread(&Engine::background, this);
-  try {
-    born_.get_future().get();
-  } catch (...) {
-    thread_.join();
-    throw;
-  }
+    : wiring_(valid(std::move(wiring))),
+      options_(options.fitted_to(wiring_)),
+      control_(wiring_, options_, pending_, trace_),
+      driver_(wiring_, options_.spin, control_.has_remote_peers(), pending_, *this),
+      failures_(wiring_, options_, pending_, control_, driver_),
+      executor_(wiring_, options_, pending_, trace_, driver_, failures_) {
+  driver_.start();
 }
 
 Engine::~Engine() {
   shutdown();
   if (!is_forked()) return;
-  // The threads run in the parent alone: here they can neither be joined nor told to end, only be forgotten.
-  static_cast<void>(new std::thread(std::move(thread_)));
-  static_cast<void>(doorman_.release());
-}
-
-World Engine::make_world() {
-  const auto& local = wiring_.local_ranks;
-  const bool one_host = local.size() == wiring_.hosts.size();
-  const auto grid = grid_of(wiring_.rank, wiring_.hosts);
-  // Connected to more ranks than the column.
-  const bool flat = grid && std::ranges::count_if(wiring_.remotes,
-                                                  [](const auto& each) { return each.data.is_open(); }) >= grid->hosts;
-  local_rank_ = static_cast<int>(std::find(local.begin(), local.end(), wiring_.rank) - local.begin());
-  if (static_cast<int>(wiring_.hosts.size()) != wiring_.size || local_rank_ == static_cast<int>(local.size()) ||
-      wiring_.segment->ranks() != static_cast<int>(local.size()) ||
-      wiring_.segment->has_pair_rings() != (!one_host && (!grid || flat)))
-    throw Error::internal("the segment does not fit the ranks of this host");
-  Guard& guard = *this;
-  // More ranks than cores: whoever spins keeps the one it waits for from running.
-  if (local.size() > std::thread::hardware_concurrency())
-    options_.spin = std::min<nanoseconds>(options_.spin, std::chrono::microseconds(2));
-  else if (one_host) lane_.emplace(*wiring_.segment, wiring_.rank, options_.spin);
-  const Patience patience{options_.spin};
-  const auto shared = [&] { return SharedMesh(wiring_.segment, local_rank_, local, guard, patience); };
-  if (one_host) {
-    arena_ = Arena::make(wiring_.segment, wiring_.rank);
-    return World(std::make_unique<SharedMesh>(shared()));
-  }
-
-  std::unique_ptr<GridMesh> rows;
-  if (grid) {
-    std::vector<std::unique_ptr<Link>> column(static_cast<size_t>(grid->hosts));
-    for (const int peer : data_peers(wiring_.rank, wiring_.hosts)) {
-      const int host = grid->place_of(peer).first;
-      column[static_cast<size_t>(host)] = data_link(peer, host, flat);
-    }
-    rows = std::make_unique<GridMesh>(*grid, shared(), Mesh(grid->host, std::move(column), guard, patience));
-    if (!flat) return World(std::move(rows));
-  }
-  auto links = std::make_unique<Mesh>(wiring_.rank, links_to_all(), guard, patience);
-  return rows ? World(std::move(rows), std::move(links)) : World(std::move(links));
-}
-
-/// A link over the connection to `peer`, `place` in its mesh. With `shared` another link can be had over the same: an
-/// operation leaves nothing in it for the next one, whichever way that goes.
-std::unique_ptr<Link> Engine::data_link(int peer, int place, bool shared) {
-  const auto remote = std::ranges::find(wiring_.remotes, peer, &Wiring::Remote::peer);
-  if (remote == wiring_.remotes.end() || !remote->data.is_open())
-    throw Error::internal("there is no connection to rank " + std::to_string(peer));
-  Descriptor fd = shared ? remote->data.duplicate() : std::move(remote->data);
-  auto link = std::make_unique<TcpLink>(place, fd.release(), peer);
-  data_links_.push_back({link.get(), Silence(static_cast<uint64_t>(options_.heartbeat.count()))});
-  data_links_.back().silence.hear();  // it has just been connected
-  return link;
-}
-
-/// By rank; those of this host by way of the segment.
-std::vector<std::unique_ptr<Link>> Engine::links_to_all() {
-  const auto& local = wiring_.local_ranks;
-  std::vector<std::unique_ptr<Link>> links(static_cast<size_t>(wiring_.size));
-  for (const int peer : data_peers(wiring_.rank, wiring_.hosts, true))
-    links[static_cast<size_t>(peer)] = data_link(peer, peer, false);
-  for (size_t i = 0; i < local.size(); ++i) {
-    const auto peer = static_cast<int>(i);
-    if (peer != local_rank_)
-      links[static_cast<size_t>(local[i])] = std::make_unique<ShmLink>(
-          local[i], wiring_.segment->area(peer), wiring_.segment->pair_ring(local_rank_, peer),
-          wiring_.segment->pair_ring(peer, local_rank_), false);
-  }
-  return links;
+  driver_.abandon();
+  control_.abandon();
 }
 
 void Engine::require_own_process(const std::string& name) const {
   if (is_forked())
     throw Error::invalid(name,
-                         "this process was forked from a rank after its start, and only the rank itself can run "
+                         "this process was forked from a rank after its start, and only the "
+                         "rank itself can run "
                          "collectives; fork before init(), or start this process by spawn");
-}
-
-std::shared_ptr<std::byte> Engine::shared_buffer(size_t bytes) {
-  require_own_process("empty_shared");
-  if (closed_.load()) throw Error::closed("it was shut down");
-  if (arena_) return arena_->take(bytes);
-  const auto buffer = std::make_shared<ResultBuffer>(results_->take(bytes));
-  return {buffer, buffer->data()};
 }
 
 void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
@@ -155,203 +51,155 @@ void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
     operation->submitted_ticks = now_ticks;
   }
   pending_.add(operations);
-  // The others would wait there for this rank in vain.
+  // The other ranks would wait in the lane for this rank in vain.
   if (operations.front()->request.kind == Kind::Join) wiring_.segment->lane().suspend();
-  if (!wake) return;
-  submitted_ns_.store(now, std::memory_order_relaxed);
-  if (waiters_.load() > 0) {
-    doorbell().nudge();  // who waits drives, and looks by itself while it is awake
-  } else if (!called_.exchange(true)) {
-    // Once for all that comes before the thread is there: a call costs more than a request.
-    work_.bump();
-    doorbell().nudge();
-  }
+  if (wake) driver_.wake(now);
 }
 
-bool Engine::wait(Operation& operation, nanoseconds limit) {
+bool Engine::wait(Operation& operation, std::chrono::nanoseconds limit) {
   if (operation.done()) return true;
   require_own_process(operation.request.name);
-  const uint64_t begin = now_ns();
-  const uint64_t deadline = begin + static_cast<uint64_t>(limit.count());
-  waiters_.fetch_add(1);
-  std::unique_lock driving(driver_, std::defer_lock);
-  uint64_t pauses = 0;
-  uint64_t idle_since = 0;
-  while (!operation.done()) {
-    const uint32_t turn = turn_.load();
-    if (!driving && !driving.try_lock()) {
-      turn_.sleep_unless(turn, kNap, [&] { return operation.done() || driving.try_lock(); });
-      if (now_ns() > deadline) break;
-      continue;
-    }
-    const uint32_t seen = doorbell().load();
-    if (progress()) {
-      if (waiters_.load() > 1) tell_waiters();
-      pauses = 0;
-      continue;
-    }
-    relax();
-    if (++pauses % kLookEvery != 0) continue;
-    const uint64_t now = now_ns();
-    if (pauses == kLookEvery) idle_since = now;
-    look_for_lost();
-    if (now > deadline) break;
-    if (now - idle_since <= static_cast<uint64_t>(options_.spin.count())) continue;
-    listen();
-    driving.unlock();
-    turn_.nudge();
-    doorbell().sleep_unless(seen, kNap, [this] { return pending_.fresh(); });
-    pauses = 0;
+  return driver_.wait(operation, limit);
+}
+
+bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& settle) {
+  require_own_process(recurring.operations.front()->request.name);
+  // New knobs go along with a plan.
+  if (!executor_.can_run_in_lane(recurring) || control_.is_turning()) return false;
+  {
+    const Driver::Lock driving = driver_.try_lock();
+    // What is pending comes first, on every rank: all ranks in the lane have
+    // run the same plans.
+    if (!driving || failures_.has_failed() || closed_.load() || !pending_.empty() || control_.has_plans()) return false;
+    if (!executor_.run_in_lane(recurring, settle)) return false;
   }
-  if (driving) driving.unlock();
-  turn_.nudge();
-  const uint64_t end = now_ns();
-  waited_ns_.fetch_add(end - begin, std::memory_order_relaxed);
-  left_off_ns_.store(end, std::memory_order_relaxed);
-  if (waiters_.fetch_sub(1) == 1 && !pending_.empty() && !called_.exchange(true)) work_.bump();
-  return operation.done();
+  driver_.notify_waiters();
+  return true;
 }
 
-/// Does another thread drive, or will one in a moment? Where this rank has asked for nothing, the others miss nothing
-/// in that time: whatever they ask for needs its word too.
-bool Engine::is_attended() const {
-  if (waiters_.load() > 0) return true;
-  const uint64_t lull = static_cast<uint64_t>(nanoseconds(kLull).count());
-  return pending_.empty() && now_ns() < left_off_ns_.load(std::memory_order_relaxed) + lull;
+bool Engine::drive_once() {
+  if (failures_.has_failed() || driver_.is_stopping()) {
+    control_.flush();  // the news of it may still wait for room
+    return false;
+  }
+  bool moved = control_.ask();
+  if (moved) executor_.leave_lane();
+  moved = control_.hear() || moved;
+  moved = control_.decide() || moved;
+  control_.forward();
+  while (const auto agreed = control_.next_plan()) {
+    executor_.run(*agreed);
+    moved = true;
+  }
+  control_.flush();
+  return moved;
 }
 
-/// To be called before sleeping on the doorbell, with `driver_` held.
-void Engine::listen() noexcept {
+/// Return what `step` returns. An error ends the job; true then, for something
+/// has moved.
+template <class Step>
+bool Engine::poison_on_error(Step step) noexcept {
   try {
-    if (doorman_) doorman_->listen();
+    return step();
   } catch (const Error& error) {
-    poison(error);
+    failures_.poison(error);
+  } catch (const std::exception& error) {
+    failures_.poison(Error::internal(error.what()));
   }
+  return true;
 }
 
-void Engine::tell_waiters() {
-  turn_.nudge();
-  doorbell().nudge();  // who drove before sleeps there
+bool Engine::progress() noexcept {
+  return poison_on_error([this] { return drive_once(); });
 }
 
-void Engine::background() noexcept {
-  Life& life = wiring_.segment->area(local_rank_).life;
-  try {
-    // The kernel may be fifty microseconds late by default.
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
-    life.begin();
-    born_.set_value();
-  } catch (...) {
-    born_.set_exception(std::current_exception());
-    return;
-  }
-  while (!stop_.load()) {
-    const uint32_t work_seen = work_.load();
-    // In this order: who calls later also changes the bell.
-    called_.exchange(false);
-    report();
-    if (is_attended() || !has_work()) {
-      // Who waits only calls when something stays behind.
-      work_.sleep(work_seen, listens_always_ ? kLull : kIdleNap);
-      if (wiring_.rank != 0 || is_attended()) continue;
+void Engine::check_peers() noexcept {
+  const auto drive_until_idle = [this] {
+    while (drive_once()) {
     }
-    gather();
-    if (waiters_.load() > 0) continue;  // it drives, and would only have to wait for its turn
-    const uint32_t seen = doorbell().load();
-    bool moved = false;
-    {
-      const std::lock_guard driving(driver_);
-      in_the_way_ = true;
-      moved = progress();
-      if (!moved) {
-        look_for_lost();
-        listen();
-      }
-      in_the_way_ = false;
+  };
+  poison_on_error([&] {
+    const std::optional<Error> lost = failures_.find_lost();
+    // A rank that has left or is lost may have spoken before: that counts. Only
+    // what is pending afterwards fails.
+    if (control_.has_departures()) {
+      drive_until_idle();
+      control_.announce_departures();
     }
-    if (waiters_.load() > 0) turn_.nudge();  // who came meanwhile waits for its turn to drive
-    if (!moved && has_work() && waiters_.load() == 0 && !stop_.load())
-      doorbell().sleep_unless(seen, kNap, [this] { return pending_.fresh() || has_finished_.load(); });
-  }
-  life.end();
+    if (!lost) return false;
+    drive_until_idle();
+    // A rank with connections to other hosts reports losses even when it is
+    // idle.
+    if (!pending_.empty() || control_.has_remote_peers()) throw *lost;
+    return false;
+  });
 }
 
-/// While requests come thick and fast, waits for more of them: taken one by one they would be many small buckets, and
-/// would disturb the thread that submits. One that comes alone does not wait, but for the first after many.
-void Engine::gather() {
-  for (int naps = 0; naps < kMostGathering; ++naps) {
-    // Who waits for one after the other is between two of them for a moment.
-    const uint64_t last =
-        std::max(submitted_ns_.load(std::memory_order_relaxed), left_off_ns_.load(std::memory_order_relaxed));
-    const microseconds pace = came_many_ ? kStream : kFlow;
-    const bool flows = now_ns() < last + static_cast<uint64_t>(nanoseconds(pace).count());
-    const size_t queued = pending_.queued();
-    if (queued > 0 && (naps > 0 || !flows)) came_many_ = queued > 1;
-    if (!flows || (queued < 2 && !came_many_) || waiters_.load() > 0 || stop_.load()) return;
-    std::this_thread::sleep_for(kGather);
-  }
+void Engine::arm_doorbell() noexcept {
+  poison_on_error([this] {
+    control_.arm_doorbell();
+    return false;
+  });
+}
+
+std::shared_ptr<std::byte> Engine::shared_buffer(size_t bytes) {
+  require_own_process("empty_shared");
+  if (closed_.load()) throw Error::closed("it was shut down");
+  return executor_.shared_buffer(bytes);
+}
+
+void Engine::require_alive() {
+  require_own_process("require_alive");
+  failures_.require_alive();
 }
 
 void Engine::shutdown() {
   if (is_forked()) return;
-  std::unique_lock closing(closing_);  // a second caller returns when the first is done
-  if (closed_.exchange(true)) return;
-  pending_.refuse(told(Error::closed("it was shut down")));
-  // What all ranks have agreed on may still be under way; the others count on our part in it.
-  const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kLastWords).count());
-  std::unique_lock driving(driver_, std::defer_lock);
-  while (!driving.try_lock() && now_ns() < until) std::this_thread::sleep_for(milliseconds(1));
-  stop_.store(!driving);
-  if (!driving) driving.lock();
-  if (progress()) progress();
-  fail_pending(Error::closed("it was shut down while this operation was pending"));
-  for (ControlStream& control : controls_) {
-    // After a failure the others are to hear of that, not that this rank left because of it.
-    if (!failed_.load())
-      control.send(
-          Farewell{wiring_.rank, true, farandole::reason_of(Life::State::Left), first_left_.value_or(wiring_.rank)});
-    while (!control.flush() && now_ns() < until) std::this_thread::sleep_for(milliseconds(1));
+  {
+    const std::lock_guard closing(closing_);  // a second caller returns when the first is done
+    if (closed_.exchange(true)) return;
+    pending_.refuse(wiring_.in_job_ranks(Error::closed("it was shut down")));
+    {
+      // What all ranks have agreed on may still be under way; the others count
+      // on this rank's part in it.
+      const uint64_t until = now_ns() + kLastWords;
+      const Driver::Lock driving = driver_.take_over(until);
+      if (progress()) progress();
+      failures_.fail_pending(Error::closed("it was shut down while this operation was pending"));
+      // After a failure the others are to hear of that, not that this rank left
+      // because of it.
+      control_.leave(!failures_.has_failed(), until);
+    }
+    driver_.stop();
+    for (int rank = 0; rank < wiring_.segment->ranks(); ++rank) wiring_.segment->area(rank).doorbell.bump();
+    control_.stop_watching();
+    executor_.close();
   }
-  driving.unlock();
-  stop_.store(true);
-  work_.bump();
-  doorbell().bump();
-  thread_.join();
-  for (int rank = 0; rank < wiring_.segment->ranks(); ++rank) wiring_.segment->area(rank).doorbell.bump();
-  doorman_.reset();
-  results_->close();
-  closing.unlock();
-  report();
+  driver_.report();
 }
 
 void Engine::see_off() const {
   if (is_forked()) return;  // they are threads of the parent
-  const uint64_t until = now_ns() + static_cast<uint64_t>(nanoseconds(kLastWords).count());
-  while (visitors_.load() > 0 && now_ns() < until) std::this_thread::sleep_for(milliseconds(1));
+  const uint64_t until = now_ns() + kLastWords;
+  while (visitors_.load() > 0 && now_ns() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void Engine::turn(const Knobs& knobs, bool paced) {
   require_own_process("turn");
-  if (!leads()) throw Error::invalid("turn", "only rank 0 decides what all ranks work with");
-  if (!knobs.valid()) throw Error::invalid("turn", "chunks are multiples of 64 bytes, of at least 4 KiB");
-  const std::lock_guard lock(stats_mu_);
-  wanted_ = knobs;
-  pace_wanted_ = paced;
-  turning_.store(true);
+  control_.turn(knobs, paced);
 }
 
-Engine::Tuned Engine::tuned() {
-  const std::lock_guard lock(stats_mu_);
-  Tuned tuned = tuned_;
-  tuned.marks = pace_.marks();
-  return tuned;
+std::vector<Negotiator::Stall> Engine::stalls() {
+  if (closed_.load() || failures_.has_failed()) return {};
+  return control_.stalls();
 }
 
 EngineStats Engine::stats() {
-  const std::lock_guard lock(stats_mu_);
-  EngineStats stats = stats_;
-  stats.in_lane = agreed_in_lane_.load(std::memory_order_relaxed);
-  stats.waited_ns = waited_ns_.load(std::memory_order_relaxed) + (lane_ ? lane_->waited_ns() : 0);
+  EngineStats stats = executor_.stats();
+  const ControlTree::Asked asked = control_.asked();
+  stats.asked_by_number = asked.by_number;
+  stats.asked_in_full = asked.in_full;
+  stats.waited_ns += driver_.waited_ns();
   return stats;
 }
 

@@ -1,0 +1,251 @@
+#include "engine/executor.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "engine/execute.h"
+#include "engine/joined.h"
+
+namespace farandole {
+namespace {
+
+World make_world(Wiring& wiring, FailureDetector& failures, std::chrono::nanoseconds spin) {
+  WiredWorld made = connect_world(wiring, failures, spin);
+  failures.watch(made.links);
+  return std::move(made.world);
+}
+
+/// Return whether no rank can finish before all ranks have begun: a rank that ran ahead could reuse a round of the lane
+/// that another rank still reads.
+bool synchronizes(const Recurring& recurring) {
+  const Request& first = recurring.operations.front()->request;
+  if (first.kind == Kind::Barrier) return true;
+  return (first.kind == Kind::Allreduce || first.kind == Kind::Broadcast) && recurring.bytes > 0;
+}
+
+/// Return whether these are only some members of a group, which runs as a whole.
+bool is_partial_group(const Recurring& recurring) {
+  const Request& first = recurring.operations.front()->request;
+  return first.group_size != (first.group.empty() ? 0 : recurring.operations.size());
+}
+
+}  // namespace
+
+Executor::Executor(Wiring& wiring, const EngineOptions& options, Pending& pending, Trace& trace, Driver& driver,
+                   FailureDetector& failures)
+    : wiring_(wiring),
+      pending_(pending),
+      trace_(trace),
+      driver_(driver),
+      failures_(failures),
+      results_(ResultPool::make(options.kept_results)),
+      world_(make_world(wiring, failures, options.spin)) {
+  if (wiring.is_one_host()) {
+    arena_ = Arena::make(wiring.segment, wiring.rank);
+    if (wiring.has_spare_cores()) lane_.emplace(*wiring.segment, wiring.rank, options.spin);
+  }
+  world_.turn(tuned_.knobs);
+}
+
+void Executor::run(const AgreedPlan& agreed) {
+  if (trace_.marks_plans()) trace_.add_plan(agreed.plan.size());
+  for (const auto& item : agreed.plan) {
+    if (const auto* bucket = std::get_if<Bucket>(&item)) run(*bucket, agreed.heard);
+    else if (const auto* refusal = std::get_if<Refusal>(&item)) refuse(*refusal);
+    else turn_to(std::get<Knobs>(item), agreed.paced);
+  }
+}
+
+void Executor::run(const Bucket& bucket, uint64_t agreed) {
+  const std::vector<OperationPtr> operations = take(bucket);
+  if (bucket.kind == Kind::Join) wiring_.segment->lane().resume();
+  run(bucket, operations, agreed);
+}
+
+std::vector<OperationPtr> Executor::take(const Bucket& bucket) {
+  std::vector<OperationPtr> operations;
+  operations.reserve(bucket.entries.size());
+  try {
+    for (const Entry& entry : bucket.entries) {
+      if (entry.count == 1) {
+        operations.push_back(take(entry));
+        continue;
+      }
+      for (uint32_t i = 0; i < entry.count; ++i) operations.push_back(pending_.take(Entry{{}, entry.id + i, {}}));
+    }
+  } catch (const Error& error) {
+    for (const OperationPtr& operation : operations) driver_.fail(operation, error);
+    throw;
+  }
+  return operations;
+}
+
+OperationPtr Executor::take(const Entry& entry) {
+  if (!entry.request) return pending_.take(entry);
+  // Some rank has joined, perhaps this one.
+  OperationPtr own = pending_.take(entry.name);
+  return own ? own : stand_in(*entry.request, wiring_.size);
+}
+
+void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operations, uint64_t agreed) {
+  executed_ += static_cast<uint32_t>(operations.size());
+  const uint64_t begun = trace_.now();
+  failures_.start_timeout(now_ns());
+  std::optional<Error> error;
+  const char* algorithm = "";
+  try {
+    algorithm = execute(world_, *results_, wiring_.rank, wiring_.size, bucket, operations);
+  } catch (const Error& raised) {
+    error = failures_.root_cause(raised);
+  } catch (const std::exception& raised) {
+    error = Error::internal(raised.what());
+  }
+  if (error) {
+    for (const OperationPtr& operation : operations) driver_.fail(operation, *error);
+    throw *error;
+  }
+  uint64_t bytes = 0;
+  for (const OperationPtr& operation : operations) bytes += operation->request.bytes();
+  count(operations, bytes);
+  if (trace_.on()) trace_.add({bucket.kind, algorithm, agreed, begun}, operations);
+  for (const OperationPtr& operation : operations) driver_.complete(operation);
+}
+
+void Executor::refuse(const Refusal& refusal) {
+  // This rank's own request was on its way when the coordinator gave up waiting for it; there it counts as a new one.
+  const auto& late = refusal.error.ranks;
+  if (refusal.error.kind == ErrorKind::Timeout && std::ranges::find(late, wiring_.rank) != late.end()) return;
+  // A rank that has not asked has nothing to fail.
+  const OperationPtr operation = pending_.take(refusal.name);
+  if (!operation) return;
+  if (operation->request.kind == Kind::Join) wiring_.segment->lane().resume();
+  driver_.fail(operation, refusal.error);
+}
+
+void Executor::turn_to(const Knobs& knobs, bool paced) {
+  world_.turn(knobs);
+  const std::lock_guard lock(mu_);
+  tuned_.knobs = knobs;
+  ++tuned_.turns;
+  pace_.restart();
+  paced_ = paced;
+}
+
+void Executor::leave_lane() {
+  if (lane_) lane_->pass();
+}
+
+bool Executor::can_run_in_lane(const Recurring& recurring) const {
+  return lane_ && synchronizes(recurring) && !is_partial_group(recurring);
+}
+
+bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& settle) {
+  Passage passage;
+  passage.number = pending_.number_of(recurring);
+  if (passage.number == kNoId) return false;
+  const Request& first = recurring.operations.front()->request;
+  passage.instance = executed_;
+  // Anything but a plain reduction of few bytes runs as usual, only without the coordinator.
+  if (recurring.bytes <= kSmallBytes && recurring.buckets.size() == 1 && first.op != ReduceOp::Adasum)
+    passage.payload = recurring.bytes;
+  const bool gives = first.kind != Kind::Broadcast || first.root == wiring_.rank;
+  passage.load = [&recurring, gives](std::byte* to) {
+    for (size_t i = 0; gives && i < recurring.operations.size(); ++i) {
+      const Operation& operation = *recurring.operations[i];
+      const size_t bytes = operation.request.bytes();
+      std::memcpy(to, operation.input, bytes);
+      to += bytes;
+    }
+  };
+  passage.called_away = [this] { return pending_.fresh(); };
+  passage.settle = settle;
+  const uint64_t now = trace_.now();
+  for (const OperationPtr& operation : recurring.operations) operation->submitted_ticks = now;
+  if (!lane_->agree(passage)) return false;
+  if (trace_.marks_plans()) trace_.add_plan(recurring.buckets.size());
+  agreed_in_lane_.fetch_add(recurring.operations.size(), std::memory_order_relaxed);
+  if (passage.payload > 0 || first.kind == Kind::Barrier) {
+    finish_in_lane(recurring, passage.payload);
+  } else {
+    settle();
+    run_all(recurring);
+  }
+  return true;
+}
+
+void Executor::run_all(const Recurring& recurring) {
+  const std::span<const OperationPtr> all(recurring.operations);
+  try {
+    const uint64_t agreed = trace_.now();
+    size_t from = 0;
+    for (const size_t to : recurring.buckets) {
+      run({all[from]->request.kind, {}}, all.subspan(from, to - from), agreed);
+      from = to;
+    }
+  } catch (const Error& error) {
+    failures_.poison(error);
+    for (const OperationPtr& operation : all)
+      if (!operation->done()) driver_.fail(operation, error);
+  }
+}
+
+/// Finish operations whose data has arrived with the ranks.
+void Executor::finish_in_lane(const Recurring& recurring, size_t payload) {
+  const std::span<const OperationPtr> all(recurring.operations);
+  const Request& first = all.front()->request;
+  const uint64_t begun = trace_.now();
+  const auto size = static_cast<size_t>(wiring_.size);
+  std::array<const void*, 16> few{};
+  std::vector<const void*> many(size > few.size() ? size : 0);
+  const std::span<const void*> sources = many.empty() ? std::span(few).first(size) : std::span(many);
+  size_t done = 0;
+  for (size_t i = 0; payload > 0 && i < all.size(); ++i) {
+    const size_t bytes = all[i]->request.bytes();
+    if (first.kind == Kind::Broadcast) {
+      if (first.root != wiring_.rank || all[i]->output != all[i]->input)
+        std::memcpy(all[i]->output, lane_->payload(first.root, payload) + done, bytes);
+    } else {
+      for (size_t rank = 0; rank < size; ++rank) sources[rank] = lane_->payload(static_cast<int>(rank), payload) + done;
+      reduce(first.dtype, reduction_of(first, wiring_.size), all[i]->output, sources, bytes / size_of(first.dtype));
+    }
+    done += bytes;
+  }
+  executed_ += static_cast<uint32_t>(all.size());
+  count(all, payload);
+  if (trace_.on()) trace_.add({first.kind, "lane", begun, begun}, all);
+  for (const OperationPtr& operation : all) driver_.complete(operation);
+}
+
+void Executor::count(std::span<const OperationPtr> operations, uint64_t bytes) {
+  const std::lock_guard lock(mu_);
+  ++stats_.buckets;
+  stats_.bytes += bytes;
+  stats_.operations += operations.size();
+  if (paced_) pace_.add(operations, now_ns(), stats_.bytes);
+}
+
+std::shared_ptr<std::byte> Executor::shared_buffer(size_t bytes) {
+  if (arena_) return arena_->take(bytes);
+  const auto buffer = std::make_shared<ResultBuffer>(results_->take(bytes));
+  return {buffer, buffer->data()};
+}
+
+EngineStats Executor::stats() {
+  const std::lock_guard lock(mu_);
+  EngineStats stats = stats_;
+  stats.in_lane = agreed_in_lane_.load(std::memory_order_relaxed);
+  stats.waited_ns = lane_ ? lane_->waited_ns() : 0;
+  return stats;
+}
+
+Tuned Executor::tuned() {
+  const std::lock_guard lock(mu_);
+  Tuned tuned = tuned_;
+  tuned.marks = pace_.marks();
+  return tuned;
+}
+
+}  // namespace farandole
