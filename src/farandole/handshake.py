@@ -1,10 +1,11 @@
 """Mutual proof that two ends of a connection know the job's secret, and frames on the connection.
 
-Three messages; C connects, A accepts, || joins, each text stands with its length:
+Four messages; C connects, A accepts, || joins, each text stands with its length:
 
     C -> A   hello(C) = magic || nonce(C) || identity(C)
     A -> C   hello(A) || HMAC-SHA256(secret, "accepting"  || hello(C) || hello(A))
     C -> A               HMAC-SHA256(secret, "connecting" || hello(C) || hello(A))
+    A -> C   welcome: from here on A keeps the connection. A connection that ends before may be tried again
 
 Fresh nonces keep a recorded proof from being used again, the two words keep a proof from being sent back to
 the end that made it, and the identities cannot be changed on the way. Nothing on the connection is encrypted.
@@ -30,11 +31,13 @@ __all__ = [
     "handshake_steps",
     "new_secret",
     "peer_name",
+    "recv_exactly",
     "recv_frame",
     "send_frame",
 ]
 
-MAGIC = b"farandole1\n"
+MAGIC = b"farandole2\n"
+WELCOME = b"!"
 NONCE_BYTES = 32
 PROOF_BYTES = hashlib.sha256().digest_size
 HEAD_BYTES = len(MAGIC) + NONCE_BYTES + 1
@@ -125,8 +128,12 @@ def handshake_steps(secret: bytes, *, me: bytes, accept: bool, where: str) -> St
         expected = _proof(secret, b"accepting", mine, theirs)
     if not hmac.compare_digest(expected, (yield PROOF_BYTES)):
         raise AuthenticationError("it does not know this job's secret", where=where)
-    if not accept:
+    if accept:
+        yield WELCOME
+    else:
         yield _proof(secret, b"connecting", mine, theirs)
+        if (yield len(WELCOME)) != WELCOME:
+            raise AuthenticationError("it does not speak farandole's protocol", where=where)
     return who
 
 
@@ -153,7 +160,7 @@ def converse(sock: socket.socket, steps: Steps[T], deadline: Deadline) -> T:
         wish = next(steps)
         while True:
             if isinstance(wish, int):
-                wish = steps.send(_recv_exactly(sock, wish, deadline))
+                wish = steps.send(recv_exactly(sock, wish, deadline))
             else:
                 sock.settimeout(deadline.remaining())
                 sock.sendall(wish)
@@ -180,13 +187,14 @@ def recv_frame(sock: socket.socket, limit: int, *, deadline: Deadline | None = N
     Blocks until all of it is here, up to `deadline`, without one each piece up to the socket's own timeout; raises
     `TimeoutError` then, `EOFError` when the peer ends the connection first, and `RendezvousError`, before anything
     is allocated, for a frame over the limit."""
-    (length,) = FRAME_LENGTH.unpack(_recv_exactly(sock, FRAME_LENGTH.size, deadline))
+    (length,) = FRAME_LENGTH.unpack(recv_exactly(sock, FRAME_LENGTH.size, deadline))
     if length > limit:
         raise RendezvousError(f"a frame of {length} bytes is over the limit of {limit}", where=peer_name(sock))
-    return _recv_exactly(sock, length, deadline)
+    return recv_exactly(sock, length, deadline)
 
 
-def _recv_exactly(sock: socket.socket, count: int, deadline: Deadline | None) -> bytes:
+def recv_exactly(sock: socket.socket, count: int, deadline: Deadline | None) -> bytes:
+    """Receive `count` bytes; raises `EOFError` when the peer ends the connection first, see `recv_frame`."""
     buffer = bytearray(count)
     with memoryview(buffer) as view:
         got = 0

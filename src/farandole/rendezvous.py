@@ -4,6 +4,7 @@
 alone, `PartRendezvous` some of the ranks that have met already; engines with an all-gather of their own (Spark, MPI)
 implement `Rendezvous` where they are met."""
 
+import contextlib
 import hashlib
 import hmac
 import itertools
@@ -14,14 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Protocol, Self, TypeVar, cast, runtime_checkable
 
-from farandole.errors import RendezvousError
-from farandole.handshake import Deadline, converse, handshake_steps, new_secret, recv_frame, split_address
+from farandole.dialer import dial
+from farandole.errors import FarandoleError, RendezvousError
+from farandole.handshake import Deadline, new_secret, recv_frame, split_address
 from farandole.meeting import Answer, Caller, Meeting, read_answer
 from farandole.other_launchers import refuse_other_launch
-from farandole.rendezvous_server import MAX_PAYLOAD, REQUEST, RendezvousServer, answer_limit
+from farandole.rendezvous_server import GOODBYE, MAX_PAYLOAD, REQUEST, RendezvousServer, answer_limit
 from farandole.topology import JobEnvironment
 
 __all__ = [
+    "Lifeline",
     "PartRendezvous",
     "Rendezvous",
     "RendezvousServer",
@@ -35,8 +38,6 @@ T = TypeVar("T")
 
 # The server answers when the time is over; a caller waits this much longer for it to say who is missing.
 GRACE = timedelta(seconds=5)
-HANDSHAKE_TIMEOUT = timedelta(seconds=10)
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries to connect
 
 
 @runtime_checkable
@@ -99,7 +100,7 @@ class TcpRendezvous:
 
     def __init__(self, address: str, rank: int, size: int, secret: bytes, generation: int = 0) -> None:
         self.address, self.rank, self.size, self.generation = address, rank, size, generation
-        self._host_and_port = split_address(address)
+        split_address(address)  # a wrong one is refused here
         self.secret = secret
         self._round = 0
         self._closed = threading.Event()
@@ -109,61 +110,88 @@ class TcpRendezvous:
 
         Blocks until every rank has called, up to `timeout`, and keeps trying that long when the server is not there
         yet. Raises `RendezvousError` naming who did not come, `AuthenticationError` when the secrets differ."""
-        if len(payload) > MAX_PAYLOAD:
-            raise RendezvousError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
-        deadline = Deadline(timeout)
-        caller = Caller(rank=self.rank, size=self.size, generation=self.generation, round=self._round)
-        with self._connect(caller, deadline) as sock:
-            answer = self._ask(sock, payload, deadline)
-        if isinstance(answer, RendezvousError):
-            raise answer
-        self._round += 1
+        answer, sock = self._call(payload, timeout, stay=False)
+        sock.close()
         return answer
+
+    def allgather_and_watch(
+        self, payload: bytes, on_loss: Callable[[RendezvousError], None], *, timeout: timedelta
+    ) -> "tuple[list[bytes], Lifeline]":
+        """Do as `allgather` does, and have `on_loss` called when a rank dies before it has closed its lifeline."""
+        answer, sock = self._call(payload, timeout, stay=True)
+        return answer, Lifeline(sock, self.address, on_loss)
 
     def close(self) -> None:
         """Let an `allgather` that still looks for the server, in another thread, give up."""
         self._closed.set()
 
-    def _connect(self, caller: Caller, deadline: Deadline) -> socket.socket:
-        """Connect and authenticate; a server that is not up yet is tried again until `deadline`."""
-        pause, problem = FIRST_PAUSE, "there was no time"
-        while not self._closed.is_set():
-            try:
-                left = deadline.remaining()
-            except TimeoutError as error:
-                waited = deadline.timeout.total_seconds()
-                text = f"rank {self.rank} could not reach the rendezvous within {waited:g} s: {problem}"
-                raise RendezvousError(text, where=self.address) from error
-            try:
-                return self._try_to_connect(caller, min(timedelta(seconds=left), HANDSHAKE_TIMEOUT))
-            except (OSError, EOFError) as error:
-                problem = str(error) or type(error).__name__
-            self._closed.wait(min(pause, left))
-            pause = min(2 * pause, LONGEST_PAUSE)
-        raise RendezvousError("the rendezvous was closed", where=self.address)
-
-    def _try_to_connect(self, caller: Caller, timeout: timedelta) -> socket.socket:
+    def _call(self, payload: bytes, timeout: timedelta, *, stay: bool) -> tuple[list[bytes], socket.socket]:
+        if len(payload) > MAX_PAYLOAD:
+            raise RendezvousError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
         deadline = Deadline(timeout)
-        sock = socket.create_connection(self._host_and_port, timeout.total_seconds())
+        sock = self._connect(deadline)
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Not `authenticate`: a server that is busy or starting breaks off, which is no reason to give up.
-            steps = handshake_steps(self.secret, me=caller.pack(), accept=False, where=self.address)
-            converse(sock, steps, deadline)
+            answer = self._ask(sock, payload, deadline, stay)
+            if isinstance(answer, RendezvousError):
+                raise answer
         except BaseException:
             sock.close()
             raise
+        self._round += 1
+        return answer, sock
+
+    def _connect(self, deadline: Deadline) -> socket.socket:
+        """Connect and authenticate; a server that is not up yet is tried again until `deadline`."""
+        me = Caller(rank=self.rank, size=self.size, generation=self.generation, round=self._round).pack()
+        try:
+            sock, _ = dial(self.address, self.secret, me=me, deadline=deadline, patient=True, wait=self._pause)
+        except TimeoutError as error:
+            text = f"rank {self.rank} could not reach the rendezvous: {error}"
+            raise RendezvousError(text, where=self.address) from error
         return sock
 
-    def _ask(self, sock: socket.socket, payload: bytes, deadline: Deadline) -> Answer:
+    def _pause(self, seconds: float) -> None:
+        if self._closed.wait(seconds):
+            raise RendezvousError("the rendezvous was closed", where=self.address)
+
+    def _ask(self, sock: socket.socket, payload: bytes, deadline: Deadline, stay: bool) -> Answer:
         try:
             left = deadline.remaining()
             sock.settimeout(left)
-            sock.sendall(REQUEST.pack(left, len(payload)) + payload)
+            sock.sendall(REQUEST.pack(left, len(payload), stay) + payload)
             answer = recv_frame(sock, answer_limit(self.size), deadline=Deadline(timedelta(seconds=left) + GRACE))
         except (OSError, EOFError) as error:
             raise RendezvousError(f"the rendezvous broke off ({error})", where=self.address) from error
         return read_answer(answer, self.address)
+
+
+class Lifeline:
+    """A rank's connection to the rendezvous while it connects to its peers: its end is the rank's death.
+
+    `on_loss` hears, on a thread of the lifeline, of each other rank that died. The end of the rendezvous itself means
+    nothing: the ranks need it no more."""
+
+    def __init__(self, sock: socket.socket, where: str, on_loss: Callable[[RendezvousError], None]) -> None:
+        self._sock, self._where, self._on_loss = sock, where, on_loss
+        sock.settimeout(None)
+        self._thread = threading.Thread(target=self._listen, name="farandole-lifeline", daemon=True)
+        self._thread.start()
+
+    def close(self, *, failed: bool = False) -> None:
+        """End the connection and the thread; the other ranks take it for this rank's death if it has `failed`."""
+        with contextlib.suppress(OSError):  # the rendezvous is gone already
+            if not failed:
+                self._sock.send(GOODBYE)
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._sock.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, EOFError, FarandoleError):  # it was closed, here or there
+            while True:
+                answer = read_answer(recv_frame(self._sock, MAX_PAYLOAD), self._where)
+                assert isinstance(answer, RendezvousError)
+                self._on_loss(answer)
 
 
 class ThreadRendezvous:

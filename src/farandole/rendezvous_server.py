@@ -14,20 +14,21 @@ import time
 from types import TracebackType
 from typing import Self
 
+from farandole.acceptor import BACKLOG, Acceptor, Admitted
 from farandole.errors import ConfigError, FarandoleError, RendezvousError
-from farandole.handshake import FRAME_LENGTH, LEAST_SECRET, Steps, handshake_steps, join_address, peer_name
+from farandole.handshake import FRAME_LENGTH, LEAST_SECRET, Steps, join_address
 from farandole.meeting import Answer, Caller, Meeting, write_answer
 
-__all__ = ["MAX_PAYLOAD", "REQUEST", "RendezvousServer", "answer_limit"]
+__all__ = ["GOODBYE", "MAX_PAYLOAD", "REQUEST", "RendezvousServer", "answer_limit"]
 
 log = logging.getLogger(__name__)
 
 MAX_PAYLOAD = 1 << 20
-REQUEST = struct.Struct("!dI")  # seconds that the caller waits, bytes of its payload
+REQUEST = struct.Struct("!dI?")  # seconds that the caller waits, bytes of its payload, whether it stays connected
 LONGEST_WAIT = 7 * 24 * 3600.0
-SPEAK_SECONDS = 10.0  # for the handshake, and again for the request, and again for taking the answer
-# A rank proves itself in milliseconds; strangers who say nothing are dropped, oldest first, when there are more.
-MOST_STRANGERS = 256
+SPEAK_SECONDS = 10.0  # for the request, and again for taking the answer
+REJOIN_SECONDS = 2.0  # in which a rank whose connection has ended while it waited may be started anew
+GOODBYE = b"."  # of a rank that stayed connected, and that the others need not wait for any more
 
 
 def answer_limit(size: int) -> int:
@@ -36,37 +37,36 @@ def answer_limit(size: int) -> int:
 
 
 class _Caller:
-    """One connection: what it is about to say, what it is still to be told."""
+    """One member's connection: its request, its answer, and whether it stays connected after that."""
 
-    def __init__(self, sock: socket.socket, ticket: int, secret: bytes) -> None:
-        self.sock, self.ticket = sock, ticket
-        self.where = peer_name(sock)
-        self.trusted = False
+    def __init__(self, admitted: Admitted, ticket: int) -> None:
+        self.sock, self.where, self.ticket = admitted.sock, admitted.where, ticket
         self.deadline = time.monotonic() + SPEAK_SECONDS
         self.inbox = bytearray()
         self.outbox = bytearray()
         self.wanted = 0
         self.hang_up = False  # when the outbox is empty
         self.waits = False  # for the other ranks: nothing more is to be read
-        self.steps = self._conversation(secret)
+        self.answered = False
+        self.who: Caller | None = None
+        self.stays = False  # connected after the answer: the end of the connection without a goodbye is its death
+        self.steps = self._conversation(admitted.who)
 
-    def _conversation(self, secret: bytes) -> Steps[tuple[Caller, float, bytes]]:
-        who = yield from handshake_steps(secret, me=b"rendezvous", accept=True, where=self.where)
-        self.trusted = True
-        self.deadline = time.monotonic() + SPEAK_SECONDS
-        caller = Caller.unpack(who)
-        seconds, length = REQUEST.unpack((yield REQUEST.size))
+    def _conversation(self, identity: bytes) -> Steps[tuple[float, bytes]]:
+        self.who = Caller.unpack(identity)
+        seconds, length, self.stays = REQUEST.unpack((yield REQUEST.size))
         if length > MAX_PAYLOAD or not 0 <= seconds <= LONGEST_WAIT:
-            raise RendezvousError(f"rank {caller.rank} sent a request that cannot be ({length} bytes, {seconds} s)")
+            raise RendezvousError(f"rank {self.who.rank} sent a request that cannot be ({length} bytes, {seconds} s)")
         payload = (yield length) if length else b""
-        return caller, seconds, payload
+        return seconds, payload
 
 
 class RendezvousServer:
     """Collects `size` payloads per round and answers all ranks; runs a thread of its own until closed.
 
     A connection is read no further than the handshake until it has proved that it knows `secret`, and each state
-    that it can be in has an end. Listens on `host` alone, and on a free port by default."""
+    that it can be in has an end. A rank that stays connected after its answer is watched: the others that stay hear of
+    its death. Listens on `host` alone, and on a free port by default."""
 
     def __init__(self, size: int, secret: bytes, *, host: str = "127.0.0.1", port: int = 0) -> None:
         if size < 1:
@@ -79,17 +79,19 @@ class RendezvousServer:
             problem = f"{size} ranks need {needed} open files in this process, which may have {most}; raise ulimit -n"
             raise ConfigError("size", problem)
         self._meeting = Meeting(size)
-        self._secret = secret
         self._tickets = itertools.count()
         self._callers: dict[int, _Caller] = {}
-        self._listener = _listen(host, port)
-        bound = self._listener.getsockname()
+        self._lines: dict[int, _Caller] = {}  # of ranks that stay connected; by ticket
+        self._absent: dict[tuple[int, int], float] = {}  # (generation, rank): until when it may come again
+        listener = _listen(host, port)
+        bound = listener.getsockname()
         self.address = join_address(bound[0], bound[1])
+        self._acceptor = Acceptor([listener], secret, me=b"rendezvous", service=f"the rendezvous at {self.address}")
         self._departures: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()  # None: the server is to stop
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, self._listener)
+        self._selector.register(self._acceptor, selectors.EVENT_READ, self._acceptor)
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell)
         self._thread = threading.Thread(target=self._run, name="farandole-rendezvous", daemon=True)
         self._thread.start()
@@ -128,9 +130,9 @@ class RendezvousServer:
             log.exception("the rendezvous at %s has failed", self.address)
         finally:
             # Ranks that wait read the end of their connections: nobody waits for a server that is gone.
-            for caller in self._callers.values():
+            for caller in [*self._callers.values(), *self._lines.values()]:
                 caller.sock.close()
-            self._listener.close()
+            self._acceptor.close()
             self._bell.close()
             self._selector.close()
 
@@ -141,12 +143,20 @@ class RendezvousServer:
                 if self._bell_rings():
                     return True
                 continue
-            if key.data is self._listener:
-                self._accept()
-            elif key.data.ticket in self._callers:
+            if key.data is self._acceptor:
+                continue
+            if key.data.ticket in self._callers:
                 self._serve(key.data)
+            elif key.data.ticket in self._lines:
+                self._hear_line(key.data)
+        for admitted in self._acceptor.poll():
+            self._begin(admitted)
         now = time.monotonic()
         self._tell(self._meeting.expire(now))
+        for generation, rank in [each for each, until in self._absent.items() if until <= now]:
+            del self._absent[generation, rank]
+            if generation == self._meeting.generation:
+                self._tell(self._meeting.depart(rank, f"rank {rank} has ended while it waited for the others"))
         for caller in [each for each in self._callers.values() if each.deadline <= now]:
             self._refuse(caller, "it was too slow")
         return False
@@ -165,29 +175,16 @@ class RendezvousServer:
         rounds = self._meeting.next_deadline()
         if rounds is not None:
             ends.append(rounds)
+        ends += self._absent.values()
+        strangers = self._acceptor.patience()
+        if strangers is not None:
+            ends.append(time.monotonic() + strangers)
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
-    def _accept(self) -> None:
-        strangers = [caller for caller in self._callers.values() if not caller.trusted]
-        if len(strangers) >= MOST_STRANGERS:
-            self._refuse(strangers[0], "there are too many that say nothing")
-        try:
-            sock, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            # Out of file descriptors, mostly. The listener stays readable: give one back, or this would spin.
-            log.warning("cannot accept a connection: %s", error)
-            if strangers:
-                self._refuse(strangers[0], "this process is out of resources")
-            else:
-                time.sleep(0.05)
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        caller = _Caller(sock, next(self._tickets), self._secret)
+    def _begin(self, admitted: Admitted) -> None:
+        caller = _Caller(admitted, next(self._tickets))
         self._callers[caller.ticket] = caller
-        self._selector.register(sock, selectors.EVENT_READ, caller)
+        self._selector.register(caller.sock, selectors.EVENT_READ, caller)
         self._advance(caller, None)
 
     def _serve(self, caller: _Caller) -> None:
@@ -226,10 +223,12 @@ class RendezvousServer:
             return
         self._flush(caller)
 
-    def _arrive(self, caller: _Caller, who: Caller, seconds: float, payload: bytes) -> None:
+    def _arrive(self, caller: _Caller, seconds: float, payload: bytes) -> None:
+        assert caller.who is not None
         now = time.monotonic()
         caller.waits, caller.deadline = True, float("inf")  # the meeting's deadline holds from here on
-        self._tell(self._meeting.arrive(caller.ticket, who, payload, now=now, deadline=now + seconds))
+        self._absent.pop((caller.who.generation, caller.who.rank), None)
+        self._tell(self._meeting.arrive(caller.ticket, caller.who, payload, now=now, deadline=now + seconds))
 
     def _tell(self, answers: dict[int, Answer]) -> None:
         written: dict[int, bytes] = {}  # ranks of one round share one answer: write it once
@@ -238,8 +237,39 @@ class RendezvousServer:
             frame = written.setdefault(id(answer), b"") or write_answer(answer)
             written[id(answer)] = frame
             caller.outbox += FRAME_LENGTH.pack(len(frame)) + frame
-            caller.hang_up, caller.deadline = True, time.monotonic() + SPEAK_SECONDS
+            caller.stays = caller.stays and not isinstance(answer, RendezvousError)
+            caller.answered, caller.hang_up = True, not caller.stays
+            caller.deadline = time.monotonic() + SPEAK_SECONDS
             self._flush(caller)
+
+    def _hear_line(self, line: _Caller) -> None:
+        """Hear the goodbye of a rank that stayed connected, or its death, of which the others are told."""
+        try:
+            said = line.sock.recv(1)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        self._close_line(line)
+        if said != GOODBYE:
+            assert line.who is not None
+            self._lose(line.who)
+
+    def _lose(self, lost: Caller) -> None:
+        """Tell the ranks that are still connected, and those that come, that `lost` has died."""
+        reason = f"rank {lost.rank} has ended while the ranks connected"
+        frame = write_answer(RendezvousError(reason, missing=(lost.rank,)))
+        for line in [each for each in self._lines.values() if each.who and each.who.generation == lost.generation]:
+            # Some hundred bytes, of which the kernel has room for many; a rank that does not read them is not helped.
+            with contextlib.suppress(OSError):
+                line.sock.send(FRAME_LENGTH.pack(len(frame)) + frame)
+        if lost.generation == self._meeting.generation:
+            self._tell(self._meeting.depart(lost.rank, reason))
+
+    def _close_line(self, line: _Caller) -> None:
+        del self._lines[line.ticket]
+        self._selector.unregister(line.sock)
+        line.sock.close()
 
     def _flush(self, caller: _Caller) -> None:
         try:
@@ -253,13 +283,17 @@ class RendezvousServer:
             return
         if caller.hang_up:
             self._forget(caller)
-        else:
-            self._selector.modify(caller.sock, selectors.EVENT_READ, caller)
+            return
+        if caller.answered:
+            self._lines[caller.ticket] = self._callers.pop(caller.ticket)
+        self._selector.modify(caller.sock, selectors.EVENT_READ, caller)
 
     def _refuse(self, caller: _Caller, why: str) -> None:
         log.warning("the rendezvous at %s ended its connection with %s: %s", self.address, caller.where, why)
         self._forget(caller)
         self._tell(self._meeting.leave(caller.ticket))
+        if caller.waits and not caller.answered and caller.who is not None:
+            self._absent[caller.who.generation, caller.who.rank] = time.monotonic() + REJOIN_SECONDS
 
     def _forget(self, caller: _Caller) -> None:
         if self._callers.pop(caller.ticket, None) is not None:
@@ -271,8 +305,7 @@ def _listen(host: str, port: int) -> socket.socket:
     if _is_wildcard(host):
         raise ConfigError("host", f"{host} is no address that ranks can connect to; name one interface's address")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=4096)
-    listener.setblocking(False)
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     return listener
 
 

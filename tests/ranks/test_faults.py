@@ -96,8 +96,10 @@ def dies_in_init(outer: Context, placement: str, victim: int) -> tuple[tuple[int
     return missed.value.missing, time.monotonic() - began
 
 
-# Rank 0 waits for the victim or for the victim's neighbour to call it: those who find out tell it.
-@pytest.mark.parametrize(("placement", "victim"), [("ABC", 1), ("AABB", 2), ("AABBB", 2)])
+# In "ABC" rank 0 waits for the victim or for its neighbour, in "AAA" nobody but the rendezvous can notice the death.
+@pytest.mark.parametrize(
+    ("placement", "victim"), [("ABC", 1), ("AABB", 2), ("AABBB", 2), ("AAA", 2), ("AAA", 0), ("AAB", 1), ("AB", 1)]
+)
 def test_a_death_in_init_is_told_to_other_hosts(placement: str, victim: int) -> None:
     size = len(placement)
     results = run_ranks(size, dies_in_init, placement, victim, how="processes", dies=[victim])

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from farandole import rendezvous_server
+from farandole import acceptor
 from farandole.errors import AuthenticationError, RendezvousError
 from farandole.handshake import (
     HEAD_BYTES,
@@ -53,7 +53,7 @@ def hello(dice: random.Random, identity: bytes) -> bytes:
 def false_proof(dice: random.Random) -> bytes:
     """All that a member says, but for the secret."""
     caller = Caller(rank=dice.randrange(3), size=2, generation=0, round=0)
-    return hello(dice, caller.pack()) + dice.randbytes(PROOF_BYTES) + REQUEST.pack(5.0, 3) + b"abc"
+    return hello(dice, caller.pack()) + dice.randbytes(PROOF_BYTES) + REQUEST.pack(5.0, 3, False) + b"abc"
 
 
 def long_identity(dice: random.Random) -> bytes:
@@ -157,7 +157,7 @@ def test_strangers_learn_nothing_and_the_server_goes_on(
     server: RendezvousServer, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:  # not for the members, who come in the end and may be slow
-        patch.setattr(rendezvous_server, "SPEAK_SECONDS", PATIENCE)
+        patch.setattr(acceptor, "HANDSHAKE_TIMEOUT", timedelta(seconds=PATIENCE))
         strangers_come(server, random.Random(seed))
 
 
@@ -198,7 +198,7 @@ def caller(dice: random.Random) -> Caller:
 
 def request(dice: random.Random) -> bytes:
     seconds = dice.choice([0.0, -1.0, float("nan"), float("inf"), 1e300, 5.0])
-    return REQUEST.pack(seconds, dice.choice([0, 1, 1 << 20, (1 << 32) - 1])) + dice.randbytes(5)
+    return REQUEST.pack(seconds, dice.choice([0, 1, 1 << 20, (1 << 32) - 1]), dice.random() < 0.5) + dice.randbytes(5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

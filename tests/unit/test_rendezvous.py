@@ -1,6 +1,7 @@
 """Ranks find each other, or hear who is missing; nobody waits for ever, and strangers delay nobody."""
 
 import logging
+import queue
 import random
 import resource
 import socket
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole import rendezvous_server
+from farandole import acceptor, rendezvous_server
 from farandole.errors import AuthenticationError, ConfigError, RendezvousError
 from farandole.handshake import MAGIC, authenticate, new_secret, split_address
 from farandole.meeting import Answer, Caller, Meeting, read_answer, write_answer
@@ -27,6 +28,7 @@ from farandole.rendezvous import (
 )
 from farandole.rendezvous_server import MAX_PAYLOAD, REQUEST
 from farandole.topology import JobEnvironment
+from helpers.strangers import crowd
 
 SECRET = new_secret()
 SOON = timedelta(seconds=0.3)
@@ -237,7 +239,7 @@ class TestTcp:
             caller = Caller(rank=0, size=2, generation=0, round=0)
             with socket.create_connection(split_address(server.address), 60) as sock:
                 authenticate(sock, SECRET, me=caller.pack(), accept=False, timeout=LATER)
-                sock.sendall(REQUEST.pack(20.0, 1) + b"x")
+                sock.sendall(REQUEST.pack(20.0, 1, False) + b"x")
                 _until(lambda: server._meeting.next_deadline() is not None)
             _until(lambda: server._meeting.next_deadline() is None)
             ranks = tcp(server, 2)
@@ -312,7 +314,7 @@ class TestStrangers:
             assert gather(ranks[1], b"rank 1") == everybody(2) == waits.result(60)
 
     def test_crowds_of_silent_strangers_delay_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rendezvous_server, "MOST_STRANGERS", 8)
+        monkeypatch.setattr(acceptor, "MOST_UNPROVEN", 8)
         with RendezvousServer(3, SECRET) as server:
             address = split_address(server.address)
             strangers = [socket.create_connection(address, 5) for _ in range(40)]
@@ -326,8 +328,13 @@ class TestStrangers:
                 for each in strangers:
                     each.close()
 
+    def test_a_crowd_that_comes_and_goes_fails_nobody(self) -> None:
+        with RendezvousServer(3, SECRET) as server, crowd([server.address], 500):
+            for generation in range(5):
+                assert together(tcp(server, 3, generation)) == [everybody(3)] * 3
+
     def test_a_stranger_is_given_little_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rendezvous_server, "SPEAK_SECONDS", 0.2)
+        monkeypatch.setattr(acceptor, "HANDSHAKE_TIMEOUT", timedelta(seconds=0.2))
         with (
             RendezvousServer(1, SECRET) as server,
             socket.create_connection(split_address(server.address), 60) as stranger,
@@ -345,7 +352,8 @@ class TestStrangers:
             assert together(tcp(server, 1)) == [everybody(1)]
 
     @pytest.mark.parametrize(
-        "request_", [REQUEST.pack(1.0, MAX_PAYLOAD + 1), REQUEST.pack(float("nan"), 1), REQUEST.pack(-1.0, 1)]
+        "request_",
+        [REQUEST.pack(1.0, MAX_PAYLOAD + 1, False), REQUEST.pack(float("nan"), 1, False), REQUEST.pack(-1.0, 1, False)],
     )
     def test_a_request_that_cannot_be(self, request_: bytes) -> None:
         with (
@@ -372,7 +380,7 @@ class TestStrangers:
         ):
             me = Caller(rank=0, size=2, generation=0, round=0).pack()
             authenticate(sock, SECRET, me=me, accept=False, timeout=LATER)
-            sock.sendall(REQUEST.pack(20.0, 0))
+            sock.sendall(REQUEST.pack(20.0, 0, False))
             _until(lambda: server._meeting.next_deadline() is not None)
             sock.sendall(b"and another thing")
             assert _ends(sock)
@@ -385,6 +393,34 @@ class TestStrangers:
             with sock, pytest.raises(AuthenticationError):
                 authenticate(sock, new_secret(), me=b"", accept=True, timeout=LATER)
             assert isinstance(waits.result(60), AuthenticationError)
+
+
+class TestDeaths:
+    def test_the_others_hear_at_once_of_a_rank_that_ends_before_its_goodbye(self) -> None:
+        lost: queue.SimpleQueue[RendezvousError] = queue.SimpleQueue()
+        with RendezvousServer(3, SECRET) as server, ThreadPoolExecutor(3) as pool:
+            ranks = [TcpRendezvous(server.address, rank, 3, SECRET) for rank in range(3)]
+            met = list(pool.map(lambda each: each.allgather_and_watch(b"", lost.put, timeout=LATER), ranks))
+            assert [payloads for payloads, _ in met] == [[b""] * 3] * 3
+            met[0][1].close()  # it needs nobody any more, and nobody needs it
+            met[1][1].close(failed=True)
+            error = lost.get(timeout=60)
+            assert error.missing == (1,) and "rank 1 has ended while the ranks connected" in str(error)
+            assert lost.empty()
+            assert error_of(gather(tcp(server, 3)[2])).missing == (1,)
+            met[2][1].close()
+
+    def test_a_rank_that_ends_while_it_waits_is_named_soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(rendezvous_server, "REJOIN_SECONDS", 0.2)
+        with RendezvousServer(3, SECRET) as server, ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(gather, tcp(server, 3)[1], b"", LATER)
+            caller = Caller(rank=0, size=3, generation=0, round=0)
+            with socket.create_connection(split_address(server.address), 60) as sock:
+                authenticate(sock, SECRET, me=caller.pack(), accept=False, timeout=LATER)
+                sock.sendall(REQUEST.pack(50.0, 0, False))
+                _until(lambda: any(len(room.payloads) == 2 for room in server._meeting._rooms.values()))
+            error = error_of(waits.result(60))
+            assert error.missing == (0,) and "rank 0 has ended while it waited" in str(error)
 
 
 class TestThreads:

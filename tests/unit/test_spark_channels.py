@@ -33,6 +33,7 @@ from farandole.spark.driver_log import DriverLog
 from farandole.spark.failure import to_payload
 from farandole.spark.relay import Relay
 from farandole.spark.spill import spill
+from helpers.strangers import crowd
 
 SOON = timedelta(seconds=60)  # nothing of it is waited for when all goes well
 
@@ -83,7 +84,8 @@ def test_lines_and_messages_show_behind_their_rank(secret: bytes) -> None:
         for relay in relays:
             relay.close(SOON)
         log.drain(SOON)
-    assert shown.text == {"stdout": "[0] training\n[1] for the user\n", "stderr": "[1] careful\n"}
+    assert sorted(shown.text["stdout"].splitlines()) == ["[0] training", "[1] for the user"]
+    assert shown.text["stderr"] == "[1] careful\n"
     assert heard == [(0, {"kind": "progress", "step": 3})]
 
 
@@ -133,6 +135,17 @@ def test_a_stranger_is_not_heard(secret: bytes) -> None:
         ):
             authenticate(stranger, new_secret(), me=b"0", accept=False, timeout=SOON)
         log.drain(SOON)
+
+
+def test_a_crowd_of_strangers_keeps_no_rank_from_the_driver(secret: bytes) -> None:
+    shown = Shown()
+    with DriverLog(secret, 2, host="127.0.0.1", show=shown) as log, crowd([log.address("127.0.0.1")], 500):
+        relays = [relay_to(log, rank, secret) for rank in range(2)]
+        for relay in relays:
+            relay.send("line", {"stream": "stdout", "text": "here"}, must=True)
+            relay.close(SOON)
+        log.drain(SOON)
+    assert sorted(shown.text["stdout"].splitlines()) == ["[0] here", "[1] here"]
 
 
 def test_an_unreachable_driver_delays_nobody(secret: bytes, caplog: pytest.LogCaptureFixture) -> None:

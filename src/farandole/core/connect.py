@@ -1,28 +1,28 @@
-"""From a rendezvous to wired peers: who is where, one shared segment per host, sockets between hosts.
+"""From a rendezvous to wired peers: the ranks' places, one shared segment per host, sockets between hosts.
 
-Every rank opens its listeners, tells all others where they are, and then connects: to the first rank of its host for
-the descriptor of the shared segment, and to lower ranks of other hosts: to those that it exchanges data with
-(`data_peers`) for a data socket, and to its parent in the tree of control connections for a control socket. Listeners
-exist only while this lasts. No byte of a peer is used before the peer has proved the job's secret.
+Every rank opens its listeners, accepts from then on, tells all others its addresses, and then connects: to the first
+rank of its host for the descriptor of the shared segment, and to lower ranks of other hosts: to those that it exchanges
+data with (`data_peers`) for a data socket, and to its parent in the tree of control connections for a control socket.
+Listeners exist only while this lasts. No byte of a peer is used before the peer has proved the job's secret.
 """
 
 import json
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from farandole._native import Segment, data_peers, make_grid
+from farandole.acceptor import BACKLOG
 from farandole.config import Config
-from farandole.core.callers import Reception, call, reaching, tell_missed
 from farandole.core.knobs import LARGEST_SLOT
+from farandole.core.peers import Arrivals, connect_to, reaching, report_missing
 from farandole.errors import RendezvousError
 from farandole.handshake import Deadline, join_address, split_address
-from farandole.rendezvous import PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
+from farandole.rendezvous import Lifeline, PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
 from farandole.topology import Topology, host_identity, interface_address
 
 __all__ = ["Wiring", "connect"]
@@ -44,6 +44,7 @@ class Wiring:
     deadline: Deadline
     remotes: list[tuple[int, int, int]] = field(default_factory=list)  # (peer, control fd or -1, data fd or -1)
     companions: dict[int, socket.socket] = field(default_factory=dict)
+    lifeline: Lifeline | None = None  # the ranks of other hosts hear by it of this one's death, until `settle`
 
     def settle(self) -> None:
         """Say that this rank's engine runs, and wait until all of this host's do.
@@ -67,7 +68,7 @@ class Wiring:
         """Let the ranks of this host that wait for this one hear whom it has missed, or else that it is gone."""
         if isinstance(error, RendezvousError) and error.missing:
             self._tell(error.missing[0])
-        self._close()
+        self._close(failed=not isinstance(error, RendezvousError))
 
     def _tell(self, word: int) -> None:
         for sock in self.companions.values():
@@ -85,7 +86,9 @@ class Wiring:
             return None
         return int(WORD.unpack(said)[0]) if len(said) == WORD.size else None
 
-    def _close(self) -> None:
+    def _close(self, *, failed: bool = False) -> None:
+        if self.lifeline is not None:
+            self.lifeline.close(failed=failed)
         for sock in self.companions.values():
             sock.close()
 
@@ -110,16 +113,16 @@ class _Card:
 
 
 class _Patience(Deadline):
-    """A deadline that ends early, with an error, once waiting makes no sense any more."""
+    """A deadline that ends early, with the error of one of `checks`, once a peer is known to be lost."""
 
-    def __init__(self, timeout: timedelta, require_alive: Callable[[], None] | None) -> None:
+    def __init__(self, timeout: timedelta) -> None:
         super().__init__(timeout)
-        self._require_alive = require_alive
+        self.checks: list[Callable[[], None]] = []
 
     def remaining(self) -> float:
-        """Seconds that are left; raises `TimeoutError` when none are, or why there is nothing to wait for."""
-        if self._require_alive is not None:
-            self._require_alive()
+        """Return the seconds that are left; raises `TimeoutError` when none are, or the error of a check."""
+        for check in self.checks:
+            check()
         return super().remaining()
 
 
@@ -135,23 +138,44 @@ def connect(
     `host` overrides this host's identity, so that tests can make several hosts of one. `require_alive` raises what is
     known, by other means, to have happened to these ranks. Blocks up to `config.start_timeout`; raises
     `RendezvousError` naming the ranks that did not come, and the addresses between which nothing passed."""
-    deadline = _Patience(config.start_timeout, require_alive)
+    deadline = _Patience(config.start_timeout)
     with ExitStack() as stack:
         tcp = stack.enter_context(_listen_tcp(_own_address(rendezvous, config)))
         unix = stack.enter_context(_listen_unix())
+        arrivals = Arrivals([tcp, unix], rendezvous)
+        stack.callback(arrivals.close)
+        deadline.checks += [arrivals.require_none_lost, *([require_alive] if require_alive else [])]
         address = tcp.getsockname()
         where = host or host_identity(), _unix_name(unix), join_address(address[0], address[1])
         mine = _Card(*where, *_room_to_tune(rendezvous, config))
-        cards = [_Card.unpack(card) for card in rendezvous.allgather(mine.pack(), timeout=config.start_timeout)]
-        topology = Topology.from_hosts(rendezvous.rank, [card.host for card in cards])
+        payloads, lifeline = _meet(rendezvous, mine.pack(), arrivals, config.start_timeout)
         try:
-            return _wire(rendezvous, config, topology, cards, unix, tcp, deadline)
-        except RendezvousError as error:
-            # While this rank still listens: who is refused by it listens for this word.
-            if error.missing:
+            cards = [_Card.unpack(payload) for payload in payloads]
+            topology = Topology.from_hosts(rendezvous.rank, [card.host for card in cards])
+            if topology.local_size == topology.size:
+                arrivals.drop(tcp)
+            if topology.rank != topology.local_ranks[0] or topology.local_size == 1:
+                arrivals.drop(unix)
+            wiring = _wire(rendezvous, config, topology, cards, arrivals, deadline)
+        except BaseException as error:
+            if isinstance(error, RendezvousError) and error.missing:
+                # While this rank still listens: a rank that it refuses waits for this report.
                 remote = {peer: card.tcp for peer, card in enumerate(cards) if card.host != mine.host}
-                tell_missed(error.missing[0], remote, rendezvous)
+                report_missing(error.missing[0], remote, rendezvous)
+            if lifeline is not None:
+                lifeline.close(failed=not isinstance(error, RendezvousError))
             raise
+        wiring.lifeline = lifeline
+        return wiring
+
+
+def _meet(
+    rendezvous: Rendezvous, payload: bytes, arrivals: Arrivals, timeout: timedelta
+) -> tuple[list[bytes], Lifeline | None]:
+    """Exchange `payload` with all ranks; where the rendezvous can, it tells `arrivals` of ranks that die afterwards."""
+    if isinstance(rendezvous, TcpRendezvous):
+        return rendezvous.allgather_and_watch(payload, arrivals.lose, timeout=timeout)
+    return rendezvous.allgather(payload, timeout=timeout), None
 
 
 def _room_to_tune(rendezvous: Rendezvous, config: Config) -> tuple[bool, int]:
@@ -166,14 +190,13 @@ def _wire(
     config: Config,
     topology: Topology,
     cards: list[_Card],
-    unix: socket.socket,
-    tcp: socket.socket,
+    arrivals: Arrivals,
     deadline: Deadline,
 ) -> Wiring:
-    segment, companions = _share_segment(rendezvous, topology, cards, unix, deadline)
+    segment, companions = _share_segment(rendezvous, topology, cards, arrivals, deadline)
     wiring = Wiring(topology, segment, deadline, companions=companions)
     try:
-        wiring.remotes = _connect_remotes(rendezvous, topology, cards, tcp, deadline)
+        wiring.remotes = _connect_remotes(rendezvous, topology, cards, arrivals, deadline)
     except BaseException as error:
         wiring.abandon(error)
         raise
@@ -202,7 +225,7 @@ def _own_address(rendezvous: Rendezvous, config: Config) -> str:
 @contextmanager
 def _listen_tcp(address: str) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family, backlog=1024) as listener:
+    with socket.create_server((address, 0), family=family, backlog=BACKLOG) as listener:
         yield listener
 
 
@@ -210,7 +233,7 @@ def _listen_tcp(address: str) -> Iterator[socket.socket]:
 def _listen_unix() -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind("")  # Linux picks a free abstract name
-        listener.listen(1024)
+        listener.listen(BACKLOG)
         yield listener
 
 
@@ -223,7 +246,7 @@ def _share_segment(
     rendezvous: Rendezvous,
     topology: Topology,
     cards: list[_Card],
-    listener: socket.socket,
+    arrivals: Arrivals,
     deadline: Deadline,
 ) -> tuple[Segment, dict[int, socket.socket]]:
     local = topology.local_ranks
@@ -240,18 +263,18 @@ def _share_segment(
     leader, others = local[0], set(local[1:])
     if topology.rank != leader:
         name = bytes.fromhex(cards[leader].unix)
-        with reaching(leader), call(name, rendezvous, "segment", leader, deadline) as sock:
+        with reaching(leader), connect_to(name, rendezvous, "segment", leader, deadline) as sock:
             segment = _receive_segment(sock, deadline)
             return segment, {leader: sock.dup()}
     segment = make()
-
-    def hand_over(sock: socket.socket, peer: int, _purpose: str) -> None:
-        companions[peer] = sock.dup()
-        with suppress(ConnectionError):  # it has just died: `settle` hears of it
-            socket.send_fds(sock, [b"s"], [segment.fd])
-
+    expected = {(peer, "segment") for peer in others}
     try:
-        Reception(listener, rendezvous, {(peer, "segment") for peer in others}, hand_over).run(deadline)
+        while expected:
+            arrived, sock = arrivals.take(expected, deadline)
+            expected.discard(arrived)
+            companions[arrived[0]] = sock
+            with suppress(ConnectionError):  # it has just died: `settle` hears of it
+                socket.send_fds(sock, [b"s"], [segment.fd])
     except BaseException as error:
         Wiring(topology, segment, deadline, companions=companions).abandon(error)
         raise
@@ -270,56 +293,35 @@ def _receive_segment(sock: socket.socket, deadline: Deadline) -> Segment:
 
 
 def _connect_remotes(
-    rendezvous: Rendezvous, topology: Topology, cards: list[_Card], listener: socket.socket, deadline: Deadline
+    rendezvous: Rendezvous, topology: Topology, cards: list[_Card], arrivals: Arrivals, deadline: Deadline
 ) -> list[tuple[int, int, int]]:
     """Connect to the ranks of other hosts that this one talks to: the higher rank dials, the lower one accepts."""
     rank = topology.rank
     remote = [peer for peer in range(topology.size) if topology.hosts[peer] != topology.hosts[rank]]
     exchanging = set(data_peers(rank, topology.host_numbers, cards[0].flat))
     sockets: dict[tuple[int, str], socket.socket] = {}
-
-    parents = topology.control_parents
-    address = join_address(*listener.getsockname()[:2])
+    parents, address = topology.control_parents, cards[rank].tcp
 
     def purposes(peer: int) -> tuple[str, ...]:
         data = ("data",) if peer in exchanging else ()
         return (*data, "control") if parents[peer] == rank or parents[rank] == peer else data
 
-    def keep(sock: socket.socket, peer: int, purpose: str) -> None:
-        sockets[peer, purpose] = sock.dup()
-
     expected = {(peer, purpose) for peer in remote if peer > rank for purpose in purposes(peer)}
-    reception = Reception(listener, rendezvous, expected, keep, calls=True)
-    failures: list[BaseException] = []
-
-    def accept() -> None:
-        try:
-            reception.run(deadline)
-        except BaseException as error:
-            failures.append(_between(error, cards, address))
-
-    # While this rank calls the lower ranks, the higher ones call it.
-    acceptor = threading.Thread(target=accept, name="farandole-accept")
-    acceptor.start()
     try:
+        # While this rank dials the lower ranks, the higher ones dial it.
         for peer in remote:
             for purpose in purposes(peer) if peer < rank else ():
-                with reaching(peer, f" at {cards[peer].tcp} from {address}"):
-                    sockets[peer, purpose] = call(cards[peer].tcp, rendezvous, purpose, peer, deadline)
-        reception.calls_are_done()
-    except RendezvousError as error:
-        reception.stop()
-        acceptor.join()
-        # It may be one that has given up, for want of another.
-        failures.append(reception.hearsay() or error)
-    except BaseException as error:
-        reception.stop()
-        failures.append(error)
-    acceptor.join()
-    if failures:
+                with _explained(arrivals), reaching(peer, f" at {cards[peer].tcp} from {address}"):
+                    sockets[peer, purpose] = connect_to(cards[peer].tcp, rendezvous, purpose, peer, deadline)
+        while expected:
+            with _between(cards, address):
+                arrived, sock = arrivals.take(expected, deadline)
+            expected.discard(arrived)
+            sockets[arrived] = sock
+    except BaseException:
         for sock in sockets.values():
             sock.close()
-        raise failures[0]
+        raise
 
     def fd_of(peer: int, purpose: str) -> int:
         sock = sockets.get((peer, purpose))
@@ -328,9 +330,26 @@ def _connect_remotes(
     return [(peer, fd_of(peer, "control"), fd_of(peer, "data")) for peer in remote if purposes(peer)]
 
 
-def _between(error: BaseException, cards: list[_Card], address: str) -> BaseException:
-    """When nobody called, say between which addresses."""
-    if not isinstance(error, RendezvousError) or not isinstance(error.__cause__, TimeoutError):
-        return error
-    theirs = ", ".join(f"{cards[peer].tcp} (rank {peer})" for peer in error.missing)
-    return RendezvousError(f"{error.problem}: nothing came to {address} from {theirs}", error.missing)
+@contextmanager
+def _explained(arrivals: Arrivals) -> Iterator[None]:
+    """Name another rank, if the peer that cannot be reached has reported that it gave up because of that one."""
+    try:
+        yield
+    except RendezvousError:
+        reported = arrivals.reported_loss()
+        if reported is not None:
+            raise reported from None
+        raise
+
+
+@contextmanager
+def _between(cards: list[_Card], address: str) -> Iterator[None]:
+    """Add the addresses between which nothing came, where peers did not connect in time."""
+    try:
+        yield
+    except RendezvousError as error:
+        if not isinstance(error.__cause__, TimeoutError):
+            raise
+        theirs = ", ".join(f"{cards[peer].tcp} (rank {peer})" for peer in error.missing)
+        problem = f"{error.problem}: nothing came to {address} from {theirs}"
+        raise RendezvousError(problem, error.missing) from error.__cause__

@@ -12,8 +12,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
+from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
 from farandole.errors import FarandoleError
-from farandole.handshake import authenticate, join_address, recv_frame, send_frame
+from farandole.handshake import join_address, recv_frame, send_frame
 from farandole.launch.failures import Failure
 from farandole.spark.exchange.access import KEEPER
 from farandole.spark.failure import from_payload
@@ -27,8 +28,7 @@ Verbosity: TypeAlias = Literal["all", "log_callback_only"]
 OnMessage: TypeAlias = Callable[[int, dict[str, object]], None]  # rank, the message with its "kind"
 Show: TypeAlias = Callable[[str, str], None]  # "stdout" or "stderr", whole lines
 
-HANDSHAKE_TIMEOUT = timedelta(seconds=10)
-MOST_STRANGERS = 64  # connections that have not yet proved the secret
+CLOSE_TIMEOUT = timedelta(seconds=10)  # for a connection's thread to end
 
 _KEEPER = -1  # in place of a rank: see exchange/keeper.py
 
@@ -52,13 +52,12 @@ class DriverLog:
         show: Show = show_on_console,
         on_message: OnMessage | None = None,
     ) -> None:
-        self._secret, self._size = secret, size
+        self._size = size
         self._show, self._on_message = show, on_message
         self.on_failure: Callable[[Failure], None] | None = None
         self.on_keeper: Callable[[], None] | None = None
         self._failures: list[Failure] = []
-        self._guests: dict[socket.socket, int | None] = {}  # the rank or _KEEPER, once it has proved itself
-        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
+        self._guests: dict[socket.socket, int] = {}  # the rank or _KEEPER
         self._cancelled: str | None = None
         self.feeds_again = False  # whether ranks may ask for their rows once more
         self._fed: set[int] = set()
@@ -67,10 +66,11 @@ class DriverLog:
         self._over = False  # for keepers
         self._changed = threading.Condition()
         self._writing = threading.Lock()
-        self._listener = socket.create_server((host, 0), family=_family(host))
-        self.port = int(self._listener.getsockname()[1])
-        self._threads = [threading.Thread(target=self._accept, name="farandole-driver-log", daemon=True)]
-        self._threads[0].start()
+        listener = socket.create_server((host, 0), family=_family(host), backlog=BACKLOG)
+        self.port = int(listener.getsockname()[1])
+        self._threads: list[threading.Thread] = []
+        acceptor = Acceptor([listener], secret, me=b"driver", service="the driver's log")
+        self._accepting = AcceptingThread(acceptor, self._admit, name="farandole-driver-log")
 
     def address(self, host: str) -> str:
         """Where executors find this server when `host` is their name for the driver."""
@@ -86,7 +86,7 @@ class DriverLog:
         """Tell all tasks, connected or still to come, to end their ranks."""
         with self._changed:
             self._cancelled = reason
-            known = [connection for connection, rank in self._guests.items() if rank is not None]
+            known = list(self._guests)
         for connection in known:
             self._tell(connection, reason)
 
@@ -105,16 +105,14 @@ class DriverLog:
 
     def close(self) -> None:
         """End all connections and threads."""
-        with contextlib.suppress(OSError):  # wakes the accepting thread
-            self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.close()
         with self._changed:
             guests = list(self._guests)
         for connection in guests:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(HANDSHAKE_TIMEOUT.total_seconds())
-        self._listener.close()
+            thread.join(CLOSE_TIMEOUT.total_seconds())
 
     def __enter__(self) -> Self:
         return self
@@ -124,55 +122,39 @@ class DriverLog:
     ) -> None:
         self.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
-                continue
-            thread = threading.Thread(
-                target=self._serve, args=(connection,), name="farandole-driver-log-rank", daemon=True
-            )
-            with self._changed:
-                self._guests[connection] = None
-            self._threads.append(thread)
-            thread.start()
+    def _admit(self, peer: Admitted) -> None:
+        rank = _KEEPER if peer.who == KEEPER else int(peer.who)
+        if rank != _KEEPER and not 0 <= rank < self._size:
+            raise ValueError(f"rank {rank} of {self._size} ranks cannot be")
+        with self._changed:
+            self._guests[peer.sock] = rank
+        name = "farandole-driver-log-rank"
+        thread = threading.Thread(target=self._serve, args=(rank, peer.sock), name=name, daemon=True)
+        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+        thread.start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, rank: int, connection: socket.socket) -> None:
         try:
             with connection:
-                rank = self._admit(connection)
+                self._welcome(rank, connection)
                 while True:
                     self._hear(rank, connection, json.loads(recv_frame(connection, LARGEST_FRAME)))
         except (OSError, EOFError):
             pass  # it has said everything
         except (FarandoleError, ValueError) as error:
-            log.warning("a connection to the driver's log was refused: %s", error)
+            log.warning("the driver's log ended its connection with rank %d: %s", rank, error)
         finally:
             with self._changed:
                 del self._guests[connection]
                 self._changed.notify_all()
 
-    def _admit(self, connection: socket.socket) -> int:
-        try:
-            who = authenticate(connection, self._secret, me=b"driver", accept=True, timeout=HANDSHAKE_TIMEOUT)
-        finally:
-            self._strangers.release()
-        rank = _KEEPER if who == KEEPER else int(who)
-        if rank != _KEEPER and not 0 <= rank < self._size:
-            raise ValueError(f"rank {rank} of {self._size} ranks cannot be")
-        connection.settimeout(None)
+    def _welcome(self, rank: int, connection: socket.socket) -> None:
         with self._changed:
-            self._guests[connection] = rank
             reason = "too late" if self._over and rank == _KEEPER else self._cancelled
         if reason is not None:
             self._tell(connection, reason)
         if rank == _KEEPER and self.on_keeper is not None:
             self.on_keeper()
-        return rank
 
     def _tell(self, connection: socket.socket, reason: str) -> None:
         _send(connection, {"over": reason})

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
+from farandole.dialer import dial
 from farandole.errors import FarandoleError
-from farandole.handshake import authenticate, recv_frame, send_frame, split_address
+from farandole.handshake import Deadline, recv_frame, send_frame
 
 __all__ = ["LARGEST_FRAME", "Relay"]
 
@@ -66,12 +67,9 @@ class Relay:
 
     def _run(self) -> None:
         try:
-            host_and_port = split_address(self._address)
-            with socket.create_connection(host_and_port, CONNECT_TIMEOUT.total_seconds()) as connection:
-                authenticate(
-                    connection, self._secret, me=str(self._rank).encode(), accept=False, timeout=CONNECT_TIMEOUT
-                )
-                connection.settimeout(None)
+            me = str(self._rank).encode()
+            connection, _ = dial(self._address, self._secret, me=me, deadline=Deadline(CONNECT_TIMEOUT))
+            with connection:
                 threading.Thread(
                     target=self._listen, args=(connection,), name=f"farandole-cancel-{self._rank}", daemon=True
                 ).start()

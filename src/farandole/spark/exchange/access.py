@@ -4,7 +4,6 @@ import hmac
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -13,8 +12,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
+from farandole.dialer import dial
 from farandole.errors import CacheError, RendezvousError, SourceError
-from farandole.handshake import authenticate, recv_frame, send_frame, split_address
+from farandole.handshake import Deadline, recv_frame, send_frame
 
 __all__ = [
     "A_FILE",
@@ -26,7 +26,6 @@ __all__ = [
     "KeeperPlan",
     "Kept",
     "local_name",
-    "same_user",
 ]
 
 A_FILE = b"f"  # a descriptor comes along with it
@@ -37,18 +36,10 @@ STALLED = timedelta(seconds=60)  # without a byte, on a connection between hosts
 LARGEST_REQUEST = 4096  # bytes
 READ_PIECE = 1 << 20  # bytes
 
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
-
 
 def local_name(secret: bytes) -> str:
     """Spell the keeper's name on its own host, in Linux's name space without files."""
     return f"\0farandole-{hmac.digest(secret, b'the name of the keeper', 'sha256').hex()[:32]}"
-
-
-def same_user(connection: socket.socket) -> bool:
-    """Return whether the process at the other end of a local connection belongs to this process's user."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +64,8 @@ class Borrowed:
 class Kept:
     """A connection to a keeper."""
 
-    def __init__(self, connection: socket.socket, secret: bytes) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        authenticate(connection, secret, me=b"task", accept=False, timeout=HANDSHAKE_TIMEOUT)
         connection.settimeout(STALLED.total_seconds())
         answer = self._hear()
         self.address = str(answer["address"])
@@ -85,19 +75,19 @@ class Kept:
     @classmethod
     def here(cls, secret: bytes) -> "Kept | None":
         """Connect to this host's keeper; None where there is none."""
-        connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.settimeout(HANDSHAKE_TIMEOUT.total_seconds())
-            connection.connect(local_name(secret))
-            if same_user(connection):
-                return cls(connection, secret)
+            return cls._connected(local_name(secret).encode(), secret)
         except ConnectionRefusedError:
-            pass
+            return None
+
+    @classmethod
+    def _connected(cls, address: str | bytes, secret: bytes) -> Self:
+        connection, _ = dial(address, secret, me=b"task", deadline=Deadline(HANDSHAKE_TIMEOUT))
+        try:
+            return cls(connection)
         except BaseException:
             connection.close()
             raise
-        connection.close()
-        return None
 
     @classmethod
     def started(cls, plan: KeeperPlan) -> "Kept":
@@ -118,13 +108,9 @@ class Kept:
     @classmethod
     def at(cls, address: str, secret: bytes) -> Self:
         """Connect to the keeper of another host. Raises `SourceError` when it cannot be reached."""
-        connection = socket.socket(socket.AF_INET6 if "[" in address else socket.AF_INET)
         try:
-            connection.settimeout(HANDSHAKE_TIMEOUT.total_seconds())
-            connection.connect(split_address(address))
-            return cls(connection, secret)
+            return cls._connected(address, secret)
         except (OSError, EOFError, RendezvousError) as error:
-            connection.close()
             raise _lost(address, error) from error
 
     def borrow(self) -> Borrowed:

@@ -29,8 +29,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, BinaryIO
 
+from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
+from farandole.dialer import dial
 from farandole.errors import CacheError, FarandoleError
-from farandole.handshake import authenticate, join_address, recv_frame, send_frame, split_address
+from farandole.handshake import Deadline, join_address, recv_frame, send_frame, split_address
 from farandole.spark.addresses import address_toward, keep_alive
 from farandole.spark.disks import local_directory, nameless_file
 from farandole.spark.exchange.access import (
@@ -40,13 +42,11 @@ from farandole.spark.exchange.access import (
     LARGEST_REQUEST,
     STALLED,
     local_name,
-    same_user,
 )
 from farandole.topology import interface_address
 
 __all__ = ["Keeper", "main"]
 
-MOST_STRANGERS = 64  # connections that have not yet proved the secret
 SEND_PIECE = 1 << 20  # bytes
 
 
@@ -62,12 +62,11 @@ class Keeper:
     """Serves tasks of this host and of others; a thread for each connection."""
 
     def __init__(self, secret: bytes, local: socket.socket, remote: socket.socket, address: str) -> None:
-        self._secret, self._address = secret, address
+        self._address = address
         self._files: list[_File] = []
         self._lock = threading.Lock()
-        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
-        for listener in (local, remote):
-            threading.Thread(target=self._accept, args=(listener,), name="farandole-keeper", daemon=True).start()
+        acceptor = Acceptor([local, remote], secret, me=KEEPER, service=f"the keeper of rows at {address}")
+        self._accepting = AcceptingThread(acceptor, self._admit, name="farandole-keeper")
 
     def let_go(self) -> None:
         """Close the files."""
@@ -75,28 +74,14 @@ class Keeper:
             for held in self._files:
                 held.file.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return  # the process is ending
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="farandole-kept", daemon=True).start()
+    def _admit(self, peer: Admitted) -> None:
+        threading.Thread(target=self._serve, args=(peer.sock,), name="farandole-kept", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         borrowed: _File | None = None
         local = connection.family == socket.AF_UNIX
         try:
             with connection:
-                try:
-                    if local and not same_user(connection):
-                        return
-                    authenticate(connection, self._secret, me=KEEPER, accept=True, timeout=HANDSHAKE_TIMEOUT)
-                finally:
-                    self._strangers.release()
                 if not local:
                     keep_alive(connection, STALLED)
                 _answer(connection, {"address": self._address})
@@ -170,14 +155,12 @@ def main() -> None:
         local.bind(local_name(secret))
     except OSError:
         return  # another task of this host was faster
-    lifeline = socket.create_connection(driver, HANDSHAKE_TIMEOUT.total_seconds())
-    authenticate(lifeline, secret, me=KEEPER, accept=False, timeout=HANDSHAKE_TIMEOUT)
-    lifeline.settimeout(None)
+    lifeline, _ = dial(settings["driver"], secret, me=KEEPER, deadline=Deadline(HANDSHAKE_TIMEOUT))
     keep_alive(lifeline, timedelta(minutes=1))
     interface = settings["interface"]
     host = interface_address(interface) if interface else address_toward(*driver)
-    remote = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    local.listen()
+    remote = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG)
+    local.listen(BACKLOG)
     if os.fork():
         os._exit(0)
     os.setsid()

@@ -1,0 +1,371 @@
+"""Listeners that admit members of a job and refuse strangers, on one thread and without waiting for anybody."""
+
+import contextlib
+import logging
+import os
+import queue
+import resource
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from farandole.errors import FarandoleError
+from farandole.handshake import HEAD_BYTES, Steps, handshake_steps, join_address
+
+__all__ = ["BACKLOG", "HANDSHAKE_TIMEOUT", "AcceptingThread", "Acceptor", "Admitted", "Refusals", "same_user"]
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 4096  # connections that the kernel holds until they are accepted; it may allow fewer
+HANDSHAKE_TIMEOUT = timedelta(seconds=10)
+# A member speaks at once and proves itself in milliseconds. The oldest unproven connections make way for newer ones.
+MOST_UNPROVEN = 512
+ACCEPTED_AT_ONCE = 64  # between two looks at the handshakes under way
+OUT_OF_FILES_PAUSE = 0.05  # seconds without accepting, when this process can open nothing more
+WARN_EVERY = 1.0  # seconds
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A connection whose peer has proved the secret; non-blocking, nothing after the handshake has been read."""
+
+    sock: socket.socket
+    who: bytes
+    where: str
+
+
+class Refusals:
+    """Counts refused connections and words at most one warning per second; times are seconds of one clock."""
+
+    def __init__(self, service: str) -> None:
+        self.total = 0
+        self._service = service
+        self._sources: Counter[str] = Counter()
+        self._latest = ""
+        self._next = float("-inf")
+
+    def note(self, source: str, why: str) -> None:
+        """Count one refused connection from `source`."""
+        self.total += 1
+        self._sources[source] += 1
+        self._latest = why
+
+    def due(self) -> float | None:
+        """Return when the next warning may be written; None when there is nothing to warn of."""
+        return self._next if self._sources else None
+
+    def warning(self, now: float) -> str | None:
+        """Return the warning that is due `now`, if any, and begin to count anew."""
+        if not self._sources or now < self._next:
+            return None
+        (most, _), count = self._sources.most_common(1)[0], sum(self._sources.values())
+        others = f" and {len(self._sources) - 1} other sources" if len(self._sources) > 1 else ""
+        self._sources.clear()
+        self._next = now + WARN_EVERY
+        connections = "1 connection" if count == 1 else f"{count} connections"
+        return f"{self._service} refused {connections} from {most}{others}: {self._latest}"
+
+
+class _Unproven:
+    """A connection in the middle of its handshake."""
+
+    def __init__(self, sock: socket.socket, source: str, where: str) -> None:
+        self.sock, self.source, self.where = sock, source, where
+        self.deadline = time.monotonic() + HANDSHAKE_TIMEOUT.total_seconds()
+        self.steps: Steps[bytes] | None = None  # once it has spoken
+        self.inbox = bytearray()
+        self.wanted = HEAD_BYTES
+
+
+class _Queue:
+    """Unproven connections by their source, each source's oldest first."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, dict[socket.socket, _Unproven]] = {}
+
+    def add(self, peer: _Unproven) -> None:
+        self._sources.setdefault(peer.source, {})[peer.sock] = peer
+
+    def remove(self, peer: _Unproven) -> None:
+        """Forget `peer` if it is here."""
+        of_source = self._sources.get(peer.source, {})
+        if of_source.pop(peer.sock, None) is not None and not of_source:
+            del self._sources[peer.source]
+
+    def first(self) -> _Unproven | None:
+        """Return the oldest of the source that has most; None when there is nobody."""
+        most = max(self._sources.values(), key=len, default=None)
+        return None if most is None else next(iter(most.values()))
+
+
+class Acceptor:
+    """Accepts connections on `listeners` and holds their handshakes, as many as come, without ever blocking on one.
+
+    At most `most` connections are unproven at a time. One more evicts one that has said nothing, if there is any, and
+    else one in the middle of its handshake: the oldest of the source that has most of them, which is a host for TCP and
+    a process for Unix sockets. Other users are refused on Unix sockets before they are read.
+    `service` is its name in warnings. A poll of the acceptor's own descriptor says when `poll` has something to do; it
+    must also be called when `patience` is over. One thread at a time may use it; it owns the listeners."""
+
+    def __init__(
+        self, listeners: Sequence[socket.socket], secret: bytes, *, me: bytes, service: str, most: int | None = None
+    ) -> None:
+        self._secret, self._me = secret, me
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = most or (min(MOST_UNPROVEN, max(8, files // 2)) if files >= 0 else MOST_UNPROVEN)
+        self._listeners = list(listeners)
+        self._paused: list[tuple[float, socket.socket]] = []
+        self._unproven: dict[socket.socket, _Unproven] = {}  # the oldest first
+        self._silent, self._speaking = _Queue(), _Queue()
+        self._admitted: list[Admitted] = []
+        self.refusals = Refusals(service)
+        self._selector = selectors.DefaultSelector()
+        for listener in listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when there is something to do."""
+        assert isinstance(self._selector, (selectors.EpollSelector))
+        return self._selector.fileno()
+
+    def patience(self) -> float | None:
+        """Return the seconds after which `poll` has something to do unasked; None: never."""
+        ends = [each.deadline for each in list(self._unproven.values())[:1]]
+        ends += [until for until, _ in self._paused[:1]]
+        warn = self.refusals.due()
+        if warn is not None:
+            ends.append(warn)
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def poll(self, timeout: float | None = 0.0) -> list[Admitted]:
+        """Do what there is to do, after waiting up to `timeout` seconds for it; return the newly admitted."""
+        own = self.patience()
+        limits = [each for each in (timeout, own) if each is not None]
+        events = self._selector.select(min(limits) if limits else None)
+        ready = [key.fileobj for key, _ in events if isinstance(key.fileobj, socket.socket)]
+        # Handshakes first: a member that has already answered is not evicted for a newcomer.
+        for peer in [self._unproven[sock] for sock in ready if sock in self._unproven]:
+            self._advance(peer)
+        for listener in [listener for listener in self._listeners if listener in ready]:
+            self._accept(listener)
+        self._look_at_the_clock(time.monotonic())
+        admitted, self._admitted = self._admitted, []
+        return admitted
+
+    def refuse(self, admitted: Admitted, why: str) -> None:
+        """Close a connection whose identity is not accepted after all, and count it as refused."""
+        admitted.sock.close()
+        self.refusals.note(admitted.where, why)
+
+    def drop(self, listener: socket.socket) -> None:
+        """Close one of the listeners; connections that it has accepted go on."""
+        self._listeners.remove(listener)
+        self._paused = [each for each in self._paused if each[1] is not listener]
+        with contextlib.suppress(KeyError):  # it was paused
+            self._selector.unregister(listener)
+        listener.close()
+
+    def close(self) -> None:
+        """Close the listeners and all connections that are not admitted; idempotent."""
+        for sock in [*self._unproven, *(each.sock for each in self._admitted)]:
+            sock.close()
+        self._unproven.clear()
+        self._admitted.clear()
+        for listener in self._listeners:
+            listener.close()
+        self._selector.close()
+        self._warn(float("inf"))
+
+    def _look_at_the_clock(self, now: float) -> None:
+        while self._unproven and (oldest := next(iter(self._unproven.values()))).deadline <= now:
+            self._refuse(oldest, "it did not finish the handshake in time")
+        while self._paused and self._paused[0][0] <= now:
+            self._selector.register(self._paused.pop(0)[1], selectors.EVENT_READ)
+        self._warn(now)
+
+    def _warn(self, now: float) -> None:
+        warning = self.refusals.warning(now)
+        if warning is not None:
+            log.warning("%s", warning)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, address = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._make_room_for_files(listener, error)
+                return
+            try:
+                self._begin(sock, address)
+            except OSError as error:
+                sock.close()
+                self.refusals.note("a peer that is gone", str(error))
+
+    def _make_room_for_files(self, listener: socket.socket, error: OSError) -> None:
+        """Give a descriptor back when there are too few; without one to give, stop accepting for a moment.
+
+        The listener stays readable meanwhile: without a pause this would spin."""
+        if self._unproven:
+            self._evict(f"this process is out of resources ({error})")
+            return
+        self.refusals.note("anybody", f"cannot accept: {error}")
+        self._selector.unregister(listener)
+        self._paused.append((time.monotonic() + OUT_OF_FILES_PAUSE, listener))
+
+    def _begin(self, sock: socket.socket, address: object) -> None:
+        sock.setblocking(False)
+        if sock.family == socket.AF_UNIX:
+            process, user, _ = _credentials(sock)
+            source = where = f"process {process} of user {user}"
+            if user != os.geteuid():
+                sock.close()
+                self.refusals.note(source, "it belongs to another user")
+                return
+        else:
+            assert isinstance(address, tuple)
+            source, where = str(address[0]), join_address(str(address[0]), int(address[1]))
+        while len(self._unproven) >= self._most:
+            self._evict("it made way for newer connections before it had proved the job's secret")
+        peer = self._unproven[sock] = _Unproven(sock, source, where)
+        self._silent.add(peer)
+        # Most members have spoken by now, and many strangers have hung up: those are never waited for.
+        self._advance(peer)
+        if sock in self._unproven:
+            self._selector.register(sock, selectors.EVENT_READ)
+
+    def _evict(self, why: str) -> None:
+        """Refuse the unproven connection that has the weakest claim to its place."""
+        oldest = self._silent.first() or self._speaking.first()
+        assert oldest is not None
+        self._advance(oldest)  # it may have spoken just now
+        if oldest.sock in self._unproven:
+            self._refuse(oldest, why)
+
+    def _advance(self, peer: _Unproven) -> None:
+        """Hold the handshake as far as the peer has spoken; read nothing beyond it."""
+        try:
+            while more := peer.sock.recv(peer.wanted - len(peer.inbox)):
+                peer.inbox += more
+                if len(peer.inbox) == peer.wanted and not self._converse(peer):
+                    return
+            self._refuse(peer, "it hung up in the handshake")
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._refuse(peer, f"it broke off the handshake ({error})")
+        except FarandoleError as error:
+            self._refuse(peer, getattr(error, "problem", str(error)))
+
+    def _converse(self, peer: _Unproven) -> bool:
+        """Answer what the peer has said; False once it is admitted."""
+        heard = bytes(peer.inbox)
+        peer.inbox.clear()
+        if peer.steps is None:
+            self._silent.remove(peer)
+            self._speaking.add(peer)
+            peer.steps = handshake_steps(self._secret, me=self._me, accept=True, where=peer.where)
+            assert next(peer.steps) == len(heard)
+        try:
+            wish = peer.steps.send(heard)
+            while isinstance(wish, bytes):
+                # Some hundred bytes: less than the smallest buffer of a new connection holds.
+                if peer.sock.send(wish) != len(wish):
+                    raise ConnectionAbortedError("it takes nothing")
+                wish = next(peer.steps)
+            peer.wanted = wish
+        except StopIteration as done:
+            self._forget(peer)
+            if peer.sock.family != socket.AF_UNIX:
+                peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._admitted.append(Admitted(peer.sock, done.value, peer.where))
+            return False
+        return True
+
+    def _refuse(self, peer: _Unproven, why: str) -> None:
+        self.refusals.note(peer.source, why)
+        self._forget(peer)
+        peer.sock.close()
+
+    def _forget(self, peer: _Unproven) -> None:
+        del self._unproven[peer.sock]
+        self._silent.remove(peer)
+        self._speaking.remove(peer)
+        with contextlib.suppress(KeyError):  # it never had to be waited for
+            self._selector.unregister(peer.sock)
+
+
+class AcceptingThread:
+    """Runs an acceptor on a thread of its own and calls `admit` there with each admitted connection.
+
+    `admit` owns the connection, which is blocking again, and must not wait; a `ValueError` or `FarandoleError` of it
+    refuses the peer."""
+
+    def __init__(self, acceptor: Acceptor, admit: Callable[[Admitted], None], *, name: str) -> None:
+        self._acceptor, self._admit = acceptor, admit
+        self._dropped: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._stop, self._stopped = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def drop(self, listener: socket.socket) -> None:
+        """Close one of the listeners soon; from any thread."""
+        self._dropped.put(listener)
+        self._stop.send(b"d")
+
+    def close(self) -> None:
+        """End the thread and close the listeners; idempotent."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._stop.send(b"x")
+        self._thread.join()
+        self._stop.close()
+
+    def _run(self) -> None:
+        try:
+            with self._stopped, selectors.DefaultSelector() as selector:
+                selector.register(self._stopped, selectors.EVENT_READ)
+                selector.register(self._acceptor, selectors.EVENT_READ)
+                while self._obey([key.fileobj for key, _ in selector.select(self._acceptor.patience())]):
+                    for admitted in self._acceptor.poll():
+                        self._hand_over(admitted)
+        except Exception:
+            log.exception("%s has failed", self._thread.name)
+        finally:
+            self._acceptor.close()
+
+    def _obey(self, ready: Sequence[object]) -> bool:
+        """Do what other threads have asked for; False when this one is to end."""
+        if self._stopped not in ready:
+            return True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._acceptor.drop(self._dropped.get_nowait())
+        return b"x" not in self._stopped.recv(4096)
+
+    def _hand_over(self, admitted: Admitted) -> None:
+        admitted.sock.setblocking(True)
+        try:
+            self._admit(admitted)
+        except (FarandoleError, ValueError) as error:
+            self._acceptor.refuse(admitted, str(error))
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Return whether the process at the other end of a local connection belongs to this process's user."""
+    return _credentials(connection)[1] == os.geteuid()
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group of the other end of a local connection."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, group = _CREDENTIALS.unpack(found)
+    return process, user, group

@@ -1,0 +1,105 @@
+"""Connections from this process to members of its job, which crowds of strangers at the other end cannot prevent."""
+
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from farandole.acceptor import same_user
+from farandole.errors import AuthenticationError
+from farandole.handshake import Deadline, Steps, handshake_steps, recv_exactly, split_address
+
+__all__ = ["dial"]
+
+FIRST_LIMIT = 2.0  # seconds for a handshake; the next one gets twice as long
+FIRST_PAUSE, LONGEST_PAUSE = 0.002, 1.0  # seconds between two tries
+
+
+def dial(
+    address: str | bytes,
+    secret: bytes,
+    *,
+    me: bytes,
+    deadline: Deadline,
+    patient: bool = False,
+    wait: Callable[[float], object] = time.sleep,
+) -> tuple[socket.socket, bytes]:
+    """Connect to `address`, prove the secret to each other, and return the connection and the peer's identity.
+
+    `address` is "host:port", or the name of a Unix socket. A full backlog, a handshake that breaks off and one without
+    an answer are tried again, `patient` also a connection that is refused and a host without an address; `wait` passes
+    the time between two tries. Blocks up to `deadline`. Raises `AuthenticationError` when the peer does not know the
+    secret, `TimeoutError` with the latest problem, or the `OSError` that says that nobody listens."""
+    pause, limit, problem = FIRST_PAUSE, FIRST_LIMIT, ""
+    while True:
+        try:
+            left = deadline.remaining()
+        except TimeoutError as error:
+            if not problem:
+                raise
+            raise TimeoutError(f"{error}: {problem}") from error
+        try:
+            return _attempt(address, secret, me, Deadline(timedelta(seconds=min(limit, left))), deadline)
+        except (BlockingIOError, EOFError, TimeoutError) as error:
+            problem, limit = str(error), 2 * limit
+        except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError) as error:
+            problem = str(error)
+        except OSError as error:
+            if not patient:
+                raise
+            problem = str(error)
+        wait(min(pause, left))
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _attempt(
+    address: str | bytes, secret: bytes, me: bytes, attempt: Deadline, deadline: Deadline
+) -> tuple[socket.socket, bytes]:
+    where = address if isinstance(address, str) else "a local peer"
+    sock = _connected(address, attempt)
+    try:
+        who = _prove(sock, handshake_steps(secret, me=me, accept=False, where=where), attempt, deadline)
+        sock.settimeout(None)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, who
+
+
+def _connected(address: str | bytes, attempt: Deadline) -> socket.socket:
+    if isinstance(address, str):
+        host, port = split_address(address)
+        try:
+            sock = socket.create_connection((host, port), timeout=attempt.remaining())
+        except socket.gaierror as error:
+            raise OSError(f"the host name {host} has no address here ({error.strerror})") from error
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(attempt.remaining())
+        sock.connect(address)
+        if not same_user(sock):
+            raise AuthenticationError("it belongs to another user", where="a local peer")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _prove(sock: socket.socket, steps: Steps[bytes], attempt: Deadline, deadline: Deadline) -> bytes:
+    """Hold the handshake `steps`; the wait for the last word has the whole `deadline`.
+
+    By then the peer may have admitted this connection: another one would leave it with a dead one."""
+    spoken, wish = 0, next(steps)
+    try:
+        while True:
+            if isinstance(wish, bytes):
+                sock.settimeout(attempt.remaining())
+                sock.sendall(wish)
+                spoken, wish = spoken + 1, next(steps)
+            else:
+                wish = steps.send(recv_exactly(sock, wish, attempt if spoken < 2 else deadline))
+    except StopIteration as done:
+        who: bytes = done.value
+        return who
