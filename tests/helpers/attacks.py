@@ -1,0 +1,189 @@
+"""Attacks on the start of a job, each with the seconds that it cost and the faults that it caused."""
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from socket import socket
+
+import numpy as np
+from namespaces import problem
+
+from farandole.config import Config
+from farandole.core import connect as connecting
+from farandole.core.context import Context
+from farandole.core.kinds import ALLREDUCE
+from farandole.core.peers import Arrivals
+from farandole.errors import FarandoleError, RendezvousError
+from farandole.handshake import join_address, new_secret
+from farandole.rendezvous import Rendezvous, RendezvousServer, TcpRendezvous, from_environment
+from helpers.hosts import run_on_hosts
+from helpers.outcomes import RanksFailed
+from helpers.ranks import run_ranks
+from helpers.strangers import crowd
+
+__all__ = ["ATTACKS", "Finding", "death_in_init", "ranks_on_hosts"]
+
+SUM = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What an attack did: medians in seconds over its rounds, without and with it."""
+
+    attack: str
+    strangers: int
+    rounds: int
+    alone: float
+    attacked: float
+    faults: int  # rounds in which the job failed, or its result was wrong
+    skipped: str = ""  # why it was not tried
+
+    @property
+    def added(self) -> float:
+        """The seconds that the attack added."""
+        return max(0.0, self.attacked - self.alone)
+
+
+def starts_among_strangers(outer: Context, strangers: int, hosts: Collection[str]) -> tuple[float, float, float]:
+    """Return when all strangers had come to this rank, when it had started, and a sum over all ranks."""
+    outer.shutdown()
+    began = 0.0
+    with ExitStack() as stack:
+
+        class Besieged(Arrivals):
+            def __init__(self, listeners: Collection[socket], rendezvous: Rendezvous) -> None:
+                nonlocal began
+                super().__init__(listeners, rendezvous)
+                tcp, unix = listeners
+                if strangers:
+                    addresses = [join_address(*tcp.getsockname()[:2]), unix.getsockname().hex()]
+                    stack.enter_context(crowd(addresses, strangers))
+                began = time.monotonic()
+
+        connecting.Arrivals = Besieged  # type: ignore[attr-defined]
+        name = list(hosts)[outer.rank]
+        with Context(from_environment(), Config(), host=f"host {name}") as context:
+            started = time.monotonic()
+            values = np.ones(1000, np.float32)
+            context.engine.run(ALLREDUCE, "x", values, values, op=SUM)
+            return began, started, float(values.sum())
+
+
+def _started(found: list[object]) -> float:
+    """Return the seconds from the last rank's siege to the last rank's start; raises when a result is wrong."""
+    times: list[tuple[float, float, float]] = found  # type: ignore[assignment]
+    if any(total != 1000.0 * len(times) for *_, total in times):
+        raise RanksFailed(len(times), [])
+    return max(started for _, started, _ in times) - max(began for began, *_ in times)
+
+
+def ranks_on_hosts(placement: str, strangers: int) -> float:
+    """Return the seconds that ranks need to start; `placement` has a letter for each rank's host."""
+    return _started(run_ranks(len(placement), starts_among_strangers, strangers, placement, how="processes"))
+
+
+def ranks_in_namespaces(placement: str, strangers: int) -> float:
+    """Return the same for hosts that are network namespaces."""
+    return _started(run_on_hosts(placement, starts_among_strangers, strangers, placement))
+
+
+def rendezvous(strangers: int) -> float:
+    """Return the seconds that four ranks need to meet."""
+    secret = new_secret()
+    with RendezvousServer(4, secret) as server, ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        if strangers:
+            stack.enter_context(crowd([server.address], strangers))
+        ranks = [TcpRendezvous(server.address, rank, 4, secret) for rank in range(4)]
+        began = time.monotonic()
+        timeout = timedelta(seconds=30)
+        met = list(pool.map(lambda each: each.allgather(b"%d" % each.rank, timeout=timeout), ranks))
+        assert met == [[b"0", b"1", b"2", b"3"]] * 4
+        return time.monotonic() - began
+
+
+def dies_before_it_connects(outer: Context, victim: int, placement: str) -> tuple[tuple[int, ...], float, float]:
+    """Return who was missed, and when; the victim returns nothing, it dies when all have met."""
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    outer.shutdown()
+    if outer.rank == victim:
+        connecting._share_segment = die  # type: ignore[assignment]
+    began = time.monotonic()
+    try:
+        Context(from_environment(), Config(start_timeout=timedelta(seconds=20)), host=placement[outer.rank])
+    except RendezvousError as error:
+        return error.missing, began, time.monotonic()
+    raise AssertionError("nobody was missed")
+
+
+def death_in_init(placement: str, victim: int) -> float:
+    """Return the seconds until all survivors name a rank that was killed when all had met."""
+    size = len(placement)
+    found = run_ranks(size, dies_before_it_connects, victim, placement, how="processes", dies=[victim])
+    told: list[tuple[tuple[int, ...], float, float]] = found[:victim] + found[victim + 1 :]
+    if any(missing != (victim,) for missing, *_ in told):
+        raise RanksFailed(size, [])
+    return max(knew for *_, knew in told) - max(began for _, began, _ in told)
+
+
+def _measured(attack: str, strangers: int, rounds: int, run: Callable[[int], float]) -> Finding:
+    """Measure `run` without and with strangers, in turns."""
+    alone: list[float] = []
+    attacked: list[float] = []
+    faults = 0
+    for _ in range(rounds):
+        alone.append(run(0))
+        try:
+            attacked.append(run(strangers))
+        except (FarandoleError, RanksFailed, AssertionError):
+            faults += 1
+    return Finding(
+        attack=attack,
+        strangers=strangers,
+        rounds=rounds,
+        alone=statistics.median(alone),
+        attacked=statistics.median(attacked or [float("inf")]),
+        faults=faults,
+    )
+
+
+def _skipped(attack: str, why: str) -> Finding:
+    return Finding(attack=attack, strangers=0, rounds=0, alone=0.0, attacked=0.0, faults=0, skipped=why)
+
+
+def _between_namespaces(strangers: int, rounds: int) -> Finding:
+    name = "ranks, between hosts"
+    if problem():
+        return _skipped(name, problem())
+    return _measured(name, strangers, rounds, lambda count: ranks_in_namespaces("AB", count))
+
+
+def _driver_log(strangers: int, rounds: int) -> Finding:
+    try:
+        from helpers.spark_attacks import lines_arrive
+    except ImportError as error:
+        return _skipped("Spark's driver log", str(error))
+    return _measured("Spark's driver log", strangers, rounds, lines_arrive)
+
+
+def _death(strangers: int, rounds: int) -> Finding:
+    """Strangers have no part in it: both columns are the time until all survivors name the dead rank."""
+    return _measured("kill -9 in init, 3 ranks", 0, rounds, lambda _: death_in_init("AAA", 2))
+
+
+# By name: run with a number of strangers and of rounds.
+ATTACKS: dict[str, Callable[[int, int], Finding]] = {
+    "ranks": lambda count, rounds: _measured("ranks, one host", count, rounds, lambda n: ranks_on_hosts("AA", n)),
+    "hosts": _between_namespaces,
+    "rendezvous": lambda count, rounds: _measured("rendezvous", count, rounds, rendezvous),
+    "driver-log": _driver_log,
+    "death": _death,
+}
