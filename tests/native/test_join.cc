@@ -1,4 +1,4 @@
-// Ranks that have joined take part in what the others ask for, and change nobody's result.
+// Joined ranks take part in the operations of the other ranks, and change no results.
 #include <chrono>
 #include <cmath>
 #include <string>

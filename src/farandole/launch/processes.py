@@ -58,8 +58,8 @@ class RankProcess:
         self._on_exit = on_exit
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._splitters = {"stdout": LineSplitter(), "stderr": LineSplitter()}
-        self._deaf: Exception | None = None  # raised by on_line, which gets no further lines
-        self._said = b""
+        self._line_error: Exception | None = None  # raised by on_line, which gets no further lines
+        self._partial = b""
         self._ended = threading.Event()
         self._gone = threading.Event()
         threading.Thread(target=self._listen, name=f"farandole-rank-{rank}", daemon=True).start()
@@ -135,7 +135,7 @@ class RankProcess:
             selector.register(self._control, selectors.EVENT_READ)
             while selector.get_map():
                 for key, _ in selector.select():
-                    if not (self._read(key.fd, key.data) if key.data else self._obey(streams)):
+                    if not (self._read(key.fd, key.data) if key.data else self._read_guard(streams)):
                         selector.unregister(key.fileobj)
         self._guard.stdout.close()
         self._guard.stderr.close()
@@ -156,22 +156,22 @@ class RankProcess:
             return True
         for line in splitter.feed(chunk) if chunk else splitter.flush():
             self._tail.append(line[:LONGEST_TAIL_LINE])
-            if self._deaf is None:
+            if self._line_error is None:
                 try:
                     self._on_line(self.rank, stream, line)
                 except Exception as error:
                     # Without a reader the rank would block on a full pipe for ever: read on, and end the rank.
-                    self._deaf = error
+                    self._line_error = error
                     self.terminate()
         return bool(chunk)
 
-    def _obey(self, streams: Mapping[str, int]) -> bool:
+    def _read_guard(self, streams: Mapping[str, int]) -> bool:
         """Read the guard's messages; returns False when it is gone."""
         try:
             said = self._control.recv(4096)
         except ConnectionResetError:
             said = b""  # the guard ended without reading the last request, which came too late
-        *messages, self._said = (self._said + said).split(b"\n")
+        *messages, self._partial = (self._partial + said).split(b"\n")
         for message in messages:
             kind, words = message[:1], message[1:].split()
             if kind == b"S":
@@ -205,8 +205,8 @@ class RankProcess:
         self._end(-signal.SIGKILL, time.monotonic(), "was killed together with its guard process")
 
     def _end(self, code: int, at: float, reason: str) -> None:
-        if self._deaf is not None:
-            reason = f"was ended because nobody could take its output: {self._deaf}"
+        if self._line_error is not None:
+            reason = f"was ended because nobody could take its output: {self._line_error}"
         self.exit = Exit(rank=self.rank, code=code, at=at, reason=reason)
         self._ended.set()
         if self._on_exit is not None:
