@@ -71,9 +71,8 @@ def make(pins: Sequence[str]) -> Path:
         # No oldest version is built from its sources: that takes long, and most do not build on newer Pythons.
         command = [str(python), "-m", "pip", "install", "-q", "--only-binary", ":all:", "-c", str(constraints)]
         if subprocess.run([*command, *pins, *TOOLS], check=False).returncode != 0:
-            sys.exit(
-                f"oldest: no wheels of {', '.join(pins)} for Python {sys.version.split()[0]}; Python 3.11 has them"
-            )
+            version = sys.version.split()[0]
+            sys.exit(f"oldest: cannot install {', '.join(pins)} for Python {version}; 3.11 and 3.12 have wheels of all")
         stamp.write_text(wanted, encoding="utf-8")
     return python
 

@@ -16,7 +16,7 @@ class TraceText {
  public:
   explicit TraceText(int rank) : rank_(std::to_string(rank)) {}
 
-  /// What next() spells from now on; `label` stands before the names of its tensors. What was left is forgotten.
+  /// Sets the events that next() spells; `label` is put before the names of their tensors. Discards unread events.
   void take(TraceBatch batch, std::string_view label);
 
   /// The next events, of some hundred KiB; empty when there are none.
