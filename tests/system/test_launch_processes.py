@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -118,7 +119,8 @@ def test_environment_is_exactly_the_one_given() -> None:
     heard = Heard()
     process = RankProcess.start(["/usr/bin/env"], {"LC_ALL": "C.UTF-8", "A": "é"}, rank=0, on_line=heard)
     assert process.wait_gone(LONG)
-    assert sorted(line for _, _, line in heard.lines) == ["A=é", "LC_ALL=C.UTF-8"]
+    family, *given = sorted((line for _, _, line in heard.lines), key=lambda line: "FAMILY" not in line)
+    assert family.startswith("FARANDOLE_FAMILY=") and sorted(given) == ["A=é", "LC_ALL=C.UTF-8"]
 
 
 def test_cores() -> None:
@@ -191,6 +193,53 @@ builtins.open = refuse
     with started(["sh", "-c", script], Heard()) as process, Watch(wait_for_files(tmp_path, MEMBERS)) as watch:
         process.terminate(NO_TIME)
         assert watch.survivors() == []
+
+
+# A child in a session of its own that holds the rank's output open, and one that nobody can read.
+DETACHED = (
+    "setsid sh -c 'echo $$ > detached; sleep 1000' & setsid sh -c 'echo $$ > silent; sleep 1000' > /dev/null 2>&1 &"
+)
+
+
+def test_detached_children_die_with_a_guard_that_is_killed(tmp_path: Path) -> None:
+    script = f"cd {tmp_path}; {DETACHED} echo $$ > rank; echo $PPID > guard; wait"
+    with started(["sh", "-c", script], Heard()) as process:
+        detached, silent, rank, guard = wait_for_files(tmp_path, ["detached", "silent", "rank", "guard"])
+        with Watch([detached, silent, rank]) as watch:
+            began = time.monotonic()
+            os.kill(guard, signal.SIGKILL)
+            assert process.wait_gone(LONG)
+            assert time.monotonic() - began < 10  # for a busy machine; 0.1 s alone
+            assert watch.survivors(0.5) == []  # what it says is so
+
+
+def test_a_guard_that_is_stopped_is_noticed_and_its_rank_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script = f"cd {tmp_path}; {DETACHED} echo $$ > rank; echo $PPID > guard; wait"
+    with started(["sh", "-c", script], Heard()) as process:
+        detached, silent, rank, guard = wait_for_files(tmp_path, ["detached", "silent", "rank", "guard"])
+        with Watch([detached, silent, rank, guard]) as watch:
+            began = time.monotonic()
+            os.kill(guard, signal.SIGSTOP)
+            process.terminate(timedelta(seconds=1))  # which the guard does not read
+            exit = process.wait(LONG)
+            assert time.monotonic() - began < 10  # for a busy machine; 2 s alone
+            assert process.wait_gone(LONG)
+            assert watch.survivors(0.5) == []
+    assert exit is not None
+    assert (exit.code, exit.reason) == (-signal.SIGKILL, "was killed because its guard process had been stopped")
+    assert f"the guard of rank 3 (process {guard}) has been stopped" in caplog.text
+
+
+def test_a_rank_that_is_stopped_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with started(["sh", "-c", f"cd {tmp_path}; echo $$ > rank; sleep 1000"], Heard()):
+        (rank,) = wait_for_files(tmp_path, ["rank"])
+        os.kill(rank, signal.SIGSTOP)
+        deadline = time.monotonic() + 20
+        while "is stopped" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1.2)  # two looks more
+    assert caplog.text.count(f"rank 3 (process {rank}) is stopped (SIGSTOP)") == 1
 
 
 def test_the_rank_dies_with_its_guard(tmp_path: Path) -> None:

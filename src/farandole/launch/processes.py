@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import selectors
 import signal
@@ -18,9 +19,12 @@ from typing import Self
 
 from farandole.launch.backend import OnLine
 from farandole.launch.failures import Exit, reason_of
+from farandole.launch.family import FAMILY, end_family, is_stopped, new_family
 from farandole.launch.lines import LineSplitter
 
 __all__ = ["GRACE", "RankProcess"]
+
+log = logging.getLogger(__name__)
 
 GRACE = timedelta(seconds=5)  # between SIGTERM and SIGKILL
 TAIL_LINES = 50
@@ -28,6 +32,9 @@ LONGEST_TAIL_LINE = 2000  # characters of a line kept for the failure report
 
 GUARD = str(Path(__file__).with_name("guard.py"))
 GUARD_EXIT = 10.0  # seconds
+LOOK_EVERY = 0.5  # seconds between two looks at the guard and the rank
+STOPPED_LOOKS = 3  # at which the guard is stopped before it counts as lost
+KILL_PATIENCE = 5.0  # seconds for processes to end after SIGKILL
 _CHUNK = 256 * 1024
 _PIPE = 1 << 20  # bytes; the largest pipe of an unprivileged process
 
@@ -45,6 +52,7 @@ class RankProcess:
         program: str,
         guard: "subprocess.Popen[bytes]",
         control: socket.socket,
+        family: str,
         on_line: OnLine,
         on_exit: "Callable[[RankProcess], None] | None",
     ) -> None:
@@ -54,6 +62,10 @@ class RankProcess:
         self._program = program
         self._guard = guard
         self._control = control
+        self._family = family
+        self._survivors: list[int] = []
+        self._looks = 0  # at which the guard was stopped, one after the other
+        self._rank_stopped = False
         self._on_line = on_line
         self._on_exit = on_exit
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -76,11 +88,12 @@ class RankProcess:
         cores: Iterable[int] = (),
         on_exit: "Callable[[RankProcess], None] | None" = None,
     ) -> Self:
-        """Start `command` with exactly `env`, no input, the descriptors `pass_fds`, and bound to `cores` if any.
+        """Start `command` with `env` and FARANDOLE_FAMILY, no input, `pass_fds`, and bound to `cores` if any.
 
         Does not wait. `on_line` gets each line, then `on_exit` the end; both run on a thread of this rank. A command
         that cannot be executed ends with code 127 or 126."""
         ours, theirs = socket.socketpair()
+        family = new_family()
         words = [str(theirs.fileno()), str(os.getpid()), _comma(cores), _comma(pass_fds)]
         with theirs:
             try:
@@ -89,7 +102,7 @@ class RankProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    env=dict(env),
+                    env={**env, FAMILY: family},
                     pass_fds=(theirs.fileno(), *pass_fds),
                     start_new_session=True,  # Ctrl-C reaches the launcher alone, which then ends the ranks
                     bufsize=0,
@@ -97,7 +110,7 @@ class RankProcess:
             except BaseException:
                 ours.close()
                 raise
-        return cls(rank, command[0], guard, ours, on_line, on_exit)
+        return cls(rank, command[0], guard, ours, family, on_line, on_exit)
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -133,19 +146,19 @@ class RankProcess:
                 os.set_blocking(fd, False)
                 selector.register(fd, selectors.EVENT_READ, stream)
             selector.register(self._control, selectors.EVENT_READ)
+            next_look = time.monotonic() + LOOK_EVERY
             while selector.get_map():
-                for key, _ in selector.select():
+                if time.monotonic() >= next_look:
+                    self._look()
+                    next_look = time.monotonic() + LOOK_EVERY
+                for key, _ in selector.select(LOOK_EVERY):
                     if not (self._read(key.fd, key.data) if key.data else self._read_guard(streams)):
                         selector.unregister(key.fileobj)
         self._guard.stdout.close()
         self._guard.stderr.close()
         self._control.close()
-        try:
-            self._guard.wait(GUARD_EXIT)
-        except subprocess.TimeoutExpired:  # it has closed its end of the socket, so its work is done
-            self._guard.kill()
-            self._guard.wait()
-        self._gone.set()
+        if not self._survivors:
+            self._gone.set()
 
     def _read(self, fd: int, stream: str) -> bool:
         """Read a chunk and pass on its lines; returns False at the end of the stream."""
@@ -184,8 +197,8 @@ class RankProcess:
                 self._drain(streams)
                 code = os.waitstatus_to_exitcode(int(words[0]))
                 self._end(code, int(words[1]) / 1e9, reason_of(code))
-        if not said and self.exit is None:
-            self._without_guard()
+        if not said:
+            self._close_guard()
         return bool(said)
 
     def _drain(self, streams: Mapping[str, int]) -> None:
@@ -195,14 +208,49 @@ class RankProcess:
                 if not self._read(fd, stream):
                     break
 
+    def _look(self) -> None:
+        """End the rank if its guard has been stopped, which guards it no longer; warn of a rank that is stopped."""
+        self._looks = self._looks + 1 if is_stopped(self._guard.pid) else 0
+        if self._looks == STOPPED_LOOKS:
+            log.error("the guard of rank %d (process %d) has been stopped; it is killed", self.rank, self._guard.pid)
+            self._guard.kill()
+        stopped = self.pid is not None and self.exit is None and is_stopped(self.pid)
+        if stopped and not self._rank_stopped:
+            log.warning(
+                "rank %d (process %d) is stopped (SIGSTOP); the other ranks wait for it until `kill -CONT %d`",
+                self.rank,
+                self.pid,
+                self.pid,
+            )
+        self._rank_stopped = stopped
+
+    def _close_guard(self) -> None:
+        """Note the guard's end; if it was killed, end all that it should have ended."""
+        try:
+            code = self._guard.wait(GUARD_EXIT)
+        except subprocess.TimeoutExpired:  # it has closed its end of the socket, so its work is done
+            self._guard.kill()
+            code = self._guard.wait()
+        if code != 0:
+            self._survivors = end_family(self._family, KILL_PATIENCE)
+            if self._survivors:
+                log.error(
+                    "rank %d survived SIGKILL (processes %s); check for uninterruptible sleep",
+                    self.rank,
+                    ", ".join(map(str, self._survivors)),
+                )
+        if self.exit is None:
+            self._without_guard()
+
     def _without_guard(self) -> None:
-        """End the rest of the rank's group. The guard was killed, and so was the rank, by its parent-death signal."""
+        """Note the end of a rank that has died with its guard, by its parent-death signal or with its family."""
         if self.pid is None:
             self._end(126, time.monotonic(), f"could not be started: its guard ended with code {self._guard.wait()}")
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._end(-signal.SIGKILL, time.monotonic(), "was killed together with its guard process")
+        if self._looks >= STOPPED_LOOKS:
+            self._end(-signal.SIGKILL, time.monotonic(), "was killed because its guard process had been stopped")
+        else:
+            self._end(-signal.SIGKILL, time.monotonic(), "was killed together with its guard process")
 
     def _end(self, code: int, at: float, reason: str) -> None:
         if self._line_error is not None:

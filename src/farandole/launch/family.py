@@ -1,0 +1,53 @@
+"""The processes of one rank, found by a word in their environment, wherever their parents are."""
+
+import contextlib
+import os
+import secrets
+import signal
+import time
+
+__all__ = ["FAMILY", "end_family", "is_stopped", "members", "new_family"]
+
+FAMILY = "FARANDOLE_FAMILY"  # the variable; a rank and all that it starts inherit its value
+LOOK_AGAIN = 0.02  # seconds
+
+
+def new_family() -> str:
+    """Draw the word of one rank's processes; it is no secret."""
+    return secrets.token_hex(8)
+
+
+def members(word: str) -> list[int]:
+    """Return the processes of this user that have inherited `word`, but for those that have ended."""
+    entry, found = f"{FAMILY}={word}".encode(), []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        # A process may end meanwhile, or belong to another user.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environment:
+            if entry in environment.read().split(b"\0") and _state(int(pid)) not in ("Z", "X", ""):
+                found.append(int(pid))
+    return found
+
+
+def end_family(word: str, patience: float) -> list[int]:
+    """Kill all processes of a family, also those that they start meanwhile; return what survived `patience` seconds."""
+    give_up = time.monotonic() + patience
+    while left := members(word):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() >= give_up:
+            return left
+        time.sleep(LOOK_AGAIN)
+    return []
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether the process is stopped, by SIGSTOP or a debugger."""
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int) -> str:
+    """Return the kernel's letter for the state of a process; "" when it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
+    return ""
