@@ -1,6 +1,7 @@
 """Gradients of TensorFlow's operations: formulas and finite differences, in eager mode, functions and TF 1 graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,22 @@ def upstream(rank: int, rows: int = ROWS) -> Array:
 def gradient_of(mode: str, ask: Body, inputs: Array, weights: Array) -> Array:
     """Return the gradient of the sum of `weights` times what `ask` makes of `inputs`."""
 
-    found: Array = evaluators(mode, ask, inputs, weights)[1](inputs)
+    with evaluators(mode, ask, inputs, weights) as (_, derive):
+        found: Array = derive(inputs)
     return found
 
 
-def evaluators(mode: str, ask: Body, inputs: Array, weights: Array) -> tuple[Evaluate, Evaluate]:
-    """Return two functions of an array like `inputs`: the sum of `weights` times `ask(inputs)`, and its gradient."""
+@contextmanager
+def evaluators(mode: str, ask: Body, inputs: Array, weights: Array) -> Iterator[tuple[Evaluate, Evaluate]]:
+    """Yield two functions of an array like `inputs`: the sum of `weights` times `ask(inputs)`, and its gradient."""
     if mode == "graph":
-        return graph_evaluators(ask, inputs, weights)
+        # A graph of TensorFlow 1, where `==` compares tensors by identity.
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            given = tf.compat.v1.placeholder(inputs.dtype, inputs.shape)
+            loss = tf.reduce_sum(ask(given) * weights)
+            (derived,) = tf.gradients(loss, given)
+            yield (lambda x: session.run(loss, {given: x})), (lambda x: session.run(derived, {given: x}))
+        return
 
     def lose(x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(ask(x) * weights)
@@ -55,24 +64,7 @@ def evaluators(mode: str, ask: Body, inputs: Array, weights: Array) -> tuple[Eva
 
     if mode == "function":
         lose, derive = tf.function(lose, autograph=False), tf.function(derive, autograph=False)
-    return (lambda x: lose(tf.constant(x)).numpy()), (lambda x: derive(tf.constant(x)).numpy())
-
-
-def graph_evaluators(ask: Body, inputs: Array, weights: Array) -> tuple[Evaluate, Evaluate]:
-    """Do what `evaluators` does in a graph of TensorFlow 1, where `==` compares tensors by identity."""
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(inputs.dtype, inputs.shape)
-        loss = tf.reduce_sum(ask(x) * weights)
-        (derived,) = tf.gradients(loss, x)
-
-    def run(fetch: tf.Tensor) -> Evaluate:
-        def evaluate(value: Array) -> Any:
-            with tf.compat.v1.Session(graph=graph) as session:
-                return session.run(fetch, {x: value})
-
-        return evaluate
-
-    return run(loss), run(derived)
+    yield (lambda x: lose(tf.constant(x)).numpy()), (lambda x: derive(tf.constant(x)).numpy())
 
 
 @modes
@@ -211,19 +203,18 @@ def test_every_operation_against_finite_differences(mode: str) -> None:
     def body(context: Context) -> dict[str, tuple[Array, Array]]:
         rank, found = context.rank, {}
         for name, (ask, factor) in every_operation(rank, size).items():
-            mine = values(rank, rows)
-            weights = upstream(rank, len(ask(tf.constant(mine))))
-            lose, derive = evaluators(mode, ask, mine, weights)
-            expected = np.zeros_like(mine)
-            for source, *place in np.ndindex(size, *mine.shape):
-                losses = []
-                for sign in (1, -1):
+            mine = values(rank, rows)[:, :1]
+            weights = upstream(rank, len(ask(tf.constant(mine))))[:, :1]
+            with evaluators(mode, ask, mine, weights) as (lose, derive):
+                # By rank and row that is moved, to either side.
+                losses = np.zeros((size, rows, 2))
+                for source, row, side in np.ndindex(losses.shape):
                     moved = mine.copy()
-                    moved[tuple(place)] += sign * step * (source == rank)
-                    losses.append(farandole.numpy.allreduce(np.array(lose(moved)), op=hvd.Sum, name="loss"))
-                if source == rank:
-                    expected[tuple(place)] = factor * (losses[0] - losses[1]) / (2 * step)
-            found[name] = derive(mine), expected
+                    moved[row] += (step, -step)[side] * (source == rank)
+                    losses[source, row, side] = lose(moved)
+                gradient = derive(mine)
+            losses = farandole.numpy.allreduce(losses, op=hvd.Sum, name="losses")
+            found[name] = gradient, factor * (losses[rank, :, :1] - losses[rank, :, 1:]) / (2 * step)
         return found
 
     for rank, found in enumerate(run_ranks(size, body)):
