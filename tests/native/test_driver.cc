@@ -18,8 +18,9 @@ namespace {
 struct Fixture {
   Fixture() : wiring(std::move(ranks::wire({0})[0])), driver(wiring, 10us, false, pending, work) {}
 
-  OperationPtr add(const std::string& name) {
+  OperationPtr add(const std::string& name, const Listener& listener = {}) {
     OperationPtr made = ranks::operation(Kind::Barrier, name, DType::UInt8, {}, nullptr, nullptr);
+    made->listener = listener;
     pending.add({&made, 1});
     return made;
   }
@@ -78,15 +79,16 @@ void test_own_thread_drives_for_listeners() {
     return fixture.complete_all();
   };
   fixture.driver.start();
-  const OperationPtr operation = fixture.add("x");
-  operation->listener.cookie = &heard;
-  operation->listener.done = [](void* cookie, Operation& done) noexcept {
+  Listener listener;
+  listener.cookie = &heard;
+  listener.done = [](void* cookie, Operation& done) noexcept {
     auto& self = *static_cast<Heard*>(cookie);
     CHECK(done.done());
     CHECK(self.fixture.driver.try_lock());  // the listener may wait for another operation
     self.by = std::this_thread::get_id();
     self.over.count_down();
   };
+  fixture.add("x", listener);
   fixture.driver.wake(1);
   heard.over.wait();
   CHECK(in_background);
