@@ -20,9 +20,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "collectives/link_allreduce.h"
-#include "collectives/link_alltoall.h"
-#include "collectives/link_barrier.h"
+#include "collectives/link_collectives.h"
 #include "transport/tcp.h"
 
 using namespace farandole;

@@ -22,8 +22,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "collectives/shm_allreduce.h"
-#include "collectives/shm_exchange.h"
+#include "collectives/shm_collectives.h"
 #include "transport/arena.h"
 
 using namespace farandole;

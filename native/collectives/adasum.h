@@ -3,8 +3,8 @@
 #include <span>
 
 #include "base/dtype.h"
-#include "collectives/choose.h"
 #include "collectives/piece.h"
+#include "collectives/world.h"
 
 namespace farandole {
 

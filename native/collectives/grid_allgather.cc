@@ -1,9 +1,8 @@
-#include "collectives/grid_allgather.h"
-
 #include <vector>
 
-#include "collectives/link_allgather.h"
-#include "collectives/shm_exchange.h"
+#include "collectives/grid_collectives.h"
+#include "collectives/link_collectives.h"
+#include "collectives/shm_collectives.h"
 
 namespace farandole {
 

@@ -1,16 +1,13 @@
-#include "collectives/grid_allreduce.h"
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
 
-#include "collectives/grid_allgather.h"
-#include "collectives/link_allreduce.h"
+#include "collectives/grid_collectives.h"
+#include "collectives/link_collectives.h"
 #include "collectives/link_exchange.h"
 #include "collectives/link_segments.h"
-#include "collectives/shm_allreduce.h"
-#include "collectives/shm_exchange.h"
+#include "collectives/shm_collectives.h"
 
 namespace farandole {
 namespace {

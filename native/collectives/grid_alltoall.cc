@@ -1,11 +1,10 @@
-#include "collectives/grid_alltoall.h"
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "collectives/link_alltoall.h"
-#include "collectives/shm_exchange.h"
+#include "collectives/grid_collectives.h"
+#include "collectives/link_collectives.h"
+#include "collectives/shm_collectives.h"
 
 namespace farandole {
 namespace {

@@ -1,7 +1,6 @@
-#include "collectives/grid_barrier.h"
-
-#include "collectives/link_barrier.h"
-#include "collectives/shm_exchange.h"
+#include "collectives/grid_collectives.h"
+#include "collectives/link_collectives.h"
+#include "collectives/shm_collectives.h"
 
 namespace farandole {
 

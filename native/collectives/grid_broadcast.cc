@@ -1,11 +1,10 @@
-#include "collectives/grid_broadcast.h"
-
 #include <algorithm>
 #include <vector>
 
-#include "collectives/link_broadcast.h"
+#include "collectives/grid_collectives.h"
+#include "collectives/link_collectives.h"
 #include "collectives/link_exchange.h"
-#include "collectives/shm_exchange.h"
+#include "collectives/shm_collectives.h"
 
 namespace farandole {
 namespace {

@@ -1,13 +1,11 @@
-#include "collectives/grid_reducescatter.h"
-
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
-#include "collectives/grid_allreduce.h"
-#include "collectives/link_reducescatter.h"
-#include "collectives/shm_allreduce.h"
+#include "collectives/grid_collectives.h"
+#include "collectives/link_collectives.h"
+#include "collectives/shm_collectives.h"
 
 namespace farandole {
 namespace {

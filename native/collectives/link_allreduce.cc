@@ -1,8 +1,7 @@
-#include "collectives/link_allreduce.h"
-
 #include <algorithm>
 #include <vector>
 
+#include "collectives/link_collectives.h"
 #include "collectives/link_exchange.h"
 #include "collectives/link_segments.h"
 

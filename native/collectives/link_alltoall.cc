@@ -1,8 +1,7 @@
-#include "collectives/link_alltoall.h"
-
 #include <cstring>
 #include <vector>
 
+#include "collectives/link_collectives.h"
 #include "collectives/link_exchange.h"
 
 namespace farandole {

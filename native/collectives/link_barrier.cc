@@ -1,5 +1,4 @@
-#include "collectives/link_barrier.h"
-
+#include "collectives/link_collectives.h"
 #include "collectives/link_exchange.h"
 
 namespace farandole {

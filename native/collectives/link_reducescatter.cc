@@ -1,7 +1,6 @@
-#include "collectives/link_reducescatter.h"
-
 #include <vector>
 
+#include "collectives/link_collectives.h"
 #include "collectives/link_segments.h"
 
 namespace farandole {

@@ -1,10 +1,9 @@
-#include "collectives/shm_allreduce.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <vector>
 
+#include "collectives/shm_collectives.h"
 #include "collectives/shm_direct.h"
 
 namespace farandole {
@@ -154,45 +153,6 @@ const char* shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType
   if (shm_direct_allreduce(mesh, bucket, dtype, reduction)) return "shm direct";
   Pipeline(mesh, bucket, dtype, reduction).run();
   return "shm slots";
-}
-
-void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts,
-                       DType dtype, const Reduction& reduction) {
-  const size_t width = size_of(dtype);
-  const int me = mesh.rank();
-  const auto n = static_cast<size_t>(mesh.size());
-  const size_t longest = width * *std::max_element(counts.begin(), counts.end());
-  std::vector<const std::byte*> shares(n);
-  for (size_t rank = 0; rank < n; in += counts[rank++] * width) shares[rank] = in;
-  std::vector<const void*> sources(n);
-  const size_t step = mesh.chunk_bytes();
-  const auto part = [&](int owner, size_t at) {
-    const size_t bytes = counts[static_cast<size_t>(owner)] * width;
-    return at < bytes ? std::min(step, bytes - at) : 0;
-  };
-  const uint32_t first = mesh.begin_stripes(false);
-  const auto stripes = static_cast<uint32_t>((longest + step - 1) / step);
-  for (uint32_t k = 0; k <= stripes; ++k) {
-    if (k < stripes) {
-      if (k >= kStripes) mesh.await_finished(first + k - kStripes);
-      for (int owner = 0; owner < mesh.size(); ++owner)
-        if (const size_t bytes = part(owner, k * step); owner != me && bytes > 0)
-          SharedMesh::lay_out(mesh.slot(me, first + k, owner), shares[static_cast<size_t>(owner)] + k * step, bytes);
-      mesh.arrive(first + k);
-    }
-    if (k == 0) continue;
-    // One stripe behind: while this one is reduced, the others' next one is being written.
-    const size_t at = (k - 1) * step;
-    if (const size_t bytes = part(me, at); bytes > 0) {
-      mesh.await_arrived(first + k - 1);
-      for (int peer = 0; peer < mesh.size(); ++peer)
-        sources[static_cast<size_t>(peer)] =
-            peer == me ? shares[static_cast<size_t>(me)] + at : mesh.slot(peer, first + k - 1, me);
-      reduce(dtype, reduction, out + at, sources, bytes / width);
-    }
-    mesh.finish(first + k - 1);
-  }
-  mesh.end_stripes(first + stripes);
 }
 
 }  // namespace farandole

@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "collectives/choose.h"
+#include "collectives/world.h"
 #include "engine/operation.h"
 #include "engine/plan.h"
 

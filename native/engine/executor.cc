@@ -12,7 +12,7 @@
 namespace farandole {
 namespace {
 
-World make_world(Wiring& wiring, FailureDetector& failures, std::chrono::nanoseconds spin) {
+std::unique_ptr<World> take_world(Wiring& wiring, FailureDetector& failures, std::chrono::nanoseconds spin) {
   WiredWorld made = connect_world(wiring, failures, spin);
   failures.watch(made.links);
   return std::move(made.world);
@@ -42,12 +42,12 @@ Executor::Executor(Wiring& wiring, const EngineOptions& options, Pending& pendin
       driver_(driver),
       failures_(failures),
       results_(ResultPool::make(options.kept_results)),
-      world_(make_world(wiring, failures, options.spin)) {
+      world_(take_world(wiring, failures, options.spin)) {
   if (wiring.is_one_host()) {
     arena_ = Arena::make(wiring.segment, wiring.rank);
     if (wiring.has_spare_cores()) lane_.emplace(*wiring.segment, wiring.rank, options.spin);
   }
-  world_.turn(tuned_.knobs);
+  world_->turn(tuned_.knobs);
 }
 
 void Executor::run(const AgreedPlan& agreed) {
@@ -97,7 +97,7 @@ void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operation
   std::optional<Error> error;
   const char* algorithm = "";
   try {
-    algorithm = execute(world_, *results_, wiring_.rank, wiring_.size, bucket, operations);
+    algorithm = execute(*world_, *results_, wiring_.rank, wiring_.size, bucket, operations);
   } catch (const Error& raised) {
     error = failures_.root_cause(raised);
   } catch (const std::exception& raised) {
@@ -126,7 +126,7 @@ void Executor::refuse(const Refusal& refusal) {
 }
 
 void Executor::turn_to(const Knobs& knobs, bool paced) {
-  world_.turn(knobs);
+  world_->turn(knobs);
   const std::lock_guard lock(mu_);
   tuned_.knobs = knobs;
   ++tuned_.turns;

@@ -83,7 +83,7 @@ class Executor {
   std::shared_ptr<ResultPool> results_;
   std::shared_ptr<Arena> arena_;  // in a world of one host
   std::optional<Lane> lane_;      // in a world of one host with a core for every rank
-  World world_;
+  std::unique_ptr<World> world_;
   uint32_t executed_ = 0;  // operations so far; the same on every rank between two of them
   std::atomic<uint64_t> agreed_in_lane_{0};
 

@@ -1,6 +1,7 @@
 #include "engine/wiring.h"
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -92,16 +93,16 @@ WiredWorld connect_world(Wiring& wiring, Guard& guard, std::chrono::nanoseconds 
   const auto shared = [&] {
     return SharedMesh(wiring.segment, wiring.local_rank(), wiring.local_ranks, guard, patience);
   };
-  if (wiring.is_one_host()) return {World(std::make_unique<SharedMesh>(shared())), {}};
+  if (wiring.is_one_host()) return {make_world(shared()), {}};
   LinkMaker maker(wiring);
-  std::unique_ptr<GridMesh> rows;
+  std::optional<GridMesh> rows;
   if (const auto grid = grid_of(wiring.rank, wiring.hosts)) {
     const bool flat = is_flat(wiring, *grid);
-    rows = std::make_unique<GridMesh>(*grid, shared(), Mesh(grid->host, maker.column(*grid, flat), guard, patience));
-    if (!flat) return {World(std::move(rows)), std::move(maker.tcp)};
+    rows.emplace(*grid, shared(), Mesh(grid->host, maker.column(*grid, flat), guard, patience));
+    if (!flat) return {make_world(std::move(*rows)), std::move(maker.tcp)};
   }
   auto links = std::make_unique<Mesh>(wiring.rank, maker.all(), guard, patience);
-  return {rows ? World(std::move(rows), std::move(links)) : World(std::move(links)), std::move(maker.tcp)};
+  return {rows ? make_world(std::move(*rows), std::move(links)) : make_world(std::move(*links)), std::move(maker.tcp)};
 }
 
 }  // namespace farandole

@@ -8,7 +8,7 @@
 
 #include "base/descriptor.h"
 #include "base/error.h"
-#include "collectives/choose.h"
+#include "collectives/world.h"
 #include "transport/guard.h"
 #include "transport/segment.h"
 #include "transport/tcp.h"
@@ -65,7 +65,7 @@ struct EngineOptions {
 
 /// The world of a wiring, and the links of it that lead to other hosts.
 struct WiredWorld {
-  World world;
+  std::unique_ptr<World> world;
   std::vector<const TcpLink*> links;
 };
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "collectives/shm_allreduce.h"
+#include "collectives/shm_collectives.h"
 #include "engine_ranks.h"
 #include "shm_ranks.h"
 #include "transport/arena.h"

@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <random>
 
-#include "collectives/grid_allreduce.h"
-#include "collectives/grid_reducescatter.h"
+#include "collectives/grid_collectives.h"
 #include "grid_ranks.h"
 #include "link_elements.h"
 

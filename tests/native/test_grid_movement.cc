@@ -1,10 +1,7 @@
 // The collectives over a grid of hosts that only move bytes, which connections a grid needs, and what is no grid.
 #include <atomic>
 
-#include "collectives/grid_allgather.h"
-#include "collectives/grid_alltoall.h"
-#include "collectives/grid_barrier.h"
-#include "collectives/grid_broadcast.h"
+#include "collectives/grid_collectives.h"
 #include "grid_ranks.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/half.h"
-#include "collectives/link_allreduce.h"
+#include "collectives/link_collectives.h"
 #include "link_elements.h"
 #include "link_ranks.h"
 

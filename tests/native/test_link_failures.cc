@@ -2,12 +2,7 @@
 #include <chrono>
 #include <functional>
 
-#include "collectives/link_allgather.h"
-#include "collectives/link_allreduce.h"
-#include "collectives/link_alltoall.h"
-#include "collectives/link_barrier.h"
-#include "collectives/link_broadcast.h"
-#include "collectives/link_reducescatter.h"
+#include "collectives/link_collectives.h"
 #include "link_ranks.h"
 
 namespace {

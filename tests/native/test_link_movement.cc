@@ -3,10 +3,7 @@
 #include <atomic>
 #include <numeric>
 
-#include "collectives/link_allgather.h"
-#include "collectives/link_alltoall.h"
-#include "collectives/link_barrier.h"
-#include "collectives/link_broadcast.h"
+#include "collectives/link_collectives.h"
 #include "link_ranks.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // Reduce-scatter over links against an element-wise reference.
 #include <numeric>
 
-#include "collectives/link_reducescatter.h"
+#include "collectives/link_collectives.h"
 #include "link_elements.h"
 #include "link_ranks.h"
 

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "collectives/shm_allreduce.h"
-#include "collectives/shm_exchange.h"
+#include "collectives/shm_collectives.h"
 #include "shm_ranks.h"
 
 using namespace farandole;

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/reduce.h"
+#include "collectives/piece.h"
+#include "transport/shared_mesh.h"
+
+namespace farandole {
+
+// Collectives over the shared segment of one host. All of them block until all ranks of the host take part, and throw
+// `PeerLost`, or what the guard throws.
+
+/// Reduces a bucket over all ranks; every rank gets the same bits. Returns the algorithm's name for the timeline.
+///
+/// Small buckets: every rank shows its bytes and combines all ranks' bytes, in rank order. Larger ones: chunked
+/// reduce-scatter and allgather through the slots; each rank reduces one segment of every stripe.
+/// Each rank moves 2 (N-1)/N of the bucket through the cache.
+const char* shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
+
+/// Reduces `in` over all ranks and writes this rank's part to `out`: `counts[r]` elements for rank r, in rank order.
+void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts,
+                       DType dtype, const Reduction& reduction);
+
+/// Gathers bytes: `bytes[r]` of rank r land at `out[r]` on every rank. Zero bytes are allowed.
+void shm_allgather(SharedMesh& mesh, const std::byte* mine, std::span<std::byte* const> out,
+                   std::span<const size_t> bytes);
+
+/// Copies the bucket of rank `root` to every rank's bucket.
+void shm_broadcast(SharedMesh& mesh, std::span<const Piece> pieces, int root);
+
+/// Sends `send[r]` bytes at `in[r]` to rank r and receives `receive[r]` bytes of rank r at `out[r]`. `longest` is the
+/// largest share that any rank sends to any other; all ranks must pass the same.
+void shm_alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::span<const size_t> send,
+                  std::span<std::byte* const> out, std::span<const size_t> receive, size_t longest);
+
+/// Returns once every rank has called it.
+void shm_barrier(SharedMesh& mesh);
+
+}  // namespace farandole

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/reduce.h"
+#include "collectives/grid.h"
+#include "collectives/knobs.h"
+#include "collectives/piece.h"
+#include "transport/mesh.h"
+#include "transport/shared_mesh.h"
+
+namespace farandole {
+
+/// How many bytes one rank sends to another: the same on all ranks.
+using Shares = std::function<size_t(int from, int to)>;
+
+/// The collectives over all ranks of an engine, on one kind of transport.
+///
+/// | make_world() of | ranks                                                   | algorithms |
+/// |-----------------|---------------------------------------------------------|---------------------------------------|
+/// | `SharedMesh`    | one host                                                | shm_*: slots of the shared segment |
+/// | `GridMesh`      | hosts of equally many ranks, more than one each         | grid_*: shm_* in the host, link_* | |
+/// |                                                         | over one link per other host          | | `Mesh` | any
+/// other several hosts                                 | link_*: one link per peer             |
+///
+/// The algorithm depends on the knobs and the number of bytes, which are the same on all ranks:
+///
+/// | allreduce, N ranks of L a host | few bytes (a constant, or a knob)      | more                                |
+/// |--------------------------------|----------------------------------------|-------------------------------------|
+/// | shm                            | all inputs at once                     | pipeline of reduced segments        |
+/// | link                           | all inputs at once, or doubling (N > 8)| segments, chunk by chunk            |
+/// | grid                           | shm, then link over the column         | shards: shm, link and shm pipelined |
+///
+/// Each operation blocks until all ranks take part, and returns the name of the algorithm that ran, a literal, for the
+/// timeline.
+class World {
+ public:
+  World() = default;
+  virtual ~World() = default;
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  /// Changes the knobs. All ranks must call it between the same two operations.
+  virtual void turn(const Knobs& knobs) = 0;
+
+  virtual const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) = 0;
+  virtual const char* allgather(const std::byte* mine, std::span<std::byte* const> out,
+                                std::span<const size_t> bytes) = 0;
+  virtual const char* broadcast(std::span<const Piece> pieces, int root) = 0;
+  virtual const char* alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                               const Shares& shares) = 0;
+  virtual const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
+                                    const Reduction& reduction) = 0;
+  virtual const char* barrier() = 0;
+};
+
+[[nodiscard]] std::unique_ptr<World> make_world(SharedMesh shared);
+[[nodiscard]] std::unique_ptr<World> make_world(Mesh links);
+/// With `flat`, links to all ranks, the knob `hierarchical` chooses between two levels and one.
+[[nodiscard]] std::unique_ptr<World> make_world(GridMesh grid, std::unique_ptr<Mesh> flat = nullptr);
+
+}  // namespace farandole
