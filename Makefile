@@ -1,6 +1,6 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-without test-oldest test-tensorflow test-native lint fmt bench check tsan asan clean
+.PHONY: help setup demo test test-without test-oldest test-tensorflow test-native lint fmt docs bench check tsan asan clean
 
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
@@ -42,6 +42,9 @@ fmt: setup  ## format Python and C++
 	@$(BIN)/ruff check --select I --fix -q
 	@$(BIN)/ruff format
 	@$(BIN)/clang-format -i $(CXX_SOURCES)
+
+docs: setup  ## build the documentation site; a warning is an error
+	@tools/docs.sh
 
 bench: setup  ## measure; make bench ONLY='launch native_reduce' runs some
 	@tools/bench.sh $(ONLY)
