@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
-from farandole.config import WITHOUT_MEANING, Config, Setting
+from farandole.config import Config, Setting
+from farandole.refusals import IGNORED_VARIABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "config.md"
@@ -65,7 +66,7 @@ def _size(number: int) -> str:
 
 
 def _unread() -> Iterator[str]:
-    for name, reason in sorted(WITHOUT_MEANING.items()):
+    for name, reason in sorted(IGNORED_VARIABLES.items()):
         yield f"| `{name}` | {reason} |"
 
 
