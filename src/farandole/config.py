@@ -20,6 +20,11 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 Value: TypeAlias = int | float | bool | str | timedelta | None
 
+# The largest value of a setting of each kind. Above it there is no machine, or no patience, and native code overflows.
+LARGEST: Mapping[str, int] = {"bytes": 1 << 40, "count": (1 << 31) - 1}
+LONGEST = timedelta(days=365)
+LARGEST_OF: Mapping[str, int] = {"slot_bytes": 64 << 20, "link_chunk": 1 << 20}  # of settings that need less
+
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|m|min|h|)\s*")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _SIZE = re.compile(r"\s*([0-9]+)\s*([KMG]I?B|B|)\s*", re.IGNORECASE)
@@ -295,6 +300,8 @@ def _parse(kind: str, text: str, source: str) -> Value:
     if match is None or (kind == "count" and match[2]):
         units = "" if kind == "count" else ", alone or with KB, MB, GB, KiB, MiB or GiB"
         raise ConfigError(source, f"{text!r} is no {kind}; write a whole number >= 0{units}")
+    if len(match[1]) > 20:
+        raise ConfigError(source, f"{text[:20]!r}... has {len(match[1])} digits, more than any setting can have")
     return int(match[1]) * _BYTES[match[2]]
 
 
@@ -320,11 +327,16 @@ def _check_type(setting: Setting, value: object) -> None:
             raise ConfigError(name, f"must be a whole number, got {value!r}")
         if value < 0:
             raise ConfigError(name, f"must be >= 0, got {value}")
+        largest = LARGEST_OF.get(name, LARGEST[kind])
+        if value > largest:
+            raise ConfigError(name, f"must be at most {largest}, got {value}")
     elif kind == "duration":
         if not isinstance(value, timedelta):
             raise ConfigError(name, f"must be a timedelta, got {value!r}")
         if value < timedelta(0):
             raise ConfigError(name, f"must be >= 0, got {value.total_seconds():g} s")
+        if value > LONGEST:
+            raise ConfigError(name, f"must be at most {LONGEST.days} days, got {value.total_seconds():g} s")
     elif kind == "flag":
         if not isinstance(value, bool):
             raise ConfigError(name, f"must be True or False, got {value!r}")

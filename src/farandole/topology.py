@@ -94,7 +94,10 @@ def host_identity() -> str:
     Two containers on one machine share the kernel, and often the host name, but neither of these."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     network = os.stat("/proc/self/ns/net").st_ino
-    memory = os.stat("/dev/shm").st_dev
+    try:
+        memory = os.stat("/dev/shm").st_dev
+    except FileNotFoundError:
+        memory = 0  # the ranks' memory has no name, and needs no such folder
     name = socket.gethostname()
     digest = hashlib.sha256(f"{boot} {network} {memory} {name}".encode()).hexdigest()
     return f"{name}#{digest[:12]}"

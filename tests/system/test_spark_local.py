@@ -34,8 +34,19 @@ HANGS = 100  # seconds: a rank that nobody ends
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with session("local[2]") as started:
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder to which Spark writes all that it writes, its log of events included."""
+    folder = tmp_path_factory.mktemp("scratch")
+    (folder / "events").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def spark(scratch: Path) -> Iterator[SparkSession]:
+    events = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{scratch}/events"}
+    with session(
+        "local[2]", **{"spark.local.dir": str(scratch), "spark.eventLog.compress": "false", **events}
+    ) as started:
         yield started
 
 
@@ -128,6 +139,20 @@ def test_a_rank_killed_in_an_allreduce_is_the_one_to_blame(spark: SparkSession, 
 
 
 @needs_native
+@pytest.mark.parametrize("size", [0, 3 << 20], ids=["small call", "large call"])
+def test_no_file_of_spark_holds_the_secret(spark: SparkSession, scratch: Path, size: int) -> None:
+    def main(ballast: bytes, folder: str) -> tuple[bool, list[str]]:
+        secret = bytes.fromhex(os.environ["FARANDOLE_SECRET"])
+        held = {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+        found = [str(path) for path, data in held.items() if secret in data or secret.hex().encode() in data]
+        return any(ballast[:64] in data for data in held.values()), found
+
+    ballast = os.urandom(size)
+    ((holds_the_call, found),) = run_barrier_job(spark, main, (ballast, str(scratch)), num_proc=1, description="search")
+    assert found == []
+    assert holds_the_call  # so the search sees what Spark writes
+
+
 def test_ranks_find_each_other(spark: SparkSession) -> None:
     def main() -> tuple[int, int, int, float]:
         import numpy as np

@@ -13,11 +13,11 @@ from farandole.config import LOG_LEVELS, Config, Setting
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_VARIABLES
 
-durations = st.integers(0, 10**14).map(lambda count: timedelta(microseconds=count))
+durations = st.integers(0, 10**13).map(lambda count: timedelta(microseconds=count))
 texts = st.none() | st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
 VALUES: dict[str, st.SearchStrategy[object]] = {
-    "bytes": st.integers(64, 1 << 26).map(lambda count: 64 * count),
-    "count": st.integers(0, 1 << 40),
+    "bytes": st.integers(64, 1 << 14).map(lambda count: 64 * count),
+    "count": st.integers(0, (1 << 31) - 1),
     "duration": durations,
     "flag": st.booleans(),
     "level": st.sampled_from(LOG_LEVELS),
@@ -28,9 +28,9 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 @st.composite
 def configs(draw: st.DrawFn) -> Config:
     values: dict[str, Any] = {each.name: draw(VALUES[each.kind]) for each in Config.settings()}
-    values["start_timeout"] += timedelta(microseconds=1)
+    values["start_timeout"] = max(values["start_timeout"], timedelta(microseconds=1))
     for name in ("autotune_steps_per_sample", "autotune_max_samples"):
-        values[name] += 1
+        values[name] = max(1, values[name])
     if values["stall_shutdown_time"] < values["stall_check_time"]:
         values["stall_shutdown_time"] = timedelta(0)
     return Config(**values)
@@ -92,6 +92,7 @@ BAD_VARIABLES = [
     ("FARANDOLE_SPIN", "100 years", "'100 years' is no duration; write seconds, or a number with us, ms, s, m or h"),
     ("FARANDOLE_COLLECTIVE_TIMEOUT", "-3", "'-3' is no duration"),
     ("FARANDOLE_COLLECTIVE_TIMEOUT", "9" * 30, "is no duration"),
+    ("FARANDOLE_CACHE_CAPACITY", "9" * 5000, "'99999999999999999999'... has 5000 digits"),
     ("HOROVOD_LOG_LEVEL", "loud", "unknown level 'loud'; use one of trace, debug, info, warning, error, fatal"),
     ("HOROVOD_STALL_CHECK_DISABLE", "perhaps", "'perhaps' is neither yes (1, true, yes, on) nor no"),
 ]
@@ -118,6 +119,11 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"slot_bytes": 100}, "slot_bytes: must be at least 4096 and a multiple of 64, got 100"),
     ({"slot_bytes": 5000}, "slot_bytes: must be at least 4096 and a multiple of 64, got 5000"),
     ({"link_chunk": 4000}, "link_chunk: must be at least 4096 and a multiple of 64, got 4000"),
+    ({"fusion_threshold": 1 << 64}, f"fusion_threshold: must be at most {1 << 40}, got {1 << 64}"),
+    ({"slot_bytes": 1 << 40}, f"slot_bytes: must be at most {64 << 20}, got {1 << 40}"),
+    ({"link_chunk": 2 << 20}, f"link_chunk: must be at most {1 << 20}, got {2 << 20}"),
+    ({"cache_capacity": 1 << 40}, f"cache_capacity: must be at most {(1 << 31) - 1}, got {1 << 40}"),
+    ({"collective_timeout": timedelta(days=400)}, "collective_timeout: must be at most 365 days, got 3.456e+07 s"),
     ({"autotune_steps_per_sample": 0}, "autotune_steps_per_sample: must be >= 1, got 0"),
     ({"autotune_max_samples": 0}, "autotune_max_samples: must be >= 1, got 0"),
     (

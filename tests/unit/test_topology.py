@@ -1,6 +1,7 @@
 """Places of ranks, and the variables that carry them."""
 
 import math
+import os
 import re
 import socket
 from collections import Counter
@@ -104,6 +105,18 @@ def test_data_goes_along_columns_or_to_everybody(hosts: list[str]) -> None:
 def test_a_rank_that_cannot_be(rank: int) -> None:
     with pytest.raises(ConfigError, match=rf"rank: must be in 0\.\.1, got {rank}"):
         Topology.from_hosts(rank, ["a", "a"])
+
+
+def test_a_host_without_a_folder_for_shared_memory_has_an_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = os.stat
+
+    def stat(path: object, *more: object, **named: object) -> object:
+        if path == "/dev/shm":
+            raise FileNotFoundError(path)
+        return there(path, *more, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert host_identity() == host_identity()
 
 
 def test_host_identity_is_stable_and_names_the_host() -> None:

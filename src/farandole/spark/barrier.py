@@ -25,7 +25,7 @@ from farandole.spark.exchange.batches import counted_by_rows
 from farandole.spark.exchange.shuffle import dealt
 from farandole.spark.failure import blame
 from farandole.spark.slots import is_local, master_of, require_slots
-from farandole.spark.task import RESULT_SCHEMA, TaskPlan, run_task
+from farandole.spark.task import RESULT_SCHEMA, TaskOrders, TaskPlan, run_task
 
 __all__ = ["passed_on", "run_barrier_job"]
 
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LARGE_CALL = 10 << 20  # bytes
+APART = 256 << 10  # bytes of a plan, from which on it travels apart from the secret
 SETTLE = timedelta(seconds=1)  # for the guilty rank's report, when Spark's news of the failure came first
 LEAVE = timedelta(seconds=5)  # for the ranks to end when the job has
 
@@ -81,7 +82,6 @@ def run_barrier_job(
         plan = TaskPlan(
             job=secrets.token_hex(4),
             num_proc=num_proc,
-            secret=secret,
             call=call,
             env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
             threads_set=context.getConf().contains("spark.executorEnv.OMP_NUM_THREADS"),
@@ -94,8 +94,9 @@ def run_barrier_job(
             executable=executable,
             start_timeout=patience,
         )
-        with _job_group(context, f"farandole-{plan.job}", description) as cancel:
-            stage = _stage(spark, dataframes, plan, settings.interface or "")
+        group = f"farandole-{plan.job}"
+        with _job_group(context, group, description) as cancel, _handed_over(context, plan, secret) as orders:
+            stage = _stage(spark, dataframes, orders, plan, settings.interface or "")
             driver_log.feeds_again = restart
             if restart:
                 stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
@@ -167,12 +168,30 @@ def _is_first_attempt(context: SparkContext, stage: int) -> bool:
     return info is not None and info.currentAttemptId == 0
 
 
-def _stage(spark: SparkSession, dataframes: Sequence[DataFrame], plan: TaskPlan, interface: str) -> DataFrame:
-    """The ranks' tasks, which read where their rows are, or a row for each that makes Spark start it."""
-    keeper = KeeperPlan(secret=plan.secret, driver=plan.driver_log, interface=interface)
+@contextmanager
+def _handed_over(context: SparkContext, plan: TaskPlan, secret: bytes) -> Iterator[TaskOrders]:
+    """Prepare a plan for the tasks, apart from the secret if Spark would write it to a disk.
+
+    Spark writes a function that is larger than its `spark.broadcast.UDFCompressionThreshold` (1 MiB) to files of the
+    driver and of each executor."""
+    if len(plan.call) + sum(map(len, plan.schemas)) < APART:
+        yield TaskOrders(secret=secret, plan=plan)
+        return
+    broadcast = context.broadcast(plan)
+    try:
+        yield TaskOrders(secret=secret, plan=broadcast)
+    finally:
+        broadcast.destroy()
+
+
+def _stage(
+    spark: SparkSession, dataframes: Sequence[DataFrame], orders: TaskOrders, plan: TaskPlan, interface: str
+) -> DataFrame:
+    """Make the ranks' tasks, which read where their rows are, or a row for each that makes Spark start it."""
+    keeper = KeeperPlan(secret=orders.secret, driver=plan.driver_log, interface=interface)
     one_each = spark.range(0, plan.num_proc, 1, plan.num_proc)
     source = dealt(dataframes, plan.num_proc, keeper) if dataframes else one_each
-    return source.mapInArrow(functools.partial(run_task, plan), RESULT_SCHEMA, barrier=True)
+    return source.mapInArrow(functools.partial(run_task, orders), RESULT_SCHEMA, barrier=True)
 
 
 def _collect(stage: DataFrame, driver_log: DriverLog, cancel: Callable[[], None]) -> list[Row]:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
-from pyspark import BarrierTaskContext
+from pyspark import BarrierTaskContext, Broadcast
 
 from farandole.config import Config
 from farandole.errors import ConfigError
@@ -37,7 +37,7 @@ from farandole.spark.relay import Relay
 from farandole.spark.spill import Spill
 from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
 
-__all__ = ["RESULT_SCHEMA", "TaskPlan", "run_task"]
+__all__ = ["RESULT_SCHEMA", "TaskOrders", "TaskPlan", "run_task"]
 
 RESULT_SCHEMA = "rank int, part int, chunk binary"
 _ARROW_RESULT = pa.schema([("rank", pa.int32()), ("part", pa.int32()), ("chunk", pa.binary())])
@@ -56,11 +56,10 @@ Event: TypeAlias = tuple[Literal["met"], list[str]] | tuple[Literal["broken"], E
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """What the driver tells every task of a job; travels inside the pickled function, over Spark's own channels."""
+    """The description of a job for each of its tasks, but for the secret: Spark may write a large one to a disk."""
 
     job: str
     num_proc: int
-    secret: bytes = field(repr=False)
     call: bytes = field(repr=False)  # the pickled (function, args, kwargs)
     env: Mapping[str, str]  # for the ranks; comes after the executor's own
     threads_set: bool  # the user has chosen OMP_NUM_THREADS
@@ -73,13 +72,22 @@ class TaskPlan:
     start_timeout: timedelta
 
 
-def run_task(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOrders:
+    """A job's secret, and its plan or a broadcast of it; small enough that Spark keeps it in memory."""
+
+    secret: bytes = field(repr=False)
+    plan: "TaskPlan | Broadcast[TaskPlan]"
+
+
+def run_task(orders: TaskOrders, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run one rank and yield its pickled value in pieces; raises `RankFailed` when the rank fails.
 
     The function of `mapInArrow`. Whatever ends the task ends the rank: its guard sees to that where no code of this
     process runs any more (Spark kills Python workers with SIGKILL)."""
     context = BarrierTaskContext.get()
-    value = RankTask(plan, context).run(batches)
+    plan = orders.plan.value if isinstance(orders.plan, Broadcast) else orders.plan
+    value = RankTask(plan, orders.secret, context).run(batches)
     for part, start in enumerate(range(0, max(1, len(value)), CHUNK)):
         columns = [[context.partitionId()], [part], [value[start : start + CHUNK]]]
         yield pa.RecordBatch.from_arrays(
@@ -91,8 +99,9 @@ def run_task(plan: TaskPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
 class RankTask:
     """The life of one task."""
 
-    def __init__(self, plan: TaskPlan, context: BarrierTaskContext) -> None:
+    def __init__(self, plan: TaskPlan, secret: bytes, context: BarrierTaskContext) -> None:
         self.plan = plan
+        self._secret = secret
         self.context = context
         self.rank = context.partitionId()
         self.hosts = [split_address(info.address)[0] for info in context.getTaskInfos()]
@@ -109,7 +118,7 @@ class RankTask:
     def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
         """Run the rank from start to end; its pickled value."""
         self._relay = Relay(
-            self.plan.driver_log, self.rank, self.plan.secret, self._cancel, lambda met: self._events.put(("met", met))
+            self.plan.driver_log, self.rank, self._secret, self._cancel, lambda met: self._events.put(("met", met))
         )
         failure: Failure | None = None
         try:
@@ -194,7 +203,7 @@ class RankTask:
         interface = Config.from_environment(self._env).interface
         host = interface_address(interface) if interface else self._own_address() or self.hosts[0]
         try:
-            return RendezvousServer(self.plan.num_proc, self.plan.secret, host=host)
+            return RendezvousServer(self.plan.num_proc, self._secret, host=host)
         except OSError as error:
             raise ConfigError(
                 "FARANDOLE_INTERFACE",
@@ -207,7 +216,7 @@ class RankTask:
         schemas = [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in self.plan.schemas]
         directory = local_directory(os.environ, self.hosts[: self.rank].count(self.hosts[self.rank]))
         if schemas:
-            secret = self.plan.secret
+            secret = self._secret
             return gather_rows(batches, schemas, directory, secret, rank=self.rank, stop=self._has_failed)
         for _ in batches:
             pass  # the one row that made this task
@@ -244,7 +253,7 @@ class RankTask:
         place = Topology.from_hosts(self.rank, [str(each["host"]) for each in met])
         rendezvous, torch_port = str(met[0]["rendezvous"]), met[0]["torch_port"]
         assert isinstance(torch_port, int)
-        job = JobEnvironment.of(place, rendezvous=rendezvous, secret=self.plan.secret, job=self.plan.job)
+        job = JobEnvironment.of(place, rendezvous=rendezvous, secret=self._secret, job=self.plan.job)
         env = job.write(torch_store=(split_address(rendezvous)[0], torch_port)) | note_launches(self._env)
         gpus = visible_gpus([met[rank]["gpus"] for rank in place.local_ranks])
         if gpus and "CUDA_VISIBLE_DEVICES" not in self.plan.env:
