@@ -19,6 +19,7 @@ check "clang-format" clang-format --dry-run --Werror "${cxx[@]}"
 check "mypy" mypy
 check "layers" lint-imports --no-logo
 check "spelling" codespell
+check "docs" tools/docs.sh
 check "shell scripts" shellcheck tools/*.sh .ci/run
 check "house rules" python tools/house_rules.py
 
