@@ -1,12 +1,15 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-without test-oldest test-tensorflow test-native lint fmt docs bench check tsan asan clean
+.PHONY: help setup demo test test-without test-oldest test-tensorflow test-pythons test-compilers test-native lint fmt docs \
+  bench check tsan asan clean
 
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
 ARGS ?=
 WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
+PYTHONS ?=
+COMPILERS ?=
 VERSIONS ?= 2.15.1 2.16.2 2.19.1
 
 help:  ## list the targets
@@ -31,6 +34,12 @@ test-oldest: setup  ## run the tests of NumPy, Arrow and the like with the oldes
 
 test-tensorflow: setup  ## run the tests of TensorFlow's operations with VERSIONS=... of it, which are downloaded
 	@tools/tensorflow.sh $(VERSIONS)
+
+test-pythons: setup  ## build with each Python from 3.11 on, or PYTHONS=..., and run the core suite with it, without a framework
+	@tools/pythons.sh $(PYTHONS)
+
+test-compilers: setup  ## build with the oldest compilers that are promised, or COMPILERS=..., and run the native tests
+	@tools/compilers.sh $(COMPILERS)
 
 test-native: setup  ## run the native tests
 	@tools/native.sh plain

@@ -2,8 +2,10 @@
 # Make .venv and build farandole into it. Does only what has changed since it ran last, so every other target calls it.
 #
 #   PYTHON=python3.12      the interpreter that .venv is made with (3.11 or newer)
-#   TORCH=cpu              PyTorch's CPU build, the default on Linux
-#   TORCH=cuda             the build of pip's own index, which brings CUDA. .venv remembers TORCH.
+#   TORCH=cpu              PyTorch's CPU build, the default on Linux, or an error; without TORCH, an environment without
+#                          PyTorch where no index has that build for this Python
+#   TORCH=cuda             the build of pip's own index, which brings CUDA
+#   TORCH=none             an environment without PyTorch; the tests that need it are skipped. .venv remembers TORCH.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,14 +40,28 @@ find_python() {
 }
 
 make_venv() {
-  [[ -x $BIN/python ]] && return
   local python
+  if [[ -x $BIN/python ]]; then
+    check_version
+    return
+  fi
   python=$(find_python)
   if ! "$python" -c 'import ensurepip' 2>/dev/null; then
     die "$python cannot make virtual environments: install its venv module (Debian, Ubuntu: apt-get install python3-venv)"
   fi
   say "$VENV with $("$python" --version)"
   quietly "$python" -m venv "$VENV"
+}
+
+# Die when PYTHON=... names another version than the one that .venv was made with.
+check_version() {
+  local python asked found version='import sys; print("%d.%d" % sys.version_info[:2])'
+  [[ -n ${PYTHON:-} ]] || return 0
+  python=$(find_python)
+  asked=$("$python" -c "$version")
+  found=$("$BIN/python" -c "$version")
+  [[ $asked == "$found" ]] ||
+    die "$VENV has Python $found, and PYTHON=$PYTHON is $asked: remove $VENV (rm -r $VENV), then run make setup again"
 }
 
 check_compiler() {
@@ -70,6 +86,7 @@ missing_build_tools() {
   command -v ninja >/dev/null || echo ninja
 }
 
+# Return 1 when no index has that PyTorch for this Python.
 install_torch() {
   local version found installed index=''
   version=$(sed -n 's/^torch==//p' constraints.txt)
@@ -83,6 +100,7 @@ install_torch() {
   if [[ $TORCH == cuda ]]; then
     torch=(-c constraints.txt "torch===$version") # not $version+cpu, which pip may be configured to find
   fi
+  "$BIN/pip" install --dry-run --no-deps -q "${torch[@]}" >>"$LOG" 2>&1 || return 1
   # pip takes another build of the same version for the one that is asked for.
   installed=$("$BIN/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>>"$LOG") || true
   if [[ ($TORCH == cuda && $installed == *+cpu) || ($TORCH == cpu && $installed == "$version") ]]; then
@@ -92,12 +110,19 @@ install_torch() {
 }
 
 install_all() {
-  local tools
-  install_torch
+  local tools extras=demo,dev
+  if [[ $TORCH == none ]]; then
+    extras=dev,spark,tensorboard
+  elif ! install_torch; then
+    [[ -z $TORCH ]] || die "no index offers torch to $("$BIN/python" --version): see $LOG"
+    say "no index offers that torch to $("$BIN/python" --version) (see $LOG): going on without it, as TORCH=none does"
+    extras=dev,spark,tensorboard
+  fi
   mapfile -t tools < <(missing_build_tools)
   say "the other dependencies${tools[*]:+, ${tools[*]} among them}"
-  quietly "$BIN/pip" install -c constraints.txt scikit-build-core nanobind "${tools[@]}"
-  quietly "$BIN/pip" install -c constraints.txt --no-build-isolation -e ".[demo,dev]"
+  # setuptools builds pyspark; environments of Python 3.12 and newer begin without it.
+  quietly "$BIN/pip" install -c constraints.txt scikit-build-core nanobind setuptools "${tools[@]}"
+  quietly "$BIN/pip" install -c constraints.txt --no-build-isolation -e ".[$extras]"
 }
 
 # The state of the files that a step depends on, as one line.
@@ -106,7 +131,7 @@ state_of() {
 }
 
 TORCH=${TORCH:-$(cat "$VENV/torch" 2>/dev/null || true)}
-[[ ${TORCH:-cpu} =~ ^(cpu|cuda)$ ]] || die "TORCH=$TORCH is unknown: TORCH may be cpu or cuda"
+[[ ${TORCH:-cpu} =~ ^(cpu|cuda|none)$ ]] || die "TORCH=$TORCH is unknown: TORCH may be cpu, cuda or none"
 mkdir -p build
 exec 9>build/setup.lock
 flock 9 # one setup at a time

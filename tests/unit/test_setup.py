@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 INSTALLED = 'import sys\nif "importlib.metadata" in sys.argv[-1]: print("{version}")'
 PIP = '#!/bin/sh\necho "$@" >>pip.log\n'
+NO_TORCH = PIP + 'case "$*" in *--dry-run*torch*) exit 1 ;; esac\n'
 
 
 @pytest.fixture
@@ -66,6 +67,19 @@ def test_a_word_chooses_the_build_of_pytorch(project: Path) -> None:
     have(project, VERSION)
     assert asked(project) == []  # the environment remembers the word
     assert asked(project, "cpu") == ["uninstall -y torch", CPU]
+
+
+def test_no_pytorch_is_asked_for(project: Path) -> None:
+    assert asked(project, "none") == []
+    assert "-e .[dev,spark,tensorboard]" in (project / "pip.log").read_text()
+
+
+def test_no_index_has_pytorch_for_this_python(project: Path) -> None:
+    write_command(project / ".venv" / "bin" / "pip", NO_TORCH)
+    assert asked(project) == []  # it ends well, and says so
+    done = set_up(project, "cpu")
+    assert done.returncode == 1
+    assert "no index offers torch" in done.stderr
 
 
 def test_another_word_is_refused(project: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("fsspec")
+pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
 import pyarrow as pa
