@@ -146,7 +146,10 @@ void test_text() {
 
   // A great many come in pieces that put together are whole.
   const std::array one{operation("x")};
-  for (int i = 0; i < 10'000; ++i) trace.add({Kind::Barrier, "links", trace.now(), trace.now()}, one);
+  for (int i = 0; i < 10'000; ++i) {
+    const auto now = trace.now();  // once: a pause between two of them would be an event of its own
+    trace.add({Kind::Barrier, "links", now, now}, one);
+  }
   text.take(trace.drain(), "");
   size_t pieces = 0, lines = 0;
   for (std::string piece = text.next(); !piece.empty(); piece = text.next(), ++pieces) {
