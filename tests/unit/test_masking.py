@@ -162,7 +162,7 @@ def test_no_refusal_of_files_tells_a_secret(
 @pytest.mark.parametrize(
     "url",
     [
-        f"s3://AKIAEXAMPLE:{SECRET}@bucket/train?regoin=x",
+        f"s3://AKIAEXAMPLE:{SECRET}@bucket/train?zone=x",
         f"s3://AKIAEXAMPLE:{PLAIN}@bucket/train?no_such_option={PLAIN}&secret_key={SECRET}",
         f"nowhere://AKIAEXAMPLE:{PLAIN}@bucket/train",
     ],
