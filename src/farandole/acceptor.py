@@ -162,8 +162,8 @@ class Acceptor:
 
     def refuse(self, admitted: Admitted, why: str) -> None:
         """Close a connection whose identity is not accepted after all, and count it as refused."""
-        admitted.sock.close()
         self.refusals.note(admitted.where, why)
+        admitted.sock.close()
 
     def drop(self, listener: socket.socket) -> None:
         """Close one of the listeners; connections that it has accepted go on."""
