@@ -232,9 +232,9 @@ void test_stalls_name_who_asked_and_who_did_not() {
   std::map<std::string, Negotiator::Stall> found;
   for (const auto& stall : negotiator.stalls(8)) found[stall.name] = stall;
   CHECK_EQ(found.size(), size_t{3});
-  CHECK(found["known"].asked == std::vector{2} && found["known"].missing == (std::vector{0, 1}));
+  CHECK(found["known"].asked == std::vector<int>{2} && found["known"].missing == (std::vector<int>{0, 1}));
   CHECK_EQ(found["known"].since, 5.0);
-  CHECK(found["new"].asked == (std::vector{0, 2}) && found["new"].missing == std::vector{1});
+  CHECK(found["new"].asked == (std::vector<int>{0, 2}) && found["new"].missing == std::vector<int>{1});
   CHECK(found["pair"].missing.empty());
 
   Request join = request_of("join", Kind::Join, {});
