@@ -84,7 +84,7 @@ class Topology:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether each host runs the same number of ranks."""
+        """Return whether each host runs the same number of ranks."""
         return len(set(Counter(self.hosts).values())) == 1
 
 

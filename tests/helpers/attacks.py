@@ -34,7 +34,7 @@ SUM = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What an attack did: medians in seconds over its rounds, without and with it."""
+    """Median seconds over the rounds of one attack, without and with it."""
 
     attack: str
     strangers: int

@@ -107,7 +107,7 @@ class GlobalPlan:
         return flat[ends[0] : ends[1]]
 
     def takes_whole_lanes(self, first: int, last: int) -> bool:
-        """Whether every rank takes all rows of its lanes between these positions."""
+        """Return whether every rank takes all rows of its lanes between these positions."""
         return self.lanes % self.size == 0 and self.start <= first and last <= self.start + self.steps * self.step_rows
 
     def lanes_of(self, rank: int) -> list[int]:
