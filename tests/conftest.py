@@ -50,6 +50,7 @@ def _stay(number: int, frame: FrameType | None) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give Spark the time it needs; without a Java skip its tests, with the sentence that says what to install."""
+    items[:] = _slow_files_first(items)
     spark = [item for item in items if item.get_closest_marker("spark") is not None]
     if not spark:
         return
@@ -60,6 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if java.returncode != 0:
         for item in spark:
             item.add_marker(pytest.mark.skip(reason=java.stderr.strip()))
+
+
+def _slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Order the tests so that no worker begins with a slow file when the others are about to end."""
+    slow = {item.path for item in items if any(item.iter_markers("slow")) or any(item.iter_markers("spark"))}
+    return sorted(items, key=lambda item: item.path not in slow)
 
 
 def pytest_collection_finish() -> None:
