@@ -14,6 +14,7 @@ import pytest
 from farandole.config import Config
 from farandole.core import connect as connecting
 from farandole.core.context import Context
+from farandole.core.peers import Arrivals
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RendezvousError
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
@@ -81,8 +82,10 @@ def test_a_rank_that_leaves_is_named(size: int, how: str) -> None:
             assert after < NOTICED
 
 
-def dies_in_init(outer: Context, placement: str, victim: int) -> tuple[tuple[int, ...], float]:
-    """Return who was missed and after how long; the victim dies when all have met, before it connects."""
+def dies_in_init(outer: Context, placement: str, victim: int, late: int = -1) -> tuple[tuple[int, ...], float]:
+    """Return the missing ranks and the time until they were named; the victim dies after the ranks have met.
+
+    Rank `late` is slower than the others, both to connect and to hear of the death."""
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -90,6 +93,10 @@ def dies_in_init(outer: Context, placement: str, victim: int) -> tuple[tuple[int
     outer.shutdown()
     if outer.rank == victim:
         connecting._share_segment = die  # type: ignore[assignment]
+    if outer.rank == late:
+        lose, connect_to = Arrivals.lose, connecting.connect_to
+        Arrivals.lose = lambda *told: threading.Timer(0.5, lose, told).start()  # type: ignore[assignment, method-assign]
+        connecting.connect_to = lambda *asked: time.sleep(0.3) or connect_to(*asked)
     began = time.monotonic()
     with pytest.raises(RendezvousError) as missed:
         Context(from_environment(), Config(), host=placement[outer.rank])
@@ -106,6 +113,11 @@ def test_a_death_in_init_is_told_to_other_hosts(placement: str, victim: int) -> 
     for missing, seconds in results[:victim] + results[victim + 1 :]:
         assert missing == (victim,)
         assert seconds < NOTICED
+
+
+def test_a_rank_whose_leader_gave_up_names_the_dead_rank() -> None:
+    results = run_ranks(5, dies_in_init, "AABBB", 2, 1, how="processes", dies=[2])
+    assert [missing for missing, _ in results[:2] + results[3:]] == [(2,)] * 4
 
 
 def waits_for_the_absent(context: Context, heard: threading.Barrier) -> tuple[tuple[int, ...], float]:

@@ -263,7 +263,11 @@ def _share_segment(
     leader, others = local[0], set(local[1:])
     if topology.rank != leader:
         name = bytes.fromhex(cards[leader].unix)
-        with reaching(leader), connect_to(name, rendezvous, "segment", leader, deadline) as sock:
+        with (
+            _explained(arrivals),
+            reaching(leader),
+            connect_to(name, rendezvous, "segment", leader, deadline) as sock,
+        ):
             segment = _receive_segment(sock, deadline)
             return segment, {leader: sock.dup()}
     segment = make()
