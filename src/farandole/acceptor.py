@@ -1,4 +1,4 @@
-"""Listeners that admit members of a job and refuse strangers, on one thread and without waiting for anybody."""
+"""Listeners that admit members of a job and refuse strangers, on one thread that never blocks on a peer."""
 
 import contextlib
 import logging
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 4096  # connections that the kernel holds until they are accepted; it may allow fewer
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
-# A member speaks at once and proves itself in milliseconds. The oldest unproven connections make way for newer ones.
+# A member sends at once and proves itself in milliseconds. The oldest unproven connections are evicted for newer ones.
 MOST_UNPROVEN = 512
-ACCEPTED_AT_ONCE = 64  # between two looks at the handshakes under way
-OUT_OF_FILES_PAUSE = 0.05  # seconds without accepting, when this process can open nothing more
+ACCEPTED_AT_ONCE = 64  # between two passes over the handshakes
+OUT_OF_FILES_PAUSE = 0.05  # seconds without accepting, when this process has no free descriptor
 WARN_EVERY = 1.0  # seconds
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
@@ -42,7 +42,7 @@ class Admitted:
 
 
 class Refusals:
-    """Counts refused connections and words at most one warning per second; times are seconds of one clock."""
+    """Counter of refused connections that words at most one warning per second; times are seconds of one clock."""
 
     def __init__(self, service: str) -> None:
         self.total = 0
@@ -58,11 +58,11 @@ class Refusals:
         self._latest = why
 
     def due(self) -> float | None:
-        """Return when the next warning may be written; None when there is nothing to warn of."""
+        """Return the time of the next warning; None without refusals."""
         return self._next if self._sources else None
 
     def warning(self, now: float) -> str | None:
-        """Return the warning that is due `now`, if any, and begin to count anew."""
+        """Return the warning that is due `now`, if any, and reset the count."""
         if not self._sources or now < self._next:
             return None
         (most, _), count = self._sources.most_common(1)[0], sum(self._sources.values())
@@ -74,12 +74,12 @@ class Refusals:
 
 
 class _Unproven:
-    """A connection in the middle of its handshake."""
+    """A connection during its handshake."""
 
     def __init__(self, sock: socket.socket, source: str, where: str) -> None:
         self.sock, self.source, self.where = sock, source, where
         self.deadline = time.monotonic() + HANDSHAKE_TIMEOUT.total_seconds()
-        self.steps: Steps[bytes] | None = None  # once it has spoken
+        self.steps: Steps[bytes] | None = None  # set once the peer has sent data
         self.inbox = bytearray()
         self.wanted = HEAD_BYTES
 
@@ -94,25 +94,25 @@ class _Queue:
         self._sources.setdefault(peer.source, {})[peer.sock] = peer
 
     def remove(self, peer: _Unproven) -> None:
-        """Forget `peer` if it is here."""
+        """Remove `peer` if it is here."""
         of_source = self._sources.get(peer.source, {})
         if of_source.pop(peer.sock, None) is not None and not of_source:
             del self._sources[peer.source]
 
     def first(self) -> _Unproven | None:
-        """Return the oldest of the source that has most; None when there is nobody."""
+        """Return the oldest connection of the source that has most; None if the queue is empty."""
         most = max(self._sources.values(), key=len, default=None)
         return None if most is None else next(iter(most.values()))
 
 
 class Acceptor:
-    """Accepts connections on `listeners` and holds their handshakes, as many as come, without ever blocking on one.
+    """Acceptor of connections on `listeners`, with any number of handshakes at once and without blocking on one.
 
-    At most `most` connections are unproven at a time. One more evicts one that has said nothing, if there is any, and
-    else one in the middle of its handshake: the oldest of the source that has most of them, which is a host for TCP and
-    a process for Unix sockets. Other users are refused on Unix sockets before they are read.
-    `service` is its name in warnings. A poll of the acceptor's own descriptor says when `poll` has something to do; it
-    must also be called when `patience` is over. One thread at a time may use it; it owns the listeners."""
+    At most `most` connections are unproven at a time. One more evicts a silent one, if there is any, and else one in
+    the middle of its handshake: the oldest of the source that has most of them, which is a host for TCP and a process
+    for Unix sockets. On Unix sockets other users are refused before any read. `service` is its name in warnings. A poll
+    of the acceptor's own descriptor shows when `poll` has work; also call it after `seconds_to_wait`. One thread at a
+    time may use it; it owns the listeners."""
 
     def __init__(
         self, listeners: Sequence[socket.socket], secret: bytes, *, me: bytes, service: str, most: int | None = None
@@ -132,12 +132,12 @@ class Acceptor:
             self._selector.register(listener, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable when there is something to do."""
+        """Return the descriptor that becomes readable when there is work."""
         assert isinstance(self._selector, (selectors.EpollSelector))
         return self._selector.fileno()
 
-    def patience(self) -> float | None:
-        """Return the seconds after which `poll` has something to do unasked; None: never."""
+    def seconds_to_wait(self) -> float | None:
+        """Return the seconds until `poll` has work without an event; None: never."""
         ends = [each.deadline for each in list(self._unproven.values())[:1]]
         ends += [until for until, _ in self._paused[:1]]
         warn = self.refusals.due()
@@ -146,12 +146,12 @@ class Acceptor:
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def poll(self, timeout: float | None = 0.0) -> list[Admitted]:
-        """Do what there is to do, after waiting up to `timeout` seconds for it; return the newly admitted."""
-        own = self.patience()
+        """Do all due work, after waiting up to `timeout` seconds for it; return the newly admitted."""
+        own = self.seconds_to_wait()
         limits = [each for each in (timeout, own) if each is not None]
         events = self._selector.select(min(limits) if limits else None)
         ready = [key.fileobj for key, _ in events if isinstance(key.fileobj, socket.socket)]
-        # Handshakes first: a member that has already answered is not evicted for a newcomer.
+        # Handshakes first: a member that has answered is not evicted for a newcomer.
         for peer in [self._unproven[sock] for sock in ready if sock in self._unproven]:
             self._advance(peer)
         for listener in [listener for listener in self._listeners if listener in ready]:
@@ -161,12 +161,12 @@ class Acceptor:
         return admitted
 
     def refuse(self, admitted: Admitted, why: str) -> None:
-        """Close a connection whose identity is not accepted after all, and count it as refused."""
+        """Close an admitted connection whose identity is refused, and count it."""
         self.refusals.note(admitted.where, why)
         admitted.sock.close()
 
     def drop(self, listener: socket.socket) -> None:
-        """Close one of the listeners; connections that it has accepted go on."""
+        """Close one of the listeners; its accepted connections continue."""
         self._listeners.remove(listener)
         self._paused = [each for each in self._paused if each[1] is not listener]
         with contextlib.suppress(KeyError):  # it was paused
@@ -174,7 +174,7 @@ class Acceptor:
         listener.close()
 
     def close(self) -> None:
-        """Close the listeners and all connections that are not admitted; idempotent."""
+        """Close the listeners and all unproven connections; idempotent."""
         for sock in [*self._unproven, *(each.sock for each in self._admitted)]:
             sock.close()
         self._unproven.clear()
@@ -212,7 +212,7 @@ class Acceptor:
                 self.refusals.note("a peer that is gone", str(error))
 
     def _make_room_for_files(self, listener: socket.socket, error: OSError) -> None:
-        """Give a descriptor back when there are too few; without one to give, stop accepting for a moment.
+        """Free a descriptor when there are too few; without one to free, stop accepting for a moment.
 
         The listener stays readable meanwhile: without a pause this would spin."""
         if self._unproven:
@@ -238,21 +238,21 @@ class Acceptor:
             self._evict("it made way for newer connections before it had proved the job's secret")
         peer = self._unproven[sock] = _Unproven(sock, source, where)
         self._silent.add(peer)
-        # Most members have spoken by now, and many strangers have hung up: those are never waited for.
+        # Most members have sent data by now, and many strangers have hung up.
         self._advance(peer)
         if sock in self._unproven:
             self._selector.register(sock, selectors.EVENT_READ)
 
     def _evict(self, why: str) -> None:
-        """Refuse the unproven connection that has the weakest claim to its place."""
+        """Refuse the unproven connection with the lowest priority."""
         oldest = self._silent.first() or self._speaking.first()
         assert oldest is not None
-        self._advance(oldest)  # it may have spoken just now
+        self._advance(oldest)  # it may have sent data just now
         if oldest.sock in self._unproven:
             self._refuse(oldest, why)
 
     def _advance(self, peer: _Unproven) -> None:
-        """Hold the handshake as far as the peer has spoken; read nothing beyond it."""
+        """Continue the handshake with the data received; read nothing beyond it."""
         try:
             while more := peer.sock.recv(peer.wanted - len(peer.inbox)):
                 peer.inbox += more
@@ -267,7 +267,7 @@ class Acceptor:
             self._refuse(peer, getattr(error, "problem", str(error)))
 
     def _converse(self, peer: _Unproven) -> bool:
-        """Answer what the peer has said; False once it is admitted."""
+        """Answer the peer; return False once it is admitted."""
         heard = bytes(peer.inbox)
         peer.inbox.clear()
         if peer.steps is None:
@@ -278,7 +278,7 @@ class Acceptor:
         try:
             wish = peer.steps.send(heard)
             while isinstance(wish, bytes):
-                # Some hundred bytes: less than the smallest buffer of a new connection holds.
+                # A few hundred bytes fit into the smallest buffer of a new connection.
                 if peer.sock.send(wish) != len(wish):
                     raise ConnectionAbortedError("it takes nothing")
                 wish = next(peer.steps)
@@ -300,14 +300,14 @@ class Acceptor:
         del self._unproven[peer.sock]
         self._silent.remove(peer)
         self._speaking.remove(peer)
-        with contextlib.suppress(KeyError):  # it never had to be waited for
+        with contextlib.suppress(KeyError):  # it was never registered
             self._selector.unregister(peer.sock)
 
 
 class AcceptingThread:
-    """Runs an acceptor on a thread of its own and calls `admit` there with each admitted connection.
+    """Thread that runs an acceptor and calls `admit` with each admitted connection.
 
-    `admit` owns the connection, which is blocking again, and must not wait; a `ValueError` or `FarandoleError` of it
+    `admit` owns the connection, which is blocking again, and must not wait; its `ValueError` or `FarandoleError`
     refuses the peer."""
 
     def __init__(self, acceptor: Acceptor, admit: Callable[[Admitted], None], *, name: str) -> None:
@@ -318,7 +318,7 @@ class AcceptingThread:
         self._thread.start()
 
     def drop(self, listener: socket.socket) -> None:
-        """Close one of the listeners soon; from any thread."""
+        """Close one of the listeners soon; any thread may call this."""
         self._dropped.put(listener)
         self._stop.send(b"d")
 
@@ -334,7 +334,9 @@ class AcceptingThread:
             with self._stopped, selectors.DefaultSelector() as selector:
                 selector.register(self._stopped, selectors.EVENT_READ)
                 selector.register(self._acceptor, selectors.EVENT_READ)
-                while self._obey([key.fileobj for key, _ in selector.select(self._acceptor.patience())]):
+                while self._serve_requests(
+                    [key.fileobj for key, _ in selector.select(self._acceptor.seconds_to_wait())]
+                ):
                     for admitted in self._acceptor.poll():
                         self._hand_over(admitted)
         except Exception:
@@ -342,8 +344,8 @@ class AcceptingThread:
         finally:
             self._acceptor.close()
 
-    def _obey(self, ready: Sequence[object]) -> bool:
-        """Do what other threads have asked for; False when this one is to end."""
+    def _serve_requests(self, ready: Sequence[object]) -> bool:
+        """Run the requests of other threads; return False if this thread must end."""
         if self._stopped not in ready:
             return True
         with contextlib.suppress(queue.Empty):

@@ -20,10 +20,10 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 Value: TypeAlias = int | float | bool | str | timedelta | None
 
-# The largest value of a setting of each kind. Above it there is no machine, or no patience, and native code overflows.
+# The largest value of a setting of each kind. Larger values exceed all machines and overflow in native code.
 LARGEST: Mapping[str, int] = {"bytes": 1 << 40, "count": (1 << 31) - 1}
 LONGEST = timedelta(days=365)
-LARGEST_OF: Mapping[str, int] = {"slot_bytes": 64 << 20, "link_chunk": 1 << 20}  # of settings that need less
+LARGEST_OF: Mapping[str, int] = {"slot_bytes": 64 << 20, "link_chunk": 1 << 20}  # of settings with lower limits
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(us|ms|s|m|min|h|)\s*")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -37,18 +37,18 @@ class Setting:
     """One field of `Config` as the command line, the Spark parameters and the reference show it."""
 
     name: str
-    topic: str  # settings of one topic stand together
+    topic: str  # groups settings in the reference
     kind: str  # "bytes", "count", "duration", "flag", "level" or "text"
     default: Value
     help: str
-    variables: tuple[str, ...]  # environment variables, the first one found wins
+    variables: tuple[str, ...]  # environment variables in order of precedence
 
     def parse(self, text: str, source: str | None = None) -> Value:
-        """Read `text` as an environment variable is read; raises `ConfigError` naming `source`."""
+        """Parse `text` like an environment variable; raises `ConfigError` naming `source`."""
         return _parse(self.kind, text, source or self.name)
 
     def spell(self, value: Value) -> str:
-        """Write `value` such that `parse` gives it back."""
+        """Return the text of `value` for `parse`."""
         if isinstance(value, timedelta):
             return f"{value // timedelta(microseconds=1)}us"
         if isinstance(value, bool):
@@ -62,7 +62,7 @@ def _about(topic: str, kind: str, text: str, *horovod: str) -> dict[str, object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """All settings of one context; raises `ConfigError` for an invalid value when it is made."""
+    """All settings of one context; the constructor raises `ConfigError` for an invalid value."""
 
     fusion_threshold: int = field(
         default=128 << 20,
@@ -192,7 +192,7 @@ class Config:
             "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
         ),
     )
-    # The names of the settings that the user has set, if only to their defaults: autotune does not change them.
+    # The names of the settings that the user has set, even to their defaults: autotune does not change them.
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -232,7 +232,7 @@ class Config:
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
-        """Describe each field; the command line and the reference are made from these."""
+        """Describe each field, for the command line and the reference."""
         return tuple(
             Setting(
                 name=each.name,
@@ -250,8 +250,8 @@ class Config:
     def from_environment(cls, env: Mapping[str, str] | None = None, **arguments: Value) -> Self:
         """Take each setting from `arguments`, else from the environment, else its default.
 
-        An argument of None counts as not given; a text is read as an environment variable is, a number
-        for a duration is seconds. Raises `ConfigError` for an unknown name or a value that cannot be right."""
+        An argument of None counts as not given; a text is read like an environment variable, a number for a duration is
+        seconds. Raises `ConfigError` for an unknown name or an impossible value."""
         env = os.environ if env is None else env
         settings = {setting.name: setting for setting in cls.settings()}
         for name in arguments:
@@ -271,7 +271,7 @@ class Config:
         return cls(**values, given=frozenset(values))  # type: ignore[arg-type]
 
     def environment(self) -> dict[str, str]:
-        """Write the settings that were given, or differ from their defaults, as variables for a child process."""
+        """Return the settings that were given, or differ from their defaults, as variables for a child process."""
         return {
             setting.variables[0]: setting.spell(getattr(self, setting.name))
             for setting in self.settings()
@@ -348,7 +348,7 @@ def _check_type(setting: Setting, value: object) -> None:
 
 
 def _warn_of_ignored(env: Mapping[str, str], settings: Iterable[Setting]) -> None:
-    """Warn of variables without effect: those that have no meaning here, and misspelled names."""
+    """Warn of variables without effect: those without a meaning here, and misspelled names."""
     ignored = [f"{name} ({why})" for name, why in IGNORED_VARIABLES.items() if name in env]
     known = {variable for setting in settings for variable in setting.variables}
     for name in sorted(env):

@@ -1,4 +1,4 @@
-"""Connections from this process to members of its job, which crowds of strangers at the other end cannot prevent."""
+"""Connections to members of the job, which crowds of strangers at the other end cannot prevent."""
 
 import socket
 import time
@@ -24,12 +24,12 @@ def dial(
     patient: bool = False,
     wait: Callable[[float], object] = time.sleep,
 ) -> tuple[socket.socket, bytes]:
-    """Connect to `address`, prove the secret to each other, and return the connection and the peer's identity.
+    """Connect to `address`, authenticate both ends, and return the connection and the peer's identity.
 
-    `address` is "host:port", or the name of a Unix socket. A full backlog, a handshake that breaks off and one without
-    an answer are tried again, `patient` also a connection that is refused and a host without an address; `wait` passes
-    the time between two tries. Blocks up to `deadline`. Raises `AuthenticationError` when the peer does not know the
-    secret, `TimeoutError` with the latest problem, or the `OSError` that says that nobody listens."""
+    `address` is "host:port", or the name of a Unix socket. Retries when the backlog is full, and when a handshake
+    breaks off or gets no answer; with `patient` also when the connection is refused or a host has no address. `wait`
+    passes the time between two tries. Blocks up to `deadline`. Raises `AuthenticationError` if the peer does not know
+    the secret, `TimeoutError` with the latest problem, or the `OSError` of an address without a listener."""
     pause, limit, problem = FIRST_PAUSE, FIRST_LIMIT, ""
     while True:
         try:
@@ -88,9 +88,9 @@ def _connected(address: str | bytes, attempt: Deadline) -> socket.socket:
 
 
 def _prove(sock: socket.socket, steps: Steps[bytes], attempt: Deadline, deadline: Deadline) -> bytes:
-    """Hold the handshake `steps`; the wait for the last word has the whole `deadline`.
+    """Run the handshake `steps`; the wait for the last word has the whole `deadline`.
 
-    By then the peer may have admitted this connection: another one would leave it with a dead one."""
+    By then the peer may have admitted this connection, and a second one would leave it with a dead one."""
     spoken, wish = 0, next(steps)
     try:
         while True:

@@ -1,15 +1,14 @@
-"""Mutual proof that two ends of a connection know the job's secret, and frames on the connection.
+"""Mutual proof that both ends of a connection know the job's secret, and frames on the connection.
 
-Four messages; C connects, A accepts, || joins, each text stands with its length:
+Four messages; C connects, A accepts, || joins, each text is preceded by its length:
 
     C -> A   hello(C) = magic || nonce(C) || identity(C)
     A -> C   hello(A) || HMAC-SHA256(secret, "accepting"  || hello(C) || hello(A))
     C -> A               HMAC-SHA256(secret, "connecting" || hello(C) || hello(A))
     A -> C   welcome: from here on A keeps the connection. A connection that ends before may be tried again
 
-Fresh nonces keep a recorded proof from being used again, the two words keep a proof from being sent back to
-the end that made it, and the identities cannot be changed on the way. Nothing on the connection is encrypted.
-"""
+Fresh nonces prevent replay, the two words prevent sending a proof back to its maker, and the identities are covered by
+the proofs. Nothing on the connection is encrypted."""
 
 import hashlib
 import hmac
@@ -46,20 +45,20 @@ LEAST_SECRET = 16
 
 T = TypeVar("T")
 
-# A conversation without a socket: it yields bytes to send, or how many bytes it wants next and is sent those.
-# So one text serves the blocking `authenticate` and the rendezvous server, which holds many connections at once.
+# A conversation without a socket. It yields bytes to send, or the number of bytes that it wants next and is sent those.
+# So the blocking `authenticate` and the rendezvous server, which holds many connections at once, share it.
 Steps: TypeAlias = Generator[int | bytes, bytes, T]
 
 
 class Deadline:
-    """A moment that a sequence of waits shares, however many there are."""
+    """A deadline that a sequence of waits shares."""
 
     def __init__(self, timeout: timedelta) -> None:
         self.timeout = timeout
         self._end = time.monotonic() + timeout.total_seconds()
 
     def remaining(self) -> float:
-        """Seconds that are left; raises `TimeoutError` when none are."""
+        """Return the seconds left; raises `TimeoutError` if there are none."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"no answer within {self.timeout.total_seconds():g} s")
@@ -67,12 +66,12 @@ class Deadline:
 
 
 def new_secret() -> bytes:
-    """Draw the secret of one job."""
+    """Make the secret of a job."""
     return secrets.token_bytes(32)
 
 
 def peer_name(sock: socket.socket) -> str:
-    """Name the other end of `sock` for a reader: "host:port"."""
+    """Return the address of the other end of `sock` for messages: "host:port"."""
     try:
         address = sock.getpeername()
     except OSError:
@@ -83,12 +82,12 @@ def peer_name(sock: socket.socket) -> str:
 
 
 def join_address(host: str, port: int) -> str:
-    """Write "host:port", an IPv6 host in brackets."""
+    """Return "host:port", with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Read "host:port"; raises `ConfigError` for anything else."""
+    """Parse "host:port"; raises `ConfigError` for anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError("address", f"{address!r} is not host:port")
@@ -96,11 +95,11 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def authenticate(sock: socket.socket, secret: bytes, *, me: bytes, accept: bool, timeout: timedelta) -> bytes:
-    """Prove to the other end of `sock` that we know `secret`, have it proved to us, and return who it says it is.
+    """Prove to the other end of `sock` that we know `secret`, verify the peer's proof, and return the peer's identity.
 
-    `accept` is for the end that accepted the connection. Blocks up to `timeout`, leaves the socket's own timeout
-    as it was. The identities are part of what is proved. Raises `AuthenticationError` naming the peer's address;
-    the caller closes the socket then."""
+    `accept` is for the end that accepted the connection. Blocks up to `timeout`, leaves the socket's own timeout as it
+    was. The proofs cover the identities. Raises `AuthenticationError` naming the peer's address; then the caller closes
+    the socket."""
     where = peer_name(sock)
     before = sock.gettimeout()
     try:
@@ -152,10 +151,10 @@ def _proof(secret: bytes, role: bytes, *hellos: bytes) -> bytes:
 
 
 def converse(sock: socket.socket, steps: Steps[T], deadline: Deadline) -> T:
-    """Hold the conversation `steps` over `sock` and return its result.
+    """Run the conversation `steps` over `sock` and return its result.
 
-    Blocks up to `deadline`; raises what the conversation raises, `TimeoutError`, other `OSError`s of the socket,
-    and `EOFError` when the peer ends the connection."""
+    Blocks up to `deadline`; raises the conversation's errors, `TimeoutError`, other `OSError`s of the socket, and
+    `EOFError` if the peer ends the connection."""
     try:
         wish = next(steps)
         while True:
@@ -173,8 +172,8 @@ def converse(sock: socket.socket, steps: Steps[T], deadline: Deadline) -> T:
 def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None = None) -> None:
     """Send `payload` with its length before it.
 
-    Blocks until the kernel has taken all of it, up to `deadline` (which becomes the socket's timeout), without one
-    up to the socket's own timeout; raises `TimeoutError` then, and `ConnectionError` when the peer is gone."""
+    Blocks until the kernel has taken all of it, up to `deadline` (which becomes the socket's timeout), or without one
+    up to the socket's own timeout. Then raises `TimeoutError`; raises `ConnectionError` if the peer is gone."""
     if deadline is not None:
         sock.settimeout(deadline.remaining())
     sock.sendall(FRAME_LENGTH.pack(len(payload)))
@@ -182,11 +181,11 @@ def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None
 
 
 def recv_frame(sock: socket.socket, limit: int, *, deadline: Deadline | None = None) -> bytes:
-    """Receive what one `send_frame` sent, at most `limit` bytes.
+    """Receive the frame of one `send_frame`, at most `limit` bytes.
 
-    Blocks until all of it is here, up to `deadline`, without one each piece up to the socket's own timeout; raises
-    `TimeoutError` then, `EOFError` when the peer ends the connection first, and `RendezvousError`, before anything
-    is allocated, for a frame over the limit."""
+    Blocks until it is complete, up to `deadline`, or without one each piece up to the socket's own timeout. Then raises
+    `TimeoutError`; raises `EOFError` if the peer ends the connection first, and `RendezvousError`, before anything is
+    allocated, for a frame over the limit."""
     (length,) = FRAME_LENGTH.unpack(recv_exactly(sock, FRAME_LENGTH.size, deadline))
     if length > limit:
         raise RendezvousError(f"a frame of {length} bytes is over the limit of {limit}", where=peer_name(sock))
@@ -194,7 +193,7 @@ def recv_frame(sock: socket.socket, limit: int, *, deadline: Deadline | None = N
 
 
 def recv_exactly(sock: socket.socket, count: int, deadline: Deadline | None) -> bytes:
-    """Receive `count` bytes; raises `EOFError` when the peer ends the connection first, see `recv_frame`."""
+    """Receive `count` bytes; raises `EOFError` if the peer ends the connection first, see `recv_frame`."""
     buffer = bytearray(count)
     with memoryview(buffer) as view:
         got = 0

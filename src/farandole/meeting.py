@@ -12,13 +12,13 @@ _CALLER = struct.Struct("!IIQQ")
 _HEAD = struct.Struct("!BI")  # 0 and the number of payloads, or 1 and the number of missing ranks
 _LENGTH = struct.Struct("!I")
 
-# All ranks' payloads in rank order, or the reason why there are none.
+# All ranks' payloads in rank order, or the error of the round.
 Answer: TypeAlias = list[bytes] | RendezvousError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A rank that asks for an all-gather: the `round`-th of its rendezvous in this generation."""
+    """A rank that calls for an all-gather: the `round`-th of its rendezvous in this generation."""
 
     rank: int
     size: int
@@ -58,7 +58,7 @@ class Meeting:
         self.generation = 0
         self._rooms: dict[int, _Room] = {}
         self._gone: dict[int, str] = {}
-        # The errors for ranks that come after their round has failed, by round and rank: they need not wait alone.
+        # The errors for ranks that come after their round has failed, by round and rank: they do not wait alone.
         self._too_late: dict[int, dict[int, RendezvousError]] = {}
 
     def arrive(self, ticket: int, caller: Caller, payload: bytes, *, now: float, deadline: float) -> dict[int, Answer]:

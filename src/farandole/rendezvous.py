@@ -1,8 +1,8 @@
-"""How ranks find each other: an all-gather of small byte strings, and nothing else.
+"""Rendezvous of the ranks of a job: an all-gather of small byte strings.
 
-`TcpRendezvous` meets at the launcher's `RendezvousServer`, `ThreadRendezvous` within one process, `SoloRendezvous`
-alone, `PartRendezvous` some of the ranks that have met already; engines with an all-gather of their own (Spark, MPI)
-implement `Rendezvous` where they are met."""
+`TcpRendezvous` meets at the launcher's `RendezvousServer`, `ThreadRendezvous` within one process, `SoloRendezvous` is
+for one rank, `PartRendezvous` for some ranks of a running job. Engines with their own all-gather (Spark, MPI) implement
+`Rendezvous` in their packages."""
 
 import contextlib
 import hashlib
@@ -36,13 +36,13 @@ __all__ = [
 
 T = TypeVar("T")
 
-# The server answers when the time is over; a caller waits this much longer for it to say who is missing.
+# The server answers at the deadline; a caller waits this much longer for the names of the missing ranks.
 GRACE = timedelta(seconds=5)
 
 
 @runtime_checkable
 class Rendezvous(Protocol):
-    """Where the ranks of one generation meet."""
+    """Meeting place of the ranks of one generation."""
 
     @property
     def rank(self) -> int: ...
@@ -55,22 +55,22 @@ class Rendezvous(Protocol):
 
     @property
     def address(self) -> str | None:
-        """The "host:port" at which all ranks reach it, None where they are all on one host."""
+        """The "host:port" at which all ranks reach the rendezvous; None if they are all on one host."""
         ...
 
     @property
     def secret(self) -> bytes:
-        """What only members of this job know; peers prove it to each other before they talk."""
+        """The secret of the job; peers prove to each other that they know it."""
         ...
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
-        """Give `payload` to all ranks and return everybody's in rank order.
+        """Give `payload` to all ranks and return all payloads in rank order.
 
-        Blocks until every rank has called, up to `timeout`; raises `RendezvousError` naming who did not."""
+        Blocks until every rank has called, up to `timeout`; raises `RendezvousError` naming the missing ranks."""
         ...
 
     def close(self) -> None:
-        """End this rank's part; others who wait for it hear so."""
+        """End this rank's part; ranks that wait for it get an error."""
         ...
 
 
@@ -90,26 +90,26 @@ class SoloRendezvous:
         return [payload]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class TcpRendezvous:
-    """Meets the other ranks at the `RendezvousServer` at `address`; each all-gather is a connection of its own.
+    """Rendezvous at the `RendezvousServer` at `address`; each all-gather has its own connection.
 
-    Making one connects to nothing, so that a rank may start before the server does."""
+    The constructor does not connect, so a rank may start before the server."""
 
     def __init__(self, address: str, rank: int, size: int, secret: bytes, generation: int = 0) -> None:
         self.address, self.rank, self.size, self.generation = address, rank, size, generation
-        split_address(address)  # a wrong one is refused here
+        split_address(address)  # refuse an invalid address here
         self.secret = secret
         self._round = 0
         self._closed = threading.Event()
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
-        """Give `payload`, at most 1 MiB, to all ranks and return everybody's in rank order.
+        """Give `payload`, at most 1 MiB, to all ranks and return all payloads in rank order.
 
-        Blocks until every rank has called, up to `timeout`, and keeps trying that long when the server is not there
-        yet. Raises `RendezvousError` naming who did not come, `AuthenticationError` when the secrets differ."""
+        Blocks until every rank has called, up to `timeout`, and retries that long if the server is not there yet.
+        Raises `RendezvousError` naming the missing ranks, `AuthenticationError` if the secrets differ."""
         answer, sock = self._call(payload, timeout, stay=False)
         sock.close()
         return answer
@@ -117,12 +117,12 @@ class TcpRendezvous:
     def allgather_and_watch(
         self, payload: bytes, on_loss: Callable[[RendezvousError], None], *, timeout: timedelta
     ) -> "tuple[list[bytes], Lifeline]":
-        """Do as `allgather` does, and have `on_loss` called when a rank dies before it has closed its lifeline."""
+        """Do as `allgather` does, and call `on_loss` when a rank dies before it has closed its lifeline."""
         answer, sock = self._call(payload, timeout, stay=True)
         return answer, Lifeline(sock, self.address, on_loss)
 
     def close(self) -> None:
-        """Let an `allgather` that still looks for the server, in another thread, give up."""
+        """End an `allgather` that still looks for the server in another thread."""
         self._closed.set()
 
     def _call(self, payload: bytes, timeout: timedelta, *, stay: bool) -> tuple[list[bytes], socket.socket]:
@@ -141,7 +141,7 @@ class TcpRendezvous:
         return answer, sock
 
     def _connect(self, deadline: Deadline) -> socket.socket:
-        """Connect and authenticate; a server that is not up yet is tried again until `deadline`."""
+        """Connect and authenticate; retry until `deadline` if the server is not there yet."""
         me = Caller(rank=self.rank, size=self.size, generation=self.generation, round=self._round).pack()
         try:
             sock, _ = dial(self.address, self.secret, me=me, deadline=deadline, patient=True, wait=self._pause)
@@ -166,10 +166,10 @@ class TcpRendezvous:
 
 
 class Lifeline:
-    """A rank's connection to the rendezvous while it connects to its peers: its end is the rank's death.
+    """A rank's connection to the rendezvous while it connects to its peers; its end reports the rank's death.
 
-    `on_loss` hears, on a thread of the lifeline, of each other rank that died. The end of the rendezvous itself means
-    nothing: the ranks need it no more."""
+    `on_loss` is called for each other rank that died, on the lifeline's thread. The end of the rendezvous itself is
+    ignored, because the ranks no longer need it."""
 
     def __init__(self, sock: socket.socket, where: str, on_loss: Callable[[RendezvousError], None]) -> None:
         self._sock, self._where, self._on_loss = sock, where, on_loss
@@ -178,8 +178,8 @@ class Lifeline:
         self._thread.start()
 
     def close(self, *, failed: bool = False) -> None:
-        """End the connection and the thread; the other ranks take it for this rank's death if it has `failed`."""
-        with contextlib.suppress(OSError):  # the rendezvous is gone already
+        """End the connection and the thread; with `failed`, the other ranks take it for this rank's death."""
+        with contextlib.suppress(OSError):  # the rendezvous is closed already
             if not failed:
                 self._sock.send(GOODBYE)
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -187,7 +187,7 @@ class Lifeline:
         self._sock.close()
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError, EOFError, FarandoleError):  # it was closed, here or there
+        with contextlib.suppress(OSError, EOFError, FarandoleError):  # closed by either end
             while True:
                 answer = read_answer(recv_frame(self._sock, MAX_PAYLOAD), self._where)
                 assert isinstance(answer, RendezvousError)
@@ -195,58 +195,58 @@ class Lifeline:
 
 
 class ThreadRendezvous:
-    """Meets the other ranks of this process, each of which is a thread."""
+    """Rendezvous of ranks that are threads of this process."""
 
     address = None
 
-    def __init__(self, rank: int, hall: "_Hall") -> None:
-        self.rank, self.size, self.generation = rank, hall.meeting.size, 0
-        self.secret = hall.secret
-        self._hall = hall
+    def __init__(self, rank: int, state: "_SharedState") -> None:
+        self.rank, self.size, self.generation = rank, state.meeting.size, 0
+        self.secret = state.secret
+        self._state = state
         self._round = 0
 
     @classmethod
     def group(cls, size: int) -> list[Self]:
         """Make one rendezvous for each of `size` ranks."""
-        hall = _Hall(size)
-        return [cls(rank, hall) for rank in range(size)]
+        state = _SharedState(size)
+        return [cls(rank, state) for rank in range(size)]
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
-        """Give `payload` to all ranks and return everybody's in rank order.
+        """Give `payload` to all ranks and return all payloads in rank order.
 
-        Blocks until every rank has called, up to `timeout`; raises `RendezvousError` naming who did not come or
-        has closed its rendezvous."""
+        Blocks until every rank has called, up to `timeout`; raises `RendezvousError` naming the ranks that are missing
+        or have closed their rendezvous."""
         caller = Caller(rank=self.rank, size=self.size, generation=self.generation, round=self._round)
-        answer = self._hall.wait(caller, payload, timeout)
-        # The threads share one answer; each gets its own list, and its own error, which collects its own traceback.
+        answer = self._state.wait(caller, payload, timeout)
+        # The threads share one answer; each gets its own list, or its own error with its own traceback.
         if isinstance(answer, RendezvousError):
             raise RendezvousError(*answer.args)
         self._round += 1
         return list(answer)
 
     def shared(self, key: str, make: Callable[[], T], generation: int = 0) -> T:
-        """Return the one object that ranks of this group share under `key`; the first to ask makes it."""
-        with self._hall.making:
-            if (generation, key) not in self._hall.shared:
-                self._hall.shared[generation, key] = make()
-            return cast(T, self._hall.shared[generation, key])
+        """Return the object that ranks of this group share under `key`; the first caller makes it."""
+        with self._state.making:
+            if (generation, key) not in self._state.shared:
+                self._state.shared[generation, key] = make()
+            return cast(T, self._state.shared[generation, key])
 
     def forget(self, generation: int) -> None:
-        """Let go of what ranks share in `generation`: all who ask for it have done so."""
-        with self._hall.making:
-            for held in [held for held in self._hall.shared if held[0] == generation]:
-                del self._hall.shared[held]
+        """Drop the objects shared in `generation`, after all ranks have fetched them."""
+        with self._state.making:
+            for held in [held for held in self._state.shared if held[0] == generation]:
+                del self._state.shared[held]
 
     def close(self) -> None:
-        """This rank will not come again: whoever waits for it, now or later, hears so at once."""
-        self._hall.depart(self.rank)
+        """Note that this rank will not call again: ranks that wait for it, now or later, get an error at once."""
+        self._state.depart(self.rank)
 
 
 class PartRendezvous:
-    """Where some ranks of a job that runs already, the `members`, meet to connect among themselves.
+    """Rendezvous of the `members`, some ranks of a running job, that connect among themselves.
 
-    `gather` exchanges their payloads, by way of all ranks. Each `generation` has a secret of its own, so that a
-    connection meant for one can never be taken for one of another."""
+    `gather` exchanges their payloads through all ranks. Each `generation` has its own secret, so a connection of one
+    cannot be taken for one of another."""
 
     def __init__(
         self, whole: Rendezvous, members: Sequence[int], generation: int, gather: Callable[[bytes], list[bytes]]
@@ -258,17 +258,17 @@ class PartRendezvous:
         self._gather = gather
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
-        """Give `payload` to all members and return everybody's in order; `gather` has limits of its own."""
+        """Give `payload` to all members and return all payloads in order; `gather` has its own limits."""
         return self._gather(payload)
 
     def close(self) -> None:
-        """All members have connected, or will not: nothing that they share on the way is needed any more."""
+        """Drop the objects that members shared while they connected."""
         if isinstance(self.whole, ThreadRendezvous):
             self.whole.forget(self.generation)
 
 
-class _Hall:
-    """What the threads of a group have in common."""
+class _SharedState:
+    """Shared state of the threads of a group."""
 
     def __init__(self, size: int) -> None:
         self.meeting = Meeting(size)
@@ -304,9 +304,9 @@ class _Hall:
 
 
 def from_environment(env: Mapping[str, str] | None = None) -> Rendezvous:
-    """Make the rendezvous that a launcher's variables name; without a launcher this process is the only rank.
+    """Make the rendezvous named by a launcher's variables; without a launcher this process is the only rank.
 
-    Raises `ConfigError` when another launcher's variables tell of several processes, which cannot meet here."""
+    Raises `ConfigError` if another launcher's variables announce several processes, which cannot meet here."""
     job = JobEnvironment.read(env)
     if job is None:
         refuse_other_launch(env)

@@ -1,4 +1,4 @@
-"""The launcher's side of the rendezvous: one thread, however many ranks and strangers connect."""
+"""Server of the rendezvous, in the launcher: one thread, however many ranks and strangers connect."""
 
 import contextlib
 import ipaddress
@@ -24,15 +24,15 @@ __all__ = ["GOODBYE", "MAX_PAYLOAD", "REQUEST", "RendezvousServer", "answer_limi
 log = logging.getLogger(__name__)
 
 MAX_PAYLOAD = 1 << 20
-REQUEST = struct.Struct("!dI?")  # seconds that the caller waits, bytes of its payload, whether it stays connected
+REQUEST = struct.Struct("!dI?")  # the caller's timeout in seconds, bytes of its payload, whether it stays connected
 LONGEST_WAIT = 7 * 24 * 3600.0
-SPEAK_SECONDS = 10.0  # for the request, and again for taking the answer
-REJOIN_SECONDS = 2.0  # in which a rank whose connection has ended while it waited may be started anew
-GOODBYE = b"."  # of a rank that stayed connected, and that the others need not wait for any more
+SPEAK_SECONDS = 10.0  # for the request, and again for reading the answer
+REJOIN_SECONDS = 2.0  # for a rank to be started anew, after its connection ended while it waited
+GOODBYE = b"."  # of a rank that stayed connected, and for which the others need not wait any more
 
 
 def answer_limit(size: int) -> int:
-    """The largest answer that `size` ranks can have."""
+    """Return the size of the largest answer for `size` ranks."""
     return 64 + size * (MAX_PAYLOAD + 8)
 
 
@@ -46,10 +46,10 @@ class _Caller:
         self.outbox = bytearray()
         self.wanted = 0
         self.hang_up = False  # when the outbox is empty
-        self.waits = False  # for the other ranks: nothing more is to be read
+        self.waits = False  # for the other ranks: read no more
         self.answered = False
         self.who: Caller | None = None
-        self.stays = False  # connected after the answer: the end of the connection without a goodbye is its death
+        self.stays = False  # connected after the answer: an end of the connection without a goodbye is the rank's death
         self.steps = self._conversation(admitted.who)
 
     def _conversation(self, identity: bytes) -> Steps[tuple[float, bytes]]:
@@ -62,18 +62,18 @@ class _Caller:
 
 
 class RendezvousServer:
-    """Collects `size` payloads per round and answers all ranks; runs a thread of its own until closed.
+    """Server that collects `size` payloads per round and answers all ranks, on its own thread until it is closed.
 
-    A connection is read no further than the handshake until it has proved that it knows `secret`, and each state
-    that it can be in has an end. A rank that stays connected after its answer is watched: the others that stay hear of
-    its death. Listens on `host` alone, and on a free port by default."""
+    It reads only the handshake of a connection until the peer has proved that it knows `secret`, and each state of a
+    connection has a time limit. It watches ranks that stay connected after their answer, and reports a death to the
+    others that stay. Listens on `host` alone, and on a free port by default."""
 
     def __init__(self, size: int, secret: bytes, *, host: str = "127.0.0.1", port: int = 0) -> None:
         if size < 1:
             raise ConfigError("size", f"must be >= 1, got {size}")
         if len(secret) < LEAST_SECRET:
             raise ConfigError("secret", f"must be at least {LEAST_SECRET} bytes long, got {len(secret)}")
-        # Every rank that waits holds a connection; this process has other files open too.
+        # Every waiting rank holds a connection, and this process has other open files.
         most, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], size + 64
         if 0 <= most < needed:
             problem = f"{size} ranks need {needed} open files in this process, which may have {most}; raise ulimit -n"
@@ -82,12 +82,12 @@ class RendezvousServer:
         self._tickets = itertools.count()
         self._callers: dict[int, _Caller] = {}
         self._lines: dict[int, _Caller] = {}  # of ranks that stay connected; by ticket
-        self._absent: dict[tuple[int, int], float] = {}  # (generation, rank): until when it may come again
+        self._absent: dict[tuple[int, int], float] = {}  # (generation, rank): the time until which it may return
         listener = _listen(host, port)
         bound = listener.getsockname()
         self.address = join_address(bound[0], bound[1])
         self._acceptor = Acceptor([listener], secret, me=b"rendezvous", service=f"the rendezvous at {self.address}")
-        self._departures: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()  # None: the server is to stop
+        self._departures: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()  # None stops the server
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -105,42 +105,42 @@ class RendezvousServer:
         self.close()
 
     def close(self) -> None:
-        """Stop the thread and end all connections; ranks that still wait get a `RendezvousError`."""
+        """Stop the thread and end all connections; waiting ranks get a `RendezvousError`."""
         self._pull(None)
         self._thread.join()
         self._rope.close()
 
     def depart(self, rank: int, reason: str) -> None:
-        """Let all who wait for `rank`, now or later, hear at once that it will not come; from any thread.
+        """Fail all waits for `rank`, now and later, at once; any thread may call this.
 
-        It holds until a newer generation begins; does nothing once the server is closed."""
+        Holds until a newer generation begins; does nothing once the server is closed."""
         self._pull((rank, reason))
 
     def _pull(self, departure: tuple[int, str] | None) -> None:
         self._departures.put(departure)
-        # A pair of sockets that is already closed has done its work.
+        # The pair of sockets may be closed already.
         with contextlib.suppress(OSError):
             self._rope.send(b"x")
 
     def _run(self) -> None:
         try:
-            while not self._turn():
+            while not self._handle_events():
                 pass
         except Exception:
             log.exception("the rendezvous at %s has failed", self.address)
         finally:
-            # Ranks that wait read the end of their connections: nobody waits for a server that is gone.
+            # Waiting ranks read the end of their connections.
             for caller in [*self._callers.values(), *self._lines.values()]:
                 caller.sock.close()
             self._acceptor.close()
             self._bell.close()
             self._selector.close()
 
-    def _turn(self) -> bool:
-        """Wait for one thing to happen and do it; True when the server is to stop."""
-        for key, _ in self._selector.select(self._patience()):
+    def _handle_events(self) -> bool:
+        """Wait for events and handle them; return True if the server must stop."""
+        for key, _ in self._selector.select(self._seconds_to_wait()):
             if key.data is self._bell:
-                if self._bell_rings():
+                if self._note_departures():
                     return True
                 continue
             if key.data is self._acceptor:
@@ -148,7 +148,7 @@ class RendezvousServer:
             if key.data.ticket in self._callers:
                 self._serve(key.data)
             elif key.data.ticket in self._lines:
-                self._hear_line(key.data)
+                self._read_line(key.data)
         for admitted in self._acceptor.poll():
             self._begin(admitted)
         now = time.monotonic()
@@ -161,8 +161,8 @@ class RendezvousServer:
             self._refuse(caller, "it was too slow")
         return False
 
-    def _bell_rings(self) -> bool:
-        """Note who has departed; True when the server is to stop."""
+    def _note_departures(self) -> bool:
+        """Note departed ranks; return True if the server must stop."""
         self._bell.recv(4096)
         with contextlib.suppress(queue.Empty):
             while (departure := self._departures.get_nowait()) is not None:
@@ -170,13 +170,13 @@ class RendezvousServer:
             return True
         return False
 
-    def _patience(self) -> float | None:
+    def _seconds_to_wait(self) -> float | None:
         ends = [caller.deadline for caller in self._callers.values()]
         rounds = self._meeting.next_deadline()
         if rounds is not None:
             ends.append(rounds)
         ends += self._absent.values()
-        strangers = self._acceptor.patience()
+        strangers = self._acceptor.seconds_to_wait()
         if strangers is not None:
             ends.append(time.monotonic() + strangers)
         return max(0.0, min(ends) - time.monotonic()) if ends else None
@@ -208,7 +208,7 @@ class RendezvousServer:
             self._advance(caller, heard)
 
     def _advance(self, caller: _Caller, heard: bytes | None) -> None:
-        """Go on with the conversation after `heard` (None: begin it) until it wants to hear more."""
+        """Continue the conversation with `heard` (None: begin it) until it needs more input."""
         try:
             wish = next(caller.steps) if heard is None else caller.steps.send(heard)
             while isinstance(wish, bytes):
@@ -226,12 +226,12 @@ class RendezvousServer:
     def _arrive(self, caller: _Caller, seconds: float, payload: bytes) -> None:
         assert caller.who is not None
         now = time.monotonic()
-        caller.waits, caller.deadline = True, float("inf")  # the meeting's deadline holds from here on
+        caller.waits, caller.deadline = True, float("inf")  # from here on the meeting's deadline holds
         self._absent.pop((caller.who.generation, caller.who.rank), None)
         self._tell(self._meeting.arrive(caller.ticket, caller.who, payload, now=now, deadline=now + seconds))
 
     def _tell(self, answers: dict[int, Answer]) -> None:
-        written: dict[int, bytes] = {}  # ranks of one round share one answer: write it once
+        written: dict[int, bytes] = {}  # ranks of one round share one answer, so encode it once
         for ticket, answer in answers.items():
             caller = self._callers[ticket]
             frame = written.setdefault(id(answer), b"") or write_answer(answer)
@@ -242,8 +242,8 @@ class RendezvousServer:
             caller.deadline = time.monotonic() + SPEAK_SECONDS
             self._flush(caller)
 
-    def _hear_line(self, line: _Caller) -> None:
-        """Hear the goodbye of a rank that stayed connected, or its death, of which the others are told."""
+    def _read_line(self, line: _Caller) -> None:
+        """Read the goodbye of a rank that stayed connected, or report its death to the others."""
         try:
             said = line.sock.recv(1)
         except BlockingIOError:
@@ -253,14 +253,14 @@ class RendezvousServer:
         self._close_line(line)
         if said != GOODBYE:
             assert line.who is not None
-            self._lose(line.who)
+            self._report_death(line.who)
 
-    def _lose(self, lost: Caller) -> None:
-        """Tell the ranks that are still connected, and those that come, that `lost` has died."""
+    def _report_death(self, lost: Caller) -> None:
+        """Report the death of `lost` to the ranks that are connected now or later."""
         reason = f"rank {lost.rank} has ended while the ranks connected"
         frame = write_answer(RendezvousError(reason, missing=(lost.rank,)))
         for line in [each for each in self._lines.values() if each.who and each.who.generation == lost.generation]:
-            # Some hundred bytes, of which the kernel has room for many; a rank that does not read them is not helped.
+            # The kernel has room for these few hundred bytes, unless the rank does not read at all.
             with contextlib.suppress(OSError):
                 line.sock.send(FRAME_LENGTH.pack(len(frame)) + frame)
         if lost.generation == self._meeting.generation:
@@ -313,4 +313,4 @@ def _is_wildcard(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        return host == ""  # a name; the empty one means all interfaces
+        return host == ""  # a name; an empty one means all interfaces

@@ -89,7 +89,7 @@ class Topology:
 
 
 def host_identity() -> str:
-    """Return a name for this host. Processes of equal names share memory (/dev/shm) and the loopback interface.
+    """Return a name for this host. Processes with equal names share memory (/dev/shm) and the loopback interface.
 
     Two containers on one machine share the kernel, and often the host name, but neither of these."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -116,7 +116,7 @@ def interface_address(interface: str) -> str:
             raise ConfigError("interface", problem) from error
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # struct ifreq: 16 bytes of name, then a sockaddr_in whose address stands 4 bytes in.
+            # struct ifreq: 16 bytes of name, then a sockaddr_in with the address at offset 4.
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
         except OSError as error:
             raise ConfigError("interface", f"{interface} has no IPv4 address ({error.strerror})") from error
@@ -146,9 +146,9 @@ class JobEnvironment:
 
     @classmethod
     def read(cls, env: Mapping[str, str] | None = None) -> Self | None:
-        """Read the job's variables from `env` (default: `os.environ`); None when this process is no rank.
+        """Read the job's variables from `env` (default: `os.environ`); return None if this process is not a rank.
 
-        Raises `ConfigError` when only some of them are set, or one is invalid."""
+        Raises `ConfigError` if only some of them are set, or one is invalid."""
         env = os.environ if env is None else env
         needed = ("FARANDOLE_RANK", "FARANDOLE_SIZE", "FARANDOLE_RENDEZVOUS", "FARANDOLE_SECRET")
         missing = [name for name in needed if not env.get(name)]
@@ -183,7 +183,7 @@ class JobEnvironment:
     def write(self, torch_store: tuple[str, int] | None = None) -> dict[str, str]:
         """Return the variables for the rank's process: farandole's, and Horovod's, which user scripts read.
 
-        With `torch_store`, a host and a port on which rank 0 can listen, also those that torch.distributed reads."""
+        With `torch_store`, a host and a port on which rank 0 can listen, also those of torch.distributed."""
         places = {"RANK": self.rank, "SIZE": self.size}
         for name in _PLACES:
             value: int | None = getattr(self, name)

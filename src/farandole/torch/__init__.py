@@ -1,10 +1,9 @@
-"""farandole for PyTorch, with the names that Horovod's users have in their programs.
+"""PyTorch binding, with the names of Horovod's API.
 
 import farandole.torch as hvd
 hvd.init()
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-"""
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)"""
 
 from farandole.core.handle import Handle, poll, synchronize
 from farandole.core.objects import allgather_object, broadcast_object

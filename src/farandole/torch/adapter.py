@@ -35,20 +35,21 @@ class TorchAdapter:
     name = "torch"
 
     def check(self, tensor: torch.Tensor, name: str) -> None:
-        """Refuse what is no tensor, and negated views: they are contiguous, but their memory has the wrong signs."""
+        """Refuse anything but a tensor, and negated views: they are contiguous, but their memory has the wrong
+        signs."""
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"'{name}': expected a torch tensor, got {type(tensor).__name__}")
         if tensor.is_neg():
             raise InvalidRequest(name, "the tensor is a lazily negated view; pass tensor.resolve_neg()")
 
     def overwrite(self, tensor: torch.Tensor, name: str) -> None:
-        """As `check`; autograd hears that the tensor changes, so that a stale gradient is an error, not a number."""
+        """Check, and tell autograd that the tensor changes, so that a stale gradient is an error, not a number."""
         if not isinstance(tensor, torch.Tensor) or tensor.is_neg():
             self.check(tensor, name)
         increment_version(tensor)
 
     def check_each(self, tensors: Sequence[torch.Tensor], name: str) -> None:
-        """As `check`, without a call of Python per tensor."""
+        """Check all, without a Python call per tensor."""
         try:
             wrong = any(map(torch.Tensor.is_neg, tensors))
         except TypeError:
@@ -58,7 +59,7 @@ class TorchAdapter:
                 self.check(tensor, name)
 
     def overwrite_each(self, tensors: Sequence[torch.Tensor], name: str) -> None:
-        """As `overwrite`."""
+        """Do as `overwrite` for each."""
         self.check_each(tensors, name)
         try:
             increment_version(tensors)

@@ -1,11 +1,10 @@
-"""Batches of `farandole.data` as torch tensors, that share memory with them wherever torch can.
+"""Batches of `farandole.data` as torch tensors, which share memory with them where torch can.
 
     loader = TensorLoader(Loader(ParquetSource(url), batch_size=32, policy="join", rank=hvd.rank(), size=hvd.size()))
     for batch in loader:
         loss = loss_of(model(batch["pixels"]), batch["label"]) * batch.weight
 
-`DataLoader` and `BatchedDataLoader` take readers of `make_reader` and `make_batch_reader`, as Petastorm's do.
-"""
+`DataLoader` and `BatchedDataLoader` take readers of `make_reader` and `make_batch_reader`, as Petastorm's do."""
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -50,7 +49,7 @@ TensorBatch: TypeAlias = tensors.TensorBatch[Tensor]
 
 
 class TensorLoader(tensors.TensorLoader[Tensor]):
-    """A `Loader` or `FeedLoader` that yields `TensorBatch`; what it can do otherwise is the loader's own.
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`; its other methods are the loader's.
 
     Raises `DataError` for a column that no tensor can hold."""
 
@@ -59,11 +58,10 @@ class TensorLoader(tensors.TensorLoader[Tensor]):
 
 
 class BatchedDataLoader:
-    """Batches of `batch_size` rows of a reader, as dictionaries of tensors; the last one of the reader is smaller.
+    """Loader of `batch_size` rows of a reader, as dictionaries of tensors; the last batch is smaller.
 
     `transform_fn` makes a tensor of a column's array. Rows come in the reader's order, which is shuffled already:
-    `shuffling_queue_capacity` has no effect. Leaving a `with` block stops the reader.
-    """
+    `shuffling_queue_capacity` has no effect. Leaving a `with` block stops the reader."""
 
     def __init__(
         self,
@@ -94,7 +92,7 @@ class BatchedDataLoader:
 
 
 class DataLoader(BatchedDataLoader):
-    """The same, with a `collate_fn` that makes a batch of a list of rows, each a dictionary, if one is given."""
+    """The same, with an optional `collate_fn` that makes a batch of a list of rows, each a dictionary."""
 
     def __init__(
         self,

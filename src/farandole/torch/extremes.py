@@ -1,4 +1,4 @@
-"""Derivatives of the reductions that choose a value or multiply values."""
+"""Derivatives of the reductions Min, Max and Product."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -11,7 +11,7 @@ __all__ = ["Reduce", "extreme_share", "others_product"]
 
 Tensor = torch.Tensor
 
-# Reduces a tensor over all ranks with an op; the text tells apart what is asked for in one backward pass.
+# Reduces a tensor over all ranks with an op; the text distinguishes the requests of one backward pass.
 Reduce: TypeAlias = Callable[[Tensor, int, str], Tensor]
 
 
@@ -33,6 +33,6 @@ def others_product(tensor: Tensor, reduce: Reduce) -> Tensor:
     filled = torch.where(zero, torch.ones_like(tensor), tensor)
     product = reduce(filled, Product, ".product")
     zeros = reduce(zero.to(tensor.dtype), Sum, ".zeros")
-    # Without a zero anywhere: divide by our own. With one: it is ours, or it is a factor of the others' product.
+    # Without a zero: divide by our factor. With one: it is ours, or a factor of the others' product.
     alone = torch.where(zero & (zeros == 1), product, torch.zeros_like(product))
     return torch.where(zeros == 0, product / filled, alone)

@@ -1,4 +1,4 @@
-"""Gradients while they are being reduced: nobody reads or changes one before it is the reduced one."""
+"""Gradients in flight: reading or changing one waits for its reduction."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,11 +10,10 @@ __all__ = ["Flight", "InFlight"]
 
 
 class InFlight(torch.Tensor):
-    """What a parameter has as its gradient while that is being reduced.
+    """Gradient of a parameter during its reduction.
 
-    Whatever is done with it (clipping, a norm, a gradient scaler) waits for the reduction and is then done with the
-    reduced gradient. Only Python is kept waiting: autograd itself adds to the memory as it is.
-    """
+    Every use (clipping, a norm, a gradient scaler) waits for the reduction and then gets the reduced gradient. Only
+    Python waits: autograd itself adds to the memory directly."""
 
     plain: torch.Tensor
     # Weak, because the garbage collector does not see what a parameter's gradient refers to.
@@ -23,11 +22,11 @@ class InFlight(torch.Tensor):
 
     @classmethod
     def cover(cls, parameter: torch.Tensor, look: Callable[[torch.Tensor], None]) -> None:
-        """Put one over the gradient of `parameter`; `look` is called with the parameter to wait for the reduction."""
+        """Cover the gradient of `parameter`; `look` is called with the parameter to wait for the reduction."""
         plain = parameter.grad
         if plain is None or isinstance(plain, cls):
             return
-        # A sparse tensor cannot be of another class: a dense one without memory of its own stands for it.
+        # A sparse tensor cannot be of another class: a dense one without memory stands for it.
         body = torch.zeros((), dtype=plain.dtype).expand(plain.shape) if plain.is_sparse else plain
         cover = body.as_subclass(cls)
         cover.plain, cover._parameter, cover._look = plain, weakref.ref(parameter), look
@@ -35,7 +34,7 @@ class InFlight(torch.Tensor):
 
     @classmethod
     def uncover(cls, parameter: torch.Tensor) -> None:
-        """Give `parameter` its plain gradient, if it has one of these."""
+        """Restore the plain gradient of `parameter`, if it is covered."""
         if isinstance(parameter.grad, cls):
             parameter.grad = parameter.grad.plain
 
@@ -43,11 +42,11 @@ class InFlight(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Do `func` with the reduced gradient."""
+        """Call `func` with the reduced gradient."""
         return func(*map(_settled, args), **{key: _settled(value) for key, value in (kwargs or {}).items()})
 
     def settle(self) -> torch.Tensor:
-        """Return the reduced gradient, when it is there."""
+        """Wait for the reduction and return the reduced gradient."""
         parameter = self._parameter()
         if parameter is not None and parameter.grad is self:
             self._look(parameter)
@@ -63,14 +62,14 @@ def _settled(value: Any) -> Any:
 
 
 class Flight:
-    """Gradients of some parameters that are being reduced together."""
+    """Gradients of some parameters that are reduced together."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], complete: Callable[[], None]) -> None:
         self.parameters, self._complete = parameters, complete
         self._landed: list[torch.Tensor | None] | None = None
 
     def land(self) -> None:
-        """Wait for the reduction, the first time, and show its result; raises what it failed with, every time."""
+        """Wait for the reduction, the first time, and show its result; raises its error every time."""
         if self._landed is not None:
             return
         covers = [parameter.grad for parameter in self.parameters]
@@ -79,11 +78,11 @@ class Flight:
         finally:
             for parameter, cover in zip(self.parameters, covers, strict=True):
                 InFlight.uncover(parameter)
-                # A sparse gradient is replaced by its sum; who holds the cover still asks that.
+                # A sparse gradient is replaced by its sum, and code that holds the cover still reads that.
                 if isinstance(cover, InFlight) and parameter.grad is not None:
                     cover.plain = parameter.grad
         self._landed = [parameter.grad for parameter in self.parameters]
 
     def outlived(self, parameter: torch.Tensor) -> bool:
-        """Return whether the reduction is done and `parameter` has got another gradient since."""
+        """Return whether the reduction has completed and `parameter` has another gradient since."""
         return self._landed is not None and all(parameter.grad is not each for each in self._landed)

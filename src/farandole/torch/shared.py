@@ -12,14 +12,13 @@ __all__ = ["empty_shared"]
 
 
 def empty_shared(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return an uninitialized tensor, as `torch.empty` does, that the other ranks of this host can reach.
+    """Return an uninitialized tensor, as `torch.empty` does, that the other ranks of this host can read.
 
-    An allreduce in place of such tensors on every rank copies nothing. Its memory goes back when the last view of it
-    dies, also after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` when this rank's
-    room for such memory is exhausted.
-    """
+    An allreduce in place of such tensors on every rank copies nothing. The memory is freed with its last view, also
+    after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` when this rank's space for
+    such memory is exhausted."""
     given: Any = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
-    shape = torch.empty(given, device="meta").shape  # torch's own words for what is no size
+    shape = torch.empty(given, device="meta").shape  # torch's own error for an invalid size
     kind = torch.get_default_dtype() if dtype is None else dtype
     memory = default.context().empty_shared(shape.numel() * kind.itemsize)
     return from_dlpack(memory).view(kind).view(shape)

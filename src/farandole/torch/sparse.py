@@ -17,22 +17,21 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start adding (op=Sum) or averaging (op=Average) sparse tensors over all ranks; ranks may differ in entries.
 
-    Never blocks. Returns a function to call once for the sparse result, which waits until every rank has asked;
-    entries of several ranks at one place are added up when it is coalesced.
-    """
+    Never blocks. Returns a function to call once for the sparse result, which waits until every rank has made the
+    request; coalescing the result adds up entries of several ranks at one place."""
     shown = name or "sparse_allreduce"
     if op not in (Average, Sum):
         raise InvalidRequest(shown, "a sparse tensor can be reduced with op=Average or op=Sum only")
     if tensor.layout is not torch.sparse_coo:
         raise InvalidRequest(shown, f"expected a sparse COO tensor, got layout {tensor.layout}")
     size = seat_of(process_set, "allgather", name).size
-    # Entries at one place may come twice, also from one rank: coalescing once here is cheaper than on every rank.
+    # An entry may occur twice, also from one rank: coalescing once here is cheaper than on every rank.
     mine = tensor.detach().coalesce()
     # Indices are gathered by entry, so the entries must be the first dimension.
     indices = allgather_async(mine.indices().t().contiguous(), None if name is None else f"{name}.indices", process_set)
     shares = mine.values()
     if op == Average:
-        # Each rank divides its own entries: fewer than all have together.
+        # Each rank divides its own entries: fewer than all ranks have together.
         shares = shares.div(size, rounding_mode=None if shares.is_floating_point() else "trunc")
     values = allgather_async(shares.contiguous(), None if name is None else f"{name}.values", process_set)
 

@@ -1,4 +1,4 @@
-"""Makes the ranks start alike: sends one rank's parameters and optimizer state to the others."""
+"""Equal starts on all ranks: broadcasts of parameters and optimizer state."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,9 +22,8 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite tensors with those of rank `root_rank`: a state_dict, or a list of tensors or (name, tensor) pairs.
 
-    Blocks until all of the root's tensors are here. Raises `ValueError` for other types. Values of a state_dict that
-    are no tensors stay as they are, with a warning.
-    """
+    Blocks until all of the root's tensors have arrived. Raises `ValueError` for other types. Values of a state_dict
+    that are not tensors stay unchanged, with a warning."""
     if isinstance(params, Mapping):
         pairs = sorted(params.items())
     elif isinstance(params, list):
@@ -42,12 +41,11 @@ def broadcast_parameters(
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Give the optimizer the state and the options that the one on rank `root_rank` has; types are kept.
+    """Give the optimizer the state and the options of the one on rank `root_rank`; types are kept.
 
-    Blocks until the root's state is here. The root's optimizer is left as it is. Nothing has to be in the
-    others' state before it: `model`, which Horovod needs to make a first state, is not looked at. Raises `ValueError`
-    for LBFGS, whose state is not one per parameter.
-    """
+    Blocks until the root's state has arrived. The root's optimizer is unchanged. The others' state may be empty:
+    `model`, which Horovod needs to make a first state, is ignored. Raises `ValueError` for LBFGS, whose state is not
+    one per parameter."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     tensors: list[torch.Tensor] = []
@@ -66,13 +64,13 @@ def broadcast_optimizer_state(
 
 @dataclass(frozen=True)
 class _Hole:
-    """Where a tensor was taken out of a state."""
+    """The place of a tensor that was taken out of a state."""
 
     place: int
 
 
 def _take_tensors(value: object, tensors: list[torch.Tensor]) -> object:
-    """Return a copy of `value` with holes for its tensors, which are added to `tensors`."""
+    """Return a copy of `value` with a hole for each tensor; add the tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Hole(len(tensors) - 1)
@@ -102,12 +100,12 @@ def _map_items(value: object, change: Callable[[object], object]) -> object:
 
 
 def _broadcast(pairs: list[tuple[str, torch.Tensor]], root: int, prefix: str) -> None:
-    """Broadcast all tensors at once; those the engine cannot write in place go through a copy."""
+    """Broadcast all tensors at once; those that the engine cannot write in place go through a copy."""
     underway: list[tuple[torch.Tensor, torch.Tensor, Handle[torch.Tensor]]] = []
     for name, tensor in pairs:
         plain = tensor.detach()
         whole = plain.resolve_conj().resolve_neg().contiguous()
-        # The engine moves bytes: a dtype it cannot reduce is sent as such.
+        # The engine moves bytes: a dtype that it cannot reduce is sent as bytes.
         sent = whole if whole.dtype in DTYPES else whole.reshape(-1).view(torch.uint8)
         underway.append((plain, whole, broadcast_async_(sent, root, f"{prefix}.{name}")))
     failed: Exception | None = None

@@ -1,8 +1,8 @@
-"""farandole as a backend of torch.distributed: DDP, FSDP and what stands on them run over its collectives unchanged.
+"""Backend of torch.distributed: DDP, FSDP and libraries on top of them run over farandole's collectives unchanged.
 
 torch.distributed.init_process_group(backend="farandole")
 
-`import torch` has told torch of it already; importing this does so where TORCH_DEVICE_BACKEND_AUTOLOAD is 0."""
+`import torch` has registered it already, except with TORCH_DEVICE_BACKEND_AUTOLOAD=0; then import this package."""
 
 from farandole.torch.distributed.backend import register
 from farandole.torch.distributed.group import FarandoleGroup

@@ -1,4 +1,4 @@
-"""What torch.distributed calls to make a process group."""
+"""Registration of the backend, and creation of process groups."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,15 +16,15 @@ __all__ = ["make_group", "register"]
 
 
 def register() -> None:
-    """Let `init_process_group` know the backend "farandole", for tensors of the CPU. May be called again."""
+    """Register the backend "farandole" for CPU tensors with `init_process_group`. May be called again."""
     dist.Backend.register_backend("farandole", make_group, extended_api=True, devices=["cpu"])
 
 
 def make_group(asked: Any, options: object = None) -> FarandoleGroup:
-    """Meet the other ranks at the store that torch gives; `options` may be a `farandole.Config`.
+    """Meet the other ranks at torch's store; `options` may be a `farandole.Config`.
 
-    torch's timeout is for the start and for every collective, unless it is torch's default and a setting says
-    otherwise. Blocks until all ranks have come; raises `RendezvousError` naming who did not."""
+    torch's timeout applies to the start and to every collective, unless it is torch's default and a setting differs.
+    Blocks until all ranks have arrived; raises `RendezvousError` naming the missing ones."""
     if not isinstance(options, Config | None):
         raise ConfigError("pg_options", f"must be a farandole.Config, got {type(options).__name__}")
     config = Config.from_environment() if options is None else options
@@ -34,7 +34,7 @@ def make_group(asked: Any, options: object = None) -> FarandoleGroup:
             config = replace(config, **{each: asked.timeout})
     members = list(asked.global_ranks_in_group)
     if members:
-        # The files are those of the group of all ranks, and it alone is tuned.
+        # The files belong to the group of all ranks, and only that one is tuned.
         config = replace(config, timeline=None, autotune=False)
     job = JobEnvironment.read()
     rendezvous = StoreRendezvous(

@@ -1,4 +1,4 @@
-"""Names for operations that are matched by their order alone."""
+"""Names for operations that torch matches by order alone."""
 
 from collections.abc import Hashable
 from contextlib import suppress
@@ -8,13 +8,13 @@ from farandole.errors import FarandoleError
 
 __all__ = ["Names", "Part", "SinglePart", "Slot"]
 
-PERIOD = 8  # as many operations of one place may be under way
+PERIOD = 8  # the most operations of one place that may be under way
 LONGEST_RUN = 8
 MOST_PLACES = 1024
 
 
 class Part(Protocol):
-    """An operation under way, as the engine hands it out."""
+    """An operation under way, as the engine returns it."""
 
     def done(self) -> bool: ...
 
@@ -22,7 +22,7 @@ class Part(Protocol):
 
 
 class SinglePart(Part, Protocol):
-    """One operation, and what the engine has to say of it when it is done."""
+    """One operation, with its results once it has completed."""
 
     def result(self) -> object: ...
 
@@ -42,26 +42,26 @@ class Slot:
         """Return the name once nothing is under way under it; blocks until then."""
         part, self.part = self.part, None
         if part is not None and not part.done():
-            with suppress(FarandoleError):  # whoever asked for it hears of that
+            with suppress(FarandoleError):  # its waiter gets the error
                 part.wait()
         return self.name
 
 
 class Names:
-    """Gives each operation of a process group its name, the same on all ranks, who ask for them in one order.
+    """Names for the operations of a process group, equal on all ranks, which request them in one order.
 
-    They could be counted, but what is asked for again under the name that it had before is agreed in a fraction of the
-    time, and training asks for the same things step after step. Were names made of what is asked for (kind, dtype,
-    shape), ranks that differ in that would wait for each other until the time is over. So an operation is named after
-    the one *before* it, on which the ranks agreed: those that differ now meet under one name, and hear so."""
+    Counting would work, but a recurring name is agreed in a fraction of the time, and training repeats its steps. With
+    names made of the request (kind, dtype, shape), ranks that differ in it would wait for each other until the timeout.
+    So an operation is named after the *previous* one, on which the ranks agreed: differing ranks now meet under one
+    name, and get an error."""
 
     def __init__(self) -> None:
         self._places: dict[Hashable, _Place] = {}
-        self._others = _Place("other")  # of a program that never repeats itself
+        self._others = _Place("other")  # for a program that never repeats itself
         self._before: tuple[Hashable, int] = (None, 0)
 
     def next(self, signature: Hashable) -> Slot:
-        """Return the name of the next operation; `signature` is what all ranks ask for alike if they are right."""
+        """Return the name of the next operation; `signature` must be equal on all ranks."""
         place = self._places.get(self._before)
         if place is None:
             place = self._others
@@ -72,12 +72,12 @@ class Names:
         return place.next()
 
     def start_over(self) -> None:
-        """Forget the last operation, on whose kind the ranks did not agree."""
+        """Forget the last operation, on which the ranks did not agree."""
         self._before = (None, 0)
 
 
 class _Place:
-    """Where in a program an operation stands: the names that it has in turn."""
+    """The place of an operation in a program, with the names that it uses in turn."""
 
     __slots__ = ("_slots", "_turn")
 

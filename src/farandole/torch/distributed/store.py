@@ -1,4 +1,4 @@
-"""The store that `init_process_group` gives a process group, as the place where its ranks meet."""
+"""Rendezvous at the store that `init_process_group` gives a process group."""
 
 import hashlib
 import hmac
@@ -21,16 +21,16 @@ SEED_BYTES = 32
 
 
 class StoreRendezvous:
-    """Meets the other ranks at a c10d store, of which nothing is trusted but that it is there.
+    """Rendezvous at a c10d store, whose contents are not trusted.
 
-    The ranks' secret is made of the job's, `secret`, and of a seed that rank 0 puts into the store; without a job's
-    secret it is as safe as the store. Making one blocks until all ranks have come, up to `timeout`; raises
-    `RendezvousError` naming who did not."""
+    The ranks' secret is derived from the job's, `secret`, and from a seed that rank 0 puts into the store; without a
+    job's secret it is as safe as the store. The constructor blocks until all ranks have arrived, up to `timeout`;
+    raises `RendezvousError` naming the missing ones."""
 
     def __init__(self, store: Store, rank: int, size: int, *, secret: bytes | None, timeout: timedelta) -> None:
         self.rank, self.size = rank, size
         self._store, self._round = store, 0
-        # A store may outlive the group: torchrun's agent keeps one for all groups that its ranks ever make.
+        # A store may outlive the group: torchrun's agent keeps one for all groups of its ranks.
         self.generation = (store.add("farandole/arrivals", 1) - 1) // size
         card = json.dumps([os.urandom(SEED_BYTES).hex(), _address_of(store)])
         cards = [json.loads(each) for each in self.allgather(card.encode(), timeout=timeout)]
@@ -38,9 +38,9 @@ class StoreRendezvous:
         self.address = address_seen(rank, [each for _, each in cards])
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
-        """Give `payload` to all ranks and return everybody's in rank order.
+        """Give `payload` to all ranks and return all payloads in rank order.
 
-        Blocks until every rank has called, up to `timeout`; raises `RendezvousError` naming who did not."""
+        Blocks until every rank has called, up to `timeout`; raises `RendezvousError` naming the missing ranks."""
         store = self._store
         keys = [f"farandole/{self.generation}/{self._round}/{rank}" for rank in range(self.size)]
         try:
@@ -49,7 +49,7 @@ class StoreRendezvous:
             payloads = store.multi_get(keys)
         except DistNetworkError as error:
             raise RendezvousError(f"the process group's store is gone ({error})") from error
-        except RuntimeError as error:  # what a store raises when the time is over differs between stores
+        except RuntimeError as error:  # stores raise different errors at the timeout
             missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             if not missing:
                 raise
@@ -58,20 +58,20 @@ class StoreRendezvous:
         return payloads
 
     def close(self) -> None:
-        """The store is torch's; nothing is held."""
+        """Do nothing: the store is torch's."""
 
 
 def address_seen(rank: int, addresses: Sequence[str | None]) -> str | None:
-    """Return where `rank` finds the store, when all ranks have resolved its name to `addresses`; None: on this host.
+    """Return where `rank` reaches the store, whose name the ranks resolved to `addresses`; None: on this host.
 
-    A host may know itself by a loopback address (Debian's do), which no other host reaches; then the others' view
+    A host may resolve itself to a loopback address (Debian's do), which no other host reaches; then the others' view
     counts."""
     known = [each for each in (addresses[rank], *addresses) if each is not None and not _is_loopback(each)]
     return known[0] if known else None
 
 
 def _address_of(store: Store) -> str | None:
-    """Where ranks reach the store, as this host resolves it; None when it is in memory or a file."""
+    """Return the store's address as this host resolves it; None if it is in memory or a file."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if not isinstance(store, TCPStore):

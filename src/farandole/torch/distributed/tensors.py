@@ -1,4 +1,4 @@
-"""Tensors as the engine takes them, and lists of them as one."""
+"""Tensors in the engine's form, and lists of them as one."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,14 +17,14 @@ ADAPTER = TorchAdapter()
 
 
 def one(tensors: Sequence[Tensor], what: str) -> Tensor:
-    """Return the only tensor of a list: torch hands over lists, from the days of several devices per process."""
+    """Return the only tensor of a list: torch passes lists, from the days of several devices per process."""
     if len(tensors) != 1:
         raise InvalidRequest(what, f"takes one tensor of each rank, got {len(tensors)}")
     return tensors[0]
 
 
 def readable(tensor: Tensor, what: str) -> Tensor:
-    """Return what the engine reads; raises `InvalidRequest` saying why when it cannot."""
+    """Return the tensor for the engine to read; raises `InvalidRequest` with the reason if it cannot."""
     refusal = ADAPTER.refusal(tensor)
     if refusal is not None:
         raise InvalidRequest(what, refusal)
@@ -33,20 +33,20 @@ def readable(tensor: Tensor, what: str) -> Tensor:
 
 
 def writable(tensor: Tensor, what: str) -> Tensor:
-    """Return what the engine reads and writes; autograd hears of the change."""
+    """Return the tensor for the engine to read and write; autograd is told of the change."""
     increment_version(tensor)
     return readable(tensor, what)
 
 
 def flat(tensor: Tensor, what: str, write: bool = False) -> Tensor:
-    """Return the tensor as one row; of a dtype that the engine cannot reduce, as bytes, which it can move."""
+    """Return the tensor as one row. A dtype that the engine cannot reduce becomes bytes, which it can move."""
     if tensor.dtype not in DTYPES and tensor.layout is torch.strided:
         tensor = tensor.detach().view(torch.uint8)
     return (writable if write else readable)(tensor, what).view(-1)
 
 
 def joined(rows: Sequence[Tensor]) -> Tensor | None:
-    """Return flat tensors as one if each lies right behind the one before it, as the pieces of one tensor do."""
+    """Return flat tensors as one if they are adjacent in memory, like the pieces of one tensor."""
     first = rows[0]
     for here, there in pairwise(rows):
         if here.data_ptr() + here.nbytes != there.data_ptr():
@@ -57,13 +57,13 @@ def joined(rows: Sequence[Tensor]) -> Tensor | None:
 
 
 def packed(rows: Sequence[Tensor]) -> Tensor:
-    """Return flat tensors as one, copied only if they do not lie so."""
+    """Return flat tensors as one, copied only if they are not adjacent."""
     whole = joined(rows)
     return torch.cat(list(rows)) if whole is None else whole
 
 
 def require_apart(source: Tensor, target: Tensor, place: int | None, what: str) -> None:
-    """Refuse an output that overlaps its input, but where it begins `place` bytes behind the input's begin.
+    """Refuse an output that overlaps its input, unless it begins `place` bytes after the input's begin.
 
     Other ranks may still read the input while the output is written. Both are flat."""
     distance = target.data_ptr() - source.data_ptr()

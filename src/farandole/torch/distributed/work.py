@@ -1,4 +1,4 @@
-"""What torch gets for a collective that has been asked for."""
+"""Handles of collectives for torch."""
 
 import queue
 import threading
@@ -18,11 +18,11 @@ __all__ = ["Explain", "Follower", "Results", "Underway", "Work"]
 Results: TypeAlias = list[torch.Tensor]
 Explain: TypeAlias = Callable[[CollectiveError], CollectiveError]
 
-NO_TIMEOUT = timedelta(0)  # torch's word for the process group's own
+NO_TIMEOUT = timedelta(0)  # torch's value for the process group's timeout
 
 
 class Underway:
-    """Parts of a collective that are under way, and what is to be done when they are done."""
+    """Parts of a collective that are under way, and the step that finishes it."""
 
     __slots__ = ("_explain", "_finish", "_parts", "_results")
 
@@ -36,7 +36,7 @@ class Underway:
         return all(part.done() for part in self._parts)
 
     def wait(self) -> Results:
-        """Return the tensors that the result is in; any number of times, and from any thread."""
+        """Return the tensors of the result; any number of times, and from any thread."""
         try:
             for part in self._parts:
                 part.wait()
@@ -46,14 +46,14 @@ class Underway:
         if finish is not None:
             finish()
             self._finish = None
-        self._parts = ()  # a part that nobody holds can be used again
+        self._parts = ()  # free the parts' names for reuse
         return self._results
 
 
 class Work(dist.Work):
-    """A collective under way, or done when there is nothing `underway`.
+    """A collective under way, or completed if `underway` is None.
 
-    Whoever waits drives it. Only where somebody asks for its future, a thread waits for it."""
+    A waiting thread drives it. If its future is requested, another thread waits for it."""
 
     def __init__(self, results: Results, underway: Underway | None, follower: "Follower") -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Work(dist.Work):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Return True when the tensors hold the result.
 
-        Blocks up to `timeout`, without one up to the process group's; raises what the collective failed with."""
+        Blocks up to `timeout`, or the process group's timeout; raises the collective's error."""
         underway = self.underway
         if underway is None:
             return True
@@ -86,11 +86,11 @@ class Work(dist.Work):
         return self.underway is None or self.underway.done()
 
     def is_success(self) -> bool:
-        """Return whether it is done, and well."""
+        """Return whether it has completed without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """Return what it failed with, None when it is under way or has not failed."""
+        """Return its error; None if it is under way or has not failed."""
         if not self.is_completed():
             return None
         try:
@@ -100,12 +100,12 @@ class Work(dist.Work):
         return None
 
     def result(self) -> Results:
-        """Return the tensors that the result is in; blocks as `wait` does."""
+        """Return the tensors of the result; blocks as `wait` does."""
         self.wait()
         return self.results
 
     def get_future(self) -> Future[Results]:
-        """Return a future of what `result` returns; its callbacks run on a thread of the process group."""
+        """Return a future of the value of `result`; its callbacks run on a thread of the process group."""
         if self._future is None:
             if self.underway is None:
                 self._future = Future()
@@ -116,9 +116,9 @@ class Work(dist.Work):
 
 
 class Follower:
-    """Waits, one after the other, for the collectives that somebody has a future of; its thread starts with the first.
+    """Thread that waits, one after the other, for the collectives with futures; it starts with the first one.
 
-    It is there for torch's C++ code, DDP's above all, which waits for futures and knows no other way."""
+    torch's C++ code needs it, DDP above all: it waits only for futures."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -127,21 +127,21 @@ class Follower:
         self._lock = threading.Lock()
 
     def future_of(self, underway: Underway) -> Future[Results]:
-        """Return a future that is done when `underway` is."""
+        """Return a future that completes with `underway`."""
         outcome: Future[Results | Exception] = Future()
-        # A future that is given an exception tells it to Python only; one whose callback has failed tells C++ too.
+        # An exception set on a future reaches Python only; a failing callback reaches C++ too.
         future: Future[Results] = outcome.then(_result_of)
         self._follow(underway, outcome)
         return future
 
     def wait(self, underway: Underway, timeout: timedelta) -> bool:
-        """Wait up to `timeout` for `underway`; returns whether it is done, well or not."""
+        """Wait up to `timeout` for `underway`; returns whether it has completed or failed."""
         done = threading.Event()
         self._follow(underway, done)
         return done.wait(timeout.total_seconds())
 
     def close(self) -> None:
-        """End the thread, once nothing that it waits for is under way any more."""
+        """End the thread after the collectives that it waits for."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -169,7 +169,7 @@ class Follower:
                 told.set()
             else:
                 told.set_result(outcome)
-            del followed, underway, told, outcome  # not the tensors, too, while it waits for the next
+            del followed, underway, told, outcome  # drop the tensors too, while it waits for the next
 
 
 def _result_of(outcome: Future[Results | Exception]) -> Results:
