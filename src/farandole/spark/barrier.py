@@ -14,13 +14,14 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from farandole.config import Config
-from farandole.errors import ConfigError
+from farandole.errors import ConfigError, SourceError
 from farandole.handshake import new_secret
 from farandole.launch.channel import MOST_FILES
+from farandole.launch.failures import Failure
 from farandole.launch.pickling import dump_call
 from farandole.spark.dataframes import arrow_schema, feeding, take_dataframes
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
-from farandole.spark.exchange.access import KeeperPlan
+from farandole.spark.exchange.access import KeeperPlan, RowsLost
 from farandole.spark.exchange.batches import counted_by_rows
 from farandole.spark.exchange.shuffle import dealt
 from farandole.spark.failure import blame
@@ -68,8 +69,10 @@ def run_barrier_job(
 
     Blocks until all ranks have ended. With `dataframe` each rank finds its rows in the file `shard()`; in place of
     DataFrames among the arguments `main` gets its rows of each. `results="first"` returns rank 0's value alone. With
-    `restart` Spark runs all ranks again when a process of one was killed (spark.stage.maxConsecutiveAttempts). Raises
-    `PicklingError`, `SlotsError`, `ConfigError` before it starts anything, later the first failure's `RankFailed`."""
+    `restart` Spark runs all ranks again when a process of one was killed (spark.stage.maxConsecutiveAttempts). As many
+    times the rows are dealt again when a process that keeps them has ended and no rank has begun, or with `restart`.
+    Raises `PicklingError`, `SlotsError`, `ConfigError` before it starts anything, later the first failure's
+    `RankFailed`, or `SourceError` with the host whose rows are lost."""
     _check(spark, num_proc)
     call, fed = _dump(main, args, kwargs or {}, on_pickled)
     dataframes = fed if dataframe is None else [dataframe]
@@ -77,34 +80,71 @@ def run_barrier_job(
     settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
     patience = settings.start_timeout if start_timeout is None else start_timeout
     require_slots(spark, num_proc, patience=patience)
-    context, secret = spark.sparkContext, new_secret()
-    with _listen(context, secret, num_proc, show, on_message) as driver_log:
-        plan = TaskPlan(
-            job=secrets.token_hex(4),
-            num_proc=num_proc,
-            call=call,
-            env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
-            threads_set=context.getConf().contains("spark.executorEnv.OMP_NUM_THREADS"),
-            driver_log=driver_log.address(_driver_host(context)),
-            stream=verbosity == "all",
-            # Where the driver runs the tasks, their log is its own terminal: once is enough.
-            echo=not (verbosity == "all" and is_local(master_of(spark))),
-            keep_all=results == "all",
-            schemas=[arrow_schema(each).serialize().to_pybytes() for each in dataframes],
-            executable=executable,
-            start_timeout=patience,
-        )
-        group = f"farandole-{plan.job}"
-        with _job_group(context, group, description) as cancel, _handed_over(context, plan, secret) as orders:
-            stage = _stage(spark, dataframes, orders, plan, settings.interface or "")
+    context = spark.sparkContext
+    conf = context.getConf()
+
+    def attempt() -> list[Row]:
+        secret = new_secret()
+        with _listen(context, secret, num_proc, show, on_message) as driver_log:
+            plan = TaskPlan(
+                job=secrets.token_hex(4),
+                num_proc=num_proc,
+                call=call,
+                env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
+                threads_set=conf.contains("spark.executorEnv.OMP_NUM_THREADS"),
+                driver_log=driver_log.address(_driver_host(context)),
+                stream=verbosity == "all",
+                # Where the driver runs the tasks, their log is its own terminal: once is enough.
+                echo=not (verbosity == "all" and is_local(master_of(spark))),
+                keep_all=results == "all",
+                schemas=[arrow_schema(each).serialize().to_pybytes() for each in dataframes],
+                executable=executable,
+                start_timeout=patience,
+            )
             driver_log.feeds_again = restart
-            if restart:
-                stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
-                driver_log.on_failure = lambda failure: None if failure.killed or failure.consequence else cancel()
-            with counted_by_rows(dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
-                rows = _collect(stage, driver_log, cancel)
-        driver_log.drain(LEAVE)
-    return _values(rows, num_proc)
+            return _run_job(spark, plan, secret, driver_log, dataframes, description, settings.interface or "")
+
+    attempts = int(conf.get("spark.stage.maxConsecutiveAttempts", "4"))
+    return _values(_with_rows_dealt_again(attempt, attempts), num_proc)
+
+
+def _with_rows_dealt_again(attempt: Callable[[], list[Row]], attempts: int) -> list[Row]:
+    for number in range(2, attempts + 1):
+        try:
+            return attempt()
+        except RowsLost as lost:
+            log.warning("%s are lost; they are dealt again (attempt %d of %d)", lost.path, number, attempts)
+    try:
+        return attempt()
+    except RowsLost as lost:
+        raise SourceError(lost.path, lost.problem) from lost.__cause__
+
+
+def _run_job(
+    spark: SparkSession,
+    plan: TaskPlan,
+    secret: bytes,
+    driver_log: DriverLog,
+    dataframes: Sequence[DataFrame],
+    description: str,
+    interface: str,
+) -> list[Row]:
+    """Run the Spark job of one attempt, and wait until its tasks have told the driver everything."""
+    context = spark.sparkContext
+    with (
+        _job_group(context, f"farandole-{plan.job}", description) as cancel,
+        _handed_over(context, plan, secret) as orders,
+    ):
+        stage = _stage(spark, dataframes, orders, plan, interface)
+        # Spark hears of what a task says between two batches of its rows, which may be minutes later.
+        driver_log.on_lost_keeper = lambda: cancel() if driver_log.feeding else None
+        if driver_log.feeds_again:
+            stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
+            driver_log.on_failure = lambda failure: None if failure.killed or failure.consequence else cancel()
+        with counted_by_rows(dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
+            rows = _collect(stage, driver_log, cancel)
+    driver_log.drain(LEAVE)
+    return rows
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
@@ -207,11 +247,28 @@ def _collect(stage: DataFrame, driver_log: DriverLog, cancel: Callable[[], None]
         driver_log.wait_for_failure(SETTLE)
         driver_log.drain(LEAVE)
         failure = blame(driver_log.failures, str(error))
+        _raise_for_lost_rows(driver_log, failure)
         if failure is None:
             raise
         # Not from Spark's exception: that is two hundred lines of Java around the same text. It stays reachable
         # as __context__.
         raise failure.error() from failure.cause
+
+
+def _raise_for_lost_rows(driver_log: DriverLog, failure: Failure | None) -> None:
+    """Raise `SourceError` if the job failed because a keeper is gone: `RowsLost` if the job may run again."""
+    hosts = ", ".join(sorted(set(driver_log.lost_keepers)))
+    beginning = driver_log.feeding
+    # A rank that was killed comes first, but the ranks that Spark has started anew have missed their rows.
+    missed = any(isinstance(each.cause, RowsLost) for each in driver_log.failures)
+    if not hosts or not (missed or (failure is None and beginning)):
+        return
+    kind = RowsLost if beginning or driver_log.feeds_again else SourceError
+    problem = (
+        "are gone: the process that kept them has ended, killed by the system's out-of-memory killer perhaps, or with "
+        "its host; give executors more memory (spark.executor.memoryOverhead) and run the job again"
+    )
+    raise kind(f"the rows kept on {hosts}", problem) from (failure.cause if failure else None)
 
 
 @contextmanager

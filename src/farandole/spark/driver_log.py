@@ -16,7 +16,7 @@ from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
 from farandole.errors import FarandoleError
 from farandole.handshake import join_address, recv_frame, send_frame
 from farandole.launch.failures import Failure
-from farandole.spark.exchange.access import KEEPER
+from farandole.spark.exchange.access import keeper_of
 from farandole.spark.failure import from_payload
 from farandole.spark.relay import LARGEST_FRAME
 
@@ -56,6 +56,9 @@ class DriverLog:
         self._show, self._on_message = show, on_message
         self.on_failure: Callable[[Failure], None] | None = None
         self.on_keeper: Callable[[], None] | None = None
+        self.on_lost_keeper: Callable[[], None] | None = None
+        self._keepers: dict[socket.socket, str] = {}  # their hosts
+        self._lost_keepers: list[str] = []
         self._failures: list[Failure] = []
         self._guests: dict[socket.socket, int] = {}  # the rank or _KEEPER
         self._cancelled: str | None = None
@@ -64,6 +67,7 @@ class DriverLog:
         self.is_first_attempt: Callable[[int], bool] = lambda stage: False
         self._come: dict[int, tuple[socket.socket, str]] = {}  # what each rank says to all others
         self._over = False  # for keepers
+        self._closing = False
         self._changed = threading.Condition()
         self._writing = threading.Lock()
         listener = socket.create_server((host, 0), family=_family(host), backlog=BACKLOG)
@@ -82,6 +86,18 @@ class DriverLog:
         with self._changed:
             return list(self._failures)
 
+    @property
+    def lost_keepers(self) -> list[str]:
+        """The hosts whose keeper ended before it was told to, and their rows with it."""
+        with self._changed:
+            return list(self._lost_keepers)
+
+    @property
+    def feeding(self) -> bool:
+        """Whether no rank has its rows yet, so that no rank's function has begun."""
+        with self._changed:
+            return not self._fed
+
     def cancel(self, reason: str) -> None:
         """Tell all tasks, connected or still to come, to end their ranks."""
         with self._changed:
@@ -97,16 +113,20 @@ class DriverLog:
             self._changed.wait_for(lambda: not self._guests, patience.total_seconds())
 
     def wait_for_failure(self, patience: timedelta) -> None:
-        """Wait until a rank's failure has been heard of, for `patience` at most; Spark's news may be faster."""
+        """Wait until the failure of a rank or the loss of a keeper is known, for `patience` at most.
+
+        Spark's news may be faster."""
         with self._changed:
             self._changed.wait_for(
-                lambda: any(not failure.consequence for failure in self._failures), patience.total_seconds()
+                lambda: self._lost_keepers or any(not failure.consequence for failure in self._failures),
+                patience.total_seconds(),
             )
 
     def close(self) -> None:
         """End all connections and threads."""
         self._accepting.close()
         with self._changed:
+            self._closing = True
             guests = list(self._guests)
         for connection in guests:
             with contextlib.suppress(OSError):
@@ -123,11 +143,14 @@ class DriverLog:
         self.close()
 
     def _admit(self, peer: Admitted) -> None:
-        rank = _KEEPER if peer.who == KEEPER else int(peer.who)
+        keeper = keeper_of(peer.who)
+        rank = int(peer.who) if keeper is None else _KEEPER
         if rank != _KEEPER and not 0 <= rank < self._size:
             raise ValueError(f"rank {rank} of {self._size} ranks cannot be")
         with self._changed:
             self._guests[peer.sock] = rank
+            if keeper is not None:
+                self._keepers[peer.sock] = keeper
         name = "farandole-driver-log-rank"
         thread = threading.Thread(target=self._serve, args=(rank, peer.sock), name=name, daemon=True)
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
@@ -145,8 +168,16 @@ class DriverLog:
             log.warning("the driver's log ended its connection with rank %d: %s", rank, error)
         finally:
             with self._changed:
+                host = self._keepers.pop(connection, None)
+                lost = host is not None and not self._over and not self._closing
+                if host is not None and lost:
+                    self._lost_keepers.append(host)
                 del self._guests[connection]
                 self._changed.notify_all()
+            if lost:
+                log.warning("the keeper of dealt rows on %s has ended before its time, and its rows with it", host)
+                if self.on_lost_keeper is not None:
+                    self.on_lost_keeper()
 
     def _welcome(self, rank: int, connection: socket.socket) -> None:
         with self._changed:

@@ -25,11 +25,14 @@ __all__ = [
     "Borrowed",
     "KeeperPlan",
     "Kept",
+    "RowsLost",
+    "keeper_identity",
+    "keeper_of",
     "local_name",
 ]
 
 A_FILE = b"f"  # a descriptor comes along with it
-KEEPER = b"keeper"  # who it says it is
+KEEPER = b"keeper"  # begins its identity
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
 START_TIMEOUT = timedelta(seconds=60)
 STALLED = timedelta(seconds=60)  # without a byte, on a connection between hosts
@@ -40,6 +43,21 @@ READ_PIECE = 1 << 20  # bytes
 def local_name(secret: bytes) -> str:
     """Spell the keeper's name on its own host, in Linux's name space without files."""
     return f"\0farandole-{hmac.digest(secret, b'the name of the keeper', 'sha256').hex()[:32]}"
+
+
+class RowsLost(SourceError):
+    """Dealt rows are gone with their keeper; dealt again, they would be there."""
+
+
+def keeper_identity(host: str) -> bytes:
+    """Spell the identity by which the keeper of `host` connects to the driver."""
+    return KEEPER + b" " + host.encode()[:128]
+
+
+def keeper_of(identity: bytes) -> str | None:
+    """Return the host of the keeper that has this identity; None for a peer that is no keeper."""
+    role, _, host = identity.partition(b" ")
+    return host.decode(errors="replace") if role == KEEPER else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +92,13 @@ class Kept:
 
     @classmethod
     def here(cls, secret: bytes) -> "Kept | None":
-        """Connect to this host's keeper; None where there is none."""
+        """Connect to this host's keeper; None where there is none. Raises `SourceError` when it ends meanwhile."""
         try:
             return cls._connected(local_name(secret).encode(), secret)
         except ConnectionRefusedError:
             return None
+        except (OSError, EOFError) as error:
+            raise _lost(f"{socket.gethostname()}, this host", error) from error
 
     @classmethod
     def _connected(cls, address: str | bytes, secret: bytes) -> Self:
@@ -209,8 +229,8 @@ def _write_all(out: BinaryIO, data: memoryview) -> None:
         data = data[out.write(data) :]
 
 
-def _lost(address: str, error: Exception) -> SourceError:
-    return SourceError(
+def _lost(address: str, error: Exception) -> RowsLost:
+    return RowsLost(
         f"rows kept at {address}",
         f"are gone, or out of reach ({error}); run the job again, with executors that reach each other on all ports",
     )

@@ -41,6 +41,7 @@ from farandole.spark.exchange.access import (
     KEEPER,
     LARGEST_REQUEST,
     STALLED,
+    keeper_identity,
     local_name,
 )
 from farandole.topology import interface_address
@@ -155,7 +156,8 @@ def main() -> None:
         local.bind(local_name(secret))
     except OSError:
         return  # another task of this host was faster
-    lifeline, _ = dial(settings["driver"], secret, me=KEEPER, deadline=Deadline(HANDSHAKE_TIMEOUT))
+    me = keeper_identity(socket.gethostname())
+    lifeline, _ = dial(settings["driver"], secret, me=me, deadline=Deadline(HANDSHAKE_TIMEOUT))
     keep_alive(lifeline, timedelta(minutes=1))
     interface = settings["interface"]
     host = interface_address(interface) if interface else address_toward(*driver)
