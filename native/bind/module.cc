@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -61,6 +62,10 @@ void translate(const std::exception_ptr& raised, void*) {
   } catch (const Error& error) {
     const nb::object instance = python_error(error);
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
+  } catch (const std::system_error& error) {
+    // The system has refused memory, a thread or a file: the caller knows for what.
+    const nb::object fields = nb::make_tuple(error.code().value(), error.what());
+    PyErr_SetObject(PyExc_OSError, fields.ptr());
   }
 }
 

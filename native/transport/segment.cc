@@ -11,6 +11,7 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -67,14 +68,13 @@ std::shared_ptr<Segment> Segment::create(int ranks, size_t slot_bytes, bool pair
   header.lay_out();
 
   const int fd = memfd_create("farandole", MFD_CLOEXEC);
-  if (fd < 0) throw Error::internal(std::string("memfd_create failed: ") + std::strerror(errno));
   void* base = MAP_FAILED;
-  if (ftruncate(fd, static_cast<off_t>(header.total)) == 0)
+  if (fd >= 0 && ftruncate(fd, static_cast<off_t>(header.arenas)) == 0)
     base = mmap(nullptr, header.arenas, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) {
-    const std::string why = std::strerror(errno);
-    close(fd);
-    throw Error::internal("no shared memory of " + std::to_string(header.arenas) + " bytes: " + why);
+    const int why = errno;
+    if (fd >= 0) close(fd);
+    throw std::system_error(why, std::generic_category(), std::to_string(header.arenas) + " bytes of shared memory");
   }
   std::shared_ptr<Segment> segment(new Segment(fd, static_cast<std::byte*>(base), header.arenas));
   auto* placed = new (base) Header{};
@@ -107,7 +107,8 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
   expected.pair_rings = told.pair_rings;
   expected.slot_bytes = told.slot_bytes;
   expected.lay_out();
-  if (!ours || expected.total != static_cast<size_t>(status.st_size)) {
+  const auto size = static_cast<size_t>(status.st_size);
+  if (!ours || (size != expected.arenas && size != expected.total)) {
     close(own);
     throw Error::internal(
         "the shared segment was made by another version of farandole; install one version on all ranks");
@@ -153,6 +154,11 @@ std::byte* Segment::arena(int rank) {
   const std::lock_guard lock(mapping_);
   if (arenas_.load() == nullptr) {
     const size_t bytes = static_cast<size_t>(ranks()) * kArenaBytes;
+    // Only now does the file grow: under a limit on the size of files, other jobs do without. All ranks set one size.
+    if (ftruncate(fd_, static_cast<off_t>(header().total)) != 0)
+      throw Error::invalid("empty_shared",
+                           "shared memory cannot grow by " + std::to_string(bytes) + " bytes (" + std::strerror(errno) +
+                               "); raise the limit on the size of files (ulimit -f), or use ordinary tensors");
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_,
                       static_cast<off_t>(header().arenas));
     if (base == MAP_FAILED)

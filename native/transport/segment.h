@@ -51,6 +51,7 @@ class Segment {
  public:
   /// `slot_bytes` is the wished chunk per rank and stripe; it shrinks when many ranks would need too much memory.
   /// With `pair_rings` every pair of ranks gets a byte ring in each direction (for worlds of several hosts).
+  /// Throws std::system_error when the system refuses the memory.
   static std::shared_ptr<Segment> create(int ranks, size_t slot_bytes, bool pair_rings);
 
   /// Maps a segment made by another process; `fd` stays the caller's. Throws `Error` when it is none of ours.
@@ -74,7 +75,7 @@ class Segment {
   [[nodiscard]] uint64_t* offers(int rank);
 
   /// Room for the registered buffers of `rank`, kArenaBytes of it; only what is written takes memory. Mapped when first
-  /// asked for. Throws Error (Internal) when the address space is too small for all ranks' arenas.
+  /// asked for. Throws Error: Invalid when files may not be that large, Internal when the address space is too small.
   [[nodiscard]] std::byte* arena(int rank);
   /// The same, or null as long as this process has asked for none.
   [[nodiscard]] std::byte* arena_if_mapped(int rank);

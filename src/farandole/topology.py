@@ -14,7 +14,7 @@ from typing import Self
 
 from farandole.errors import ConfigError
 
-__all__ = ["CONTROL_DEGREE", "JobEnvironment", "Topology", "host_identity", "interface_address"]
+__all__ = ["CONTROL_DEGREE", "JobEnvironment", "Topology", "host_identity", "interface_address", "loopback_address"]
 
 CONTROL_DEGREE = 8  # hosts below a host: three hops reach 585 hosts
 
@@ -121,6 +121,23 @@ def interface_address(interface: str) -> str:
         except OSError as error:
             raise ConfigError("interface", f"{interface} has no IPv4 address ({error.strerror})") from error
     return socket.inet_ntoa(answer[20:24])
+
+
+def loopback_address() -> str:
+    """Return the address by which processes of this machine reach each other: 127.0.0.1, or ::1 where that is all.
+
+    Raises `ConfigError` when the loopback interface is down or has neither."""
+    problems = []
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind((address, 0))
+                probe.connect(probe.getsockname())  # of a datagram socket: sends nothing
+        except OSError as error:
+            problems.append(f"{address}: {error.strerror}")
+        else:
+            return address
+    raise ConfigError("interface", f"lo is down or has no address ({'; '.join(problems)}); run: ip link set lo up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,12 +166,13 @@ def _between_namespaces(strangers: int, rounds: int) -> Finding:
     return _measured(name, strangers, rounds, lambda count: ranks_in_namespaces("AB", count))
 
 
-def _driver_log(strangers: int, rounds: int) -> Finding:
+def _of_spark(attack: str, strangers: int, rounds: int) -> Finding:
     try:
-        from helpers.spark_attacks import lines_arrive
+        from helpers import spark_attacks
     except ImportError as error:
-        return _skipped("Spark's driver log", str(error))
-    return _measured("Spark's driver log", strangers, rounds, lines_arrive)
+        return _skipped(attack, str(error))
+    run = {"Spark's driver log": spark_attacks.lines_arrive, "Spark's keeper of rows": spark_attacks.rows_are_kept}
+    return _measured(attack, strangers, rounds, run[attack])
 
 
 def _death(strangers: int, rounds: int) -> Finding:
@@ -183,7 +184,9 @@ def _death(strangers: int, rounds: int) -> Finding:
 ATTACKS: dict[str, Callable[[int, int], Finding]] = {
     "ranks": lambda count, rounds: _measured("ranks, one host", count, rounds, lambda n: ranks_on_hosts("AA", n)),
     "hosts": _between_namespaces,
-    "rendezvous": lambda count, rounds: _measured("rendezvous", count, rounds, rendezvous),
-    "driver-log": _driver_log,
+    "rendezvous": lambda count, rounds: _measured("rendezvous", count, rounds, rendezvous),  # Spark's is the same
+    "driver-log": lambda count, rounds: _of_spark("Spark's driver log", count, rounds),
+    "keeper": lambda count, rounds: _of_spark("Spark's keeper of rows", count, rounds),
+    "task-channel": lambda *_: _skipped("Spark's task channel", "a pair of sockets, to which nobody can connect"),
     "death": _death,
 }

@@ -1,17 +1,20 @@
 """Attacks on the sockets of a Spark job's driver."""
 
+import tempfile
 import time
 from contextlib import ExitStack
 from datetime import timedelta
 
 from farandole.handshake import new_secret
 from farandole.spark.driver_log import DriverLog
+from farandole.spark.exchange.access import KeeperPlan, Kept, local_name
 from farandole.spark.relay import Relay
 from helpers.strangers import crowd
 
-__all__ = ["lines_arrive"]
+__all__ = ["lines_arrive", "rows_are_kept"]
 
 LIMIT = timedelta(seconds=30)
+ROWS = bytes(range(256)) * 4096  # a megabyte
 
 
 def lines_arrive(strangers: int) -> float:
@@ -32,4 +35,32 @@ def lines_arrive(strangers: int) -> float:
         took = time.monotonic() - began
         log.drain(LIMIT)
     assert sorted("".join(shown).splitlines()) == ["[0] here", "[1] here"]
+    return took
+
+
+def rows_are_kept(strangers: int) -> float:
+    """Return the seconds in which a keeper takes rows from a task and gives them to tasks of its host and of another.
+
+    The strangers are at both of its sockets."""
+    secret = new_secret()
+    with DriverLog(secret, 1, host="127.0.0.1") as log, ExitStack() as stack:
+        plan = KeeperPlan(secret=secret, driver=log.address("127.0.0.1"))
+        with Kept.started(plan) as first:
+            address = first.address
+        if strangers:
+            stack.enter_context(crowd([address, local_name(secret).encode().hex()], strangers))
+        began = time.monotonic()
+        with Kept.started(plan) as task:
+            borrowed = task.borrow()
+            with borrowed.file:
+                borrowed.file.write(ROWS)
+            task.commit(borrowed.at + len(ROWS))
+        for reader in (Kept.started(plan), Kept.at(address, secret)):
+            with reader, tempfile.TemporaryFile(buffering=0) as out:
+                reader.copy(borrowed.number, borrowed.at, len(ROWS), out)
+                out.seek(0)
+                assert out.read() == ROWS
+        took = time.monotonic() - began
+        stack.close()  # before the keeper, which ends with the job
+        log.drain(LIMIT)
     return took

@@ -20,10 +20,10 @@ from farandole.acceptor import BACKLOG
 from farandole.config import Config
 from farandole.core.knobs import LARGEST_SLOT
 from farandole.core.peers import Arrivals, connect_to, reaching, report_missing
-from farandole.errors import RendezvousError
+from farandole.errors import ConfigError, RendezvousError
 from farandole.handshake import Deadline, join_address, split_address
 from farandole.rendezvous import Lifeline, PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
-from farandole.topology import Topology, host_identity, interface_address
+from farandole.topology import Topology, host_identity, interface_address, loopback_address
 
 __all__ = ["Wiring", "connect"]
 
@@ -213,19 +213,31 @@ def _own_address(rendezvous: Rendezvous, config: Config) -> str:
         return interface_address(config.interface)
     met = _first_met(rendezvous)
     if not isinstance(met, TcpRendezvous):
-        return "127.0.0.1"
+        return loopback_address()
     # The interface by which this host reaches the rendezvous is one by which the others reach this host.
     where, port = split_address(met.address)
     family, kind, protocol, _, target = socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)  # of a datagram socket: sends nothing
+        try:
+            probe.connect(target)  # of a datagram socket: sends nothing
+        except OSError as error:
+            raise RendezvousError(
+                f"this host has no way there ({error.strerror}): look at its interfaces (ip address, ip route)",
+                where=met.address,
+            ) from error
         return str(probe.getsockname()[0])
 
 
 @contextmanager
 def _listen_tcp(address: str) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family, backlog=BACKLOG) as listener:
+    try:
+        listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+    except OSError as error:
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        problem = f"this rank cannot listen on {address} ({os.strerror(error.errno or 0)}); name one of {names}"
+        raise ConfigError("interface", problem) from error
+    with listener:
         yield listener
 
 
@@ -254,7 +266,13 @@ def _share_segment(
     pair_rings = topology.local_size < topology.size and (cards[0].flat or not make_grid(topology.host_numbers))
 
     def make() -> Segment:
-        return Segment.create(ranks=len(local), slot_bytes=cards[0].slot_bytes, pair_rings=pair_rings)
+        try:
+            return Segment.create(ranks=len(local), slot_bytes=cards[0].slot_bytes, pair_rings=pair_rings)
+        except OSError as error:
+            raise RendezvousError(
+                f"the ranks of this host cannot have {error.strerror}; raise the limit on the size of files "
+                "(ulimit -f) or on memory, or set FARANDOLE_SLOT_BYTES to less"
+            ) from error
 
     met = _first_met(rendezvous)
     if isinstance(met, ThreadRendezvous):

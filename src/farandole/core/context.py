@@ -13,6 +13,8 @@ from farandole.core.sets import Sets
 from farandole.core.start import start_engine
 from farandole.core.timeline import Timeline
 from farandole.core.watch import Watch, warn_of_idle
+from farandole.errors import RendezvousError
+from farandole.limits import naming_process_limit
 from farandole.rendezvous import Rendezvous
 from farandole.topology import Topology, host_identity
 
@@ -45,9 +47,10 @@ class Context:
         if rendezvous.rank == 0 and not members:
             warn_of_idle(self.config)  # once in a job
         try:
-            wiring = connect(rendezvous, self.config, host=here)
-            self.topology: Topology = wiring.topology
-            self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
+            with naming_process_limit(RendezvousError):
+                wiring = connect(rendezvous, self.config, host=here)
+                self.topology: Topology = wiring.topology
+                self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
         except BaseException:
             self._watch.close()
             raise

@@ -50,6 +50,8 @@ class Timeline:
         With `mark_plans` each plan that ranks have agreed on is marked. Raises `ConfigError` when the file cannot be
         written; then nothing has changed. Raises `InvalidRequest` in a process forked from the rank."""
         self._require_own_process()
+        if os.path.isdir(path):
+            raise ConfigError("timeline", f"{os.fspath(path)} is a folder; name a file in it")
         where = timeline_path(path, self._rank)
         with self._changing:
             if self._closed:

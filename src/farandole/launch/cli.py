@@ -153,6 +153,9 @@ def _check_program(program: str, environment: Mapping[str, str]) -> int | None:
     path = environment.get("PATH", os.defpath)
     if shutil.which(program, path=path) is not None:
         return None
+    if Path(program).is_dir() and os.sep in program:
+        log.error("cannot run %r: it is a folder; name a program in it", program)
+        return NOT_EXECUTABLE
     if not Path(program).is_file():
         where = "there is no such file" if os.sep in program else f"it is in no directory of PATH ({path})"
         log.error("cannot run %r: %s", program, where)

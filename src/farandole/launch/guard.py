@@ -84,7 +84,11 @@ class Guard:
         """Fork and exec the rank in a session of its own; return False when the command cannot be executed."""
         failed, failed_in = os.pipe()
         go, go_in = os.pipe()
-        self.rank = os.fork()
+        try:
+            self.rank = os.fork()
+        except OSError as error:  # too many processes
+            self.say(f"N{error.errno}\n")
+            return False
         if self.rank == 0:
             os.close(go_in)
             become_rank(command, cores, go, failed_in)

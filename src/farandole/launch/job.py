@@ -1,6 +1,7 @@
 """All ranks of one run: started together, ended together, the first failure reported."""
 
 import contextlib
+import functools
 import logging
 import queue
 import secrets
@@ -16,6 +17,7 @@ from farandole.launch.cores import share_of, threads_per_rank
 from farandole.launch.failures import Failure, culprit
 from farandole.launch.hosts import fill_slots
 from farandole.launch.processes import GRACE
+from farandole.limits import naming_process_limit
 from farandole.other_launchers import find_other_launch, note_launches
 from farandole.rendezvous import RendezvousServer
 from farandole.topology import JobEnvironment, Topology
@@ -44,7 +46,8 @@ class Job:
 
         Returns the failure that caused the others. Ranks may still run then. Ctrl-C interrupts the wait."""
         for agent, place in zip(self._agents, self.places, strict=True):
-            self._ranks.append(agent.start(place, task, on_line, self._end_of_rank))
+            with naming_process_limit(functools.partial(ConfigError, "num_proc")):
+                self._ranks.append(agent.start(place, task, on_line, self._end_of_rank))
         failures: list[Failure] = []
         settled: float | None = None
         for _ in self.places:
@@ -99,7 +102,8 @@ def open_job(
     hosts = fill_slots(backend.hosts, num_proc)
     secret, name = new_secret(), secrets.token_hex(4)
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(RendezvousServer(num_proc, secret, host=backend.address))
+        with naming_process_limit(functools.partial(ConfigError, "num_proc")):
+            server = stack.enter_context(RendezvousServer(num_proc, secret, host=backend.address))
         agents = {host: stack.enter_context(backend.open_agent(host)) for host in dict.fromkeys(hosts)}
         threads = {host: _threads(agent, hosts.count(host), environment) for host, agent in agents.items()}
         torch_store = agents[hosts[0]].address, agents[hosts[0]].reserve_port()

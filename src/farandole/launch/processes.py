@@ -110,7 +110,12 @@ class RankProcess:
             except BaseException:
                 ours.close()
                 raise
-        return cls(rank, command[0], guard, ours, family, on_line, on_exit)
+        try:
+            return cls(rank, command[0], guard, ours, family, on_line, on_exit)
+        except BaseException:  # no thread can be started
+            ours.close()
+            with guard:  # it ends with its connection
+                raise
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -192,7 +197,9 @@ class RankProcess:
             elif kind == b"N":
                 self.pid, error = None, int(words[0])
                 code = 127 if error == errno.ENOENT else 126
-                self._end(code, time.monotonic(), f"could not be started: {self._program}: {os.strerror(error)}")
+                remedy = "; raise the limit on processes of this user (ulimit -u)" if error == errno.EAGAIN else ""
+                why = f"{os.strerror(error)}{remedy}"
+                self._end(code, time.monotonic(), f"could not be started: {self._program}: {why}")
             else:
                 self._drain(streams)
                 code = os.waitstatus_to_exitcode(int(words[0]))

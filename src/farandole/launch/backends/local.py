@@ -11,18 +11,16 @@ from farandole.launch.cores import available_cores
 from farandole.launch.failures import exit_failure
 from farandole.launch.processes import RankProcess
 from farandole.launch.reserved import ReservedPort
+from farandole.topology import loopback_address
 
 __all__ = ["LocalAgent", "LocalBackend"]
-
-LOOPBACK = "127.0.0.1"
 
 
 class LocalBackend:
     """Starts up to `slots` ranks on this machine, all of them with this process's agent."""
 
-    address = LOOPBACK
-
     def __init__(self, slots: int) -> None:
+        self.address = loopback_address()
         self.hosts = (Host("localhost", slots),)
 
     def open_agent(self, host: Host) -> "LocalAgent":
@@ -33,9 +31,8 @@ class LocalBackend:
 class LocalAgent:
     """The agent of this machine, in this process."""
 
-    address = LOOPBACK
-
     def __init__(self) -> None:
+        self.address = loopback_address()
         self.cores = sorted(os.sched_getaffinity(0))
         self.usable_cores = available_cores()
         self._ports: list[ReservedPort] = []
