@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from farandole.data import ShardSource
-from farandole.errors import SourceError
+from farandole.errors import CacheError, SourceError
 from farandole.spark import run
 from farandole.spark.barrier import run_barrier_job
 from helpers.spark_session import session
@@ -143,3 +144,18 @@ def test_a_keeper_killed_in_an_epoch_costs_no_row(spark: SparkSession, tmp_path:
 
     values = run_barrier_job(spark, main, (spark.range(0, 30, 1, 3),), num_proc=2, description="an epoch", restart=True)
     assert sorted(row for mine in values for row in mine) == list(range(30))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_disk_without_room_for_the_rows_is_named(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], check=True)
+    try:
+        monkeypatch.setitem(spark.sparkContext.environment, "LOCAL_DIRS", str(tmp_path))
+        with pytest.raises(
+            CacheError, match=rf"^cache {tmp_path}: cannot hold .*No space .*spark\.local\.dir more room"
+        ):
+            run(ids, (spark.range(0, 200_000, 1, 2),), num_proc=2)
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)

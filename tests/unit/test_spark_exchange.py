@@ -4,7 +4,9 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -233,6 +235,24 @@ def test_shares_that_are_gone_with_their_keeper_are_named(tmp_path: Path) -> Non
         wait_until_gone(plan)
         with pytest.raises(SourceError, match=rf"rows kept at {shares[0]['keeper']}: .*run the job again"):
             gathered(plan, shares, tmp_path)
+
+
+@pytest.mark.parametrize("end", ["killed", "cancelled", "dismissed"])
+def test_only_a_keeper_that_dies_untold_is_lost(end: str) -> None:
+    secret, noticed = new_secret(), threading.Event()
+    with DriverLog(secret, 2, host=HOST) as log:
+        log.on_lost_keeper = noticed.set
+        plan = KeeperPlan(secret=secret, driver=log.address(HOST))
+        Kept.started(plan).close()
+        if end == "killed":
+            for pid in keepers():
+                os.kill(pid, signal.SIGKILL)
+            assert noticed.wait(SOON.total_seconds())
+        elif end == "cancelled":
+            log.cancel("the job has ended")
+        log.drain(SOON)
+        assert log.lost_keepers == ([socket.gethostname()] if end == "killed" else [])
+    wait_until_gone(plan)
 
 
 def keepers() -> list[int]:

@@ -4,9 +4,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from farandole.errors import PeerLost
+from farandole.errors import CacheError, PeerLost, SourceError
 from farandole.launch.failures import Failure
-from farandole.spark.failure import blame, from_payload, to_payload
+from farandole.spark.failure import blame, dealing_error, from_payload, to_payload
 from farandole.spark.task import visible_gpus
 
 SPARKS_WORDS = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most recent \
@@ -38,6 +38,20 @@ def test_a_rank_that_could_not_report_is_named_by_spark() -> None:
     assert guilty is not None
     assert guilty.rank == 1
     assert guilty.reason.startswith("ExecutorLostFailure")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("farandole.errors.CacheError: cache /disk: cannot hold rows ([Errno 28] No: space)", CacheError),
+        ("farandole.spark.exchange.access.RowsLost: rows kept at 10.0.0.1:7: are gone", SourceError),
+        ("ValueError: x: y", type(None)),
+    ],
+)
+def test_a_task_that_could_not_deal_rows_is_our_error(said: str, expected: type) -> None:
+    found = dealing_error(SPARKS_WORDS.replace("ModuleNotFoundError: No module named 'farandole'", said))
+    assert type(found) is expected
+    assert found is None or said.endswith(str(found))
 
 
 def test_a_task_that_failed_before_its_rank_shows_its_traceback_without_java() -> None:

@@ -24,7 +24,7 @@ from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, sh
 from farandole.spark.exchange.access import KeeperPlan, RowsLost
 from farandole.spark.exchange.batches import counted_by_rows
 from farandole.spark.exchange.shuffle import dealt
-from farandole.spark.failure import blame
+from farandole.spark.failure import blame, dealing_error
 from farandole.spark.slots import is_local, master_of, require_slots
 from farandole.spark.task import RESULT_SCHEMA, TaskOrders, TaskPlan, run_task
 
@@ -72,7 +72,7 @@ def run_barrier_job(
     `restart` Spark runs all ranks again when a process of one was killed (spark.stage.maxConsecutiveAttempts). As many
     times the rows are dealt again when a process that keeps them has ended and no rank has begun, or with `restart`.
     Raises `PicklingError`, `SlotsError`, `ConfigError` before it starts anything, later the first failure's
-    `RankFailed`, or `SourceError` with the host whose rows are lost."""
+    `RankFailed`, `SourceError` with the host whose rows are lost, or `CacheError` with the disk that is full."""
     _check(spark, num_proc)
     call, fed = _dump(main, args, kwargs or {}, on_pickled)
     dataframes = fed if dataframe is None else [dataframe]
@@ -249,7 +249,10 @@ def _collect(stage: DataFrame, driver_log: DriverLog, cancel: Callable[[], None]
         failure = blame(driver_log.failures, str(error))
         _raise_for_lost_rows(driver_log, failure)
         if failure is None:
-            raise
+            dealing = dealing_error(str(error)) if driver_log.feeding else None
+            if dealing is None:
+                raise
+            raise dealing from None
         # Not from Spark's exception: that is two hundred lines of Java around the same text. It stays reachable
         # as __context__.
         raise failure.error() from failure.cause

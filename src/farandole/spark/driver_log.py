@@ -169,7 +169,9 @@ class DriverLog:
         finally:
             with self._changed:
                 host = self._keepers.pop(connection, None)
-                lost = host is not None and not self._over and not self._closing
+                # A keeper ends at the first word of the driver.
+                told = self._over or self._closing or self._cancelled is not None
+                lost = host is not None and not told
                 if host is not None and lost:
                     self._lost_keepers.append(host)
                 del self._guests[connection]

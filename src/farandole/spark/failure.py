@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 
 import cloudpickle
 
+from farandole.errors import CacheError, SourceError
 from farandole.launch.failures import Failure, culprit
 
-__all__ = ["blame", "from_payload", "to_payload"]
+__all__ = ["blame", "dealing_error", "from_payload", "to_payload"]
 
 LONGEST_TEXT = 1 << 18  # characters; the end of a traceback is what matters
 LARGEST_EXCEPTION = 1 << 20  # bytes; an exception that drags a data set along travels as its text only
 
 _BARRIER_TASK = re.compile(r"barrier task \w*Task\(\d+, (\d+)\)")
 _JAVA_FRAME = re.compile(r"^\s+at [\w.$]+[(/]", re.MULTILINE)
+_DEALING = re.compile(r"^[\w.]+\.(CacheError|SourceError|RowsLost): (?:cache )?(.+?): (.+)$", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -67,6 +69,15 @@ def blame(failures: Sequence[Failure], spark_error: str) -> Failure | None:
     if all(failure.rank != rank for failure in failures):
         return Failure(rank=rank, reason=_reason(spark_error), code=1, traceback=_python_traceback(spark_error))
     return reported
+
+
+def dealing_error(spark_error: str) -> CacheError | SourceError | None:
+    """Return the error of a task that deals rows, given the text of Spark's exception; None for any other failure."""
+    found = _DEALING.search(_python_traceback(spark_error))
+    if found is None:
+        return None
+    kind, place, problem = found.groups()
+    return CacheError(place, problem) if kind == "CacheError" else SourceError(place, problem)
 
 
 def _dump(error: BaseException | None) -> bytes:

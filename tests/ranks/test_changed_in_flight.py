@@ -1,0 +1,62 @@
+"""Tensors that a program changes while an operation on them is in flight: old or new bytes, and nothing else breaks."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from farandole.config import Config
+from farandole.core.context import Context
+from farandole.core.kinds import ALLREDUCE
+from farandole.rendezvous import from_environment
+from helpers.ranks import run_ranks
+
+pytestmark = pytest.mark.native
+
+SUM = 1
+SIZES = [10, 100_000]  # elements: by the lane, and in stripes
+
+
+@contextmanager
+def flickering(values: np.ndarray) -> Iterator[None]:
+    """Set `values` to 1 and to 2 in turns while the block runs."""
+    over = threading.Event()
+
+    def flicker() -> None:
+        while not over.is_set():
+            values[:] = 3 - values[0]
+
+    thread = threading.Thread(target=flicker)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def sums(outer: Context, hosts: int) -> list[bool]:
+    """Return whether each element of each sum is one of old and new values, and whether the next sum is right."""
+    outer.shutdown()
+    found = []
+    with Context(from_environment(), Config(), host=f"host {outer.rank % hosts}") as context:
+        for size in SIZES:
+            changing, result = np.ones(size, np.float32), np.empty(size, np.float32)
+            with flickering(changing):
+                for step in range(20):
+                    context.engine.submit(ALLREDUCE, f"x {size} {step}", changing, result, op=SUM).wait()
+                    found.append(
+                        set(np.unique(result)) <= {np.float32(each) for each in range(outer.size, 2 * outer.size + 1)}
+                    )
+            still = np.full(size, outer.rank, np.float32)
+            context.engine.run(ALLREDUCE, f"still {size}", still, still, op=SUM)
+            found.append(bool((still == sum(range(outer.size))).all()))
+    return found
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_tensor_changed_in_flight_gives_old_or_new_values(hosts: int) -> None:
+    for found in run_ranks(2, sums, hosts, how="processes"):
+        assert all(found)

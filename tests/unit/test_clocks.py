@@ -1,0 +1,25 @@
+"""Clocks: all limits count by the monotonic one, so that a jump of a host's clock changes no wait."""
+
+import re
+from pathlib import Path
+
+import farandole
+
+SOURCES = Path(farandole.__file__).parent
+NATIVE = SOURCES.parent.parent / "native"
+WALL_CLOCK = re.compile(
+    r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow)\(|\bsystem_clock\b|\bCLOCK_REALTIME\b|\bgettimeofday\b"
+)
+READERS = {
+    "core/events.py": "times of curves, for people",
+    "data/cache.py": "the age of files that an earlier job has left",
+    "launch/output.py": "times of lines, for people",
+    "spark/estimator.py": "the name of a run",
+}
+
+
+def test_only_times_for_people_and_of_files_are_of_the_wall_clock() -> None:
+    files = [*SOURCES.rglob("*.py"), *NATIVE.rglob("*.cc"), *NATIVE.rglob("*.h")]
+    assert len(files) > 200
+    found = {str(each.relative_to(SOURCES)) for each in files if WALL_CLOCK.search(each.read_text(encoding="utf-8"))}
+    assert found == set(READERS)
