@@ -27,7 +27,7 @@ from farandole.errors import AuthenticationError, CacheError, SourceError
 from farandole.handshake import new_secret
 from farandole.spark.driver_log import DriverLog
 from farandole.spark.exchange import dealer as dealing
-from farandole.spark.exchange.access import Borrowed, KeeperPlan, Kept
+from farandole.spark.exchange.access import Borrowed, KeeperPlan, Kept, local_name
 from farandole.spark.exchange.dealer import Dealer, DealPlan
 from farandole.spark.exchange.gather import gather_rows
 from farandole.spark.spill import Spill
@@ -230,7 +230,7 @@ def test_a_keeper_tells_what_its_disk_said(tmp_path: Path, monkeypatch: pytest.M
 def test_shares_that_are_gone_with_their_keeper_are_named(tmp_path: Path) -> None:
     with driver() as plan:
         shares = deal(plan, 0, 10)
-        for pid in keepers():
+        for pid in keepers(plan):
             os.kill(pid, signal.SIGKILL)
         wait_until_gone(plan)
         with pytest.raises(SourceError, match=rf"rows kept at {shares[0]['keeper']}: .*run the job again"):
@@ -245,7 +245,7 @@ def test_only_a_keeper_that_dies_untold_is_lost(end: str) -> None:
         plan = KeeperPlan(secret=secret, driver=log.address(HOST))
         Kept.started(plan).close()
         if end == "killed":
-            for pid in keepers():
+            for pid in keepers(plan):
                 os.kill(pid, signal.SIGKILL)
             assert noticed.wait(SOON.total_seconds())
         elif end == "cancelled":
@@ -255,13 +255,16 @@ def test_only_a_keeper_that_dies_untold_is_lost(end: str) -> None:
     wait_until_gone(plan)
 
 
-def keepers() -> list[int]:
-    """The processes that are keepers: no other test runs beside this one."""
+def keepers(plan: KeeperPlan) -> list[int]:
+    """Return the process that is this job's keeper: other jobs may have theirs on this machine."""
+    name = local_name(plan.secret).replace("\0", "@")
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    (inode,) = {words[6] for words in sockets if words[-1] == name and words[3] == "00010000"}  # it listens
     found = []
-    for each in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
-            if b"farandole.spark.exchange.keeper" in each.read_bytes():
-                found.append(int(each.parent.name))
+            if any(os.readlink(fd) == f"socket:[{inode}]" for fd in (process / "fd").iterdir()):
+                found.append(int(process.name))
     assert found
     return found
 
