@@ -7,6 +7,7 @@ FarandoleError
 │   └── AuthenticationError                     a peer could not prove membership of this job
 ├── RankFailed (RuntimeError)                   a rank's function or process failed: its traceback and last lines
 ├── SlotsError (ValueError)                     more ranks than the cluster has room for
+├── HostsError (OSError)                        hosts that cannot be used: the reason of each
 ├── PicklingError (TypeError)                   an object cannot be sent to the ranks; its path
 ├── DataError (ValueError)                      a column cannot be read as asked
 ├── SourceError (ValueError)                    a file or folder of the data cannot be read as it was planned
@@ -41,6 +42,7 @@ __all__ = [
     "EngineClosed",
     "FarandoleError",
     "HorovodInternalError",
+    "HostsError",
     "InvalidRequest",
     "JoinedError",
     "MismatchError",
@@ -167,6 +169,18 @@ class SlotsError(FarandoleError, ValueError):
             f"{self.wanted} ranks need {self.wanted} slots, but {self.where} has {self.available}; "
             f"ask for at most {self.available}, or give it more"
         )
+
+
+class HostsError(FarandoleError, OSError):
+    """Ranks cannot be started on some hosts; `reasons` has a text for each."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        self.reasons = {host: mask(reason) for host, reason in reasons.items()}
+        super().__init__(self.reasons)
+
+    def __str__(self) -> str:
+        each = "".join(f"\n  {host}: {reason}" for host, reason in self.reasons.items())
+        return f"ranks cannot be started on these hosts:{each}"
 
 
 class PicklingError(FarandoleError, TypeError):

@@ -10,7 +10,6 @@ from typing import Final
 
 ELASTIC: Final = "elastic training is not there yet"
 GPUS: Final = "tensors on GPUs are not there yet"
-OTHER_MACHINES: Final = "ranks cannot be started on other machines yet"
 _NO_MPIRUN = "ranks are started by farandole itself, not by mpirun"
 _NO_MPI = "MPI is not used"
 _NO_NCCL = "NCCL is not used"
@@ -76,7 +75,6 @@ IGNORED_OPTIONS: Sequence[Options] = (
 )
 REFUSED_OPTIONS: Sequence[Options] = (
     Options("give the options themselves, or set their FARANDOLE_ variables", ("--config-file",), 1),
-    Options(OTHER_MACHINES, ("-p", "--ssh-port", "-i", "--ssh-identity-file"), 1),
     Options(ELASTIC, ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"), 1),
     Options(ELASTIC, ("--elastic-timeout", "--reset-limit", "--host-discovery-script"), 1),
     Options(ELASTIC, ("--blacklist-cooldown-range",), 2),
@@ -95,7 +93,6 @@ IGNORED_ARGUMENTS: Mapping[str, str] = {
 _ELASTIC_ARGUMENTS = "min_num_proc max_num_proc min_np max_np slots reset_limit cooldown_range host_discovery_script"
 REFUSED_ARGUMENTS: Mapping[str, str] = {
     **dict.fromkeys(_ELASTIC_ARGUMENTS.split(), ELASTIC),
-    **dict.fromkeys(("ssh_port", "ssh_identity_file"), OTHER_MACHINES),
     **dict.fromkeys(("use_mpi", "mpi_args"), _NO_MPIRUN),
 }
 

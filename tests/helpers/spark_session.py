@@ -1,19 +1,17 @@
 """A Spark session for the tests of one module, and what Spark and the machine say about the jobs in it."""
 
 import json
-import os
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-__all__ = ["last_job", "processes_with", "session", "tasks_of", "wait_until_gone"]
+__all__ = ["last_job", "session", "tasks_of"]
 
 LOCALHOST = "127.0.0.1"
 
@@ -84,24 +82,3 @@ def tasks_of(spark: SparkSession, job: dict[str, object], *, count: int) -> dict
         if len(ended) == count or time.monotonic() > deadline:
             return tasks
         time.sleep(0.1)
-
-
-def processes_with(mark: str) -> list[str]:
-    """The command lines of all processes that have `mark` in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if mark.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            except OSError:
-                continue  # it has just ended
-    return found
-
-
-def wait_until_gone(mark: str, seconds: float) -> list[str]:
-    """Wait until no process with `mark` is left; the ones that are still there after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while (left := processes_with(mark)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left

@@ -138,8 +138,6 @@ def test_no_such_program_is_said_once(words: tuple[str, ...], code: int, sentenc
 
 def test_hosts() -> None:
     assert farandole("run", "-np", "2", "-H", "localhost:2", "true").returncode == 0
-    done = farandole("run", "-np", "2", "-H", "localhost:1,192.0.2.1:1", "true")
-    assert done.returncode == 2 and "'192.0.2.1' is not this machine" in done.stderr
     done = farandole("run", "-np", "3", "-H", "localhost:2", "true")
     assert done.returncode == 2 and "3 ranks need 3 slots, but localhost:2 has 2" in done.stderr
 

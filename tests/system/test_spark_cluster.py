@@ -21,7 +21,8 @@ from farandole.spark import HorovodRunner, run
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.child import shard
 from farandole.spark.logs import send
-from helpers.spark_session import last_job, session, tasks_of, wait_until_gone
+from helpers.marked import wait_until_gone
+from helpers.spark_session import last_job, session, tasks_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 

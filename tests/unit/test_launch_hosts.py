@@ -8,6 +8,8 @@ import pytest
 from farandole.errors import ConfigError, SlotsError
 from farandole.launch.backend import Host
 from farandole.launch.backends import choose_backend
+from farandole.launch.backends.local import LocalBackend
+from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.hosts import fill_slots, is_local, parse_hosts, read_hostfile
 
 
@@ -42,22 +44,28 @@ def test_this_machine(name: str) -> None:
 
 # 192.0.2.0/24 is nobody's (RFC 5737), and so is .invalid (RFC 6761).
 @pytest.mark.parametrize("name", ["192.0.2.1", "there.invalid"])
-def test_other_machines_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}' is not this machine"):
-        choose_backend(f"localhost:1,{name}:1", None, 2)
+def test_other_machines_are_reached_by_ssh(name: str) -> None:
+    assert isinstance(choose_backend(f"localhost:1,{name}:1", None, 2, Ssh()), SshBackend)
+    assert isinstance(choose_backend(f"localhost:1,{name}:1", None, 1, Ssh()), LocalBackend)
+
+
+def test_the_command_of_ssh() -> None:
+    words = Ssh(command="ssh -F 'my config'", port=2222, identity_file="key").words("node1", "true")
+    assert words[:3] == ["ssh", "-F", "my config"] and words[-2:] == ["node1", "true"]
+    assert words[-6:-2] == ["-p", "2222", "-i", "key"] and "BatchMode=yes" in words
 
 
 def test_slots(tmp_path: Path) -> None:
-    assert choose_backend(None, None, 5).hosts == (Host("localhost", 5),)
-    assert choose_backend("localhost:2,127.0.0.1:2", None, 4).hosts == (Host("localhost", 4),)
+    assert choose_backend(None, None, 5, Ssh()).hosts == (Host("localhost", 5),)
+    assert choose_backend("localhost:2,127.0.0.1:2", None, 4, Ssh()).hosts == (Host("localhost", 4),)
     with pytest.raises(SlotsError, match=r"5 ranks need 5 slots, but localhost:2, localhost:2 has 4"):
-        choose_backend("localhost:2,localhost:2", None, 5)
+        choose_backend("localhost:2,localhost:2", None, 5, Ssh())
     file = tmp_path / "hosts"
     file.write_text("localhost slots=1\n")
     with pytest.raises(SlotsError):
-        choose_backend(None, file, 2)
+        choose_backend(None, file, 2, Ssh())
     with pytest.raises(ConfigError, match="not both"):
-        choose_backend("localhost:2", file, 2)
+        choose_backend("localhost:2", file, 2, Ssh())
 
 
 def test_ranks_fill_one_hosts_slots_after_another() -> None:

@@ -1,7 +1,7 @@
 """A job on two hosts, through a backend that starts nothing: places, environments, ends."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -35,7 +35,7 @@ class FakeRank:
 class FakeAgent:
     def __init__(self, backend: "FakeBackend", host: Host, address: str) -> None:
         self.address, self.cores, self.usable_cores = address, [4, 5, 6, 7], 4
-        self._backend, self._host = backend, host
+        self._backend, self._host, self.identity = backend, host, host.name
 
     def reserve_port(self) -> int:
         self._backend.log.append(f"reserve a port on {self._host.name}")
@@ -60,10 +60,11 @@ class FakeBackend:
         self.failures = {failure.rank: failure for failure in failures}
 
     @contextmanager
-    def open_agent(self, host: Host) -> Iterator[FakeAgent]:
-        self.log.append(f"open {host.name}")
-        yield FakeAgent(self, host, f"address-of-{host.name}")
-        self.log.append(f"close {host.name}")
+    def open_agents(self, hosts: Sequence[Host]) -> Iterator[Mapping[Host, FakeAgent]]:
+        names = " ".join(host.name for host in hosts)
+        self.log.append(f"open {names}")
+        yield {host: FakeAgent(self, host, f"address-of-{host.name}") for host in hosts}
+        self.log.append(f"close {names}")
 
 
 def no_line(rank: int, stream: str, line: str) -> None:
@@ -91,10 +92,10 @@ def test_ranks_fill_the_hosts() -> None:
         (place.env["MINE"], place.env["FARANDOLE_SECRET"], place.env["FARANDOLE_RENDEZVOUS"]) for place in places
     } == {("x", places[0].env["FARANDOLE_SECRET"], places[0].env["FARANDOLE_RENDEZVOUS"])}
     assert backend.log == [
-        *("open a", "open b", "reserve a port on a"),
+        *("open a b", "reserve a port on a"),
         *("start 0 on a", "start 1 on a", "start 2 on b", "start 3 on b", "start 4 on b"),
         *(f"terminate {rank}" for rank in range(5)),
-        *("close b", "close a"),
+        "close a b",
     ]
 
 
@@ -112,7 +113,7 @@ def test_the_first_failure_of_any_host_is_reported() -> None:
         failure = job.run(TASK, no_line)
     assert failure is not None
     assert (failure.rank, failure.code) == (3, 9)
-    assert backend.log[-8:] == [*(f"terminate {rank}" for rank in range(6)), "close b", "close a"]
+    assert backend.log[-7:] == [*(f"terminate {rank}" for rank in range(6)), "close a b"]
 
 
 def test_ranks_that_do_not_fit() -> None:

@@ -27,10 +27,9 @@ from farandole.launch.channel import (
     WorkerValue,
     open_channel,
 )
-from farandole.launch.failures import Failure
+from farandole.launch.failures import Failure, to_payload
 from farandole.spark.disks import local_directory
 from farandole.spark.driver_log import DriverLog
-from farandole.spark.failure import to_payload
 from farandole.spark.relay import Relay
 from farandole.spark.spill import spill
 from helpers.strangers import crowd

@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from farandole.errors import CacheError, PeerLost, SourceError
-from farandole.launch.failures import Failure
-from farandole.spark.failure import blame, dealing_error, from_payload, to_payload
+from farandole.launch.failures import Failure, from_payload, to_payload
+from farandole.spark.failure import blame, dealing_error
 from farandole.spark.task import visible_gpus
 
 SPARKS_WORDS = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most recent \

@@ -15,7 +15,7 @@ __all__ = ["make_parser", "run_commandline"]
 
 
 def run_commandline(arguments: Sequence[str] | None = None) -> int:
-    """Run a program on N ranks of this machine; returns the exit code, see `farandole run`.
+    """Run a program as N ranks; returns the exit code, see `farandole run`.
 
     A warning names the options that are ignored. Refused options end the command with a sentence."""
     return launch(make_parser(), sys.argv[1:] if arguments is None else arguments, environment_of_ranks())

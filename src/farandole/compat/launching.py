@@ -46,7 +46,7 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[T]:
-    """Call `func(*args, **kwargs)` on `num_proc` ranks of this machine and return the results by rank.
+    """Call `func(*args, **kwargs)` on `num_proc` ranks and return the results by rank.
 
     See `farandole.run`. A warning names the arguments that are ignored. Raises `ConfigError`, a `ValueError`, for
     refused ones, and the `RankFailed` of the rank that failed first."""
@@ -68,6 +68,8 @@ def run(
         num_proc if np is None else np,
         hosts=hosts,
         hostfile=hostfile,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
         start_timeout=start_timeout,
         output_filename=output_filename,
         network_interface=network_interface or one_interface(network_interfaces),

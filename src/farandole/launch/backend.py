@@ -86,6 +86,11 @@ class Agent(Protocol):
         ...
 
     @property
+    def identity(self) -> str:
+        """The host's `topology.host_identity`: two names may be one host's."""
+        ...
+
+    @property
     def cores(self) -> Sequence[int]:
         """The numbers of the cores that ranks may be bound to."""
         ...
@@ -114,9 +119,9 @@ class Backend(Protocol):
 
     @property
     def address(self) -> str:
-        """The address of this machine at which ranks of all hosts reach the job's rendezvous."""
+        """The address of this machine at which ranks of all hosts reach the job's rendezvous, once agents are open."""
         ...
 
-    def open_agent(self, host: Host) -> AbstractContextManager[Agent]:
-        """Start the agent of `host`. Leaving it, the job has ended all of its ranks."""
+    def open_agents(self, hosts: Sequence[Host]) -> AbstractContextManager[Mapping[Host, Agent]]:
+        """Start an agent for each of `hosts`. Leaving them, the job has ended all of their ranks."""
         ...

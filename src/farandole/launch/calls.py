@@ -1,7 +1,6 @@
 """Call of a pickled function on one rank, in a process of its own."""
 
 import logging
-import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from farandole.launch.channel import (
     WorkerValue,
     open_channel,
 )
-from farandole.launch.failures import Failure, exit_failure
+from farandole.launch.failures import Failure, exit_failure, load_exception
 from farandole.launch.processes import GRACE, RankProcess
 
 __all__ = ["RankCall"]
@@ -149,7 +148,7 @@ class RankCall:
                 consequence=outcome.consequence,
                 traceback=outcome.traceback,
                 tail=self.process.tail,
-                cause=_exception(outcome.exception),
+                cause=load_exception(outcome.exception),
             )
         exit = self.process.wait(EXIT_TIMEOUT)
         if isinstance(outcome, WorkerValue):
@@ -173,14 +172,3 @@ class RankCall:
 
     def _fail(self, reason: str, code: int = 1) -> Failure:
         return Failure(rank=self.rank, reason=reason, code=code, tail=self.process.tail)
-
-
-def _exception(data: bytes) -> BaseException | None:
-    """Return the rank's exception, if its class can be imported here."""
-    if not data:
-        return None
-    try:
-        error = pickle.loads(data)
-    except Exception:
-        return None  # the failure holds its text and trace
-    return error if isinstance(error, BaseException) else None

@@ -1,4 +1,4 @@
-"""The `farandole` command: `farandole run -np 2 python train.py` runs a program on N ranks of this machine."""
+"""The `farandole` command: `farandole run -np 2 python train.py` runs a program as N ranks."""
 
 import argparse
 import logging
@@ -13,9 +13,11 @@ from typing import NoReturn
 
 import farandole
 from farandole.config import LOG_LEVELS, Config
-from farandole.errors import ConfigError, SlotsError
+from farandole.errors import ConfigError, HostsError, SlotsError
 from farandole.launch.backend import Command
 from farandole.launch.backends import choose_backend
+from farandole.launch.backends.local import LocalBackend
+from farandole.launch.backends.ssh import Ssh
 from farandole.launch.environment import with_settings
 from farandole.launch.failures import Failure
 from farandole.launch.installed import report
@@ -37,7 +39,7 @@ _LEVELS = dict(zip(LOG_LEVELS, (5, logging.DEBUG, logging.INFO, logging.WARNING,
 ABOUT = """Synchronous data-parallel training: starts one program as several ranks and connects them.
 
 commands:
-  run        run a program as N ranks on this machine
+  run        run a program as N ranks, on this machine or on others
   timeline   merge the timelines of ranks into one trace, or make a page of them
 
 farandole COMMAND --help shows the command's options.
@@ -45,6 +47,7 @@ farandole COMMAND --help shows the command's options.
 READ_ON = """examples:
   farandole run -np 4 python train.py
   farandole run -np 4 --binding cores --output-filename logs python train.py
+  farandole run -np 8 -H node1:4,node2:4 python train.py
   farandole run -np 4 --timeline trace.json python train.py
   farandole timeline report trace.json
   farandole run --check-build
@@ -98,16 +101,18 @@ def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: M
         log.warning("%s", sentence)
     try:
         return _run(given, given.num_proc, environment)
-    except (ConfigError, SlotsError) as error:
+    except (ConfigError, HostsError, SlotsError) as error:
         log.error("%s", error)
         return USAGE_ERROR
 
 
 def _run(given: Given, num_proc: int, environment: Mapping[str, str]) -> int:
-    backend = choose_backend(given.hosts, given.hostfile, num_proc)
     settings = Config.from_environment(environment, **given.settings)
+    ssh = Ssh(command=given.ssh_command, port=given.ssh_port, identity_file=given.ssh_identity_file)
+    backend = choose_backend(given.hosts, given.hostfile, num_proc, ssh, settings.interface)
     environment = with_settings(environment, settings, given.settings)
-    unusable = _check_program(given.command[0], environment)
+    # Other hosts may have a program that this machine lacks.
+    unusable = _check_program(given.command[0], environment) if isinstance(backend, LocalBackend) else None
     if unusable is not None:
         return unusable
     directory = None if given.output_filename is None else Path(given.output_filename)
@@ -193,8 +198,9 @@ def run_parser(
         prog=prog,
         allow_abbrev=False,
         usage=f"{prog} -np N [options] command ...",
-        description="Run a program as N ranks on this machine. When a rank fails, all others are ended, and its exit\n"
-        "code (128 + signal for a killed rank) becomes that of this command. No process of a rank survives it.",
+        description="Run a program as N ranks, on this machine or by ssh on others. When a rank fails, all others are\n"
+        "ended, and its exit code (128 + signal for a killed rank) becomes that of this command. No process of a\n"
+        "rank survives it.",
         epilog=RUN_EXAMPLES.replace("farandole run", prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -202,7 +208,10 @@ def run_parser(
     ranks.add_argument("-np", "--num-proc", type=_count, metavar="N", help="number of ranks")
     where = ranks.add_mutually_exclusive_group()
     where.add_argument(
-        "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and their slots; only this machine so far"
+        "-H",
+        "--hosts",
+        metavar="HOST:SLOTS,...",
+        help="hosts and their slots; others than this machine are reached by ssh",
     )
     where.add_argument("-hostfile", "--hostfile", metavar="FILE", help="file of hosts, as lines of 'host slots=2'")
     ranks.add_argument(
@@ -211,6 +220,10 @@ def run_parser(
         default="none",
         help="cores: each rank runs on its own share of this machine's cores (default: none)",
     )
+    ssh = run.add_argument_group("ssh", "to hosts other than this machine; ~/.ssh/config applies")
+    ssh.add_argument("-p", "--ssh-port", type=_count, metavar="PORT", help="port of the hosts' ssh servers")
+    ssh.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key")
+    ssh.add_argument("--ssh-command", default="ssh", metavar="COMMAND", help="ssh, with options of your own")
     output = run.add_argument_group("output")
     output.add_argument("--output-filename", metavar="DIRECTORY", help="also write DIRECTORY/rank.N/stdout and stderr")
     output.add_argument(

@@ -1,16 +1,30 @@
 """Failures of ranks, and the choice of the one that caused the others."""
 
+import base64
+import pickle
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RankFailed, RendezvousError
 
-__all__ = ["Exit", "Failure", "culprit", "exit_failure", "is_consequence", "reason_of"]
+__all__ = [
+    "Exit",
+    "Failure",
+    "culprit",
+    "exit_failure",
+    "from_payload",
+    "is_consequence",
+    "load_exception",
+    "reason_of",
+    "to_payload",
+]
 
 # Errors that a rank raises because another rank failed or is missing.
 CONSEQUENCES = (PeerLost, EngineClosed, CollectiveTimeout, RendezvousError)
+LONGEST_TEXT = 1 << 18  # characters; the end of a traceback is what matters
+LARGEST_EXCEPTION = 1 << 20  # bytes; an exception that drags a data set along travels as its text only
 # Native code that loses its peer calls abort or writes to the closed connection.
 OWN_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
 _CONSEQUENCE_LINES = tuple(f"{each.__module__}.{each.__qualname__}:" for each in CONSEQUENCES)
@@ -99,3 +113,59 @@ def exit_failure(exit: Exit, tail: Sequence[str]) -> Failure:
 def culprit(failures: Sequence[Failure]) -> Failure:
     """Return the failure that caused the others: a killed rank, else the first that is no consequence."""
     return min(failures, key=lambda each: (not each.killed, each.consequence, each.at, each.rank))
+
+
+def to_payload(failure: Failure) -> dict[str, object]:
+    """Write a rank's failure as plain values, its exception among them where it can travel."""
+    pickled = _dump(failure.cause)
+    return {
+        "reason": failure.reason[:LONGEST_TEXT],
+        "code": failure.code,
+        "killed": failure.killed,
+        "consequence": failure.consequence,
+        "traceback": failure.traceback[-LONGEST_TEXT:],
+        "tail": list(failure.tail),
+        "exception": base64.b64encode(pickled).decode() if pickled else "",
+    }
+
+
+def from_payload(rank: int, payload: Mapping[str, object], at: float) -> Failure:
+    """Read what `to_payload` wrote; `at` is the reader's own time, clocks of two hosts have nothing in common.
+
+    The exception is unpickled: only for payloads from a task that has proved the job's secret."""
+    tail, code, pickled = payload["tail"], payload["code"], payload["exception"]
+    assert isinstance(tail, list) and isinstance(code, int) and isinstance(pickled, str), payload
+    return Failure(
+        rank=rank,
+        reason=str(payload["reason"]),
+        code=code,
+        at=at,
+        killed=bool(payload["killed"]),
+        consequence=bool(payload["consequence"]),
+        traceback=str(payload["traceback"]),
+        tail=tuple(str(line) for line in tail),
+        cause=load_exception(base64.b64decode(pickled)),
+    )
+
+
+def _dump(error: BaseException | None) -> bytes:
+    if error is None:
+        return b""
+    from farandole.launch.pickling import dumps  # here, as `farandole run` starts without cloudpickle
+
+    try:
+        pickled = dumps(error)
+    except Exception:
+        return b""  # any class of user code may refuse; text and traceback travel anyway
+    return pickled if len(pickled) <= LARGEST_EXCEPTION else b""
+
+
+def load_exception(pickled: bytes) -> BaseException | None:
+    """Unpickle the exception of a rank, if its class can be imported here."""
+    if not pickled:
+        return None
+    try:
+        error = pickle.loads(pickled)
+    except Exception:
+        return None  # its class may live in a module of the rank's host alone; the failure has its text and trace
+    return error if isinstance(error, BaseException) else None

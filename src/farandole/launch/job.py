@@ -102,14 +102,17 @@ def open_job(
     hosts = fill_slots(backend.hosts, num_proc)
     secret, name = new_secret(), secrets.token_hex(4)
     with contextlib.ExitStack() as stack:
+        agents = stack.enter_context(backend.open_agents(list(dict.fromkeys(hosts))))
         with naming_process_limit(functools.partial(ConfigError, "num_proc")):
             server = stack.enter_context(RendezvousServer(num_proc, secret, host=backend.address))
-        agents = {host: stack.enter_context(backend.open_agent(host)) for host in dict.fromkeys(hosts)}
-        threads = {host: _threads(agent, hosts.count(host), environment) for host, agent in agents.items()}
+        identities = [agents[host].identity for host in hosts]
+        threads = {
+            host: _threads(agent, identities.count(agent.identity), environment) for host, agent in agents.items()
+        }
         torch_store = agents[hosts[0]].address, agents[hosts[0]].reserve_port()
         places = []
         for rank, host in enumerate(hosts):
-            topology = Topology.from_hosts(rank, [each.name for each in hosts])
+            topology = Topology.from_hosts(rank, identities)
             job_environment = JobEnvironment.of(topology, rendezvous=server.address, secret=secret, job=name)
             cores = share_of(topology.local_rank, topology.local_size, agents[host].cores) if binding == "cores" else ()
             env = {"PYTHONUNBUFFERED": "1", **environment, **threads[host], **note_launches(environment)}

@@ -45,6 +45,9 @@ class Given(argparse.Namespace):
     num_proc: int | None
     hosts: str | None
     hostfile: str | None
+    ssh_port: int | None
+    ssh_identity_file: str | None
+    ssh_command: str
     binding: Literal["none", "cores"]
     output_filename: str | None
     timestamp: bool

@@ -1,4 +1,4 @@
-"""`farandole.run`: run a Python function on N ranks of this machine."""
+"""`farandole.run`: run a Python function as N ranks."""
 
 import contextlib
 import os
@@ -13,6 +13,7 @@ from farandole.config import Config
 from farandole.errors import ConfigError, RankFailed
 from farandole.launch.backend import Backend, Binding, Call, OnLine
 from farandole.launch.backends import choose_backend
+from farandole.launch.backends.ssh import Ssh
 from farandole.launch.environment import with_settings
 from farandole.launch.job import open_job
 from farandole.launch.output import Output
@@ -31,6 +32,8 @@ def run(
     *,
     hosts: str | None = None,
     hostfile: str | os.PathLike[str] | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | os.PathLike[str] | None = None,
     start_timeout: float | timedelta | None = None,
     output_filename: str | os.PathLike[str] | None = None,
     prefix_output_with_timestamp: bool = False,
@@ -41,17 +44,17 @@ def run(
     binding: Binding = "none",
     on_line: OnLine | None = None,
 ) -> list[T]:
-    """Call `func(*args, **kwargs)` on `num_proc` ranks, each a new process of this machine; the results by rank.
+    """Call `func(*args, **kwargs)` on `num_proc` ranks, each a new process; the results by rank.
 
-    Blocks until every rank has returned. Their processes get this one's environment with `env` and `config` on top, and
-    no input. Their output appears here line by line behind "[rank]", or goes to `on_line(rank, stream, line)`.
+    Ranks fill the slots of `hosts` ("host1:2,host2:2") or of the file `hostfile`, which ssh reaches; default: this
+    machine. Blocks until every rank has returned. Their processes get this one's environment with `env` and `config` on
+    top, and no input. Their output appears here line by line behind "[rank]", or goes to `on_line(rank, stream, line)`.
     `sys.exit(0)` on a rank counts as returning None. When a rank fails, all others are ended, and its `RankFailed` is
     raised with its own exception as the cause; Ctrl-C ends them, too. No process that a rank has started is left
     afterwards. Raises `PicklingError` naming the part of the call that cannot be pickled, `ConfigError` and
-    `SlotsError` for ranks that cannot be started."""
+    `SlotsError` and `HostsError` for ranks that cannot be started."""
     if on_line is not None and output_filename is not None:
         raise ConfigError("output_filename", "give output_filename or on_line, not both")
-    backend = choose_backend(hosts, hostfile, num_proc)
     payload = dump_call(func, args, kwargs or {})
     environment = {**os.environ, **(env or {})}
     if config is not None:
@@ -62,6 +65,8 @@ def run(
     if network_interface is not None:
         given["interface"] = network_interface
     settings = Config.from_environment(environment, **given)
+    ssh = Ssh(port=ssh_port, identity_file=None if ssh_identity_file is None else os.fspath(ssh_identity_file))
+    backend = choose_backend(hosts, hostfile, num_proc, ssh, settings.interface)
     task = Call(payload, executable or sys.executable, settings.start_timeout)
     directory = None if output_filename is None else Path(output_filename)
     with contextlib.ExitStack() as stack:

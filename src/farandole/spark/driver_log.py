@@ -15,9 +15,8 @@ from typing import Literal, Self, TypeAlias
 from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
 from farandole.errors import FarandoleError
 from farandole.handshake import join_address, recv_frame, send_frame
-from farandole.launch.failures import Failure
+from farandole.launch.failures import Failure, from_payload
 from farandole.spark.exchange.access import keeper_of
-from farandole.spark.failure import from_payload
 from farandole.spark.relay import LARGEST_FRAME
 
 __all__ = ["DriverLog", "OnMessage", "Show", "Verbosity", "show_on_console"]

@@ -24,7 +24,7 @@ from farandole.handshake import split_address
 from farandole.launch.calls import RankCall
 from farandole.launch.channel import Orders
 from farandole.launch.cores import available_cores, threads_per_rank
-from farandole.launch.failures import Failure
+from farandole.launch.failures import Failure, to_payload
 from farandole.launch.reserved import ReservedPort
 from farandole.other_launchers import note_launches
 from farandole.rendezvous import RendezvousServer
@@ -32,7 +32,6 @@ from farandole.spark.addresses import address_toward, bindable_address
 from farandole.spark.child import RUNNER
 from farandole.spark.disks import local_directory
 from farandole.spark.exchange.gather import gather_rows
-from farandole.spark.failure import to_payload
 from farandole.spark.relay import Relay
 from farandole.spark.spill import Spill
 from farandole.topology import JobEnvironment, Topology, host_identity, interface_address

@@ -6,26 +6,28 @@ from pathlib import Path
 from farandole.errors import ConfigError
 from farandole.launch.backend import Backend
 from farandole.launch.backends.local import LocalBackend
+from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.hosts import fill_slots, is_local, parse_hosts, read_hostfile
 
 __all__ = ["choose_backend"]
 
 
-def choose_backend(hosts: str | None, hostfile: str | os.PathLike[str] | None, num_proc: int) -> Backend:
+def choose_backend(
+    hosts: str | None,
+    hostfile: str | os.PathLike[str] | None,
+    num_proc: int,
+    ssh: Ssh,
+    interface: str | None = None,
+) -> Backend:
     """Return the backend that reaches the named hosts; none named: this machine, with a slot for each rank.
 
-    Raises `SlotsError` when `num_proc` ranks do not fit, `ConfigError` naming a host that no backend reaches."""
+    `interface` is the one by which ranks connect. Raises `SlotsError` when `num_proc` ranks do not fit."""
     if hosts is not None and hostfile is not None:
         raise ConfigError("hosts", "give hosts or a hostfile, not both")
     if hosts is None and hostfile is None:
         return LocalBackend(num_proc)
     named = read_hostfile(Path(hostfile)) if hostfile is not None else parse_hosts(hosts or "")
-    for host in named:
-        if not is_local(host.name):
-            raise ConfigError(
-                "hosts",
-                f"{host.name!r} is not this machine, and ranks cannot be started on other machines yet; "
-                "start them there with Spark or MPI, or use localhost",
-            )
-    fill_slots(named, num_proc)
-    return LocalBackend(sum(host.slots for host in named))
+    used = fill_slots(named, num_proc)
+    if all(is_local(host.name) for host in dict.fromkeys(used)):
+        return LocalBackend(num_proc)
+    return SshBackend(named, ssh, interface=interface)

@@ -1,17 +1,19 @@
 """Launcher for ranks on this machine: each is a process below a guard."""
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from farandole.launch.backend import Call, Host, OnEnd, OnLine, Place, Rank, Task
+from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Rank, Task
 from farandole.launch.calls import RankCall
 from farandole.launch.channel import Orders
 from farandole.launch.cores import available_cores
 from farandole.launch.failures import exit_failure
 from farandole.launch.processes import RankProcess
 from farandole.launch.reserved import ReservedPort
-from farandole.topology import loopback_address
+from farandole.topology import host_identity, loopback_address
 
 __all__ = ["LocalAgent", "LocalBackend"]
 
@@ -23,16 +25,18 @@ class LocalBackend:
         self.address = loopback_address()
         self.hosts = (Host("localhost", slots),)
 
-    def open_agent(self, host: Host) -> "LocalAgent":
+    @contextlib.contextmanager
+    def open_agents(self, hosts: Sequence[Host]) -> Iterator[Mapping[Host, Agent]]:
         """Make the agent of this machine."""
-        return LocalAgent()
+        with LocalAgent() as agent:
+            yield dict.fromkeys(hosts, agent)
 
 
 class LocalAgent:
     """The agent of this machine, in this process."""
 
-    def __init__(self) -> None:
-        self.address = loopback_address()
+    def __init__(self, address: str = "") -> None:
+        self.address, self.identity = address or loopback_address(), host_identity()
         self.cores = sorted(os.sched_getaffinity(0))
         self.usable_cores = available_cores()
         self._ports: list[ReservedPort] = []

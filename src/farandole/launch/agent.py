@@ -1,0 +1,138 @@
+"""Agent of a launcher on another host, `python -m farandole.launch.agent`: starts the host's ranks and follows them.
+
+It speaks with the launcher by its standard input and output. When the launcher or the connection is gone, it ends its
+ranks. When the agent itself is killed, the guards of its ranks end them.
+"""
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+from farandole.handshake import split_address
+from farandole.launch.backend import Call, Command, Host, Place, Rank, Task
+from farandole.launch.backends.local import LocalAgent
+from farandole.launch.failures import Failure, to_payload
+from farandole.launch.messages import MARKER, Messages
+from farandole.launch.processes import GRACE
+
+__all__ = ["main"]
+
+REACH = 10.0  # seconds for a connection to the rendezvous
+GONE = timedelta(seconds=20)  # for ranks that are ended, beyond their grace
+FOR_EVER = timedelta(days=365)
+
+
+def main() -> int:
+    """Serve the launcher until it closes the connection."""
+    logging.basicConfig(format="farandole: %(message)s", stream=sys.stderr)
+    incoming, outgoing = os.dup(0), os.dup(1)
+    # Nothing else may read or write the launcher's pipes.
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    os.write(outgoing, MARKER)
+    messages = Messages(incoming, outgoing)
+    with LocalAgent() as local:
+        service = _Service(messages, local)
+        try:
+            service.serve()
+        except (EOFError, OSError):  # TimeoutError too: the launcher is silent
+            service.end_ranks()
+    messages.close()
+    return 0
+
+
+class _Service:
+    """What the launcher's messages ask for."""
+
+    def __init__(self, messages: Messages, local: LocalAgent) -> None:
+        self._messages, self._local = messages, local
+        self._ranks: dict[int, Rank] = {}
+        self._starting = threading.Lock()
+
+    def serve(self) -> None:
+        """Greet the launcher and do as it says; raises `EOFError` or `OSError` when it is gone."""
+        client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
+        self._messages.send(
+            "hello",
+            {
+                "version": version("farandole"),
+                "identity": self._local.identity,
+                "client": client,
+                "server": server,
+                "cores": self._local.cores,
+                "usable_cores": self._local.usable_cores,
+            },
+        )
+        while True:
+            kind, fields, blob = self._messages.receive()
+            if kind == "reserve":
+                self._messages.send("port", {"port": self._local.reserve_port()})
+            elif kind == "reach":
+                self._messages.send("reached", _reach(fields["address"]))
+            elif kind == "start":
+                self._start(fields, blob)
+            elif kind == "terminate":
+                self._ranks[fields["rank"]].terminate(timedelta(seconds=fields["grace"]))
+            else:
+                raise AssertionError(kind)
+
+    def end_ranks(self) -> None:
+        """End all ranks and wait until no process of them is left."""
+        for rank in self._ranks.values():
+            rank.terminate(GRACE)
+        for rank in self._ranks.values():
+            rank.wait_gone(GRACE + GONE)
+
+    def _start(self, fields: Mapping[str, Any], blob: bytes) -> None:
+        number, host = fields["rank"], Host(**fields["host"])
+        place = Place(rank=number, host=host, env=fields["env"], cores=tuple(fields["cores"]))
+        with self._starting:
+            self._ranks[number] = rank = self._local.start(place, _task(fields, blob), self._line, self._end)
+        threading.Thread(target=self._tell_gone, args=(rank,), name=f"farandole-gone-{number}", daemon=True).start()
+
+    def _line(self, rank: int, stream: str, line: str) -> None:
+        self._messages.send("line", {"rank": rank, "stream": stream, "line": line})
+
+    def _end(self, number: int, failure: Failure | None) -> None:
+        with self._starting:  # a rank can end before the call that starts it returns
+            rank = self._ranks[number]
+        payload = None if failure is None else to_payload(failure)
+        self._tell("end", {"rank": number, "failure": payload}, rank.value() if failure is None else b"")
+
+    def _tell_gone(self, rank: Rank) -> None:
+        if rank.wait_gone(FOR_EVER):
+            self._tell("gone", {"rank": rank.rank})
+
+    def _tell(self, kind: str, fields: Mapping[str, object], blob: bytes = b"") -> None:
+        try:
+            self._messages.send(kind, fields, blob)
+        except OSError:
+            return  # the launcher is gone; `serve` ends with that
+
+
+def _task(fields: Mapping[str, Any], blob: bytes) -> Task:
+    if "words" in fields:
+        return Command(fields["words"])
+    sys.path[:] = fields["paths"]  # the worker gets it, and the exceptions of the call are unpickled here
+    timeout = timedelta(seconds=fields["start_timeout"])
+    return Call(blob, fields["executable"], timeout, runner=fields["runner"], keep_all=fields["keep_all"])
+
+
+def _reach(address: str) -> dict[str, str]:
+    """Connect to the rendezvous: this host's own address on that way, or the problem."""
+    try:
+        with socket.create_connection(split_address(address), timeout=REACH) as probe:
+            return {"own": probe.getsockname()[0], "problem": ""}
+    except OSError as error:
+        return {"own": "", "problem": str(error)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

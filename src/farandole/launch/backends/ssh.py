@@ -1,0 +1,334 @@
+"""Launcher for ranks on other machines: one ssh connection per host, to an agent that starts the host's ranks."""
+
+import contextlib
+import logging
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from farandole.errors import HostsError
+from farandole.handshake import join_address
+from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Task
+from farandole.launch.backends.local import LocalAgent
+from farandole.launch.failures import Failure, from_payload
+from farandole.launch.hosts import is_local
+from farandole.launch.messages import Messages
+from farandole.topology import interface_address
+
+__all__ = ["Ssh", "SshBackend"]
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 32  # connections that are opened at the same time
+ANSWER = 30.0  # seconds in which a host has to be reached, and its agent has to answer
+LEAVE = 15.0  # seconds for an agent to end
+LAST_LINES = 5  # of ssh's own output, which explain a failure
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ssh:
+    """The user's choices for ssh. Keys, users, ports and jump hosts of each host stand in ~/.ssh/config."""
+
+    command: str = "ssh"
+    port: int | None = None
+    identity_file: str | None = None
+
+    def words(self, host: str, program: str) -> list[str]:
+        """Return the command that runs `program` on `host`. It asks for no password and trusts no unknown key."""
+        options = ["-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={ANSWER:.0f}"]
+        options += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+        options += ["-p", str(self.port)] if self.port else []
+        options += ["-i", self.identity_file] if self.identity_file else []
+        return [*shlex.split(self.command), *options, host, program]
+
+
+class SshBackend:
+    """Starts ranks on hosts that ssh reaches; hosts that are this machine need no ssh."""
+
+    def __init__(self, hosts: Sequence[Host], ssh: Ssh, *, interface: str | None = None) -> None:
+        self.hosts, self._ssh, self._interface = tuple(hosts), ssh, interface
+        self.address = ""  # found by `open_agents`
+
+    @contextlib.contextmanager
+    def open_agents(self, hosts: Sequence[Host]) -> Iterator[Mapping[Host, Agent]]:
+        """Start the agents of all hosts at the same time, and find the address at which they reach this machine.
+
+        Raises `HostsError` naming every host that cannot be used, with its reason."""
+        remote = [host for host in hosts if not is_local(host.name)]
+        with contextlib.ExitStack() as stack:
+            opened: dict[Host, SshAgent] = {}
+
+            def open_one(host: Host) -> None:
+                opened[host] = SshAgent(host, self._ssh)
+
+            try:
+                _for_all(remote, open_one)
+            finally:
+                for agent in opened.values():
+                    stack.callback(agent.close)
+            self.address = self._find_address(opened)
+            local = {host: stack.enter_context(LocalAgent(self.address)) for host in hosts if host not in opened}
+            yield {host: opened.get(host) or local[host] for host in hosts}
+
+    def _find_address(self, agents: "Mapping[Host, SshAgent]") -> str:
+        """Return the first of this machine's addresses that all agents reach."""
+        if self._interface is not None:
+            candidates = [interface_address(self._interface)]
+        else:
+            # As the hosts see this machine, and as its own routes have it: the first may be a jump host's.
+            seen = [agent.client for agent in agents.values()]
+            candidates = list(dict.fromkeys([*seen, *(_route_to(agent.server) for agent in agents.values())]))
+        refused: HostsError | None = None
+        for address in filter(None, candidates):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            try:
+                listener = socket.create_server((address, 0), family=family)
+            except OSError:
+                continue  # it is no address of this machine
+            with listener:
+                here = join_address(address, listener.getsockname()[1])
+
+                def reach(host: Host, here: str = here) -> None:
+                    agents[host].reach(here)
+
+                try:
+                    _for_all(list(agents), reach)
+                    return address
+                except HostsError as error:
+                    refused = error
+        raise refused or HostsError(
+            {host.name: f"it reaches no address of this machine (tried {candidates})" for host in agents}
+        )
+
+
+class SshAgent:
+    """The agent of another host, a process there at the other end of an ssh connection."""
+
+    def __init__(self, host: Host, ssh: Ssh) -> None:
+        """Start the agent. Blocks until it has answered; raises `OSError` with the reason if it does not."""
+        self.host, self.address = host, ""
+        self._ranks: dict[int, _SshRank] = {}
+        self._lost: str | None = None
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._changed = threading.Condition()
+        self._said: deque[str] = deque(maxlen=LAST_LINES)
+        self._process = subprocess.Popen(
+            ssh.words(host.name, _program()),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the launcher alone, which then ends the ranks
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._messages = Messages(os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno()))
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._errors = threading.Thread(target=self._read_errors, name=f"farandole-ssh-{host.name}", daemon=True)
+        self._errors.start()
+        try:
+            self._messages.skip_banner(ANSWER)
+            _, hello, _ = self._messages.receive()
+            mine = version("farandole")
+            if hello["version"] != mine:
+                raise OSError(
+                    f"it has farandole {hello['version']} in {sys.executable}, this machine {mine}; "
+                    "install the same version"
+                )
+        except (EOFError, TimeoutError, ValueError) as error:
+            self._end_process()
+            raise OSError(self._why(error)) from error
+        except BaseException:
+            self._end_process()
+            raise
+        self.client, self.server, self.identity = hello["client"], hello["server"], hello["identity"]
+        self.cores, self.usable_cores = hello["cores"], hello["usable_cores"]
+        self._listener = threading.Thread(target=self._listen, name=f"farandole-agent-{host.name}", daemon=True)
+        self._listener.start()
+
+    def reach(self, address: str) -> None:
+        """Let the host connect to `address`; raises `OSError` with the reason if it cannot. Sets its own address."""
+        reached = self._ask("reach", {"address": address}, "reached")
+        if reached["problem"]:
+            raise OSError(f"it cannot reach this machine at {address}: {reached['problem']}")
+        self.address = reached["own"]
+
+    def reserve_port(self) -> int:
+        """Reserve a free port of the host until the agent is closed."""
+        return int(self._ask("reserve", {}, "port")["port"])
+
+    def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> "_SshRank":
+        """Have the host start the rank."""
+        rank = _SshRank(place.rank, self._messages, on_line, on_end)
+        with self._changed:
+            self._ranks[place.rank] = rank
+            lost = self._lost
+        fields: dict[str, object] = {"rank": place.rank, "host": asdict(place.host)}
+        fields |= {"env": dict(place.env), "cores": list(place.cores)}
+        blob = b""
+        if isinstance(task, Call):
+            blob = task.payload
+            fields |= {"paths": sys.path, "runner": task.runner, "executable": task.executable}
+            fields |= {"start_timeout": task.start_timeout.total_seconds(), "keep_all": task.keep_all}
+        else:
+            fields["words"] = list(task.words)
+        try:
+            if lost is None:
+                self._messages.send("start", fields, blob)
+        except OSError:
+            lost = "its connection broke"
+        if lost is not None:
+            rank.lose(self.host.name, lost)
+        return rank
+
+    def close(self) -> None:
+        """End the agent, which ends its ranks, and the connection. Idempotent."""
+        self._messages.close_outgoing()
+        self._listener.join(LEAVE)
+        self._end_process()
+
+    def _ask(self, kind: str, fields: Mapping[str, object], answer: str) -> dict[str, Any]:
+        """Send a question and wait for its answer; raises `OSError` when the agent is lost."""
+        with self._changed:
+            self._answers.pop(answer, None)
+            self._messages.send(kind, fields)
+            self._changed.wait_for(lambda: answer in self._answers or self._lost is not None, ANSWER)
+            if answer not in self._answers:
+                raise OSError(self._lost or f"its agent did not answer within {ANSWER:.0f} s")
+            return self._answers.pop(answer)
+
+    def _listen(self) -> None:
+        """Pass on the agent's messages; the body of the thread, until the agent is gone."""
+        try:
+            while True:
+                kind, fields, blob = self._messages.receive()
+                if kind in ("port", "reached"):
+                    with self._changed:
+                        self._answers[kind] = fields
+                        self._changed.notify_all()
+                else:
+                    self._ranks[fields["rank"]].hear(kind, fields, blob)
+        except (EOFError, OSError) as error:  # TimeoutError too
+            why = self._why(error)
+        with self._changed:
+            self._lost = why
+            self._changed.notify_all()
+            ranks = list(self._ranks.values())
+        for rank in ranks:
+            rank.lose(self.host.name, why)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            text = line.decode(errors="replace").rstrip()
+            self._said.append(text)
+            log.info("%s: %s", self.host.name, text)
+
+    def _why(self, error: BaseException) -> str:
+        """Say why the connection is gone: in ssh's last words, or else by its exit code."""
+        if isinstance(error, EOFError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(LEAVE)
+                self._errors.join(1.0)
+                return "; ".join(self._said) or f"ssh ended with code {code}"
+        return str(error)
+
+    def _end_process(self) -> None:
+        self._messages.close()
+        try:
+            self._process.wait(LEAVE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.join(LEAVE)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+
+class _SshRank:
+    """A rank on another host."""
+
+    def __init__(self, rank: int, messages: Messages, on_line: OnLine, on_end: OnEnd) -> None:
+        self.rank, self._messages, self._on_line, self._on_end = rank, messages, on_line, on_end
+        self._value = b""
+        self._ended = threading.Lock()  # held from the rank's end on
+        self._gone = threading.Event()
+
+    def hear(self, kind: str, fields: Mapping[str, Any], blob: bytes) -> None:
+        """Take a message about this rank."""
+        if kind == "line":
+            self._on_line(self.rank, fields["stream"], fields["line"])
+        elif kind == "gone":
+            self._gone.set()
+        elif self._ended.acquire(blocking=False):
+            self._value, payload = blob, fields["failure"]
+            # The clocks of two hosts have nothing in common: the failure gets the time of its arrival.
+            self._on_end(self.rank, from_payload(self.rank, payload, time.monotonic()) if payload else None)
+
+    def lose(self, host: str, why: str) -> None:
+        """Count the rank as failed, unless it has ended: its host is lost, and its guard ends it there."""
+        if self._ended.acquire(blocking=False):
+            self._on_end(
+                self.rank, Failure(rank=self.rank, reason=f"its host {host} was lost: {why}", code=255, killed=True)
+            )
+        self._gone.set()
+
+    def terminate(self, grace: timedelta) -> None:
+        """Have the host end the rank. Does not wait."""
+        with contextlib.suppress(OSError):  # the host is lost, and with it the rank
+            self._messages.send("terminate", {"rank": self.rank, "grace": grace.total_seconds()})
+
+    def wait_gone(self, timeout: timedelta) -> bool:
+        """Wait until the host says that no process of the rank is left; False after `timeout`."""
+        return self._gone.wait(timeout.total_seconds())
+
+    def value(self) -> bytes:
+        """Return the pickled value of a call that has ended well."""
+        return self._value
+
+
+def _for_all(hosts: Sequence[Host], action: Callable[[Host], None]) -> None:
+    """Do `action` for all hosts at the same time; raises `HostsError` with each `OSError` as a host's reason."""
+    reasons: dict[str, str] = {}
+
+    def attempt(host: Host) -> None:
+        try:
+            action(host)
+        except OSError as error:
+            reasons[host.name] = str(error)
+
+    with ThreadPoolExecutor(max(1, min(AT_ONCE, len(hosts)))) as pool:
+        list(pool.map(attempt, hosts))
+    if reasons:
+        raise HostsError({host.name: reasons[host.name] for host in hosts if host.name in reasons})
+
+
+def _program() -> str:
+    """Return the remote shell's command: the agent in the same directory, with the same Python and modules."""
+    path = os.environ.get("PYTHONPATH")
+    variables = [f"PYTHONPATH={path}"] if path else []
+    words = ["exec", "env", *variables, sys.executable, "-m", "farandole.launch.agent"]
+    return f"cd {shlex.quote(os.getcwd())} && {shlex.join(words)}"
+
+
+def _route_to(address: str) -> str:
+    """Return this machine's address on the way to `address`; "" when there is no way."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)  # of a datagram socket: sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
