@@ -36,8 +36,9 @@ from race import Race, record
 
 import farandole.torch as hvd
 from farandole.config import Config
-from farandole.core import default
+from farandole.core import default, kinds
 from farandole.core.context import Context
+from farandole.core.request import Request
 from farandole.core.timeline import timeline_path
 
 ASYNC, WORK = "async 4 B while computing", "work done beside it"
@@ -50,7 +51,6 @@ SUBMIT, SUBMIT_ENGINE = "submit one torch tensor", "submit one torch tensor, eng
 TIMELINE, UNTRACED, EVENT = "blocking 4 B with a timeline", "without a timeline", "timeline, per event"
 SUBMIT_LIMIT_US, EVENT_LIMIT_US = 0.3, 0.025
 SUBMITS, BLOCKING = 100, 1000  # operations of one turn
-SUM = 1
 CATCH_UP = timedelta(seconds=30)
 
 
@@ -221,12 +221,12 @@ def measure_submits(seat: Seat, context: Context, rounds: int) -> dict[str, Time
     tensors = [torch.ones(1) for _ in range(SUBMITS)]
     names = [f"submitted.{place}" for place in range(SUBMITS)]
     # As `allreduce_async_` does, but from C to C: what is timed is the engine's part.
-    in_engine = partial(map, context.engine.start_reduce)
+    in_engine = partial(map, context.engine.start, repeat(Request(kinds.ALLREDUCE, "submitted")))
     ways: dict[str, Callable[[], Iterable[object]]] = {
         SUBMIT: lambda: (
             hvd.allreduce_async_(tensor, name=name, op=hvd.Sum) for tensor, name in zip(tensors, names, strict=True)
         ),
-        SUBMIT_ENGINE: lambda: in_engine(names, tensors, tensors, repeat(SUM), repeat(1.0), repeat(1.0)),
+        SUBMIT_ENGINE: lambda: in_engine(names, tensors, tensors),
         GLOO: lambda: (dist.all_reduce(tensor, async_op=True) for tensor in tensors),
     }
     taken: dict[str, list[list[tuple[int, int]]]] = {name: [] for name in ways}

@@ -5,23 +5,12 @@
 #include <optional>
 
 #include "bind/released.h"
+#include "bind/request.h"
 
 namespace nb = nanobind;
 
 namespace farandole {
 namespace {
-
-std::string_view text_of(const nb::str& name) {
-  Py_ssize_t length = 0;
-  const char* text = PyUnicode_AsUTF8AndSize(name.ptr(), &length);
-  if (text == nullptr) throw nb::python_error();
-  return {text, static_cast<size_t>(length)};
-}
-
-ReduceOp op_of(std::string_view name, int op) {
-  if (op < 0 || op > 5) throw Error::invalid(std::string(name), "unknown reduce op " + std::to_string(op));
-  return static_cast<ReduceOp>(op);
-}
 
 /// A mark that lasts as long as this object; both ends under the GIL.
 class Busy {
@@ -35,8 +24,7 @@ class Busy {
   bool& busy_;
 };
 
-}  // namespace
-
+/// Throws Error (Invalid) when `output` cannot hold the result of an operation on `input`, as far as that shows now.
 void require_room(Kind kind, const Captured& output, const Captured& input, std::string_view name) {
   if (output.dtype != input.dtype) throw Error::invalid(std::string(name), "the output differs from the input in type");
   if (!is_sized_by_plan(kind) && !std::ranges::equal(output.shape, input.shape))
@@ -44,111 +32,93 @@ void require_room(Kind kind, const Captured& output, const Captured& input, std:
   if (!output.writable) throw Error::invalid(std::string(name), "its memory is read-only; pass a writable tensor");
 }
 
-bool Calls::Call::is_free() const {
-  for (const OperationPtr& operation : given)
+/// Returns whether only an entry has these operations. A thread with a handle may still read the result.
+bool are_free(std::span<const OperationPtr> operations) {
+  for (const OperationPtr& operation : operations)
     if (operation.use_count() != 2) return false;
-  // Whoever had the others has let go of them after its last access.
+  // The other threads have let go of the operations after their last access.
   std::atomic_thread_fence(std::memory_order_acquire);
   return true;
 }
 
+}  // namespace
+
+TensorView Calls::Tensors::view() const {
+  TensorView view{.input = input.data, .dtype = input.dtype, .shape = input.shape};
+  if (output) {
+    view.output = output->data;
+    view.room = output->bytes();
+  }
+  return view;
+}
+
 Calls::Tensors Calls::tensors_of(Kind kind, std::string_view name, nb::handle input, nb::handle output) {
+  if (kind == Kind::Barrier || kind == Kind::Join) return {};
   Tensors tensors{capture(input, name), std::nullopt};
-  if (output.is_none()) return tensors;
+  if (output.is_none()) {
+    if (!is_sized_by_plan(kind)) throw Error::invalid(std::string(name), "an output tensor is needed");
+    return tensors;
+  }
   tensors.output = output.is(input) ? tensors.input : capture(output, name);
   require_room(kind, *tensors.output, tensors.input, name);
   return tensors;
 }
 
-std::vector<Calls::Tensors> Calls::tensors_of(Kind kind, std::string_view name, const Sequence& inputs,
-                                              const Sequence& outputs) {
-  const size_t count = nb::len(inputs);
-  const size_t given = nb::len(outputs);
-  if (given != 0 && given != count)
-    throw Error::invalid(std::string(name), "a group needs one output for each input, or none at all");
+std::vector<Calls::Tensors> Calls::members_of(const RequestView& request, nb::handle inputs, nb::handle outputs) {
+  // Tuples are read faster, and no thread changes them meanwhile.
+  const nb::tuple given(inputs), results = outputs.is_none() ? nb::tuple() : nb::tuple(outputs);
+  if (results.size() != 0 && results.size() != given.size())
+    throw Error::invalid(std::string(request.name), "a group needs one output for each input, or none at all");
+  const nb::none none;
   std::vector<Tensors> all;
-  all.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    const nb::object input = inputs[i];
-    const nb::object output = given != 0 ? nb::object(outputs[i]) : nb::none();
-    all.push_back(tensors_of(kind, name, input, output));
+  all.reserve(given.size());
+  for (size_t i = 0; i < given.size(); ++i) {
+    const nb::handle output = results.size() != 0 ? nb::handle(results[i].ptr()) : nb::handle(none);
+    all.push_back(tensors_of(request.kind, request.name, given[i].ptr(), output));
   }
   return all;
 }
 
-Calls::Call& Calls::call_of(Kept& kept, std::string_view name, bool cacheable, Call& once) {
-  auto at = kept.find(name);
+Calls::Entry& Calls::entry_of(const RequestView& request, Entry& once) {
+  const bool recurs =
+      request.cacheable && (request.grouped ? request.kind != Kind::Alltoall : request.kind == Kind::Allreduce);
+  Kept& kept = request.grouped ? groups_ : singles_;
+  auto at = kept.find(request.name);
   if (at == kept.end()) {
-    if (!cacheable || kept.size() >= capacity_) return once;
-    at = kept.try_emplace(std::string(name)).first;
+    if (!recurs || kept.size() >= capacity_) return once;
+    at = kept.try_emplace(std::string(request.name)).first;
   }
-  return at->second.busy ? once : at->second;
+  return at->second.busy || !recurs ? once : at->second;
 }
 
-void Calls::name_members(Call& call, std::string_view name, size_t count, bool grouped) {
-  call.given.clear();
-  for (size_t i = 0; i < count; ++i) {
-    auto operation = std::make_shared<Operation>();
-    Request& request = operation->request;
-    request.name = name;
-    if (grouped) {
-      request.name += "_" + std::to_string(i + 1) + "of" + std::to_string(count);
-      request.group = name;
-      request.group_size = static_cast<uint32_t>(count);
-    }
-    call.given.push_back(std::move(operation));
-  }
-}
-
-void Calls::prepare(Call& call, std::string_view name, const Terms& terms, std::span<const Tensors> tensors,
-                    bool grouped) {
-  bool changed = call.given.size() != tensors.size();
+void Calls::prepare(Entry& entry, const RequestView& request, std::span<const Tensors> tensors) {
+  // Kept only when it is valid: a request that is as it was last time is not validated again.
+  std::vector<OperationPtr> given = std::move(entry.given);
+  entry.given.clear();
+  bool changed = given.size() != tensors.size();
   if (changed) {
-    name_members(call, name, tensors.size(), grouped);
-  } else if (!call.is_free()) {
+    given.assign(tensors.size(), nullptr);
+  } else if (!are_free(given)) {
     changed = true;
-    for (OperationPtr& operation : call.given) {
+    for (OperationPtr& operation : given) {
       auto next = std::make_shared<Operation>();
       next->request = operation->request;
       operation = std::move(next);
     }
   }
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    Operation& operation = *call.given[i];
-    operation.renew();
-    operation.input = tensors[i].input.data;
-    operation.output = tensors[i].output ? tensors[i].output->data : nullptr;
-    operation.room = tensors[i].output ? tensors[i].output->bytes() : 0;
-    changed = fit(operation.request, terms, tensors[i].input) || changed;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    changed = build(given[i], request, tensors[i].view(), i, tensors.size(), engine_->size()) || changed;
+  if (changed) {
+    entry.recurring.operations = given;
+    entry.recurring.arrange();
   }
-  if (!changed) return;
-  // Kept only when it is valid: what is as it was last time is not looked at again.
-  std::vector<OperationPtr> given = std::move(call.given);
-  call.given.clear();
-  for (const OperationPtr& operation : given) validate(operation->request, engine_->size());
-  call.recurring.operations = given;
-  call.recurring.arrange();
-  call.given = std::move(given);
-}
-
-bool Calls::fit(Request& request, const Terms& terms, const Captured& input) {
-  if (request.kind == terms.kind && request.op == terms.op && request.prescale == terms.prescale &&
-      request.postscale == terms.postscale && request.cacheable == terms.cacheable && request.dtype == input.dtype &&
-      std::ranges::equal(request.shape, input.shape))
-    return false;
-  request.kind = terms.kind;
-  request.op = terms.op;
-  request.prescale = terms.prescale;
-  request.postscale = terms.postscale;
-  request.cacheable = terms.cacheable;
-  request.dtype = input.dtype;
-  request.shape.assign(input.shape.begin(), input.shape.end());
-  return true;
+  entry.given = std::move(given);
 }
 
 void Calls::start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake) {
   for (size_t i = 0; i < tensors.size(); ++i)
-    operations[i]->keep = keep_alive(tensors[i].input, tensors[i].output ? &*tensors[i].output : nullptr);
+    if (tensors[i].input.owner.is_valid())
+      operations[i]->keep = keep_alive(tensors[i].input, tensors[i].output ? &*tensors[i].output : nullptr);
   try {
     engine_->submit(operations, wake);
   } catch (...) {
@@ -158,82 +128,75 @@ void Calls::start(std::span<const OperationPtr> operations, std::span<const Tens
   sweep_references();  // only now: a forked child is turned away above, and must take no lock before
 }
 
-void Calls::run(Call& call, std::span<const Tensors> tensors) {
+std::optional<Handle> Calls::run(Entry& entry, Kind kind, std::span<const Tensors> tensors) {
+  std::optional<Handle> handle;
+  if (is_sized_by_plan(kind) || kind == Kind::Join) handle.emplace(engine_, entry.given);
   bool done = false;
   {
-    const Busy busy(call.busy);
+    const Busy busy(entry.busy);
     std::optional<Released> released;
-    done = engine_->run_in_lane(call.recurring, [&] { released.emplace(*engine_); });
+    done = engine_->run_in_lane(entry.recurring, [&] { released.emplace(*engine_); });
   }
   if (!done) {
-    start(call.given, tensors, false);
-    // Another thread may use the call from here on.
-    const std::vector<OperationPtr> operations = call.given;
-    GroupHandle(engine_, operations).wait();
-    return;
+    start(entry.given, tensors, false);
+    // Another thread may use the entry from here on.
+    Handle(engine_, entry.given).wait();
+    return handle;
   }
-  for (const OperationPtr& operation : call.given)
+  for (const OperationPtr& operation : entry.given)
     if (operation->error) throw Error(*operation->error);
+  return handle;
 }
 
-void Calls::reduce(nb::str name, nb::handle input, nb::handle output, int op, double prescale, double postscale) {
-  const std::string_view text = text_of(name);
-  const Tensors tensors = tensors_of(Kind::Allreduce, text, input, output);
-  Call once;
-  Call& call = call_of(singles_, text, true, once);
-  prepare(call, text, {Kind::Allreduce, op_of(text, op), prescale, postscale, true}, {&tensors, 1}, false);
-  run(call, {&tensors, 1});
+std::optional<Handle> Calls::run(const RequestView& request, nb::handle input, nb::handle output) {
+  Entry once;
+  if (!request.grouped) {
+    const Tensors tensors = tensors_of(request.kind, request.name, input, output);
+    Entry& entry = entry_of(request, once);
+    prepare(entry, request, {&tensors, 1});
+    return run(entry, request.kind, {&tensors, 1});
+  }
+  const std::vector<Tensors> tensors = members_of(request, input, output);
+  if (tensors.empty()) return std::nullopt;
+  Entry& entry = entry_of(request, once);
+  prepare(entry, request, tensors);
+  return run(entry, request.kind, tensors);
 }
 
-Handle Calls::start_reduce(nb::str name, nb::handle input, nb::handle output, int op, double prescale,
-                           double postscale) {
-  const std::string_view text = text_of(name);
-  const Tensors tensors = tensors_of(Kind::Allreduce, text, input, output);
-  Call once;
-  Call& call = call_of(singles_, text, true, once);
-  prepare(call, text, {Kind::Allreduce, op_of(text, op), prescale, postscale, true}, {&tensors, 1}, false);
-  start(call.given, {&tensors, 1}, true);
-  return {engine_, call.given.front()};
-}
-
-void Calls::reduce_group(const std::string& name, const Sequence& inputs, const Sequence& outputs, int op,
-                         double prescale, double postscale, bool cacheable) {
-  const std::vector<Tensors> tensors = tensors_of(Kind::Allreduce, name, inputs, outputs);
-  if (tensors.empty()) return;
-  Call once;
-  Call& call = call_of(groups_, name, cacheable, once);
-  prepare(call, name, {Kind::Allreduce, op_of(name, op), prescale, postscale, cacheable}, tensors, true);
-  run(call, tensors);
-}
-
-GroupHandle Calls::start_group(int kind, const std::string& name, const Sequence& inputs, const Sequence& outputs,
-                               int op, double prescale, double postscale, bool cacheable) {
-  if (kind < 0 || kind >= kKinds) throw Error::invalid(name, "unknown kind of operation");
-  const Kind what = static_cast<Kind>(kind);
-  const std::vector<Tensors> tensors = tensors_of(what, name, inputs, outputs);
+Handle Calls::start(const RequestView& request, nb::handle input, nb::handle output, bool wake) {
+  Entry once;
+  if (!request.grouped) {
+    const Tensors tensors = tensors_of(request.kind, request.name, input, output);
+    Entry& entry = entry_of(request, once);
+    prepare(entry, request, {&tensors, 1});
+    start(entry.given, {&tensors, 1}, wake);
+    return {engine_, entry.given};
+  }
+  const std::vector<Tensors> tensors = members_of(request, input, output);
   if (tensors.empty()) return {engine_, {}};
-  Call once;
-  Call& call = call_of(groups_, name, cacheable, once);
-  prepare(call, name, {what, op_of(name, op), prescale, postscale, cacheable}, tensors, true);
-  start(call.given, tensors, true);
-  return {engine_, call.given};
+  Entry& entry = entry_of(request, once);
+  prepare(entry, request, tensors);
+  start(entry.given, tensors, wake);
+  return {engine_, entry.given};
 }
 
-GroupHandle Calls::start_each(const Sequence& names, const Sequence& inputs, const Sequence& outputs, int op,
-                              double prescale, double postscale, bool wake) {
-  const size_t count = nb::len(names);
+Handle Calls::start_each(RequestView request, nb::handle names, nb::handle inputs, nb::handle outputs, bool wake) {
+  request.cacheable = true;  // they have names of their own
+  const nb::tuple named(names), given(inputs), results(outputs);
+  const size_t count = named.size();
+  if (given.size() != count || results.size() != count)
+    throw Error::invalid("", "many operations need one name, one input and one output each");
   std::vector<Tensors> tensors;
   std::vector<OperationPtr> operations;
   tensors.reserve(count);
   operations.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    const auto name = nb::cast<nb::str>(nb::object(names[i]));
-    const std::string_view text = text_of(name);
-    tensors.push_back(tensors_of(Kind::Allreduce, text, nb::object(inputs[i]), nb::object(outputs[i])));
-    Call once;
-    Call& call = call_of(singles_, text, true, once);
-    prepare(call, text, {Kind::Allreduce, op_of(text, op), prescale, postscale, true}, {&tensors[i], 1}, false);
-    operations.push_back(call.given.front());
+    request.name = text_of(named[i].ptr());
+    tensors.push_back(tensors_of(request.kind, request.name, given[i].ptr(), results[i].ptr()));
+    Entry once;
+    Entry& entry = entry_of(request, once);
+    prepare(entry, request, {&tensors[i], 1});
+    operations.push_back(entry.given.front());
   }
   if (count > 0) start(operations, tensors, wake);
   return {engine_, operations};

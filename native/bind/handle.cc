@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 
 #include "bind/capture.h"
 #include "bind/dlpack.h"
@@ -30,6 +31,18 @@ dlpack::DataType dlpack_type(DType dtype) {
   }
 }
 
+using Array = nb::ndarray<nb::array_api>;
+
+std::optional<Array> array_of(const OperationPtr& operation) {
+  if (!operation->result) return std::nullopt;
+  const dlpack::DataType type = dlpack_type(operation->request.dtype);
+  std::vector<size_t> shape(operation->result_shape.begin(), operation->result_shape.end());
+  auto* owner = new OperationPtr(operation);
+  const nb::capsule capsule(owner, [](void* held) noexcept { delete static_cast<OperationPtr*>(held); });
+  return Array(operation->result->data(), shape.size(), shape.data(), capsule, nullptr,
+               nb::dlpack::dtype{type.code, type.bits, type.lanes});
+}
+
 }  // namespace
 
 void wait_for(Engine& engine, std::span<const OperationPtr> operations) {
@@ -45,47 +58,50 @@ void wait_for(Engine& engine, std::span<const OperationPtr> operations) {
   sweep_references();
 }
 
-void Handle::wait() {
-  wait_for(*engine_, {&operation_, 1});
-  if (operation_->error) throw *operation_->error;
+Handle::Handle(std::shared_ptr<Engine> engine, std::span<const OperationPtr> operations) : engine_(std::move(engine)) {
+  if (operations.size() == 1) {
+    single_ = operations.front();
+  } else {
+    several_.assign(operations.begin(), operations.end());
+  }
 }
 
-std::optional<nb::ndarray<nb::array_api>> Handle::result() {
+bool Handle::done() const {
+  return std::ranges::all_of(operations(), [](const OperationPtr& operation) { return operation->done(); });
+}
+
+void Handle::wait() {
+  wait_for(*engine_, operations());
+  for (const OperationPtr& operation : operations())
+    if (operation->error) throw *operation->error;
+}
+
+const OperationPtr& Handle::only() const {
+  if (!single_) throw std::logic_error("a handle of several operations has no single result");
+  return single_;
+}
+
+std::optional<Array> Handle::result() {
   wait();
-  if (!operation_->result) return std::nullopt;
-  const dlpack::DataType type = dlpack_type(operation_->request.dtype);
-  std::vector<size_t> shape(operation_->result_shape.begin(), operation_->result_shape.end());
-  auto* owner = new OperationPtr(operation_);
-  const nb::capsule capsule(owner, [](void* held) noexcept { delete static_cast<OperationPtr*>(held); });
-  return nb::ndarray<nb::array_api>(operation_->result->data(), shape.size(), shape.data(), capsule, nullptr,
-                                    nb::dlpack::dtype{type.code, type.bits, type.lanes});
+  return array_of(only());
+}
+
+std::vector<std::optional<Array>> Handle::results() {
+  wait();
+  std::vector<std::optional<Array>> results;
+  results.reserve(operations().size());
+  for (const OperationPtr& operation : operations()) results.push_back(array_of(operation));
+  return results;
 }
 
 std::vector<int64_t> Handle::received_splits() {
   wait();
-  return operation_->received_splits;
+  return only()->received_splits;
 }
 
 int Handle::last_joined() {
   wait();
-  return operation_->last_joined;
-}
-
-bool GroupHandle::done() const {
-  return std::ranges::all_of(operations_, [](const OperationPtr& operation) { return operation->done(); });
-}
-
-void GroupHandle::wait() {
-  wait_for(*engine_, operations_);
-  for (const OperationPtr& operation : operations_)
-    if (operation->error) throw *operation->error;
-}
-
-std::vector<Handle> GroupHandle::parts() const {
-  std::vector<Handle> parts;
-  parts.reserve(operations_.size());
-  for (const OperationPtr& operation : operations_) parts.emplace_back(engine_, operation);
-  return parts;
+  return only()->last_joined;
 }
 
 }  // namespace farandole

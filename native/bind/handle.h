@@ -5,7 +5,7 @@
 
 #include <memory>
 #include <optional>
-#include <string>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -17,48 +17,36 @@ namespace farandole {
 /// GIL; throws what a signal handler raised (nanobind::python_error).
 void wait_for(Engine& engine, std::span<const OperationPtr> operations);
 
-/// One operation under way, for Python.
+/// One operation under way, or several that were asked for at once, for Python.
 class Handle {
  public:
-  Handle(std::shared_ptr<Engine> engine, OperationPtr operation)
-      : engine_(std::move(engine)), operation_(std::move(operation)) {}
+  Handle(std::shared_ptr<Engine> engine, std::span<const OperationPtr> operations);
 
-  bool done() const { return operation_->done(); }
-  const std::string& name() const { return operation_->request.name; }
+  [[nodiscard]] bool done() const;
 
-  /// Throws Error when the operation failed.
+  /// Waits for all, also when one fails, and throws the first failure.
   void wait();
 
-  /// The memory that the engine allocated, as an object for DLPack and the buffer protocol; None when there is none.
-  /// Bindings write to it: both protocols hand it out as writable.
+  /// Waits, and returns the memory that the engine allocated for the only operation, as an object for DLPack and the
+  /// buffer protocol; None when there is none. Bindings write to it: both protocols hand it out as writable.
   std::optional<nanobind::ndarray<nanobind::array_api>> result();
+
+  /// Waits, and returns the same for each operation, in the order in which they were asked for.
+  std::vector<std::optional<nanobind::ndarray<nanobind::array_api>>> results();
 
   std::vector<int64_t> received_splits();
 
   int last_joined();
 
  private:
+  [[nodiscard]] std::span<const OperationPtr> operations() const {
+    return single_ ? std::span(&single_, 1) : std::span(several_);
+  }
+  [[nodiscard]] const OperationPtr& only() const;
+
   std::shared_ptr<Engine> engine_;
-  OperationPtr operation_;
-};
-
-/// Several operations that were asked for at once.
-class GroupHandle {
- public:
-  GroupHandle(std::shared_ptr<Engine> engine, std::vector<OperationPtr> operations)
-      : engine_(std::move(engine)), operations_(std::move(operations)) {}
-
-  bool done() const;
-
-  /// Waits for all, also when one fails, and throws the first failure.
-  void wait();
-
-  /// A handle for each operation, in the order in which they were asked for.
-  std::vector<Handle> parts() const;
-
- private:
-  std::shared_ptr<Engine> engine_;
-  std::vector<OperationPtr> operations_;
+  OperationPtr single_;  // kept apart from several, so that it takes no memory of its own
+  std::vector<OperationPtr> several_;
 };
 
 }  // namespace farandole

@@ -22,6 +22,7 @@
 #include "bind/capture.h"
 #include "bind/handle.h"
 #include "bind/released.h"
+#include "bind/request.h"
 #include "collectives/grid.h"
 #include "engine/engine.h"
 #include "engine/trace_file.h"
@@ -69,88 +70,18 @@ void translate(const std::exception_ptr& raised, void*) {
   }
 }
 
-/// Gives `operation` the memory that its result goes to. Collectives whose result has a size of its own may do without.
-void set_output(Operation& operation, const nb::object& output, const Captured& input) {
-  Request& request = operation.request;
-  if (output.is_none()) {
-    if (!is_sized_by_plan(request.kind)) throw Error::invalid(request.name, "an output tensor is needed");
-    operation.keep = keep_alive(input, nullptr);
-    return;
-  }
-  const Captured captured = capture(output, request.name);
-  require_room(request.kind, captured, input, request.name);
-  operation.output = captured.data;
-  operation.room = captured.bytes();
-  operation.keep = keep_alive(input, &captured);
+std::optional<Handle> run(Calls& calls, nb::handle request, nb::handle name, nb::handle input, nb::handle output) {
+  const ReadRequest read(request, text_of(name));
+  return calls.run(read.view(), input, output);
 }
 
-struct Arguments {
-  int kind;
-  std::string name;
-  nb::object input;
-  nb::object output;
-  int op;
-  double prescale;
-  double postscale;
-  int root;
-  std::optional<std::vector<int64_t>> splits;
-  std::string group;
-  uint32_t group_size;
-  bool cacheable;
-};
-
-OperationPtr operation_of(Arguments&& arguments, int size) {
-  auto operation = std::make_shared<Operation>();
-  Request& request = operation->request;
-  request.name = std::move(arguments.name);
-  if (arguments.kind < 0 || arguments.kind >= kKinds) throw Error::invalid(request.name, "unknown kind of operation");
-  if (arguments.op < 0 || arguments.op > 5)
-    throw Error::invalid(request.name, "unknown reduce op " + std::to_string(arguments.op));
-  request.kind = static_cast<Kind>(arguments.kind);
-  request.op = static_cast<ReduceOp>(arguments.op);
-  request.prescale = arguments.prescale;
-  request.postscale = arguments.postscale;
-  request.root = arguments.root;
-  if (arguments.splits) request.splits = std::move(*arguments.splits);
-  request.group = std::move(arguments.group);
-  request.group_size = arguments.group_size;
-  request.cacheable = arguments.cacheable;
-  if (request.kind != Kind::Barrier && request.kind != Kind::Join) {
-    Captured input = capture(arguments.input, request.name);
-    request.dtype = input.dtype;
-    request.shape.assign(input.shape.begin(), input.shape.end());
-    operation->input = input.data;
-    set_output(*operation, arguments.output, input);
+Handle start(Calls& calls, nb::handle request, nb::handle name, nb::handle input, nb::handle output, bool wake) {
+  if (PyUnicode_Check(name.ptr())) {
+    const ReadRequest read(request, text_of(name));
+    return calls.start(read.view(), input, output, wake);
   }
-  validate(request, size);
-  return operation;
-}
-
-template <bool kWaits>
-Handle submit(const Calls& calls, int kind, std::string name, nb::object input, nb::object output, int op,
-              double prescale, double postscale, int root, std::optional<std::vector<int64_t>> splits,
-              std::string group, uint32_t group_size, bool cacheable) {
-  const std::shared_ptr<Engine>& engine = calls.engine();
-  OperationPtr operation = operation_of({kind, std::move(name), std::move(input), std::move(output), op, prescale,
-                                         postscale, root, std::move(splits), std::move(group), group_size, cacheable},
-                                        engine->size());
-  if constexpr (!kWaits) {
-    engine->submit({&operation, 1}, true);
-    sweep_references();  // only now: a forked child is turned away above, and must take no lock before
-    return {engine, std::move(operation)};
-  }
-  Recurring once;
-  once.operations = {operation};
-  once.arrange();
-  bool done = false;
-  {
-    std::optional<Released> released;
-    done = engine->run_in_lane(once, [&] { released.emplace(*engine); });
-  }
-  if (!done) engine->submit({&operation, 1}, false);
-  Handle handle(engine, std::move(operation));
-  handle.wait();
-  return handle;
+  const ReadRequest read(request, "");
+  return calls.start_each(read.view(), name, input, output, wake);
 }
 
 using RemoteTuple = std::tuple<int, int, int>;
@@ -268,9 +199,9 @@ NB_MODULE(_native, m) {
       .def("done", &Handle::done)
       .def("wait", &Handle::wait)
       .def("result", &Handle::result)
+      .def("results", &Handle::results)
       .def("received_splits", &Handle::received_splits)
-      .def("last_joined", &Handle::last_joined)
-      .def_prop_ro("name", &Handle::name);
+      .def("last_joined", &Handle::last_joined);
 
   m.def("data_peers", &data_peers, "rank"_a, "hosts"_a, "flat"_a = false,
         "The ranks of other hosts that `rank` exchanges data with, when `hosts[r]` is the number of rank r's host.");
@@ -278,35 +209,17 @@ NB_MODULE(_native, m) {
       "make_grid", [](const std::vector<int>& hosts) { return grid_of(0, hosts).has_value(); }, "hosts"_a,
       "Do all hosts run equally many ranks, more than one?");
 
-  nb::class_<GroupHandle>(m, "GroupHandle")
-      .def("done", &GroupHandle::done)
-      .def("wait", &GroupHandle::wait)
-      .def("parts", &GroupHandle::parts);
-
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "hosts"_a, "parents"_a, "knobs"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a, "stall"_a,
            "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
-      .def("submit", &submit<false>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
-           "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
-           "group_size"_a = 0, "cacheable"_a = true)
-      .def("run", &submit<true>, "kind"_a, "name"_a, "input"_a.none(), "output"_a.none(), nb::kw_only(), "op"_a = 1,
-           "prescale"_a = 1.0, "postscale"_a = 1.0, "root"_a = 0, "splits"_a = nb::none(), "group"_a = "",
-           "group_size"_a = 0, "cacheable"_a = true)
+      .def("start", &start, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(), "wake"_a = true,
+           nb::sig("def start(self, request: Request, name: str | Sequence[str], input: object | None, "
+                   "output: object | None, wake: bool = True) -> Handle"))
+      .def("run", &run, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(),
+           nb::sig("def run(self, request: Request, name: str, input: object | None, output: object | None) "
+                   "-> Handle | None"))
       .def("shared_buffer", &shared_buffer, "nbytes"_a)
-      // Arguments without names are parsed fastest.
-      .def("reduce", &Calls::reduce,
-           nb::sig("def reduce(self, name: str, input: object, output: object, op: int, prescale: float, "
-                   "postscale: float, /) -> None"))
-      .def("start_reduce", &Calls::start_reduce,
-           nb::sig("def start_reduce(self, name: str, input: object, output: object, op: int, prescale: float, "
-                   "postscale: float, /) -> Handle"))
-      .def("reduce_group", &Calls::reduce_group, "name"_a, "inputs"_a, "outputs"_a, "op"_a, "prescale"_a, "postscale"_a,
-           "cacheable"_a)
-      .def("start_group", &Calls::start_group, "kind"_a, "name"_a, "inputs"_a, "outputs"_a, "op"_a, "prescale"_a,
-           "postscale"_a, "cacheable"_a)
-      .def("start_each", &Calls::start_each, "names"_a, "inputs"_a, "outputs"_a, "op"_a, "prescale"_a, "postscale"_a,
-           "wake"_a)
       .def(
           "shutdown",
           [](const Calls& calls) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -61,5 +63,34 @@ class Operation {
 };
 
 using OperationPtr = std::shared_ptr<Operation>;
+
+/// A request as a caller states it, before its tensors are known. It owns nothing.
+struct RequestView {
+  std::string_view name;
+  Kind kind = Kind::Barrier;
+  ReduceOp op = ReduceOp::Sum;
+  double prescale = 1;
+  double postscale = 1;
+  int32_t root = 0;
+  std::span<const int64_t> splits;  // alltoall; empty: equal parts
+  bool cacheable = false;
+  bool grouped = false;  // the tensors are the members of one group
+};
+
+/// The memory of one tensor of a request, and of its result.
+struct TensorView {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;  // null: the engine allocates the result
+  size_t room = 0;              // bytes at `output`
+  DType dtype = DType::UInt8;
+  std::span<const int64_t> shape;
+};
+
+/// Makes `operation` the one that performs `request` on `tensor`, the tensor number `index` of `count`. A null pointer
+/// becomes a new operation; an operation of the same name, group and splits, which must be free, is used again. Returns
+/// whether its request is new or has changed. Throws Error (Invalid) for a request that no rank of `size` could
+/// perform.
+bool build(OperationPtr& operation, const RequestView& request, const TensorView& tensor, size_t index, size_t count,
+           int size);
 
 }  // namespace farandole

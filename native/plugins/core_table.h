@@ -9,7 +9,7 @@ namespace farandole::plugins {
 
 inline constexpr uint32_t kTableVersion = 1;
 
-/// A member of what is asked for. Input and output must stay until `done` is called.
+/// One tensor of a request. Input and output must stay until `done` is called.
 struct Tensor {
   const void* input;
   void* output;   // null where only the plan sizes the result: then `allocate` is asked
@@ -19,7 +19,7 @@ struct Tensor {
 };
 
 /// One operation, or a group of them of which none begins before all are ready on all ranks.
-struct Ask {
+struct Request {
   int32_t slot;         // whose, see Slot
   int32_t process_set;  // its number; 0: all ranks
   int32_t kind;         // Kind
@@ -66,7 +66,7 @@ struct Place {
 struct CoreTable {
   uint32_t version;
   /// Starts it; never blocks, never throws. Whatever happens is told to the listener.
-  void (*submit)(const Ask* ask, const Listener* listener) noexcept;
+  void (*submit)(const Request* request, const Listener* listener) noexcept;
   /// Returns 0, or kNotInitialized.
   int32_t (*find)(int32_t slot, int32_t process_set, Place* place) noexcept;
 };

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/fork.h"
-#include "plugins/asked.h"
+#include "plugins/submission.h"
 
 namespace farandole::plugins {
 
@@ -56,30 +56,30 @@ int32_t find(int32_t slot, int32_t process_set, Place* place) noexcept {
   return 0;
 }
 
-/// The engine that `ask` goes to, and the whole name. Throws Error, and NotStarted.
-std::pair<std::shared_ptr<Engine>, std::string> addressed(const Ask& ask) {
+/// The engine that `request` goes to, and the whole name. Throws Error, and NotStarted.
+std::pair<std::shared_ptr<Engine>, std::string> addressed(const Request& request) {
   Ranks& all = ranks();
   const std::lock_guard lock(all.mu);
-  const auto rank = all.by_slot.find(ask.slot);
+  const auto rank = all.by_slot.find(request.slot);
   if (rank == all.by_slot.end()) throw NotStarted("farandole is not initialized in this process; call init() first");
-  const auto set = rank->second.sets.find(ask.process_set);
+  const auto set = rank->second.sets.find(request.process_set);
   if (set == rank->second.sets.end())
-    throw NotStarted("process set " + std::to_string(ask.process_set) +
+    throw NotStarted("process set " + std::to_string(request.process_set) +
                      " is not there (any more); every rank has to call add_process_set first");
   if (set->second.engine == nullptr)
-    throw Error::invalid(
-        ask.name, "this rank is not a member of the provided process set, number " + std::to_string(ask.process_set));
-  std::string name = ask.name;
+    throw Error::invalid(request.name, "this rank is not a member of the provided process set, number " +
+                                           std::to_string(request.process_set));
+  std::string name = request.name;
   if (name.ends_with('.')) name += std::to_string(set->second.asked[name]++);
   return {set->second.engine, name};
 }
 
-void submit(const Ask* ask, const Listener* listener) noexcept {
+void submit(const Request* request, const Listener* listener) noexcept {
   try {
-    const auto [engine, name] = addressed(*ask);
-    start(*ask, name, *listener, *engine);
+    const auto [engine, name] = addressed(*request);
+    start(*request, name, *listener, *engine);
   } catch (const NotStarted& error) {
-    tell(*listener, kNotInitialized, "'" + std::string(ask->name) + "': " + error.what());
+    tell(*listener, kNotInitialized, "'" + std::string(request->name) + "': " + error.what());
   } catch (const Error& error) {
     tell(*listener, static_cast<int32_t>(error.kind), error.what());
   } catch (const std::exception& error) {

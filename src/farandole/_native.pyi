@@ -1,6 +1,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from farandole.core.request import Request
+
 class Segment:
     @staticmethod
     def create(ranks: int, slot_bytes: int, pair_rings: bool) -> Segment: ...
@@ -33,10 +35,9 @@ class Handle:
     def done(self) -> bool: ...
     def wait(self) -> None: ...
     def result(self) -> Any | None: ...
+    def results(self) -> list[Any | None]: ...
     def received_splits(self) -> list[int]: ...
     def last_joined(self) -> int: ...
-    @property
-    def name(self) -> str: ...
 
 def data_peers(rank: int, hosts: Sequence[int], flat: bool = False) -> list[int]:
     """
@@ -45,11 +46,6 @@ def data_peers(rank: int, hosts: Sequence[int], flat: bool = False) -> list[int]
 
 def make_grid(hosts: Sequence[int]) -> bool:
     """Do all hosts run equally many ranks, more than one?"""
-
-class GroupHandle:
-    def done(self) -> bool: ...
-    def wait(self) -> None: ...
-    def parts(self) -> list[Handle]: ...
 
 class Engine:
     def __init__(
@@ -72,76 +68,16 @@ class Engine:
         process_set: str = "",
         look_ahead: bool = True,
     ) -> None: ...
-    def submit(
+    def start(
         self,
-        kind: int,
-        name: str,
+        request: Request,
+        name: str | Sequence[str],
         input: object | None,
         output: object | None,
-        *,
-        op: int = 1,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        group: str = "",
-        group_size: int = 0,
-        cacheable: bool = True,
+        wake: bool = True,
     ) -> Handle: ...
-    def run(
-        self,
-        kind: int,
-        name: str,
-        input: object | None,
-        output: object | None,
-        *,
-        op: int = 1,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        root: int = 0,
-        splits: Sequence[int] | None = None,
-        group: str = "",
-        group_size: int = 0,
-        cacheable: bool = True,
-    ) -> Handle: ...
+    def run(self, request: Request, name: str, input: object | None, output: object | None) -> Handle | None: ...
     def shared_buffer(self, nbytes: int) -> Any: ...
-    def reduce(
-        self, name: str, input: object, output: object, op: int, prescale: float, postscale: float, /
-    ) -> None: ...
-    def start_reduce(
-        self, name: str, input: object, output: object, op: int, prescale: float, postscale: float, /
-    ) -> Handle: ...
-    def reduce_group(
-        self,
-        name: str,
-        inputs: Sequence[object],
-        outputs: Sequence[object],
-        op: int,
-        prescale: float,
-        postscale: float,
-        cacheable: bool,
-    ) -> None: ...
-    def start_group(
-        self,
-        kind: int,
-        name: str,
-        inputs: Sequence[object],
-        outputs: Sequence[object],
-        op: int,
-        prescale: float,
-        postscale: float,
-        cacheable: bool,
-    ) -> GroupHandle: ...
-    def start_each(
-        self,
-        names: Sequence[object],
-        inputs: Sequence[object],
-        outputs: Sequence[object],
-        op: int,
-        prescale: float,
-        postscale: float,
-        wake: bool,
-    ) -> GroupHandle: ...
     def shutdown(self) -> None: ...
     def require_alive(self) -> None: ...
     def turn(self, knobs: Knobs, paced: bool) -> None: ...

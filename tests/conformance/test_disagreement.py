@@ -13,6 +13,7 @@ from farandole.numpy import Average, Max, Sum
 from farandole.rendezvous import SoloRendezvous
 from helpers.bindings import BINDINGS, FUNCTIONAL, SIZES, Binding
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
 every_functional = pytest.mark.parametrize("binding", FUNCTIONAL, ids=lambda binding: binding.name)
@@ -72,7 +73,7 @@ def test_ranks_that_ask_for_different_operations(binding: Binding, size: int) ->
     def body(context: Context) -> None:
         kind = kinds.ALLGATHER if context.rank == 0 else kinds.ALLREDUCE
         tensor = binding.make(np.ones(3), "float32")
-        handle = context.engine.submit(kind, "same", tensor, tensor if kind == kinds.ALLREDUCE else None)
+        handle = context.engine.start(recurring(kind), "same", tensor, tensor if kind == kinds.ALLREDUCE else None)
         with pytest.raises(MismatchError, match="allgather"):
             handle.wait()
         goes_on(binding, size)

@@ -25,11 +25,10 @@ from farandole.rendezvous import Rendezvous, RendezvousServer, TcpRendezvous, fr
 from helpers.hosts import run_on_hosts
 from helpers.outcomes import RanksFailed
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 from helpers.strangers import crowd
 
 __all__ = ["ATTACKS", "Finding", "death_in_init", "ranks_on_hosts"]
-
-SUM = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ def starts_among_strangers(outer: Context, strangers: int, hosts: Collection[str
         with Context(from_environment(), Config(), host=f"host {name}") as context:
             started = time.monotonic()
             values = np.ones(1000, np.float32)
-            context.engine.run(ALLREDUCE, "x", values, values, op=SUM)
+            context.engine.run(recurring(ALLREDUCE), "x", values, values)
             return began, started, float(values.sum())
 
 

@@ -14,6 +14,7 @@ from farandole.core.context import Context
 from farandole.errors import ConfigError, EngineClosed
 from farandole.rendezvous import SoloRendezvous
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_thread_of_its_own_does_not_touch_the_process() -> None:
         hvd.shutdown()
         assert not hvd.is_initialized()
         with pytest.raises(EngineClosed):
-            context.engine.run(5, "barrier", None, None)
+            context.engine.run(recurring(5), "barrier", None, None)
 
     run_ranks(2, body)
     assert not hvd.is_initialized()

@@ -18,6 +18,7 @@ from farandole.core.peers import Arrivals
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RendezvousError
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 ALLREDUCE, BARRIER = 0, 5
 VICTIM = 1
@@ -32,7 +33,7 @@ def reduce_for_ever(context: Context, elements: int) -> tuple[int, str, float]:
     last = time.monotonic()
     try:
         for step in range(1_000_000):
-            context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=4)
+            context.engine.run(recurring(ALLREDUCE, op=4), f"x{step % 3}", values, values)
             last = time.monotonic()
     except PeerLost as error:
         return error.rank, error.reason, time.monotonic() - last
@@ -54,7 +55,9 @@ def exits_hard(context: Context, elements: int) -> tuple[int, str, float]:
 
 def raises(context: Context, elements: int) -> tuple[int, str, float]:
     if context.rank == VICTIM:
-        context.engine.run(ALLREDUCE, "x0", np.ones(elements, np.float32), np.ones(elements, np.float32), op=4)
+        context.engine.run(
+            recurring(ALLREDUCE, op=4), "x0", np.ones(elements, np.float32), np.ones(elements, np.float32)
+        )
         context.shutdown()  # what leaving the `with` of a failing body does
         return VICTIM, "", 0.0
     return reduce_for_ever(context, elements)
@@ -127,11 +130,11 @@ def waits_for_the_absent(context: Context, heard: threading.Barrier) -> tuple[tu
             return (), 0.0
         begin = time.monotonic()
         with pytest.raises(CollectiveTimeout, match=r"'absent'.*rank 1") as caught:
-            context.engine.run(ALLREDUCE, "absent", values, values, op=1)
+            context.engine.run(recurring(ALLREDUCE, op=1), "absent", values, values)
         return caught.value.missing, time.monotonic() - begin
     finally:
         heard.wait(60)  # nobody is to wait for longer than the same limit
-        context.engine.run(BARRIER, "end", None, None)
+        context.engine.run(recurring(BARRIER), "end", None, None)
 
 
 def test_a_rank_that_does_not_come_is_named_when_time_is_up() -> None:
@@ -145,13 +148,13 @@ def test_a_rank_that_does_not_come_is_named_when_time_is_up() -> None:
 
 def stands_still(context: Context, victim: int) -> tuple[int, ...]:
     values = np.ones(10, np.float32)
-    context.engine.run(ALLREDUCE, "x", values, values, op=4)
+    context.engine.run(recurring(ALLREDUCE, op=4), "x", values, values)
     if context.rank == victim:
         # Alive, but it does nothing any more, until it is killed.
         subprocess.Popen(["sh", "-c", f"sleep 12; kill -KILL {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
     with pytest.raises(CollectiveTimeout) as caught:
-        context.engine.run(ALLREDUCE, "x", values, values, op=4)
+        context.engine.run(recurring(ALLREDUCE, op=4), "x", values, values)
     return caught.value.missing
 
 
@@ -173,7 +176,7 @@ def stopped_in_the_middle(outer: Context, hosts: int, victim: int, config: Confi
                 if context.rank == victim and step == 10:
                     stop = f"kill -STOP {os.getpid()}; sleep 6; kill -KILL {os.getpid()}"
                     subprocess.Popen(["sh", "-c", f"sleep 0.0{random.randrange(10)}; {stop}"])
-                context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=4)
+                context.engine.run(recurring(ALLREDUCE, op=4), f"x{step % 3}", values, values)
         except CollectiveTimeout as late:
             return late.missing
         except PeerLost as lost:
@@ -201,10 +204,10 @@ def interrupted(context: Context) -> str:
     if context.rank == 0:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            context.engine.run(ALLREDUCE, "never", np.ones(1), np.ones(1), op=1)
+            context.engine.run(recurring(ALLREDUCE, op=1), "never", np.ones(1), np.ones(1))
         return "interrupted"
     with pytest.raises(PeerLost):
-        context.engine.run(ALLREDUCE, "other", np.ones(1), np.ones(1), op=1)
+        context.engine.run(recurring(ALLREDUCE, op=1), "other", np.ones(1), np.ones(1))
     return "lost"
 
 
@@ -216,7 +219,7 @@ def submits_after_the_end(context: Context) -> None:
     context.shutdown()
     context.shutdown()
     with pytest.raises(EngineClosed, match="shut down"):
-        context.engine.run(ALLREDUCE, "late", np.ones(1), np.ones(1), op=1)
+        context.engine.run(recurring(ALLREDUCE, op=1), "late", np.ones(1), np.ones(1))
 
 
 def test_after_shutdown_operations_are_refused() -> None:
@@ -225,7 +228,7 @@ def test_after_shutdown_operations_are_refused() -> None:
 
 def ends_without_shutdown(context: Context) -> None:
     values = np.ones(10)
-    context.engine.submit(ALLREDUCE, f"pending {context.rank}", values, values, op=1)
+    context.engine.start(recurring(ALLREDUCE, op=1), f"pending {context.rank}", values, values)
 
 
 def test_pending_operations_do_not_keep_a_rank_from_ending() -> None:

@@ -15,6 +15,7 @@ from farandole.core.kinds import ALLREDUCE
 from farandole.errors import PeerLost
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 HEARTBEAT = timedelta(seconds=1)
 SUM = 1
@@ -30,7 +31,7 @@ def stands_still(outer: Context, victim: int, elements: int) -> tuple[int, str]:
         step = 0
         try:
             while time.monotonic() < end:
-                context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=SUM)
+                context.engine.run(recurring(ALLREDUCE, op=SUM), f"x{step % 3}", values, values)
                 step += 1
                 if context.rank == victim and step == 50:
                     subprocess.Popen(["sh", "-c", f"sleep 8; kill -KILL {os.getpid()}"])

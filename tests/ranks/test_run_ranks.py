@@ -14,6 +14,7 @@ from farandole.core.default import context as default_context
 from farandole.errors import PeerLost
 from helpers.outcomes import Death, RanksFailed
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 HOWS = pytest.mark.parametrize("how", ["threads", "processes"])
 
@@ -60,7 +61,7 @@ def test_each_failure_has_a_titled_trace(how: str) -> None:
 def wait_for_a_rank_that_fails(context: Context) -> None:
     if context.rank == 1:
         raise KeyError("the first")
-    context.engine.run(5, "barrier", None, None)
+    context.engine.run(recurring(5), "barrier", None, None)
 
 
 @HOWS

@@ -29,6 +29,7 @@ from farandole.rendezvous import SoloRendezvous
 from farandole.timeline.files import timeline_path
 from farandole.timeline.reading import read_traces
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 ALLREDUCE = 0
 PATIENCE = 60.0
@@ -47,7 +48,7 @@ def tensors(path: Path) -> list[str]:
 def reduce_twice(context: Context) -> None:
     values = np.ones(1000, np.float32)
     for _ in range(2):
-        context.engine.run(ALLREDUCE, "allreduce.x", values, values)
+        context.engine.run(recurring(ALLREDUCE), "allreduce.x", values, values)
 
 
 def test_each_rank_writes_what_it_did(tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ def test_an_event_of_a_quiet_job_is_on_disk_at_once(tmp_path: Path) -> None:
     values = np.ones(10, np.float32)
 
     def seconds_until_written(name: str) -> float:
-        context.engine.run(ALLREDUCE, name, values, values)
+        context.engine.run(recurring(ALLREDUCE), name, values, values)
         done = time.monotonic()
         while f'"tensor":"{name}"'.encode() not in path.read_bytes():
             assert time.monotonic() < done + PATIENCE

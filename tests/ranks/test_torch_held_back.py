@@ -58,7 +58,7 @@ def test_few_calls(sizes: list[int], calls: int) -> None:
         for weight in weights:
             torch.testing.assert_close(weight.grad, torch.full_like(weight, 1.5))
 
-    with mock.patch.object(requests, "start_reduce_each", wraps=requests.start_reduce_each) as started:
+    with mock.patch.object(requests, "start_each", wraps=requests.start_each) as started:
         run_ranks(2, body)
     assert started.call_count == 2 * calls
 

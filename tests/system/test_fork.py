@@ -20,6 +20,7 @@ from farandole.core.kinds import ALLREDUCE
 from farandole.errors import InvalidRequest, PeerLost
 from farandole.rendezvous import SoloRendezvous, from_environment
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 SUM = 1
 
@@ -43,13 +44,13 @@ def forks(outer: Context, hosts: int) -> tuple[int, float]:
     outer.shutdown()
     values = np.ones(1000, np.float32)
     with Context(from_environment(), Config(), host=f"host {outer.rank % hosts}") as context, default.use(context):
-        pending = context.engine.submit(ALLREDUCE, "in flight", values, values, op=SUM)
+        pending = context.engine.start(recurring(ALLREDUCE, op=SUM), "in flight", values, values)
 
         def use_the_engine() -> None:
             assert default.rank() == outer.rank  # to know one's place takes no engine
-            for use in (context.engine.run, context.engine.submit):
+            for use in (context.engine.run, context.engine.start):
                 with pytest.raises(InvalidRequest, match="'mine': this process was forked from a rank"):
-                    use(ALLREDUCE, "mine", values, values, op=SUM)
+                    use(recurring(ALLREDUCE, op=SUM), "mine", values, values)
             if not pending.done():
                 with pytest.raises(InvalidRequest, match="forked"):
                     pending.wait()
@@ -58,7 +59,7 @@ def forks(outer: Context, hosts: int) -> tuple[int, float]:
         status = in_a_child(use_the_engine)
         pending.wait()
         for step in range(50):
-            context.engine.run(ALLREDUCE, f"x{step % 2}", values, values, op=SUM)
+            context.engine.run(recurring(ALLREDUCE, op=SUM), f"x{step % 2}", values, values)
         return status, float(values[0])
 
 
@@ -76,11 +77,11 @@ def refuses(call: Callable[[], None]) -> None:
 def test_a_child_does_not_write_into_the_timeline(tmp_path: Path) -> None:
     path, values = tmp_path / "timeline.json", np.ones(10, np.float32)
     with Context(SoloRendezvous(), Config(timeline=str(path))) as context:
-        context.engine.run(ALLREDUCE, "before", values, values, op=SUM)
+        context.engine.run(recurring(ALLREDUCE, op=SUM), "before", values, values)
         for refused in (context.timeline.stop, lambda: context.timeline.start(tmp_path / "other.json")):
             assert in_a_child(lambda call=refused: refuses(call)) == 0
         assert in_a_child(context.shutdown) == 0
-        context.engine.run(ALLREDUCE, "after", values, values, op=SUM)
+        context.engine.run(recurring(ALLREDUCE, op=SUM), "after", values, values)
     events = json.loads(path.read_text())
     names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert names == ["before", "after"]
@@ -90,19 +91,22 @@ ALONE = """
 import os, sys
 import numpy as np
 from farandole.core import default
+from farandole.core.kinds import ALLREDUCE
+from farandole.core.request import Request
 default.init()
 values = np.ones(1 << 20, np.float32)
 engine = default.context().engine
-handle = engine.submit(0, "x", values, values, op=1)
+request = Request(ALLREDUCE, "x")
+handle = engine.start(request, "x", values, values)
 child = os.fork()
 if child == 0:
     try:
-        engine.run(0, "y", values, values)
+        engine.run(request, "y", values, values)
     except ValueError as error:
         sys.exit(0 if "forked" in str(error) else str(error))
     sys.exit("the child was not refused")
 handle.wait()
-engine.run(0, "y", values, values)
+engine.run(request, "y", values, values)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
@@ -120,7 +124,7 @@ def dies_with_a_child(outer: Context) -> tuple[int, float]:
     with Context(from_environment(), config, host=f"host {outer.rank}") as context:
         values = np.ones(1000, np.float32)
         for step in range(50):
-            context.engine.run(ALLREDUCE, f"x{step % 2}", values, values, op=SUM)
+            context.engine.run(recurring(ALLREDUCE, op=SUM), f"x{step % 2}", values, values)
         if context.rank == 1:
             if os.fork() == 0:
                 os.close(int(sys.argv[1]))  # the connection to the test, which waits for its end
@@ -129,7 +133,7 @@ def dies_with_a_child(outer: Context) -> tuple[int, float]:
             os.kill(os.getpid(), signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(PeerLost) as error:
-            context.engine.run(ALLREDUCE, "x0", values, values, op=SUM)
+            context.engine.run(recurring(ALLREDUCE, op=SUM), "x0", values, values)
         return error.value.rank, time.monotonic() - began
 
 

@@ -18,6 +18,7 @@ from farandole.rendezvous import from_environment
 from farandole.topology import interface_address
 from helpers.collectives import check_collectives
 from helpers.hosts import SECOND_DEVICE, cut_off, run_on_hosts
+from helpers.requests import recurring
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,7 +46,7 @@ def connections(address: str) -> int:
 def checks_and_counts(context: Context) -> tuple[int, list[int], list[int]]:
     check_collectives(context)
     count = connections(interface_address(DEVICE))
-    context.engine.run(BARRIER, "all have counted", None, None)
+    context.engine.run(recurring(BARRIER), "all have counted", None, None)
     return count, context.topology.host_numbers, context.topology.control_parents
 
 
@@ -63,7 +64,7 @@ def test_collectives_over_no_more_connections_than_needed(placement: str) -> Non
 def counts_both(context: Context) -> tuple[int, int]:
     check_collectives(context)
     counts = connections(interface_address(DEVICE)), connections(interface_address(SECOND_DEVICE))
-    context.engine.run(BARRIER, "all have counted", None, None)
+    context.engine.run(recurring(BARRIER), "all have counted", None, None)
     return counts
 
 
@@ -82,7 +83,7 @@ def works_until_a_loss(context: Context, victim: int, how: str) -> tuple[int, fl
             began = time.monotonic()
             ip("link", "set", DEVICE, "down")
         try:
-            context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=SUM)
+            context.engine.run(recurring(ALLREDUCE, op=SUM), f"x{step % 3}", values, values)
         except PeerLost as lost:
             return lost.rank, time.monotonic(), began
     raise AssertionError("nobody was lost")
@@ -106,7 +107,7 @@ def works_through_an_interruption(context: Context, victim: int) -> float:
             ip("link", "set", DEVICE, "down")
             time.sleep(HEARTBEAT.total_seconds() / 3)
             ip("link", "set", DEVICE, "up")
-        context.engine.run(ALLREDUCE, f"x{step % 3}", np.ones_like(values), values, op=SUM)
+        context.engine.run(recurring(ALLREDUCE, op=SUM), f"x{step % 3}", np.ones_like(values), values)
     return float(values.sum())
 
 
@@ -123,7 +124,7 @@ def works_until_two_are_apart(context: Context) -> tuple[int, str, float, float]
             if context.rank == 1 and step == 50:
                 cut_off(2)
                 began = time.monotonic()
-            context.engine.run(ALLREDUCE, f"x{step % 3}", values, values, op=SUM)
+            context.engine.run(recurring(ALLREDUCE, op=SUM), f"x{step % 3}", values, values)
     except PeerLost as lost:
         return lost.rank, lost.reason, time.monotonic(), began
     raise AssertionError("nobody was lost")
@@ -144,7 +145,7 @@ def starts_with_two_apart(outer: Context) -> tuple[str, str]:
         cut_off(2)  # before it meets the others
     try:
         with Context(from_environment(), Config(start_timeout=timedelta(seconds=2))) as context:
-            context.engine.run(BARRIER, "to no avail", None, None)
+            context.engine.run(recurring(BARRIER), "to no avail", None, None)
     except (PeerLost, RendezvousError) as error:
         return interface_address(DEVICE), str(error)
     raise AssertionError("they have met")

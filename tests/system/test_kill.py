@@ -30,6 +30,7 @@ from farandole.rendezvous import from_environment
 from helpers.leaks import Snapshot
 from helpers.outcomes import Death
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "12"))
 SEED = int(os.environ.get("KILL_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
@@ -50,22 +51,24 @@ def synchronous(context: Context, dice: random.Random, step: int) -> None:
     elements = dice.choice([SMALL, LARGE]) * context.size
     name = f"{kind} of {elements}"  # repeats, so that it is known by number from the second time on
     if kind == BARRIER:
-        context.engine.run(kind, name, None, None)
+        context.engine.run(recurring(kind), name, None, None)
         return
     values = np.ones(elements, np.float32)
     if kind in (ALLREDUCE, BROADCAST):
         root = step % context.size if kind == BROADCAST else 0
-        context.engine.run(kind, f"{name} {root}", values, values, op=SUM, root=root)
+        context.engine.run(recurring(kind, op=SUM, root=root), f"{name} {root}", values, values)
     elif kind == ALLTOALL:
-        context.engine.run(kind, name, values, None, splits=[elements // context.size] * context.size)
+        context.engine.run(recurring(kind, splits=[elements // context.size] * context.size), name, values, None)
     else:
-        context.engine.run(kind, name, values, None, op=SUM)
+        context.engine.run(recurring(kind, op=SUM), name, values, None)
 
 
 def asynchronous(context: Context, dice: random.Random) -> None:
     """Many operations in flight, waited for in another order."""
     tensors = [np.ones(dice.choice([1, SMALL, 10_000]), np.float32) for _ in range(dice.randrange(2, 30))]
-    handles = [context.engine.submit(ALLREDUCE, f"async {i}", each, each, op=SUM) for i, each in enumerate(tensors)]
+    handles = [
+        context.engine.start(recurring(ALLREDUCE, op=SUM), f"async {i}", each, each) for i, each in enumerate(tensors)
+    ]
     dice.shuffle(handles)
     for handle in handles:
         handle.wait()
@@ -108,13 +111,13 @@ def work(context: Context, seed: int) -> None:
 def spend(context: Context, case: Case, announce: bytes) -> None:
     """Be in the phase in which the victim dies, until that is heard; returns when there is nothing to hear."""
     if case.phase != "in init":
-        context.engine.run(BARRIER, "all are here", None, None)
+        context.engine.run(recurring(BARRIER), "all are here", None, None)
         tell(context.rank, announce)
     if case.phase == "waited for":
         if context.rank == case.victim:
             time.sleep(3600)
         values = np.ones(SMALL, np.float32)
-        context.engine.run(ALLREDUCE, "it does not come to this", values, values, op=SUM)
+        context.engine.run(recurring(ALLREDUCE, op=SUM), "it does not come to this", values, values)
     elif case.phase == "in shutdown":
         context.shutdown()
         return
@@ -133,7 +136,7 @@ def end_of(case: Case, host: str, announce: bytes) -> tuple[tuple[int, ...], flo
             except PeerLost as error:
                 knew = time.monotonic()
                 with pytest.raises(PeerLost) as later:
-                    context.engine.run(BARRIER, "after the end", None, None)
+                    context.engine.run(recurring(BARRIER), "after the end", None, None)
                 assert later.value.rank == error.rank
                 return (error.rank,), knew
             return (), time.monotonic()
@@ -147,7 +150,7 @@ def live(outer: Context, case: Case, announce: bytes) -> tuple[tuple[int, ...], 
     """Be one rank, and leave as little as there was before."""
     # The kernel takes its time to free it, and ends no connection before it has.
     memory = np.ones(case.ballast if outer.rank == case.victim else 0, np.uint8)
-    outer.engine.run(BARRIER, "all processes are here", None, None)
+    outer.engine.run(recurring(BARRIER), "all processes are here", None, None)
     outer.shutdown()
     before = Snapshot.take()
     if case.phase == "in init":

@@ -20,6 +20,7 @@ from farandole.core.kinds import ALLREDUCE, BARRIER
 from farandole.errors import EngineClosed, PeerLost
 from farandole.rendezvous import SoloRendezvous, from_environment
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 LIVES = 100
 SUM = 1
@@ -52,7 +53,7 @@ def lives_alone(outer: Context, lives: int) -> tuple[dict[str, int], dict[str, i
     def live(name: str) -> None:
         default.init(rendezvous=SoloRendezvous())
         default.init()
-        default.context().engine.run(ALLREDUCE, name, values, values, op=SUM)
+        default.context().engine.run(recurring(ALLREDUCE, op=SUM), name, values, values)
         default.shutdown()
         default.shutdown()
 
@@ -80,7 +81,7 @@ def lives_again_and_again(outer: Context, lives: int) -> tuple[dict[str, int], d
 
     def live() -> None:
         with Context(from_environment(), Config(), host=f"host {outer.rank % 2}") as context:
-            context.engine.run(ALLREDUCE, "x", values, values, op=SUM)
+            context.engine.run(recurring(ALLREDUCE, op=SUM), "x", values, values)
 
     live()
     before = held()
@@ -102,11 +103,11 @@ def is_refused(handle: Handle) -> None:
 
 def leaves_with_work_pending(context: Context, leaver: int) -> str:
     values = np.ones(1000, np.float32)
-    context.engine.run(BARRIER, "all are here", None, None)
+    context.engine.run(recurring(BARRIER), "all are here", None, None)
     # The others never ask for these, nor do they ask for what the others want.
 
     def ask(i: int) -> Handle:
-        return context.engine.submit(ALLREDUCE, f"{context.rank}.{i}", values.copy(), values.copy())
+        return context.engine.start(recurring(ALLREDUCE), f"{context.rank}.{i}", values.copy(), values.copy())
 
     if context.rank == leaver:
         mine = [ask(i) for i in range(20)]
@@ -145,10 +146,13 @@ def run_script(text: str, seconds: float = 120) -> subprocess.CompletedProcess[s
 BEGIN = """
 import numpy as np
 from farandole.core import default
+from farandole.core.kinds import ALLREDUCE
+from farandole.core.request import Request
 default.init()
 values = np.ones(1 << 20, np.float32)
 engine = default.context().engine
-handle = engine.submit(0, "x", values, values, op=1)
+request = Request(ALLREDUCE, "x")
+handle = engine.start(request, "x", values, values)
 """
 
 
@@ -160,8 +164,8 @@ handle = engine.submit(0, "x", values, values, op=1)
         "import sys; sys.exit(0)",
         "import gc; keep = [handle, engine]; keep.append(keep)",  # destroyed when the interpreter is nearly gone
         "import threading; threading.Thread(target=handle.wait).start()",
-        "import threading; threading.Thread(target=lambda: [engine.run(0, 'y', values, values) for _ in range(10**9)],"
-        " daemon=True).start()",
+        "import threading; threading.Thread(target=lambda: [engine.run(request, 'y', values, values) for _ in "
+        "range(10**9)], daemon=True).start()",
     ],
     ids=["at once", "waited for", "sys.exit", "a cycle of references", "a thread that waits", "a daemon that works"],
 )

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from farandole.core.gradients import (
     Passes,
-    Scaling,
-    choose_scaling,
     even_groups,
     explicit_groups,
     name_parameters,
+    predivided,
 )
-from farandole.core.reduction import Average, Sum, choose_op
+from farandole.core.reduction import Average, Reduction, Sum, choose_reduction
 
 
 @given(st.integers(0, 50), st.integers(1, 60))
@@ -98,15 +97,16 @@ def test_wrong_names_are_refused(named: list, problem: str) -> None:
 
 
 def test_predivision_divides_before_and_multiplies_after() -> None:
-    assert choose_scaling(Average, 1.0) == choose_scaling(Sum, 1.0) == Scaling(1.0, 1.0)
-    assert choose_scaling(Average, 4.0) == Scaling(0.25, 4.0)
+    assert predivided(Average, 1.0) == Reduction(Average, 1.0, 1.0)
+    assert predivided(Sum, 1.0) == Reduction(Sum, 1.0, 1.0)
+    assert predivided(Average, 4.0) == Reduction(Average, 0.25, 4.0)
     for op, factor in ((Sum, 2.0), (Average, 0.0), (Average, -1.0)):
         with pytest.raises(ValueError, match="gradient_predivide_factor"):
-            choose_scaling(op, factor)
+            predivided(op, factor)
 
 
 def test_the_op_is_an_average_unless_said_otherwise() -> None:
-    assert choose_op(None, None) == Average
-    assert choose_op(Sum, None) == Sum
+    assert choose_reduction(None, None) == Reduction(Average)
+    assert choose_reduction(Sum, None) == Reduction(Sum)
     with pytest.raises(ValueError, match="backward_passes_per_step"):
         Passes([], 0)

@@ -102,22 +102,22 @@ class Run {
 
   void start(xla::Future* future, const plugins::CoreTable& table) {
     future_ = future;
-    const plugins::Ask ask{static_cast<int32_t>(numbers_[kSlot]),
-                           static_cast<int32_t>(numbers_[kProcessSet]),
-                           static_cast<int32_t>(numbers_[kKind]),
-                           static_cast<int32_t>(numbers_[kOp]),
-                           static_cast<int32_t>(numbers_[kRoot]),
-                           numbers_[kGrouped] != 0,
-                           !name_.ends_with('.'),
-                           std::bit_cast<double>(numbers_[kPrescale]),
-                           std::bit_cast<double>(numbers_[kPostscale]),
-                           name_.c_str(),
-                           numbers_.data() + kNumbers,
-                           numbers_.size() - kNumbers,
-                           tensors_.data(),
-                           tensors_.size()};
+    const plugins::Request request{static_cast<int32_t>(numbers_[kSlot]),
+                                   static_cast<int32_t>(numbers_[kProcessSet]),
+                                   static_cast<int32_t>(numbers_[kKind]),
+                                   static_cast<int32_t>(numbers_[kOp]),
+                                   static_cast<int32_t>(numbers_[kRoot]),
+                                   numbers_[kGrouped] != 0,
+                                   !name_.ends_with('.'),
+                                   std::bit_cast<double>(numbers_[kPrescale]),
+                                   std::bit_cast<double>(numbers_[kPostscale]),
+                                   name_.c_str(),
+                                   numbers_.data() + kNumbers,
+                                   numbers_.size() - kNumbers,
+                                   tensors_.data(),
+                                   tensors_.size()};
     const plugins::Listener listener{&done, &allocate, this};
-    table.submit(&ask, &listener);  // we may be gone when it returns
+    table.submit(&request, &listener);  // we may be gone when it returns
   }
 
  private:

@@ -121,13 +121,13 @@ class Run {
   void start() {
     if (core == nullptr) return fail(kFailedPrecondition, "farandole has not handed over its core to TensorFlow");
     if (node_.has_tensors() && !take_tensors()) return end();
-    const plugins::Ask ask{node_.slot,         node_.process_set, static_cast<int32_t>(node_.kind),
-                           node_.op,           node_.root,        node_.grouped,
-                           node_.cacheable,    node_.prescale,    node_.postscale,
-                           node_.name.c_str(), splits_.data(),    splits_.size(),
-                           tensors_.data(),    tensors_.size()};
+    const plugins::Request request{node_.slot,         node_.process_set, static_cast<int32_t>(node_.kind),
+                                   node_.op,           node_.root,        node_.grouped,
+                                   node_.cacheable,    node_.prescale,    node_.postscale,
+                                   node_.name.c_str(), splits_.data(),    splits_.size(),
+                                   tensors_.data(),    tensors_.size()};
     const plugins::Listener listener{&done, &allocate, this};
-    core->submit(&ask, &listener);  // we may be gone when it returns
+    core->submit(&request, &listener);  // we may be gone when it returns
   }
 
  private:

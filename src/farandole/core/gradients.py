@@ -2,37 +2,46 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from farandole.core.reduction import Average
+from farandole.core.compression import Compressor, NoneCompressor
+from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.reduction import Average, Reduction, choose_reduction
 
-__all__ = ["Passes", "Scaling", "choose_scaling", "even_groups", "explicit_groups", "name_parameters"]
+__all__ = ["GradientOptions", "Passes", "even_groups", "explicit_groups", "name_parameters", "predivided"]
 
 P = TypeVar("P", bound=Hashable)
+T = TypeVar("T")
+
+_AVERAGE = Reduction(Average)
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """The factors before and after a reduction."""
+# A generic dataclass that is frozen and has slots cannot be called as `GradientOptions[T](...)` on Python 3.11.
+@dataclass(frozen=True, kw_only=True)
+class GradientOptions(Generic[T]):
+    """The way in which gradients are reduced, and the ranks that take part."""
 
-    prescale: float = 1.0
-    postscale: float = 1.0
+    reduction: Reduction = _AVERAGE
+    compression: Compressor[T] = field(default_factory=NoneCompressor)
+    sparse_as_dense: bool = False
+    process_set: ProcessSet = global_process_set
 
 
-def choose_scaling(op: int, predivide: float) -> Scaling:
+def predivided(op: int, predivide: float) -> Reduction:
     """Divide by `predivide` before an average and multiply after it, which keeps half floats in range.
 
     Raises `ValueError` for other reductions and for a factor that is no positive number.
     """
+    reduction = choose_reduction(op)
     if predivide == 1.0:
-        return Scaling()
+        return reduction
     if op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if not predivide > 0:
         raise ValueError(f"gradient_predivide_factor must be > 0, got {predivide}")
-    return Scaling(1.0 / predivide, predivide)
+    return Reduction(op, 1.0 / predivide, predivide)
 
 
 def name_parameters(

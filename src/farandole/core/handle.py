@@ -1,4 +1,4 @@
-"""What asynchronous operations return."""
+"""Handles of asynchronous operations."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -20,12 +20,12 @@ class Handle(Generic[R]):
 
     def __init__(
         self,
-        part: _native.Handle | _native.GroupHandle,
+        part: _native.Handle | None,
         result: R | None = None,
         finish: Callable[[], R] | None = None,
     ) -> None:
-        """The result is `result`, or what `finish` returns when the operation is done."""
-        self._part: _native.Handle | _native.GroupHandle | None = part
+        """Hold `result`, or the value that `finish` returns, until `part` is done; None is done already."""
+        self._part = part
         self._result = result
         self._finish = finish
 

@@ -1,8 +1,8 @@
-"""The operations the engine knows, as the integers it knows them by."""
+"""The kinds of operations, as the integers that the engine uses, and their names."""
 
 from typing import Final
 
-__all__ = ["ALLGATHER", "ALLREDUCE", "ALLTOALL", "BARRIER", "BROADCAST", "JOIN", "REDUCESCATTER"]
+__all__ = ["ALLGATHER", "ALLREDUCE", "ALLTOALL", "BARRIER", "BROADCAST", "JOIN", "NAMES", "REDUCESCATTER"]
 
 ALLREDUCE: Final = 0
 ALLGATHER: Final = 1
@@ -11,3 +11,5 @@ ALLTOALL: Final = 3
 REDUCESCATTER: Final = 4
 BARRIER: Final = 5
 JOIN: Final = 6
+
+NAMES: Final = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join")

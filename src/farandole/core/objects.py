@@ -11,6 +11,7 @@ import cloudpickle
 from farandole.core import kinds
 from farandole.core.frames import LENGTH, split_frames, write_frame
 from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.request import Request
 from farandole.core.requests import named
 
 __all__ = ["allgather_object", "broadcast_object"]
@@ -32,10 +33,11 @@ def broadcast_object(
     payload = bytearray(cloudpickle.dumps(obj)) if root else bytearray()
     # The length goes first, in 64 bits: the others need it to make room.
     length = bytearray(LENGTH.pack(len(payload)))
-    seat.engine.run(kinds.BROADCAST, f"{wire}.sz", length, length, root=place, cacheable=False)
+    request = Request(kinds.BROADCAST, root=place)
+    seat.engine.run(request, f"{wire}.sz", length, length)
     if not root:
         payload = bytearray(LENGTH.unpack(length)[0])
-    seat.engine.run(kinds.BROADCAST, f"{wire}.t", payload, payload, root=place, cacheable=False)
+    seat.engine.run(request, f"{wire}.t", payload, payload)
     if root:
         return cast(T, obj)
     received: T = cloudpickle.loads(payload)
@@ -49,7 +51,8 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     """
     seat, wire = named("allgather_object", name, process_set)
     payload = cloudpickle.dumps(obj)
-    done = seat.engine.run(kinds.ALLGATHER, wire, write_frame(payload), None, cacheable=False)
+    done = seat.engine.run(Request(kinds.ALLGATHER), wire, write_frame(payload), None)
+    assert done is not None
     joined = done.result()
     assert joined is not None
     return [cloudpickle.loads(part) for part in split_frames(memoryview(joined))]

@@ -1,16 +1,15 @@
-"""The operations as users call them, once for all frameworks."""
+"""The operations as users call them, written once for all frameworks."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from farandole.core import default, kinds
-from farandole.core.adapter import Adapter
-from farandole.core.blocking import Blocking
 from farandole.core.compression import Compressor
 from farandole.core.handle import Handle
 from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.reduction import Average, choose_op
-from farandole.core.requests import Requests, named
+from farandole.core.reduction import Average
+from farandole.core.request import Request
+from farandole.core.requests import Requests, allreduce_request, named, request_of
 
 __all__ = ["Operations", "barrier", "join"]
 
@@ -26,9 +25,8 @@ class Operations(Generic[T]):
     never (`CollectiveTimeout`, `PeerLost`), is raised by the call that waits.
     """
 
-    def __init__(self, adapter: Adapter[T], blocking: type[Blocking[T]] = Blocking) -> None:
-        self.requests = Requests(adapter)
-        self.blocking = blocking(self.requests)
+    def __init__(self, requests: Requests[T]) -> None:
+        self.requests = requests
 
     def allreduce(
         self,
@@ -52,12 +50,12 @@ class Operations(Generic[T]):
 
         Blocks until every rank has asked.
         """
-        op = choose_op(op, average)
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
         if compression is None:
-            return self.blocking.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
+            reduced: T = self.requests.run(request, tensor)
+            return reduced
         smaller, ctx = compression.compress(tensor)
-        output = self.blocking.allreduce(smaller, name, op, prescale_factor, postscale_factor, process_set)
-        return compression.decompress(output, ctx)
+        return compression.decompress(self.requests.run(request, smaller), ctx)
 
     def allreduce_(
         self,
@@ -70,8 +68,8 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> T:
         """Combine `tensor` over all ranks in place, and return it; as `allreduce`."""
-        op = choose_op(op, average)
-        return self.requests.reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, write=True)
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
+        return self.requests.reduce(request, tensor, True)
 
     def allreduce_async(
         self,
@@ -84,8 +82,8 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> Handle[T]:
         """Start what `allreduce` does; `synchronize` returns the new tensor. Never blocks."""
-        op = choose_op(op, average)
-        return self.requests.start_reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, write=False)
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
+        return self.requests.start_reduce(request, tensor, False)
 
     def allreduce_async_(
         self,
@@ -98,8 +96,8 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> Handle[T]:
         """Start what `allreduce_` does; the tensor must be left alone until `synchronize`. Never blocks."""
-        op = choose_op(op, average)
-        return self.requests.start_reduce(tensor, name, op, prescale_factor, postscale_factor, process_set, write=True)
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
+        return self.requests.start_reduce(request, tensor, True)
 
     def grouped_allreduce(
         self,
@@ -116,14 +114,8 @@ class Operations(Generic[T]):
 
         Blocks until every rank has asked.
         """
-        op = choose_op(op, average)
-        if compression is None:
-            return self.blocking.grouped_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set)
-        smaller = [compression.compress(tensor) for tensor in tensors]
-        outputs = self.blocking.grouped_allreduce(
-            [tensor for tensor, _ in smaller], name, op, prescale_factor, postscale_factor, process_set
-        )
-        return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, smaller, strict=True)]
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
+        return self._run_group(request, tensors, compression)
 
     def grouped_allreduce_(
         self,
@@ -136,8 +128,8 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> list[T]:
         """Combine several tensors at once, in place, and return them; as `grouped_allreduce`."""
-        op = choose_op(op, average)
-        return self.requests.reduce_group(tensors, name, op, prescale_factor, postscale_factor, process_set, write=True)
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
+        return self.requests.reduce_group(request, tensors, write=True)
 
     def grouped_allreduce_async(
         self,
@@ -150,10 +142,8 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> Handle[list[T]]:
         """Start what `grouped_allreduce` does; `synchronize` returns a list of new tensors. Never blocks."""
-        op = choose_op(op, average)
-        return self.requests.start_reduce_group(
-            tensors, name, op, prescale_factor, postscale_factor, process_set, write=False
-        )
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
+        return self.requests.start_group(request, tensors, write=False)
 
     def grouped_allreduce_async_(
         self,
@@ -166,35 +156,36 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> Handle[list[T]]:
         """Start what `grouped_allreduce_` does; leave the tensors alone until `synchronize`. Never blocks."""
-        op = choose_op(op, average)
-        return self.requests.start_reduce_group(
-            tensors, name, op, prescale_factor, postscale_factor, process_set, write=True
-        )
+        request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
+        return self.requests.start_group(request, tensors, write=True)
 
     def allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
         """Concatenate the ranks' tensors by rank along the first dimension, which may differ between ranks.
 
         Blocks until every rank has asked.
         """
-        return self.blocking.allgather(tensor, name, process_set)
+        gathered: T = self.requests.run(request_of(kinds.ALLGATHER, name, process_set), tensor)
+        return gathered
 
     def allgather_async(
         self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[T]:
         """Start what `allgather` does; `synchronize` returns the new tensor. Never blocks."""
-        return self.requests.gather(tensor, name, process_set, now=False)
+        return self.requests.start(request_of(kinds.ALLGATHER, name, process_set), tensor)
 
     def grouped_allgather(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> list[T]:
         """Do what `allgather` does with several tensors at once; none begins before all are ready on all ranks."""
-        return self.blocking.grouped_allgather(tensors, name, process_set)
+        request = request_of(kinds.ALLGATHER, name, process_set, grouped=True)
+        return self.requests.run_group(request, tensors)
 
     def grouped_allgather_async(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[list[T]]:
         """Start what `grouped_allgather` does; `synchronize` returns a list of new tensors. Never blocks."""
-        return self.requests.start_gather_group(tensors, name, process_set)
+        request = request_of(kinds.ALLGATHER, name, process_set, grouped=True)
+        return self.requests.start_group(request, tensors)
 
     def broadcast(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -203,25 +194,30 @@ class Operations(Generic[T]):
 
         Blocks until the root's tensor is here; the root may return before the others have it.
         """
-        return self.blocking.broadcast(tensor, root_rank, name, process_set)
+        request = request_of(kinds.BROADCAST, name, process_set, root=root_rank)
+        spread: T = self.requests.run(request, tensor)
+        return spread
 
     def broadcast_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
         """Overwrite `tensor` with that of rank `root_rank`, and return it; as `broadcast`."""
-        return self.requests.broadcast(tensor, root_rank, name, process_set, write=True, now=True).wait()
+        request = request_of(kinds.BROADCAST, name, process_set, root=root_rank)
+        return self.requests.overwrite(request, tensor)
 
     def broadcast_async(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[T]:
         """Start what `broadcast` does; `synchronize` returns the new tensor. Never blocks."""
-        return self.requests.broadcast(tensor, root_rank, name, process_set, write=False, now=False)
+        request = request_of(kinds.BROADCAST, name, process_set, root=root_rank)
+        return self.requests.start(request, tensor)
 
     def broadcast_async_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[T]:
         """Start what `broadcast_` does; the tensor must be left alone until `synchronize`. Never blocks."""
-        return self.requests.broadcast(tensor, root_rank, name, process_set, write=True, now=False)
+        request = request_of(kinds.BROADCAST, name, process_set, root=root_rank)
+        return self.requests.start(request, tensor, write=True)
 
     def alltoall(
         self, tensor: T, splits: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -231,14 +227,16 @@ class Operations(Generic[T]):
         Without `splits` every rank gets an equal part. With it the result is a pair: the rows, and how many of them
         came from each rank. Blocks until every rank has asked.
         """
-        output, received = self.blocking.alltoall(tensor, splits, name, process_set)
+        request = Request(kinds.ALLTOALL, name, process_set=process_set, splits=splits)
+        output, received = self.requests.run(request, tensor)
         return output if splits is None else (output, received)
 
     def alltoall_async(
         self, tensor: T, splits: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[tuple[T, T]]:
         """Start what `alltoall` does; `synchronize` always returns the pair. Never blocks."""
-        return self.requests.exchange(tensor, splits, name, process_set, now=False)
+        request = Request(kinds.ALLTOALL, name, process_set=process_set, splits=splits)
+        return self.requests.start(request, tensor)
 
     def reducescatter(
         self,
@@ -254,11 +252,11 @@ class Operations(Generic[T]):
 
         The first ranks get one row more where the rows do not divide evenly. Blocks until every rank has asked.
         """
-        if compression is None:
-            return self.blocking.reducescatter(tensor, name, op, prescale_factor, postscale_factor, process_set)
-        smaller, ctx = compression.compress(tensor)
-        output = self.blocking.reducescatter(smaller, name, op, prescale_factor, postscale_factor, process_set)
-        return compression.decompress(output, ctx)
+        return self._run(
+            request_of(kinds.REDUCESCATTER, name, process_set, op, prescale_factor, postscale_factor),
+            tensor,
+            compression,
+        )
 
     def reducescatter_async(
         self,
@@ -270,7 +268,9 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> Handle[T]:
         """Start what `reducescatter` does; `synchronize` returns the new tensor. Never blocks."""
-        return self.requests.scatter(tensor, name, op, prescale_factor, postscale_factor, process_set, now=False)
+        return self.requests.start(
+            request_of(kinds.REDUCESCATTER, name, process_set, op, prescale_factor, postscale_factor), tensor
+        )
 
     def grouped_reducescatter(
         self,
@@ -283,15 +283,10 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> list[T]:
         """Do what `reducescatter` does with several tensors at once; none begins before all are ready."""
-        if compression is None:
-            return self.blocking.grouped_reducescatter(
-                tensors, name, op, prescale_factor, postscale_factor, process_set
-            )
-        smaller = [compression.compress(tensor) for tensor in tensors]
-        outputs = self.blocking.grouped_reducescatter(
-            [tensor for tensor, _ in smaller], name, op, prescale_factor, postscale_factor, process_set
+        request = request_of(
+            kinds.REDUCESCATTER, name, process_set, op, prescale_factor, postscale_factor, grouped=True
         )
-        return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, smaller, strict=True)]
+        return self._run_group(request, tensors, compression)
 
     def grouped_reducescatter_async(
         self,
@@ -303,14 +298,31 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> Handle[list[T]]:
         """Start what `grouped_reducescatter` does; `synchronize` returns a list of new tensors. Never blocks."""
-        return self.requests.start_scatter_group(tensors, name, op, prescale_factor, postscale_factor, process_set)
+        request = request_of(
+            kinds.REDUCESCATTER, name, process_set, op, prescale_factor, postscale_factor, grouped=True
+        )
+        return self.requests.start_group(request, tensors)
+
+    def _run(self, request: Request, tensor: T, compression: Compressor[T] | None) -> T:
+        if compression is None:
+            output: T = self.requests.run(request, tensor)
+            return output
+        smaller, ctx = compression.compress(tensor)
+        return compression.decompress(self.requests.run(request, smaller), ctx)
+
+    def _run_group(self, request: Request, tensors: Sequence[T], compression: Compressor[T] | None) -> list[T]:
+        if compression is None:
+            return self.requests.run_group(request, tensors)
+        smaller = [compression.compress(tensor) for tensor in tensors]
+        outputs = self.requests.run_group(request, [tensor for tensor, _ in smaller])
+        return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, smaller, strict=True)]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank has called it. Operations under way are not waited for."""
     seat, _ = named("barrier", "", process_set)
     # One name for all barriers, so that the engine can replay them; two at a time on one rank make no sense.
-    seat.engine.run(kinds.BARRIER, "barrier", None, None)
+    seat.engine.run(Request(kinds.BARRIER, "barrier"), "barrier", None, None)
 
 
 def join(device: int = -1) -> int:
@@ -327,4 +339,6 @@ def join(device: int = -1) -> int:
     `JoinedError`: a reducescatter, a broadcast whose root has joined, an alltoall that sends rows to a joined rank.
     """
     seat = default.seat()
-    return seat.engine.run(kinds.JOIN, "join", None, None, cacheable=False).last_joined()
+    done = seat.engine.run(Request(kinds.JOIN), "join", None, None)
+    assert done is not None
+    return done.last_joined()

@@ -1,13 +1,13 @@
-"""The reductions, as the integers that users of Horovod know, and the rules for choosing one.
+"""Reductions: the operators, as the integers that users of Horovod know, and the factors that go with them.
 
 Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020) adds what is orthogonal in the
 ranks' tensors and averages what is parallel; for floating-point tensors and any number of ranks.
 """
 
 import warnings
-from typing import Final
+from typing import Final, NamedTuple
 
-__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Sum", "choose_op"]
+__all__ = ["Adasum", "Average", "Max", "Min", "Product", "Reduction", "Sum", "choose_reduction"]
 
 Average: Final = 0
 Sum: Final = 1
@@ -16,21 +16,32 @@ Min: Final = 3
 Max: Final = 4
 Product: Final = 5
 
-_AVAILABLE: Final = frozenset({Average, Sum, Adasum, Min, Max, Product})
+
+# A NamedTuple, because the engine reads the fields by place (native/bind/request.cc).
+class Reduction(NamedTuple):
+    """How the ranks' tensors become one: an operator, and the factors before and after it."""
+
+    op: int
+    prescale: float = 1.0
+    postscale: float = 1.0
 
 
-def choose_op(op: int | None, average: bool | None) -> int:
-    """Return the reduction that `op` or the deprecated `average` asks for; neither means Average.
+_UNSCALED: Final = {op: Reduction(op) for op in (Average, Sum, Adasum, Min, Max, Product)}
 
-    Raises `ValueError` when both are given or when `op` is not a reduction that exists here.
+
+def choose_reduction(
+    op: int | None, average: bool | None = None, prescale: float = 1.0, postscale: float = 1.0
+) -> Reduction:
+    """Return the reduction that `op`, or the deprecated `average`, and the factors ask for; Average by default.
+
+    Raises `ValueError` when both are given or when there is no operator `op`.
     """
-    if average is None and op in _AVAILABLE:
-        return op
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
         warnings.warn("average= is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
-        return Average if average else Sum
-    if op is None:
-        return Average
-    raise ValueError(f"op must be one of Average, Sum, Adasum, Min, Max, Product, got {op!r}")
+        op = Average if average else Sum
+    found = _UNSCALED.get(Average if op is None else op)
+    if found is None:
+        raise ValueError(f"op must be one of Average, Sum, Adasum, Min, Max, Product, got {op!r}")
+    return found if prescale == 1.0 and postscale == 1.0 else Reduction(found.op, prescale, postscale)

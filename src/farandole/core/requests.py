@@ -1,39 +1,118 @@
-"""What the engine is asked for: the name on the wire, the checks at the call, the memory for the result."""
+"""Requests of the engine: their names on the wire, the checks at the call, the memory for the results."""
 
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from farandole import _native
 from farandole.core import default, kinds
 from farandole.core.adapter import Adapter
 from farandole.core.handle import Handle
 from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
-from farandole.core.reduction import Sum
+from farandole.core.reduction import Average, Reduction, Sum, choose_reduction
+from farandole.core.request import Request
 from farandole.core.seat import Seat
 from farandole.errors import InvalidRequest
 
-__all__ = ["Requests", "named"]
+__all__ = ["Requests", "allreduce_request", "named", "request_of"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Requests(Generic[T]):
-    """One method per kind of operation. With `now` it is done when the method returns, otherwise only started.
+_KEPT = 16384  # requests in each table; a program that repeats more of them makes them anew
 
-    The engine reads and writes tensors where they lie, so what it cannot read as it lies is refused, never copied. It
-    also refuses what is wrong on this rank alone: a root or splits that do not fit, a name that is in flight already.
+
+def _remembered(make: Callable[P, Request]) -> Callable[P, Request]:
+    kept = lru_cache(_KEPT)(make)
+
+    def find(*args: P.args, **kwargs: P.kwargs) -> Request:
+        try:
+            return kept(*args, **kwargs)  # type: ignore[arg-type]  # P has no bound
+        except TypeError:  # an argument without a hash, such as a factor in an array
+            return make(*args, **kwargs)
+
+    return find
+
+
+@_remembered
+def request_of(
+    kind: int,
+    name: str | None,
+    process_set: ProcessSet,
+    op: int = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    grouped: bool = False,
+    root: int = 0,
+) -> Request:
+    """Return the request with these fields; a program that repeats it gets the same one."""
+    reduction = Reduction(op, prescale, postscale)
+    if kind == kinds.ALLREDUCE:
+        reduction = choose_reduction(op, None, prescale, postscale)
+    made = Request(kind, name, reduction, root, None, grouped, process_set)
+    return made if name is None else made._replace(wire=f"{made.stem}.{name}")
+
+
+_plain: dict[tuple[int | None, str | None], Request] = {}
+
+
+def allreduce_request(
+    op: int | None,
+    average: bool | None,
+    name: str | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    grouped: bool = False,
+) -> Request:
+    """Return the request for an allreduce; raises `ValueError` for a wrong `op` or `average`."""
+    if average is None and prescale == 1.0 and postscale == 1.0 and process_set is global_process_set and not grouped:
+        # A lookup by all fields takes twice as long, and submitting a small tensor only as long as a few lookups.
+        try:
+            return _plain[op, name]
+        except KeyError:
+            if len(_plain) >= _KEPT:
+                _plain.clear()
+            made = request_of(kinds.ALLREDUCE, name, process_set, Average if op is None else op)
+            return _plain.setdefault((op, name), made)
+    if op is None or average is not None:
+        op = choose_reduction(op, average).op
+    return request_of(kinds.ALLREDUCE, name, process_set, op, prescale, postscale, grouped)
+
+
+class Requests(Generic[T]):
+    """Starts and runs requests for one framework's tensors.
+
+    The engine reads and writes tensors in place, so a tensor that it cannot read is refused and never copied. It also
+    refuses requests that are wrong on this rank alone: a root or splits that do not fit, a name that is in flight.
+    Frameworks that differentiate or trace override `run` and `run_group`.
     """
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self.adapter = adapter
 
-    def reduce(
-        self, tensor: T, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet, write: bool
-    ) -> T:
-        """Do an allreduce, into `tensor` itself with `write`, and return the result."""
-        # Small tensors are reduced in less time than a few calls of Python take, so there are as few as possible.
-        seat = default.seat() if members is global_process_set else seat_of(members, "allreduce", name)
-        wire = seat.wire_name("allreduce", name)
+    def run(self, request: Request, tensor: T) -> Any:
+        """Return the result of `request` in new memory; of an alltoall, a pair with the rows from each rank.
+
+        Blocks until every rank has asked.
+        """
+        if request.kind == kinds.ALLREDUCE:
+            return self.reduce(request, tensor, False)
+        return self.start(request, tensor, write=False, now=True).wait()
+
+    def run_group(self, request: Request, tensors: Sequence[T]) -> list[T]:
+        """Return the results of a grouped `request` in new memory. Blocks until every rank has asked."""
+        if request.kind == kinds.ALLREDUCE:
+            return self.reduce_group(request, tensors, write=False)
+        return self.start_group(request, tensors).wait()
+
+    def reduce(self, request: Request, tensor: T, write: bool) -> T:
+        """Perform an allreduce, into `tensor` itself with `write`, and return the result."""
+        # A small tensor is reduced in the time of a few Python calls, so there are as few as possible.
+        process_set = request.process_set
+        seat = default.seat() if process_set is global_process_set else seat_of(process_set, "allreduce", request.name)
+        wire = request.wire or seat.wire_name("allreduce", request.name)
         if write:
             self.adapter.overwrite(tensor, wire)
             output = tensor
@@ -41,241 +120,132 @@ class Requests(Generic[T]):
             self.adapter.check(tensor, wire)
             output = self.adapter.empty_like(tensor)
         try:
-            if name is not None:
-                seat.engine.reduce(wire, tensor, output, op, prescale, postscale)
-            else:
-                seat.engine.run(
-                    kinds.ALLREDUCE,
-                    wire,
-                    tensor,
-                    output,
-                    op=op,
-                    prescale=prescale,
-                    postscale=postscale,
-                    cacheable=False,
-                )
+            seat.engine.run(request, wire, tensor, output)
         except Exception as error:
-            raise self._explained(error, tensor, wire) from None
+            raise self._explained(error, (tensor,), wire) from None
         return output
 
-    def start_reduce(
-        self, tensor: T, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet, write: bool
-    ) -> Handle[T]:
-        """Start an allreduce, into `tensor` itself with `write`."""
-        seat, wire = named("allreduce", name, members)
-        output = self._output(tensor, wire, write)
+    def start_reduce(self, request: Request, tensor: T, write: bool) -> Handle[T]:
+        """Start an allreduce, into `tensor` itself with `write`. Never blocks."""
+        process_set = request.process_set
+        seat = default.seat() if process_set is global_process_set else seat_of(process_set, "allreduce", request.name)
+        wire = request.wire or seat.wire_name("allreduce", request.name)
+        if write:
+            self.adapter.overwrite(tensor, wire)
+            output = tensor
+        else:
+            self.adapter.check(tensor, wire)
+            output = self.adapter.empty_like(tensor)
         try:
-            if name is not None:
-                part = seat.engine.start_reduce(wire, tensor, output, op, prescale, postscale)
-            else:
-                part = seat.engine.submit(
-                    kinds.ALLREDUCE,
-                    wire,
-                    tensor,
-                    output,
-                    op=op,
-                    prescale=prescale,
-                    postscale=postscale,
-                    cacheable=False,
-                )
+            part = seat.engine.start(request, wire, tensor, output)
         except Exception as error:
-            raise self._explained(error, tensor, wire) from None
+            raise self._explained(error, (tensor,), wire) from None
         return Handle(part, output)
 
-    def start_reduce_group(
-        self,
-        tensors: Sequence[T],
-        name: str | None,
-        op: int,
-        prescale: float,
-        postscale: float,
-        members: ProcessSet,
-        write: bool,
-    ) -> Handle[list[T]]:
-        """Start an allreduce of several tensors, none of which begins before all are ready on all ranks."""
-        seat, wire, outputs = self._reducible(tensors, name, members, write)
-        try:
-            part = seat.engine.start_group(
-                kinds.ALLREDUCE, wire, tensors, outputs, op, prescale, postscale, name is not None
-            )
-        except Exception as error:
-            raise self._explained_group(error, tensors, wire) from None
-        return Handle(part, outputs)
+    def overwrite(self, request: Request, tensor: T) -> T:
+        """Perform `request`, an allreduce or broadcast, in place, and return `tensor`. Blocks as `run` does."""
+        if request.kind == kinds.ALLREDUCE:
+            return self.reduce(request, tensor, write=True)
+        self.start(request, tensor, write=True, now=True)
+        return tensor
 
-    def reduce_group(
-        self,
-        tensors: Sequence[T],
-        name: str | None,
-        op: int,
-        prescale: float,
-        postscale: float,
-        members: ProcessSet,
-        write: bool,
-    ) -> list[T]:
-        """Do what `start_reduce_group` starts."""
-        seat, wire, outputs = self._reducible(tensors, name, members, write)
-        try:
-            seat.engine.reduce_group(wire, tensors, outputs, op, prescale, postscale, name is not None)
-        except Exception as error:
-            raise self._explained_group(error, tensors, wire) from None
-        return outputs
+    def start(self, request: Request, tensor: T, write: bool = False, now: bool = False) -> Handle[Any]:
+        """Start `request`, other than an allreduce, into `tensor` itself with `write`.
 
-    def start_reduce_each(
-        self,
-        tensors: Sequence[T],
-        names: Sequence[str],
-        op: int,
-        prescale: float,
-        postscale: float,
-        members: ProcessSet,
-        wake: bool,
-    ) -> Handle[Sequence[T]]:
-        """Start an allreduce of each tensor in place, in one call; they have nothing to do with each other.
-
-        Without `wake` nothing happens before this rank waits for one of them: for who does that at once.
+        Blocks only with `now`, until it is done.
         """
-        seat, _ = named("allreduce", names[0], members)
-        wires = [seat.wire_name("allreduce", name) for name in names]
-        self.adapter.overwrite_each(tensors, wires[0])
+        kind = request.kind
+        seat, wire = _addressed(request)
+        if kind == kinds.BROADCAST:
+            place = seat.place_of(request.root, wire)
+            if place != request.root:
+                request = request._replace(root=place)
+        elif request.splits is not None:
+            self.adapter.check(tensor, wire)
+            splits = self.adapter.read_splits(request.splits, wire)
+            if not splits:
+                raise InvalidRequest(wire, f"splits is empty; give one number for each of the {seat.size} ranks")
+            request = request._replace(splits=splits)
+        output = None
+        if write:
+            self.adapter.overwrite(tensor, wire)
+            output = tensor
+        else:
+            self.adapter.check(tensor, wire)
+            if kind == kinds.BROADCAST:
+                output = self.adapter.empty_like(tensor)
         try:
-            part = seat.engine.start_each(wires, tensors, tensors, op, prescale, postscale, wake)
+            engine = seat.engine
+            part = engine.run(request, wire, tensor, output) if now else engine.start(request, wire, tensor, output)
         except Exception as error:
-            for tensor, wire in zip(tensors, wires, strict=True):
-                if self.adapter.refusal(tensor) is not None:
-                    raise self._explained(error, tensor, wire) from None
-            raise
-        return Handle(part, tensors)
+            raise self._explained(error, (tensor,), wire) from None
+        if output is not None or part is None:
+            return Handle(part, output)
+        return Handle(part, finish=self._finish(kind, part, tensor))
 
-    def gather(self, tensor: T, name: str | None, members: ProcessSet, now: bool) -> Handle[T]:
-        """Concatenate over ranks along the first dimension."""
-        seat, wire = named("allgather", name, members)
-        self.adapter.check(tensor, wire)
-        start = seat.engine.run if now else seat.engine.submit
+    def start_group(self, request: Request, tensors: Sequence[T], write: bool = False) -> Handle[list[T]]:
+        """Start a grouped `request`: no tensor begins before all are ready on all ranks. Never blocks."""
+        seat, wire, outputs = self._prepare_group(request, tensors, write)
         try:
-            part = start(kinds.ALLGATHER, wire, tensor, None, cacheable=name is not None)
+            part = seat.engine.start(request, wire, tensors, outputs)
         except Exception as error:
-            raise self._explained(error, tensor, wire) from None
-        return Handle(part, finish=lambda: self.adapter.adopt(part.result(), tensor))
-
-    def start_gather_group(self, tensors: Sequence[T], name: str | None, members: ProcessSet) -> Handle[list[T]]:
-        """Start an allgather of several tensors, none of which begins before all are ready on all ranks."""
-        seat, wire = named("grouped_allgather", name, members)
-        self.adapter.check_each(tensors, wire)
-        try:
-            part = seat.engine.start_group(kinds.ALLGATHER, wire, tensors, [], Sum, 1.0, 1.0, name is not None)
-        except Exception as error:
-            raise self._explained_group(error, tensors, wire) from None
-        return self._adopting(part, tensors)
-
-    def broadcast(
-        self, tensor: T, root: int, name: str | None, members: ProcessSet, write: bool, now: bool
-    ) -> Handle[T]:
-        """Spread the tensor of the job's rank `root`, into `tensor` itself with `write`."""
-        seat, wire = named("broadcast", name, members)
-        place = seat.place_of(root, wire)
-        output = self._output(tensor, wire, write)
-        start = seat.engine.run if now else seat.engine.submit
-        try:
-            part = start(kinds.BROADCAST, wire, tensor, output, root=place, cacheable=name is not None)
-        except Exception as error:
-            raise self._explained(error, tensor, wire) from None
-        return Handle(part, output)
-
-    def exchange(
-        self, tensor: T, splits: object, name: str | None, members: ProcessSet, now: bool
-    ) -> Handle[tuple[T, T]]:
-        """Send rows to each rank; the result is what came, and how much of it from each rank."""
-        seat, wire = named("alltoall", name, members)
-        self.adapter.check(tensor, wire)
-        shares = None if splits is None else self.adapter.read_splits(splits, wire)
-        if shares == []:
-            raise InvalidRequest(wire, f"splits is empty; give one number for each of the {seat.size} ranks")
-        start = seat.engine.run if now else seat.engine.submit
-        try:
-            part = start(kinds.ALLTOALL, wire, tensor, None, splits=shares, cacheable=name is not None)
-        except Exception as error:
-            raise self._explained(error, tensor, wire) from None
+            raise self._explained(error, tensors, wire) from None
+        if outputs is not None:
+            return Handle(part, outputs)
         return Handle(
             part,
-            finish=lambda: (
-                self.adapter.adopt(part.result(), tensor),
-                self.adapter.make_splits(part.received_splits()),
-            ),
-        )
-
-    def scatter(
-        self, tensor: T, name: str | None, op: int, prescale: float, postscale: float, members: ProcessSet, now: bool
-    ) -> Handle[T]:
-        """Reduce, and keep this rank's rows of the result."""
-        seat, wire = named("reducescatter", name, members)
-        self.adapter.check(tensor, wire)
-        start = seat.engine.run if now else seat.engine.submit
-        try:
-            part = start(
-                kinds.REDUCESCATTER,
-                wire,
-                tensor,
-                None,
-                op=op,
-                prescale=prescale,
-                postscale=postscale,
-                cacheable=name is not None,
-            )
-        except Exception as error:
-            raise self._explained(error, tensor, wire) from None
-        return Handle(part, finish=lambda: self.adapter.adopt(part.result(), tensor))
-
-    def start_scatter_group(
-        self,
-        tensors: Sequence[T],
-        name: str | None,
-        op: int,
-        prescale: float,
-        postscale: float,
-        members: ProcessSet,
-    ) -> Handle[list[T]]:
-        """Start a reducescatter of several tensors, none of which begins before all are ready on all ranks."""
-        seat, wire = named("grouped_reducescatter", name, members)
-        self.adapter.check_each(tensors, wire)
-        try:
-            part = seat.engine.start_group(
-                kinds.REDUCESCATTER, wire, tensors, [], op, prescale, postscale, name is not None
-            )
-        except Exception as error:
-            raise self._explained_group(error, tensors, wire) from None
-        return self._adopting(part, tensors)
-
-    def _adopting(self, group: _native.GroupHandle, tensors: Sequence[T]) -> Handle[list[T]]:
-        return Handle(
-            group,
             finish=lambda: [
-                self.adapter.adopt(part.result(), like) for part, like in zip(group.parts(), tensors, strict=True)
+                self.adapter.adopt(result, like) for result, like in zip(part.results(), tensors, strict=True)
             ],
         )
 
-    def _reducible(
-        self, tensors: Sequence[T], name: str | None, members: ProcessSet, write: bool
-    ) -> tuple[Seat, str, list[T]]:
-        seat, wire = named("grouped_allreduce", name, members)
+    def reduce_group(self, request: Request, tensors: Sequence[T], write: bool) -> list[T]:
+        """Perform a grouped allreduce, in place with `write`, and return the results. Blocks as `run` does."""
+        seat, wire, outputs = self._prepare_group(request, tensors, write)
+        assert outputs is not None
+        try:
+            seat.engine.run(request, wire, tensors, outputs)
+        except Exception as error:
+            raise self._explained(error, tensors, wire) from None
+        return outputs
+
+    def start_each(
+        self, request: Request, names: Sequence[str], tensors: Sequence[T], wake: bool
+    ) -> Handle[Sequence[T]]:
+        """Start an allreduce of each tensor in place, in one call; they are independent of each other.
+
+        `names` replace the name of `request`. Without `wake` nothing happens before this rank waits for one of them.
+        """
+        seat, _ = named("allreduce", names[0], request.process_set)
+        wires = [seat.wire_name("allreduce", name) for name in names]
+        self.adapter.overwrite_each(tensors, wires[0])
+        try:
+            part = seat.engine.start(request, wires, tensors, tensors, wake)
+        except Exception as error:
+            for tensor, wire in zip(tensors, wires, strict=True):
+                if self.adapter.refusal(tensor) is not None:
+                    raise self._explained(error, (tensor,), wire) from None
+            raise
+        return Handle(part, tensors)
+
+    def _finish(self, kind: int, part: _native.Handle, like: T) -> Callable[[], Any]:
+        """Return the function that makes a result of the memory that the engine allocated."""
+        if kind != kinds.ALLTOALL:
+            return lambda: self.adapter.adopt(part.result(), like)
+        return lambda: (self.adapter.adopt(part.result(), like), self.adapter.make_splits(part.received_splits()))
+
+    def _prepare_group(self, request: Request, tensors: Sequence[T], write: bool) -> tuple[Seat, str, list[T] | None]:
+        seat, wire = _addressed(request)
         if write:
             self.adapter.overwrite_each(tensors, wire)
             return seat, wire, list(tensors)
         self.adapter.check_each(tensors, wire)
+        if request.kind != kinds.ALLREDUCE:
+            return seat, wire, None
         return seat, wire, [self.adapter.empty_like(tensor) for tensor in tensors]
 
-    def _output(self, tensor: T, wire: str, write: bool) -> T:
-        if write:
-            self.adapter.overwrite(tensor, wire)
-            return tensor
-        self.adapter.check(tensor, wire)
-        return self.adapter.empty_like(tensor)
-
-    def _explained(self, error: Exception, tensor: T, wire: str) -> Exception:
-        """Return what to raise for `error`: the framework's words for what is wrong with the tensor, if anything is."""
-        refusal = self.adapter.refusal(tensor)
-        return error if refusal is None else InvalidRequest(wire, refusal)
-
-    def _explained_group(self, error: Exception, tensors: Sequence[T], wire: str) -> Exception:
+    def _explained(self, error: Exception, tensors: Sequence[T], wire: str) -> Exception:
+        """Return the framework's reason why a tensor is refused, if there is one, and else `error`."""
         for tensor in tensors:
             refusal = self.adapter.refusal(tensor)
             if refusal is not None:
@@ -283,7 +253,13 @@ class Requests(Generic[T]):
         return error
 
 
-def named(kind: str, name: str | None, members: ProcessSet) -> tuple[Seat, str]:
-    """Return the caller's seat among `members` and the operation's name on the wire."""
-    seat = default.seat() if members is global_process_set else seat_of(members, kind, name)
-    return seat, seat.wire_name(kind, name)
+def named(stem: str, name: str | None, process_set: ProcessSet) -> tuple[Seat, str]:
+    """Return the caller's seat in `process_set` and the operation's name on the wire."""
+    seat = default.seat() if process_set is global_process_set else seat_of(process_set, stem, name)
+    return seat, seat.wire_name(stem, name)
+
+
+def _addressed(request: Request) -> tuple[Seat, str]:
+    process_set = request.process_set
+    seat = default.seat() if process_set is global_process_set else seat_of(process_set, request.stem, request.name)
+    return seat, request.wire or seat.wire_name(request.stem, request.name)

@@ -17,6 +17,7 @@ from farandole.core.connect import connect
 from farandole.core.forming import Forming
 from farandole.core.frames import split_frames, write_frame
 from farandole.core.registry import Ranks, Registry
+from farandole.core.request import Request
 from farandole.core.seat import Counters, Seat
 from farandole.core.start import start_engine
 from farandole.core.watch import Watch
@@ -158,7 +159,8 @@ class Sets:
         self._watch.leave(seat.engine)
 
     def _gather(self, payload: bytes) -> list[bytes]:
-        done = self._engine.run(kinds.ALLGATHER, "process_sets", write_frame(payload), None, cacheable=False)
+        done = self._engine.run(Request(kinds.ALLGATHER), "process_sets", write_frame(payload), None)
+        assert done is not None
         joined = done.result()
         assert joined is not None
         return [bytes(frame) for frame in split_frames(memoryview(joined))]
@@ -170,4 +172,4 @@ def _finish(engine: Engine) -> None:
     with suppress(CollectiveError, EngineClosed):
         # The first may complete in the middle of a plan; the second is in a plan after that.
         for turn in ("first", "second"):
-            engine.run(kinds.BARRIER, f"remove_process_set.{turn}", None, None, cacheable=False)
+            engine.run(Request(kinds.BARRIER), f"remove_process_set.{turn}", None, None)

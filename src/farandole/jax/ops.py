@@ -29,7 +29,7 @@ __all__ = [
 Tree = TypeVar("Tree")
 
 _adapter = JaxAdapter()
-_operations: Operations[Array] = Operations(_adapter, Differentiable)
+_operations: Operations[Array] = Operations(Differentiable(_adapter))
 
 Compression: Compressors[Array] = Compressors(
     none=NoneCompressor(), fp16=CastCompressor(_adapter, jnp.dtype(jnp.float16))

@@ -17,8 +17,8 @@ from farandole.core.process_sets import seat_of
 from farandole.core.reduction import Adasum
 from farandole.errors import InvalidRequest
 from farandole.jax.adapter import Array
-from farandole.jax.calls import Call
 from farandole.jax.plugin import register
+from farandole.jax.traced_request import TracedRequest
 
 __all__ = ["run", "traced_name"]
 
@@ -51,41 +51,44 @@ def traced_name(name: str | None) -> str | None:
     return f"traced.{_program.count - 1}"
 
 
-def run(call: Call, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
+def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     """Put the operation into the program. It runs when the program runs, whether its results are used or not.
 
     Raises `InvalidRequest` where a result would not have a shape that is known now."""
-    slot, process_set = call.at
-    wire = f"{call.word}.{call.name}" if call.name is not None else f"{call.word}.unnamed."
-    seat = seat_of(call.members, wire)
-    root = seat.place_of(call.root, wire) if call.kind == kinds.BROADCAST else 0
+    request, (slot, process_set) = traced.request, traced.at
+    wire = f"{request.stem}.{request.name}" if request.name is not None else f"{request.stem}.unnamed."
+    seat = seat_of(request.process_set, wire)
+    root = seat.place_of(request.root, wire) if request.kind == kinds.BROADCAST else 0
+    op, prescale, postscale = request.reduction
     # JAX may hold 64 bit integers for 32 bit ones, but for attributes that are NumPy's.
-    numbers = [slot, process_set, call.kind, call.op, root, call.grouped, _bits(call.prescale), _bits(call.postscale)]
-    shapes = [_shape(call, wire, place, tensor.shape, seat.rank, seat.size) for place, tensor in enumerate(tensors)]
-    keeps_shapes = call.kind in (kinds.ALLREDUCE, kinds.BROADCAST)
+    numbers = [slot, process_set, request.kind, op, root, request.grouped, _bits(prescale), _bits(postscale)]
+    shapes = [_shape(traced, wire, place, tensor.shape, seat.rank, seat.size) for place, tensor in enumerate(tensors)]
+    keeps_shapes = request.kind in (kinds.ALLREDUCE, kinds.BROADCAST)
     results = jax.ffi.ffi_call(
         register(),
         [_result(shape, tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True)],
         has_side_effect=True,
         # What is done to each element is done to a batch of them.
-        vmap_method="broadcast_all" if keeps_shapes and call.op != Adasum else "sequential",
+        vmap_method="broadcast_all" if keeps_shapes and op != Adasum else "sequential",
         input_output_aliases={place: place for place in range(len(tensors))} if keeps_shapes else None,
     )(*tensors, name=wire, numbers=_int64(numbers))
-    if call.kind != kinds.ALLTOALL:
+    if request.kind != kinds.ALLTOALL:
         return tuple(results)
     return results[0], jnp.full(seat.size, tensors[0].shape[0] // seat.size, jnp.int32)
 
 
-def _shape(call: Call, wire: str, place: int, shape: tuple[int, ...], rank: int, size: int) -> tuple[int, ...]:
-    if call.kind in (kinds.ALLREDUCE, kinds.BROADCAST):
+def _shape(
+    traced: TracedRequest, wire: str, place: int, shape: tuple[int, ...], rank: int, size: int
+) -> tuple[int, ...]:
+    if traced.request.kind in (kinds.ALLREDUCE, kinds.BROADCAST):
         return shape
     if not shape:
         raise InvalidRequest(wire, "the array needs a first dimension")
-    if call.kind == kinds.ALLGATHER:
-        return (shape[0] * size if call.rows is None else call.rows[place], *shape[1:])
-    if call.kind == kinds.REDUCESCATTER:
+    if traced.request.kind == kinds.ALLGATHER:
+        return (shape[0] * size if traced.rows is None else traced.rows[place], *shape[1:])
+    if traced.request.kind == kinds.REDUCESCATTER:
         return (shape[0] // size + (rank < shape[0] % size), *shape[1:])
-    if call.splits is not None:
+    if traced.request.splits is not None:
         raise InvalidRequest(wire, "inside jax.jit every rank gets an equal part; splits are for calls outside of it")
     return shape
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 
 from farandole.core.compression import Compressor
-from farandole.core.gradients import choose_scaling
+from farandole.core.gradients import predivided
 from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.core.reduction import Average
 from farandole.jax.adapter import Array
@@ -47,10 +47,10 @@ def DistributedOptimizer(
 
     Works with what Optax makes, inside jax.jit and outside. Gradients of all ranks are reduced in one call; the state
     stays equal on all ranks if it was so before. Raises `ValueError` for a factor without Average, or not above 0."""
-    scaling = choose_scaling(op, gradient_predivide_factor)
+    _, prescale, postscale = predivided(op, gradient_predivide_factor)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        reduced = allreduce(updates, op, None, compression, scaling.prescale, scaling.postscale, process_set)
+        reduced = allreduce(updates, op, None, compression, prescale, postscale, process_set)
         return optimizer.update(reduced, state, params, **extra)
 
     if hasattr(optimizer, "_replace"):

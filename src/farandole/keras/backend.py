@@ -1,29 +1,15 @@
 """Interface of Keras' backends: `on_torch`, `on_tensorflow` and `on_jax` implement it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from farandole.core.compression import Compressor, NoneCompressor
-from farandole.core.gradients import Scaling
-from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.reduction import Average
+from farandole.core.gradients import GradientOptions
 
-__all__ = ["Backend", "How", "Tensor", "compress_each"]
+__all__ = ["Backend", "Options", "Tensor", "compress_each"]
 
 # Keras ships no types. A tensor belongs to the backend's framework; in a traced function it is symbolic.
 Tensor: TypeAlias = Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class How:
-    """How tensors are reduced."""
-
-    op: int = Average
-    scaling: Scaling = field(default_factory=Scaling)
-    compression: Compressor[Tensor] = field(default_factory=NoneCompressor)
-    sparse_as_dense: bool = False
-    process_set: ProcessSet = global_process_set
+Options: TypeAlias = GradientOptions[Tensor]
 
 
 class Backend(Protocol):
@@ -33,14 +19,14 @@ class Backend(Protocol):
         """Return whether `value` is a tensor, or a variable, of the backend's framework."""
 
     def reduce_each(
-        self, tensors: Sequence[Tensor], groups: Sequence[Sequence[int]] | None, name: str, how: How
+        self, tensors: Sequence[Tensor], groups: Sequence[Sequence[int]] | None, name: str, options: Options
     ) -> list[Tensor]:
         """Return the tensors, reduced over all ranks; `groups` are places of tensors that are reduced together.
 
         Without `groups` the backend chooses them. Blocks unless it only traces.
         """
 
-    def allreduce(self, tensor: Tensor, name: str | None, how: How) -> Tensor:
+    def allreduce(self, tensor: Tensor, name: str | None, options: Options) -> Tensor:
         """Return the tensor, reduced over all ranks."""
 
     def allgather(self, tensor: Tensor, name: str | None) -> Tensor:
@@ -53,7 +39,7 @@ class Backend(Protocol):
         """Return this rank's rows of the tensor, reduced over all ranks."""
 
 
-def compress_each(tensors: Sequence[Tensor], how: How) -> tuple[list[Tensor], list[object]]:
+def compress_each(tensors: Sequence[Tensor], options: Options) -> tuple[list[Tensor], list[object]]:
     """Return the compressed tensors, and for each the context that `decompress` takes."""
-    pairs = [how.compression.compress(tensor) for tensor in tensors]
+    pairs = [options.compression.compress(tensor) for tensor in tensors]
     return [tensor for tensor, _ in pairs], [ctx for _, ctx in pairs]

@@ -6,8 +6,8 @@ import keras
 
 from farandole.core.gradients import even_groups, explicit_groups
 from farandole.core.process_sets import seat_of
-from farandole.core.reduction import Min
-from farandole.keras.backend import How, Tensor
+from farandole.core.reduction import Min, Reduction
+from farandole.keras.backend import Options, Tensor
 from farandole.keras.chosen import backend
 
 __all__ = ["Exchange"]
@@ -23,14 +23,14 @@ class Exchange:
 
     def __init__(
         self,
-        how: How,
+        options: Options,
         *,
         name: str | None = None,
         groups: int | Iterable[Iterable[Hashable]] | None = None,
         scale_local: bool = True,
         summed: bool = False,
     ) -> None:
-        self.how = how
+        self.options = options
         self.local: set[Hashable] = set()
         self.summed = summed
         # The variables whose gradients are about to be added up.
@@ -38,8 +38,8 @@ class Exchange:
         # What holds an optimizer may have another one in between, which decides on this rank's gradients alone.
         self.held_by_another = False
         self._name, self._groups, self._scale_local = name, groups, scale_local
-        members = how.process_set
-        self.size = (members.size() or 1) if members.included() else 1
+        process_set = options.process_set
+        self.size = (process_set.size() or 1) if process_set.included() else 1
 
     @property
     def alone(self) -> bool:
@@ -63,7 +63,7 @@ class Exchange:
                 reduced[place] = gradient / self.size
         if sent:
             outputs = backend().reduce_each(
-                [gradients[place] for place in sent.values()], self._places(list(sent)), self._named(), self.how
+                [gradients[place] for place in sent.values()], self._places(list(sent)), self._named(), self.options
             )
             for place, output in zip(sent.values(), outputs, strict=True):
                 reduced[place] = output
@@ -74,8 +74,8 @@ class Exchange:
         if self.alone:
             return flag
         number = keras.ops.reshape(keras.ops.cast(flag, "int32"), (1,))
-        how = How(op=Min, process_set=self.how.process_set)
-        least = backend().allreduce(number, f"{self._named()}.finite", how)
+        options = Options(reduction=Reduction(Min), process_set=self.options.process_set)
+        least = backend().allreduce(number, f"{self._named()}.finite", options)
         return keras.ops.cast(keras.ops.reshape(least, ()), "bool")
 
     def _places(self, keys: list[Hashable]) -> list[list[int]] | None:
@@ -93,5 +93,5 @@ class Exchange:
 
         Variables' names would not do: they tell how many layers and optimizers this rank has made before."""
         if self._name is None:
-            self._name = seat_of(self.how.process_set, "optimizer").wire_name("optimizer", None)
+            self._name = seat_of(self.options.process_set, "optimizer").wire_name("optimizer", None)
         return self._name

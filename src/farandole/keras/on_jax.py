@@ -6,7 +6,7 @@ import jax
 import keras
 
 import farandole.jax as hvd
-from farandole.keras.backend import How
+from farandole.keras.backend import Options
 
 __all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
 
@@ -17,32 +17,32 @@ def is_tensor(value: object) -> bool:
 
 
 def reduce_each(
-    tensors: Sequence[jax.Array], groups: Sequence[Sequence[int]] | None, name: str, how: How
+    tensors: Sequence[jax.Array], groups: Sequence[Sequence[int]] | None, name: str, options: Options
 ) -> list[jax.Array]:
     """Reduce all at once, whatever the groups: ranks whose programs start them in different orders would wait forever.
 
     Blocks until every rank has asked; in a compiled function when that runs."""
     return hvd.grouped_allreduce(
         tensors,
-        op=how.op,
+        op=options.reduction.op,
         name=name,
-        compression=how.compression,
-        prescale_factor=how.scaling.prescale,
-        postscale_factor=how.scaling.postscale,
-        process_set=how.process_set,
+        compression=options.compression,
+        prescale_factor=options.reduction.prescale,
+        postscale_factor=options.reduction.postscale,
+        process_set=options.process_set,
     )
 
 
-def allreduce(tensor: jax.Array | keras.Variable, name: str | None, how: How) -> jax.Array:
+def allreduce(tensor: jax.Array | keras.Variable, name: str | None, options: Options) -> jax.Array:
     """As `farandole.jax.allreduce`."""
     return hvd.allreduce(
         _plain(tensor),
-        op=how.op,
+        op=options.reduction.op,
         name=name,
-        compression=how.compression,
-        prescale_factor=how.scaling.prescale,
-        postscale_factor=how.scaling.postscale,
-        process_set=how.process_set,
+        compression=options.compression,
+        prescale_factor=options.reduction.prescale,
+        postscale_factor=options.reduction.postscale,
+        process_set=options.process_set,
     )
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from farandole.core.gradients import Scaling
-from farandole.keras.backend import How, Tensor
+from farandole.keras.backend import Options, Tensor
 from farandole.tensorflow import ops as hvd
 
 __all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
@@ -18,16 +17,18 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.Variable, keras.Variable))
 
 
-def reduce_each(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]] | None, name: str, how: How) -> list[Tensor]:
+def reduce_each(
+    tensors: Sequence[Tensor], groups: Sequence[Sequence[int]] | None, name: str, options: Options
+) -> list[Tensor]:
     """Reduce each tensor on its own, or each group at once; slices as slices, unless they are to be dense.
 
     Eagerly it blocks until every rank has asked, and all are one group; in a function it does so when that runs."""
-    given = [tf.convert_to_tensor(tensor) if how.sparse_as_dense else tensor for tensor in tensors]
+    given = [tf.convert_to_tensor(tensor) if options.sparse_as_dense else tensor for tensor in tensors]
     if groups is None and tf.executing_eagerly():
         groups = [range(len(given))]  # one after the other they would wait for each other
     if groups is None:
         return [
-            hvd.allreduce(tensor, name=f"{name}.{place}", **_options(how, _scaling(how, tensor)))
+            hvd.allreduce(tensor, name=f"{name}.{place}", **_arguments(options, tensor))
             for place, tensor in enumerate(given)
         ]
     reduced = list(given)
@@ -37,15 +38,15 @@ def reduce_each(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]] | Non
             places = [place for place in group if isinstance(given[place], tf.IndexedSlices) is alike]
             if places:
                 tensors = [given[place] for place in places]
-                outputs = hvd.grouped_allreduce(tensors, name=wire, **_options(how, _scaling(how, tensors[0])))
+                outputs = hvd.grouped_allreduce(tensors, name=wire, **_arguments(options, tensors[0]))
                 for place, output in zip(places, outputs, strict=True):
                     reduced[place] = output
     return reduced
 
 
-def allreduce(tensor: Tensor, name: str | None, how: How) -> Tensor:
+def allreduce(tensor: Tensor, name: str | None, options: Options) -> Tensor:
     """As `farandole.tensorflow.allreduce`."""
-    return hvd.allreduce(_plain(tensor), name=name, **_options(how, how.scaling))
+    return hvd.allreduce(_plain(tensor), name=name, **_arguments(options, tensor))
 
 
 def allgather(tensor: Tensor, name: str | None) -> Tensor:
@@ -63,18 +64,16 @@ def reducescatter(tensor: Tensor, name: str | None, op: int) -> Tensor:
     return hvd.reducescatter(_plain(tensor), name=name, op=op)
 
 
-def _scaling(how: How, gradient: Tensor) -> Scaling:
+def _arguments(options: Options, tensor: Tensor) -> dict[str, Any]:
     # Rows that are gathered cannot overflow as a sum can, so they need no factors.
-    return Scaling() if isinstance(gradient, tf.IndexedSlices) else how.scaling
-
-
-def _options(how: How, scaling: Scaling) -> dict[str, Any]:
+    op, *factors = options.reduction
+    prescale, postscale = (1.0, 1.0) if isinstance(tensor, tf.IndexedSlices) else factors
     return {
-        "compression": how.compression,
-        "op": how.op,
-        "prescale_factor": scaling.prescale,
-        "postscale_factor": scaling.postscale,
-        "process_set": how.process_set,
+        "compression": options.compression,
+        "op": op,
+        "prescale_factor": prescale,
+        "postscale_factor": postscale,
+        "process_set": options.process_set,
         # Keras' scopes tell how many layers and optimizers this rank has made before.
         "ignore_name_scope": True,
     }

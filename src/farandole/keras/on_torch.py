@@ -7,7 +7,7 @@ import keras
 import torch
 
 import farandole.torch as hvd
-from farandole.keras.backend import How, compress_each
+from farandole.keras.backend import Options, compress_each
 
 __all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
 
@@ -18,40 +18,40 @@ def is_tensor(value: object) -> bool:
 
 
 def reduce_each(
-    tensors: Sequence[torch.Tensor], groups: Sequence[Sequence[int]] | None, name: str, how: How
+    tensors: Sequence[torch.Tensor], groups: Sequence[Sequence[int]] | None, name: str, options: Options
 ) -> list[torch.Tensor]:
     """Reduce each group at once; without groups all are one. Blocks until every rank has asked."""
-    dense = [tensor.to_dense() if how.sparse_as_dense else tensor for tensor in tensors]
-    sent, contexts = compress_each([tensor.detach().contiguous() for tensor in dense], how)
+    dense = [tensor.to_dense() if options.sparse_as_dense else tensor for tensor in tensors]
+    sent, contexts = compress_each([tensor.detach().contiguous() for tensor in dense], options)
     groups = [range(len(sent))] if groups is None else groups
     handles = [
         hvd.grouped_allreduce_async(
             [sent[place] for place in group],
             name=f"{name}.{number}",
-            op=how.op,
-            prescale_factor=how.scaling.prescale,
-            postscale_factor=how.scaling.postscale,
-            process_set=how.process_set,
+            op=options.reduction.op,
+            prescale_factor=options.reduction.prescale,
+            postscale_factor=options.reduction.postscale,
+            process_set=options.process_set,
         )
         for number, group in enumerate(groups)
     ]
     reduced = list(tensors)
     for group, handle in zip(groups, handles, strict=True):
         for place, output in zip(group, handle.wait(), strict=True):
-            reduced[place] = how.compression.decompress(output, contexts[place])
+            reduced[place] = options.compression.decompress(output, contexts[place])
     return reduced
 
 
-def allreduce(tensor: torch.Tensor, name: str | None, how: How) -> torch.Tensor:
+def allreduce(tensor: torch.Tensor, name: str | None, options: Options) -> torch.Tensor:
     """As `farandole.torch.allreduce`."""
     return hvd.allreduce(
         _plain(tensor),
         name=name,
-        compression=how.compression,
-        op=how.op,
-        prescale_factor=how.scaling.prescale,
-        postscale_factor=how.scaling.postscale,
-        process_set=how.process_set,
+        compression=options.compression,
+        op=options.reduction.op,
+        prescale_factor=options.reduction.prescale,
+        postscale_factor=options.reduction.postscale,
+        process_set=options.process_set,
     )
 
 

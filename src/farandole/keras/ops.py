@@ -5,9 +5,8 @@ import numpy as np
 
 import farandole.numpy as on_numpy
 from farandole.core.compression import Compressor
-from farandole.core.gradients import Scaling
-from farandole.core.reduction import Average, choose_op
-from farandole.keras.backend import How, Tensor
+from farandole.core.reduction import Average, choose_reduction
+from farandole.keras.backend import Options, Tensor
 from farandole.keras.chosen import backend
 from farandole.keras.compression import Compression
 
@@ -26,16 +25,19 @@ def allreduce(
     """Combine `value` over all ranks; every rank gets the same result, a tensor for a tensor and else an array.
 
     Blocks until every rank has asked."""
-    chosen = choose_op(op, average)
+    reduction = choose_reduction(op, average, prescale_factor, postscale_factor)
     tensor = backend().is_tensor(value)
     if tensor or compression is not Compression.none:
         # Only tensors can be compressed.
-        scaling = Scaling(prescale_factor, postscale_factor)
-        how = How(op=chosen, scaling=scaling, compression=compression)
-        reduced = backend().allreduce(value if tensor else keras.ops.convert_to_tensor(value), name, how)
+        options = Options(reduction=reduction, compression=compression)
+        reduced = backend().allreduce(value if tensor else keras.ops.convert_to_tensor(value), name, options)
         return reduced if tensor else keras.ops.convert_to_numpy(reduced)
     return on_numpy.allreduce(
-        np.asarray(value), name=name, op=chosen, prescale_factor=prescale_factor, postscale_factor=postscale_factor
+        np.asarray(value),
+        name=name,
+        op=reduction.op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
     )
 
 

@@ -8,10 +8,10 @@ import keras
 from keras.optimizers import LossScaleOptimizer
 
 from farandole.core.compression import Compressor
-from farandole.core.gradients import choose_scaling
+from farandole.core.gradients import predivided
 from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
 from farandole.core.reduction import Average, Sum
-from farandole.keras.backend import How, Tensor
+from farandole.keras.backend import Options, Tensor
 from farandole.keras.compression import Compression
 from farandole.keras.exchange import Exchange
 
@@ -151,9 +151,8 @@ def DistributedOptimizer(
     _check(optimizer)
     inner = optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
     _check(inner)
-    how = How(
-        op=op,
-        scaling=choose_scaling(op, gradient_predivide_factor),
+    options = Options(
+        reduction=predivided(op, gradient_predivide_factor),
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
@@ -161,7 +160,7 @@ def DistributedOptimizer(
     summed = _accumulate(inner, backward_passes_per_step) and not average_aggregated_gradients
     if groups is not None and not isinstance(groups, int):
         groups = [[inner._var_key(variable) for variable in group] for group in groups]
-    exchange = Exchange(how, name=name, groups=groups, scale_local=scale_local_gradients, summed=summed)
+    exchange = Exchange(options, name=name, groups=groups, scale_local=scale_local_gradients, summed=summed)
     wrapped = put_in_front(Distributed, inner, exchange)
     if inner is optimizer:
         return wrapped

@@ -5,6 +5,7 @@ import numpy as np
 from farandole.core.compression import CastCompressor, NoneCompressor
 from farandole.core.compression import Compression as Compressors
 from farandole.core.ops import Operations
+from farandole.core.requests import Requests
 from farandole.numpy.adapter import Array, NumpyAdapter
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _adapter = NumpyAdapter()
-_operations: Operations[Array] = Operations(_adapter)
+_operations: Operations[Array] = Operations(Requests(_adapter))
 
 Compression: Compressors[Array] = Compressors(
     none=NoneCompressor(), fp16=CastCompressor(_adapter, np.dtype(np.float16))

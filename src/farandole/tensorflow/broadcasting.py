@@ -85,7 +85,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self._operation)
 
 
-def _broadcast(variables: list[Variable], root: int, name: str, members: ProcessSet) -> list[tf.Tensor]:
+def _broadcast(variables: list[Variable], root: int, name: str, process_set: ProcessSet) -> list[tf.Tensor]:
     values = [tf.convert_to_tensor(variable) for variable in variables]
     strangers = [
         f"'{variable.name}' ({value.dtype.name})"
@@ -96,7 +96,7 @@ def _broadcast(variables: list[Variable], root: int, name: str, members: Process
         raise ValueError(f"only numbers can be broadcast, which {', '.join(strangers)} does not hold; leave it out")
     # The engine has no complex numbers; these travel as pairs.
     sent = [tf.bitcast(value, value.dtype.real_dtype) if value.dtype.is_complex else value for value in values]
-    spread = grouped_broadcast(sent, root, name, ignore_name_scope=True, process_set=members)
+    spread = grouped_broadcast(sent, root, name, ignore_name_scope=True, process_set=process_set)
     return [
         variable.assign(tf.bitcast(received, value.dtype) if value.dtype.is_complex else received)
         for variable, value, received in zip(variables, values, spread, strict=True)

@@ -10,7 +10,7 @@ from farandole.core import default
 from farandole.core.compression import Compressor
 from farandole.core.plugins import Address, address_of
 from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
-from farandole.core.reduction import Average, Sum, choose_op
+from farandole.core.reduction import Average, Sum, choose_reduction
 from farandole.errors import InvalidRequest
 from farandole.tensorflow import gradients as _registered  # noqa: F401
 from farandole.tensorflow import nodes
@@ -58,7 +58,7 @@ def allreduce(
     `FailedPreconditionError` when ranks ask for different things or before `init()`, and `AbortedError` naming a rank
     that is lost.
     """
-    op = choose_op(op, average)
+    op = choose_reduction(op, average).op
     if isinstance(tensor, tf.IndexedSlices):
         _require_plain(op, prescale_factor, postscale_factor, name)
         with _on(device_sparse):
@@ -84,7 +84,7 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Given]:
     """Combine several tensors at once; none begins before all are ready on all ranks. As `allreduce`."""
-    op = choose_op(op, average)
+    op = choose_reduction(op, average).op
     results: list[Given] = list(tensors)
     sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     dense = [place for place in range(len(tensors)) if place not in sparse]

@@ -11,7 +11,7 @@ from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.core.reduction import Adasum, Average
 from farandole.tensorflow.aggregation import Aggregation
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_reduction
+from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_options
 from farandole.tensorflow.tracing import as_written
 
 __all__ = ["DistributedOptimizer"]
@@ -37,7 +37,7 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         """
         pairs = super().compute_gradients(*args, **kwargs)
         gradients, sources = [gradient for gradient, _ in pairs], [source for _, source in pairs]
-        if self._reducer.how.sparse_as_dense:
+        if self._reducer.options.sparse_as_dense:
             gradients = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
         reduced = self._aggregation.add(gradients, sources, lambda sums: self._reduce(sums, sources))
         return list(zip(reduced, sources, strict=True))
@@ -128,7 +128,7 @@ def DistributedOptimizer(
         )
     if isinstance(optimizer, _Distributed):
         raise ValueError(f"this {type(optimizer).__name__} is distributed already")
-    reduction = choose_reduction(
+    options = choose_options(
         op,
         gradient_predivide_factor,
         groups,
@@ -139,7 +139,7 @@ def DistributedOptimizer(
         **how,
     )
     wrapped = _put_in_front(_Combining if op == Adasum else _Distributed, optimizer)
-    wrapped._reducer = Reducer(name or f"Distributed{type(optimizer).__name__}", reduction)
+    wrapped._reducer = Reducer(name or f"Distributed{type(optimizer).__name__}", options)
     wrapped._aggregation = Aggregation(backward_passes_per_step, average_aggregated_gradients)
     wrapped._use_locking = use_locking or optimizer._use_locking
     return wrapped

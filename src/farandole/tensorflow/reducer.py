@@ -8,15 +8,12 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from farandole.core.compression import Compressor
-from farandole.core.gradients import Scaling, choose_scaling, even_groups, explicit_groups
-from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
-from farandole.core.reduction import Average, choose_op
-from farandole.tensorflow.compression import Compression
+from farandole.core.gradients import GradientOptions, even_groups, explicit_groups, predivided
+from farandole.core.process_sets import ProcessSet, require_registered
 from farandole.tensorflow.ops import allreduce, grouped_allreduce
 from farandole.tensorflow.place import size_op
 
-__all__ = ["Gradient", "Groups", "Reducer", "Reduction", "Source", "choose_reduction", "identify"]
+__all__ = ["Gradient", "Groups", "Reducer", "ReducerOptions", "Source", "choose_options", "identify"]
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 # What is differentiated by: a variable of TensorFlow or Keras, or a tensor.
@@ -25,21 +22,16 @@ Groups = int | Sequence[Sequence[Source]] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction:
-    """How gradients are reduced, and by whom."""
+class ReducerOptions(GradientOptions[tf.Tensor]):
+    """The way in which a tape's or an optimizer's gradients are reduced."""
 
-    op: int = Average
-    scaling: Scaling = field(default_factory=Scaling)
-    compression: Compressor[tf.Tensor] = Compression.none
-    sparse_as_dense: bool = False
     groups: Groups = None
-    members: ProcessSet = global_process_set
     scale_local: bool = True
     device_dense: str = ""
     device_sparse: str = ""
 
 
-def choose_reduction(
+def choose_options(
     op: int,
     predivide: float,
     groups: Groups,
@@ -47,8 +39,8 @@ def choose_reduction(
     process_set: ProcessSet,
     shown: str,
     **rest: Any,
-) -> Reduction:
-    """Return the `Reduction` that users' arguments of `shown` ask for; raises `ValueError` if they contradict."""
+) -> ReducerOptions:
+    """Return the options that users' arguments of `shown` ask for; raises `ValueError` if they contradict."""
     require_registered(process_set, shown)
     if num_groups:
         # Past the two frames that keep AutoGraph away, and the user's call.
@@ -56,20 +48,19 @@ def choose_reduction(
         groups = num_groups if groups is None else groups
     if isinstance(groups, int) and groups <= 0:
         raise ValueError(f"groups should be a positive integer or a list of lists of variables, got {groups}")
-    scaling = choose_scaling(op, predivide)
-    return Reduction(op=choose_op(op, None), scaling=scaling, groups=groups, members=process_set, **rest)
+    return ReducerOptions(reduction=predivided(op, predivide), groups=groups, process_set=process_set, **rest)
 
 
 @dataclass(frozen=True)
 class Reducer:
-    """Reduces gradients as `how` says; operations are named `prefix`, a gradient's place, and its variable's name.
+    """Reduces gradients as `options` say; operations are named `prefix`, a gradient's place, and its variable's name.
 
     In eager mode all gradients go into one operation, since each is waited for where it stands; in a graph each, or
     each of the groups, is an operation of its own, and starts when its gradients are there.
     """
 
     prefix: str
-    how: Reduction
+    options: ReducerOptions
     # By `identify`. The sources are kept, or another one might come to have the same number.
     local: dict[int, Source] = field(default_factory=dict)
 
@@ -90,16 +81,16 @@ class Reducer:
         own gradients back. Blocks in eager mode until every rank has taken part.
         """
         # A set, or the job, may have ended since this was made.
-        require_registered(self.how.members, self.prefix)
-        if not self.how.members.included():
+        require_registered(self.options.process_set, self.prefix)
+        if not self.options.process_set.included():
             return list(gradients)
         found = list(gradients)
         for place, (gradient, source) in enumerate(zip(gradients, sources, strict=True)):
             if gradient is not None and self.is_local(source):
                 found[place] = self._scale_local(gradient)
-            elif isinstance(gradient, tf.IndexedSlices) and self.how.sparse_as_dense:
+            elif isinstance(gradient, tf.IndexedSlices) and self.options.sparse_as_dense:
                 found[place] = tf.convert_to_tensor(gradient)
-        if tf.executing_eagerly() and self.how.members.size() == 1:
+        if tf.executing_eagerly() and self.options.process_set.size() == 1:
             return found
         for group in self._groups(found, sources):
             first = group[0]
@@ -109,15 +100,15 @@ class Reducer:
         return found
 
     def _scale_local(self, gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
-        if not self.how.scale_local:
+        if not self.options.scale_local:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(self._scale_local(gradient.values), gradient.indices, gradient.dense_shape)
-        members = self.how.members
-        number = members.process_set_id
+        process_set = self.options.process_set
+        number = process_set.process_set_id
         assert number is not None
         # A function may be called again when there are more ranks, or fewer, than when it was traced.
-        size = members.size() if tf.executing_eagerly() else size_op(number)
+        size = process_set.size() if tf.executing_eagerly() else size_op(number)
         return gradient / tf.cast(size, gradient.dtype)
 
     def _groups(self, gradients: Sequence[Gradient], sources: Sequence[Source]) -> list[list[int]]:
@@ -128,7 +119,7 @@ class Reducer:
             for place, (gradient, key) in enumerate(zip(gradients, keys, strict=True))
             if gradient is not None and key not in self.local
         ]
-        chosen = self.how.groups
+        chosen = self.options.groups
         if tf.executing_eagerly():
             groups = [places]
         elif chosen is None:
@@ -148,21 +139,22 @@ class Reducer:
 
     def _reduce(self, gradients: list[tf.Tensor | tf.IndexedSlices], name: str) -> list[tf.Tensor | tf.IndexedSlices]:
         # Rows that are gathered cannot overflow as a sum can, so they need no factors.
-        scaling = Scaling() if isinstance(gradients[0], tf.IndexedSlices) else self.how.scaling
-        options: dict[str, Any] = {
-            "op": self.how.op,
-            "compression": self.how.compression,
-            "device_dense": self.how.device_dense,
-            "device_sparse": self.how.device_sparse,
-            "prescale_factor": scaling.prescale,
-            "postscale_factor": scaling.postscale,
-            "process_set": self.how.members,
+        op, *factors = self.options.reduction
+        prescale, postscale = (1.0, 1.0) if isinstance(gradients[0], tf.IndexedSlices) else factors
+        arguments: dict[str, Any] = {
+            "op": op,
+            "compression": self.options.compression,
+            "device_dense": self.options.device_dense,
+            "device_sparse": self.options.device_sparse,
+            "prescale_factor": prescale,
+            "postscale_factor": postscale,
+            "process_set": self.options.process_set,
             "ignore_name_scope": True,
             "name": name,
         }
         if len(gradients) == 1:
-            return [allreduce(gradients[0], **options)]
-        return list(grouped_allreduce(gradients, **options))
+            return [allreduce(gradients[0], **arguments)]
+        return list(grouped_allreduce(gradients, **arguments))
 
 
 def identify(source: Source) -> int:

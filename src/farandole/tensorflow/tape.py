@@ -9,7 +9,7 @@ from farandole.core.compression import Compressor
 from farandole.core.process_sets import ProcessSet, global_process_set
 from farandole.core.reduction import Average
 from farandole.tensorflow.compression import Compression
-from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_reduction
+from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_options
 from farandole.tensorflow.tracing import as_written
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
@@ -120,7 +120,7 @@ def DistributedGradientTape(
     `process_set` its members reduce among themselves, and the others get their own gradients.
     Raises `ValueError` for settings that contradict each other.
     """
-    reduction = choose_reduction(
+    options = choose_options(
         op,
         gradient_predivide_factor,
         groups,
@@ -140,7 +140,7 @@ def DistributedGradientTape(
     made = kind.__new__(kind)
     # Not a copy: whichever of the two leaves the block, the other has left it, too.
     made.__dict__ = gradtape.__dict__
-    made._reducer = Reducer("DistributedGradientTape", reduction)
+    made._reducer = Reducer("DistributedGradientTape", options)
     made._local_layers = ()
     made._within_jacobian = False
     return made

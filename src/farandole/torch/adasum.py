@@ -27,7 +27,7 @@ class Combination:
 
     names: dict[Parameter, str]
     compression: Compressor[torch.Tensor]
-    members: ProcessSet
+    process_set: ProcessSet
 
     def __call__(self, starts: dict[Parameter, torch.Tensor]) -> None:
         """Replace each parameter by its start and the ranks' combined steps; at the start again if that fails."""
@@ -54,7 +54,7 @@ class Combination:
 
     def _start(self, parameter: Parameter, step: torch.Tensor) -> Callable[[], torch.Tensor]:
         smaller, ctx = self.compression.compress(step.contiguous())
-        handle = allreduce_async_(smaller, name=self.names[parameter], op=Adasum, process_set=self.members)
+        handle = allreduce_async_(smaller, name=self.names[parameter], op=Adasum, process_set=self.process_set)
         return lambda: self.compression.decompress(handle.wait(), ctx)
 
 
@@ -106,7 +106,7 @@ class AdasumFront(Front):
         # The optimizer below must not do it again. The scaler deletes both.
         self.grad_scale = self.found_inf = None
         if not self._alone:
-            found = allreduce(found, op=Max, name="adasum.found_inf", process_set=self._combine.members)
+            found = allreduce(found, op=Max, name="adasum.found_inf", process_set=self._combine.process_set)
         if found.any():
             return False
         if scale is not None:

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _adapter = TorchAdapter()
-_operations: Operations[torch.Tensor] = Operations(_adapter, Differentiable)
+_operations: Operations[torch.Tensor] = Operations(Differentiable(_adapter))
 
 requests = _operations.requests
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from farandole.core.compression import Compressor
-from farandole.core.gradients import choose_scaling, even_groups, explicit_groups, name_parameters
+from farandole.core.gradients import GradientOptions, even_groups, explicit_groups, name_parameters, predivided
 from farandole.core.objects import broadcast_object
 from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
-from farandole.core.reduction import Adasum, Average, choose_op
+from farandole.core.reduction import Adasum, Average
 from farandole.torch.adasum import AdasumFront, Combination
 from farandole.torch.front import Front, put_in_front
 from farandole.torch.ops import Compression
-from farandole.torch.reducer import Parameter, Reducer, Reduction
+from farandole.torch.reducer import Parameter, Reducer
 
 __all__ = ["DistributedOptimizer"]
 
@@ -138,7 +138,12 @@ def DistributedOptimizer(
     other.
     """
     require_registered(process_set, "DistributedOptimizer")
-    how = Reduction(choose_op(op, None), choose_scaling(op, gradient_predivide_factor), compression, sparse_as_dense)
+    options = GradientOptions(
+        reduction=predivided(op, gradient_predivide_factor),
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
     if num_groups:
         warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -151,7 +156,7 @@ def DistributedOptimizer(
     wrapped = put_in_front(_Distributed, optimizer)
     wrapped._alone = not process_set.included() or process_set.size() == 1
     wrapped._synchronized, wrapped._should_synchronize = False, True
-    wrapped._reducer = Reducer(names, grouped, backward_passes_per_step, how, process_set, attach=not wrapped._alone)
+    wrapped._reducer = Reducer(names, grouped, backward_passes_per_step, options, attach=not wrapped._alone)
     return wrapped
 
 

@@ -2,38 +2,28 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from farandole.core import kinds
 from farandole.core.compression import Compressor
-from farandole.core.gradients import Passes, Scaling
-from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.gradients import GradientOptions, Passes
+from farandole.core.request import Request
 from farandole.errors import InvalidRequest
 from farandole.torch.flight import Flight, InFlight
-from farandole.torch.ops import allreduce, grouped_allreduce_async_, requests
+from farandole.torch.ops import allreduce, requests
 from farandole.torch.sparse import sparse_allreduce_async
 
-__all__ = ["Reducer", "Reduction"]
+__all__ = ["Reducer"]
 
 Parameter = torch.Tensor
 
 # Gradients of less than this are asked for together, in one call: more of them would cost less still, but what is held
 # back does not overlap with the backward pass.
 HELD_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """How every gradient is reduced."""
-
-    op: int
-    scaling: Scaling
-    compression: Compressor[torch.Tensor]
-    sparse_as_dense: bool
 
 
 class Reducer:
@@ -43,7 +33,7 @@ class Reducer:
     together is this rank's own affair: each is reduced under its own name. Gradients are reduced in place. Who looks at
     one from the backward pass until `finish` waits for it. Parameters keep no reference to the reducer: when it goes,
     its hooks go with it. With `attach` False, nothing is hooked.
-    Reduces among `members`, of which this rank must be one unless nothing is ever due.
+    This rank must be in the process set of `options` unless nothing is ever due.
     """
 
     def __init__(
@@ -51,12 +41,12 @@ class Reducer:
         names: dict[Parameter, str],
         groups: Sequence[Sequence[Parameter]],
         passes: int,
-        how: Reduction,
-        members: ProcessSet = global_process_set,
+        options: GradientOptions[torch.Tensor],
         attach: bool = True,
     ) -> None:
-        self._names, self._groups, self._how = names, [list(group) for group in groups], how
-        self._members, self._attach = members, attach
+        self._names, self._groups, self._options = names, [list(group) for group in groups], options
+        self._request = Request(kinds.ALLREDUCE, reduction=options.reduction, process_set=options.process_set)
+        self._attach = attach
         self._passes = Passes(self._groups, passes)
         self._flights: dict[Parameter, Flight] = {}
         self._held: dict[Parameter, torch.Tensor] = {}
@@ -158,7 +148,9 @@ class Reducer:
     def reduce_loss(self, loss: Any) -> Any:
         """Return, as a number or as a tensor of one, the loss whose gradient the reduced gradients are."""
         mine = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(loss, dtype=torch.float64)
-        joined = allreduce(mine, name="optimizer.loss", op=self._how.op, process_set=self._members)
+        joined = allreduce(
+            mine, name="optimizer.loss", op=self._options.reduction.op, process_set=self._options.process_set
+        )
         return joined if isinstance(loss, torch.Tensor) else joined.item()
 
     def reset(self) -> None:
@@ -174,7 +166,9 @@ class Reducer:
         gradients = [self._gradient(parameter) for parameter in group]
         first = group[0]
         if gradients[0].is_sparse:
-            summed = sparse_allreduce_async(gradients[0], self._names[first], self._how.op, self._members)
+            summed = sparse_allreduce_async(
+                gradients[0], self._names[first], self._options.reduction.op, self._options.process_set
+            )
             self._flights[first] = Flight(group, partial(_complete_sparse, first, summed))
         elif len(group) == 1:
             self._held[first] = gradients[0]
@@ -195,24 +189,22 @@ class Reducer:
         start: Callable[[Sequence[Parameter], list[torch.Tensor]], Callable[[], object]],
     ) -> None:
         # A channels-last gradient is not contiguous; what is reduced then is a copy.
-        packed = [self._how.compression.compress(gradient.contiguous()) for gradient in gradients]
+        packed = [self._options.compression.compress(gradient.contiguous()) for gradient in gradients]
         tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
-        complete = partial(_complete, gradients, tensors, contexts, self._how.compression, start(parameters, tensors))
+        complete = partial(
+            _complete, gradients, tensors, contexts, self._options.compression, start(parameters, tensors)
+        )
         self._flights.update(dict.fromkeys(parameters, Flight(parameters, complete)))
 
     def _reduce_each(
         self, parameters: Sequence[Parameter], tensors: list[torch.Tensor], wake: bool
     ) -> Callable[[], object]:
-        scaling, names = self._how.scaling, [self._names[parameter] for parameter in parameters]
-        return requests.start_reduce_each(
-            tensors, names, self._how.op, scaling.prescale, scaling.postscale, self._members, wake
-        ).wait
+        names = [self._names[parameter] for parameter in parameters]
+        return requests.start_each(self._request, names, tensors, wake).wait
 
     def _reduce_group(self, parameters: Sequence[Parameter], tensors: list[torch.Tensor]) -> Callable[[], object]:
-        scaling, name = self._how.scaling, self._names[parameters[0]]
-        return grouped_allreduce_async_(
-            tensors, None, name, self._how.op, scaling.prescale, scaling.postscale, self._members
-        ).wait
+        request = self._request.renamed(self._names[parameters[0]], grouped=True)
+        return requests.start_group(request, tensors, write=True).wait
 
     def _gradient(self, parameter: Parameter) -> torch.Tensor:
         """Return what is reduced: the gradient, made dense if asked, or zeros where none came on this rank."""
@@ -227,7 +219,7 @@ class Reducer:
                 self._names[parameter],
                 "the gradient requires a gradient itself (backward(create_graph=True)) and cannot be reduced in place",
             )
-        elif gradient.is_sparse and self._how.sparse_as_dense:
+        elif gradient.is_sparse and self._options.sparse_as_dense:
             parameter.grad = gradient.to_dense()
         elif gradient.is_sparse:
             self._refuse_sparse_in_group(parameter)

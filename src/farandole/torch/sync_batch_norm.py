@@ -133,7 +133,7 @@ class _Among:
     """Under which name, and among whom."""
 
     name: str
-    members: ProcessSet
+    process_set: ProcessSet
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _local_moments(values: Tensor) -> _Moments:
 def _join(mine: _Moments, among: _Among) -> _Moments:
     """Return the moments of all ranks' values together, the same, bit for bit, on all ranks."""
     row = torch.cat([torch.tensor([float(mine.count)], dtype=torch.float64), mine.mean, mine.squares])
-    table = allgather(row[None], among.name, among.members)
+    table = allgather(row[None], among.name, among.process_set)
     counts, rest = table[:, :1], table[:, 1:]
     means, squares = rest.chunk(2, 1)
     count = float(counts.sum())
@@ -205,7 +205,7 @@ class _Normalize(torch.autograd.Function):
             # What is lost through mean and variance, to which every rank's values have contributed.
             among: _Among = ctx.among
             sums = torch.stack([for_weight, for_bias]).cpu().double()
-            total = allreduce(sums, name=among.name, op=Sum, process_set=among.members).to(mean) / ctx.count
+            total = allreduce(sums, name=among.name, op=Sum, process_set=among.process_set).to(mean) / ctx.count
             slope, shift = -total * scale * (var + ctx.eps).rsqrt()
             if values.numel():
                 for_values += batch_norm(wide, mean, var, slope, shift, training=False, eps=ctx.eps)

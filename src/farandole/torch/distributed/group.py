@@ -13,11 +13,13 @@ from torch.utils.dlpack import from_dlpack
 from farandole.config import Config
 from farandole.core import kinds
 from farandole.core.context import Context
+from farandole.core.reduction import Average, Reduction, Sum
+from farandole.core.request import Request
 from farandole.errors import InvalidRequest
 from farandole.rendezvous import Rendezvous
 from farandole.torch.distributed.asker import Asker
 from farandole.torch.distributed.names import SinglePart
-from farandole.torch.distributed.reduction import Reduction, reduction_of
+from farandole.torch.distributed.reduction import reduction_of
 from farandole.torch.distributed.tensors import flat, joined, one, packed, readable, require_apart, unpack, writable
 from farandole.torch.distributed.work import Follower, Work
 
@@ -98,7 +100,8 @@ class FarandoleGroup(dist.ProcessGroup):
         """Reduce the tensor in place."""
         what = "all_reduce"
         tensor = writable(one(tensors, what), what)
-        return self._asker.reduce(what, tensor, _reduction(opts, tensor, what), _is_now(opts))
+        request = Request(kinds.ALLREDUCE, what, _reduction(opts, tensor, what))
+        return self._asker.reduce(request, tensor, _is_now(opts))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors in place, all at once."""
@@ -106,17 +109,18 @@ class FarandoleGroup(dist.ProcessGroup):
         ready = [writable(tensor, what) for tensor in tensors]
         if not ready:
             return self._asker.together([])
-        return self._asker.reduce_group(what, ready, _reduction(opts, ready[0], what), _is_now(opts))
+        request = Request(kinds.ALLREDUCE, what, _reduction(opts, ready[0], what), grouped=True)
+        return self._asker.reduce_group(request, ready, _is_now(opts))
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Reduce into the root's tensor; the others' stay as they are."""
         what, given, leads = "reduce", one(tensors, "reduce"), opts.rootRank == self._rank
         tensor = writable(given, what) if leads else readable(given, what)
-        op, prescale, _ = _reduction(opts, tensor, what)
-        signature = (opts.rootRank, op, prescale, tensor.dtype, tensor.shape)
+        reduction = _reduction(opts, tensor, what)
+        signature = (opts.rootRank, reduction, tensor.dtype, tensor.shape)
         pair = (tensor, tensor if leads else torch.empty_like(tensor))
-        terms = {"op": op, "prescale": prescale}
-        return self._asker.ask(kinds.ALLREDUCE, what, signature, pair, [tensor], _is_now(opts), terms)
+        request = Request(kinds.ALLREDUCE, what, reduction)
+        return self._asker.ask(request, signature, pair, [tensor], _is_now(opts))
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduce, and keep this rank's part of the result; the parts lie one behind the other in the input."""
@@ -124,19 +128,19 @@ class FarandoleGroup(dist.ProcessGroup):
         source, target = readable(input, what).view(-1), writable(output, what).view(-1)
         _require_times(self._size, source, target, what)
         require_apart(source, target, self._rank * target.nbytes, what)
-        op, prescale, sums = _reduction(opts, source, what)
-        terms, signature = {"op": op, "prescale": prescale}, (op, prescale, source.dtype, source.shape)
-        if sums:
-            return self._asker.ask(
-                kinds.REDUCESCATTER, what, signature, (source, target), [output], _is_now(opts), terms
-            )
+        reduction = _reduction(opts, source, what)
+        signature = (reduction, source.dtype, source.shape)
+        if reduction.op in (Sum, Average):
+            request = Request(kinds.REDUCESCATTER, what, reduction)
+            return self._asker.ask(request, signature, (source, target), [output], _is_now(opts))
         # The engine scatters sums only.
         whole = torch.empty_like(source)
 
         def keep(_: SinglePart) -> None:
             target.copy_(whole.chunk(self._size)[self._rank])
 
-        return self._asker.ask(kinds.ALLREDUCE, what, signature, (source, whole), [output], _is_now(opts), terms, keep)
+        request = Request(kinds.ALLREDUCE, what, reduction)
+        return self._asker.ask(request, signature, (source, whole), [output], _is_now(opts), keep)
 
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: Any = None
@@ -161,8 +165,9 @@ class FarandoleGroup(dist.ProcessGroup):
         """Overwrite the tensor with the root's."""
         what, tensor = "broadcast", one(tensors, "broadcast")
         row = flat(tensor, what, write=True)
-        signature, terms = (opts.rootRank, row.dtype, row.shape), {"root": opts.rootRank}
-        return self._asker.ask(kinds.BROADCAST, what, signature, (row, row), [tensor], _is_now(opts), terms)
+        signature = (opts.rootRank, row.dtype, row.shape)
+        request = Request(kinds.BROADCAST, what, root=opts.rootRank)
+        return self._asker.ask(request, signature, (row, row), [tensor], _is_now(opts))
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Write the ranks' tensors into the output, one behind the other."""
@@ -170,7 +175,8 @@ class FarandoleGroup(dist.ProcessGroup):
         source, target = flat(input, what), flat(output, what, write=True)
         _require_times(self._size, target, source, what)
         require_apart(source, target, -self._rank * source.nbytes, what)
-        return self._asker.ask(kinds.ALLGATHER, what, source.dtype, (source, target), [output], _is_now(opts), {})
+        request = Request(kinds.ALLGATHER, what)
+        return self._asker.ask(request, source.dtype, (source, target), [output], _is_now(opts))
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: Any = None
@@ -182,7 +188,8 @@ class FarandoleGroup(dist.ProcessGroup):
             raise InvalidRequest(what, f"needs {self._size} outputs, each as large as that rank's input")
         whole = joined(targets)
         finish = partial(_unpack, targets) if whole is None else None
-        return self._asker.ask(kinds.ALLGATHER, what, source.dtype, (source, whole), results, _is_now(opts), {}, finish)
+        request = Request(kinds.ALLGATHER, what)
+        return self._asker.ask(request, source.dtype, (source, whole), results, _is_now(opts), finish)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], input_list: Sequence[Tensor], opts: Any = None
@@ -213,9 +220,8 @@ class FarandoleGroup(dist.ProcessGroup):
         sent = self._shares(input, source, input_split_sizes, "input", what)
         wanted = self._shares(output, target, output_split_sizes, "output", what)
         finish = partial(_require_received, what, wanted)
-        return self._asker.ask(
-            kinds.ALLTOALL, what, (), (source, target), [output], _is_now(opts), {"splits": sent}, finish
-        )
+        request = Request(kinds.ALLTOALL, what, splits=sent)
+        return self._asker.ask(request, (), (source, target), [output], _is_now(opts), finish)
 
     def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Send one tensor to each rank, and write what comes from each into one of the outputs."""
@@ -243,7 +249,7 @@ class FarandoleGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait until all ranks have come."""
-        return self._asker.ask(kinds.BARRIER, "barrier", (), (None, None), [], _is_now(opts), {})
+        return self._asker.ask(Request(kinds.BARRIER, "barrier"), (), (None, None), [], _is_now(opts))
 
     def send(self, tensors: Sequence[Tensor], dst_rank: int, tag: int) -> NoReturn:
         """Raise `InvalidRequest`: there are no operations between two ranks."""
@@ -270,10 +276,8 @@ class FarandoleGroup(dist.ProcessGroup):
             if whole is None:
                 _unpack(targets, part)
 
-        terms = {"splits": [source.numel() for source in sources]}
-        return self._asker.ask(
-            kinds.ALLTOALL, what, (), (packed(sources), whole), list(outputs), _is_now(opts), terms, finish
-        )
+        request = Request(kinds.ALLTOALL, what, splits=[source.numel() for source in sources])
+        return self._asker.ask(request, (), (packed(sources), whole), list(outputs), _is_now(opts), finish)
 
     def _shares(self, tensor: Tensor, row: Tensor, splits: Sequence[int], which: str, what: str) -> list[int]:
         """Return how many elements of `row` go to or come from each rank, when `splits` are rows of `tensor`."""

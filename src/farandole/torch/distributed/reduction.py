@@ -1,33 +1,25 @@
 """torch's reductions as the engine's."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
 
-from farandole.core.reduction import Average, Max, Min, Product, Sum
+from farandole.core.reduction import Average, Max, Min, Product, Reduction, Sum
 from farandole.errors import InvalidRequest
 
-__all__ = ["Reduction", "reduction_of"]
-
-
-class Reduction(NamedTuple):
-    """An op of the engine's, and the factor that the inputs are multiplied by before it."""
-
-    op: int
-    prescale: float = 1.0
-    sums: bool = True  # Sum or Average
+__all__ = ["reduction_of"]
 
 
 _REDUCTIONS = {
     ReduceOp.SUM: Reduction(Sum),
     ReduceOp.AVG: Reduction(Average),
-    ReduceOp.MIN: Reduction(Min, sums=False),
-    ReduceOp.MAX: Reduction(Max, sums=False),
-    ReduceOp.PRODUCT: Reduction(Product, sums=False),
+    ReduceOp.MIN: Reduction(Min),
+    ReduceOp.MAX: Reduction(Max),
+    ReduceOp.PRODUCT: Reduction(Product),
 }
 # Of what is true or false, "and" is the least and "or" is the greatest.
-_OF_BOOLS = {ReduceOp.BAND: Reduction(Min, sums=False), ReduceOp.BOR: Reduction(Max, sums=False)}
+_OF_BOOLS = {ReduceOp.BAND: Reduction(Min), ReduceOp.BOR: Reduction(Max)}
 
 
 def reduction_of(asked: Any, dtype: torch.dtype, what: str) -> Reduction:

@@ -9,16 +9,16 @@
 
 namespace farandole::plugins {
 
-/// There is no engine for what is asked for.
+/// There is no engine for a request.
 class NotStarted : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Asks `engine` under `name`; the listener hears of it when all members are done. Throws Error when nothing was asked
-/// for: then the listener has not heard anything.
-void start(const Ask& ask, const std::string& name, const Listener& listener, Engine& engine);
+/// Starts `request` in `engine` under `name`; calls the listener when all members are done. Throws Error when nothing
+/// was started: then the listener has not been called.
+void start(const Request& request, const std::string& name, const Listener& listener, Engine& engine);
 
-/// Tells `listener` of a failure.
+/// Reports a failure to `listener`.
 void tell(const Listener& listener, int32_t error, const std::string& text) noexcept;
 
 }  // namespace farandole::plugins

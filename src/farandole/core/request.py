@@ -1,0 +1,35 @@
+"""Requests: what a caller asks the engine for, as one value."""
+
+from typing import Any, NamedTuple
+
+from farandole.core import kinds
+from farandole.core.reduction import Reduction, Sum
+
+__all__ = ["Request"]
+
+
+# A NamedTuple, because the engine reads the fields by place (native/bind/request.cc).
+class Request(NamedTuple):
+    """One operation over one tensor or a group of them; equal requests may share a traced program."""
+
+    kind: int  # of farandole.core.kinds
+    name: str | None = None  # None: the operation does not recur under this name
+    reduction: Reduction = Reduction(Sum)
+    root: int = 0  # of a broadcast: a rank of the job, for the engine the place among its ranks
+    splits: Any = None  # of an alltoall
+    grouped: bool = False
+    process_set: Any = None  # the ProcessSet that takes part; an engine has all its ranks take part
+    wire: str | None = None  # the name on the wire, where it is kept: "<stem>.<name>"
+
+    @property
+    def stem(self) -> str:
+        """The word that names on the wire begin with."""
+        return f"grouped_{kinds.NAMES[self.kind]}" if self.grouped else kinds.NAMES[self.kind]
+
+    def backward(self, part: str = "", **changes: Any) -> "Request":
+        """Return the request for a part of the gradient, under a name of its own."""
+        return self.renamed(None if self.name is None else f"{self.name}.backward{part}", **changes)
+
+    def renamed(self, name: str | None, **changes: Any) -> "Request":
+        """Return the request under another name."""
+        return self._replace(name=name, wire=None, **changes)

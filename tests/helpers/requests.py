@@ -1,0 +1,13 @@
+"""Requests for tests that call an engine directly."""
+
+from collections.abc import Sequence
+
+from farandole.core.reduction import Reduction, Sum
+from farandole.core.request import Request
+
+__all__ = ["recurring"]
+
+
+def recurring(kind: int, op: int = Sum, root: int = 0, splits: Sequence[int] | None = None) -> Request:
+    """Return a request that the engine may give a number, as for an operation with a name."""
+    return Request(kind, "recurring", Reduction(op), root, splits)
