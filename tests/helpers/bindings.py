@@ -80,9 +80,10 @@ def _jax() -> Binding:
     import jax.numpy as jnp
 
     import farandole.jax
+    from farandole.jax.adapter import allow_64_bits
 
     def make(values: Array, dtype: str) -> jax.Array:
-        with jax.enable_x64(True):
+        with allow_64_bits():
             return jnp.array(np.array(values)).astype(dtype)
 
     def read(array: jax.Array) -> Array:

@@ -18,6 +18,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402  # after the module that it needs is known to be there
 
 import farandole.jax as hvd  # noqa: E402
+from farandole.jax.adapter import allow_64_bits  # noqa: E402
 
 Array = npt.NDArray[Any]
 
@@ -80,7 +81,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 @modes
 def test_every_dtype_and_shape(mode: str) -> None:
     def body(context: Context) -> Any:
-        with jax.enable_x64(True):
+        with allow_64_bits():
             arrays = [jnp.ones(shape, dtype) for dtype in (*DTYPES, *FLOATS) for shape in ((), (0,), (2, 3))]
             return values(MODES[mode](lambda arrays: hvd.grouped_allreduce(arrays, op=hvd.Sum))(arrays))
 

@@ -18,7 +18,8 @@ from helpers.datasets import RAGGED, write_rows
 
 jax = pytest.importorskip("jax")
 
-from farandole.jax.data import TensorLoader, as_tensor  # noqa: E402  # after the module that it needs is known to be there
+from farandole.jax.adapter import allow_64_bits  # noqa: E402  # after the module that it needs is known to be there
+from farandole.jax.data import TensorLoader, as_tensor  # noqa: E402
 
 ROWS = 122
 
@@ -93,7 +94,7 @@ def test_64_bits_become_32_with_a_warning_unless_that_loses_numbers(
         list(TensorLoader(loader))
     assert "big (int64): 64 bits become 32, unless jax_enable_x64 is set" in caplog.text
     assert as_tensor("x", np.arange(3.0)).dtype == np.float32
-    with jax.enable_x64(True):
+    with allow_64_bits():
         assert as_tensor("x", np.array([1 << 40])).tolist() == [1 << 40]
 
 

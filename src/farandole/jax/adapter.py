@@ -10,7 +10,7 @@ import numpy as np
 
 from farandole.errors import InvalidRequest
 
-__all__ = ["Array", "JaxAdapter", "is_traced"]
+__all__ = ["Array", "JaxAdapter", "allow_64_bits", "is_traced"]
 
 # Shape and dtype are not known to the type checker; they are checked when an operation is called.
 Array: TypeAlias = jax.Array
@@ -99,6 +99,14 @@ class JaxAdapter:
         return tensor.astype(dtype)  # type: ignore[arg-type]  # the dtype came from `dtype` above
 
 
+def allow_64_bits() -> AbstractContextManager[object]:
+    """Return a context in which JAX makes arrays of 64 bits, whatever its setting is."""
+    # JAX 0.5 has it in jax.experimental, from where later versions have moved it.
+    home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
+    context: AbstractContextManager[object] = home.enable_x64(True)
+    return context
+
+
 def _wide(dtype: Any) -> AbstractContextManager[object]:
-    """Return a context that allows arrays of 64 bits, because the setting may have changed since the input was made."""
-    return jax.enable_x64(True) if dtype.itemsize == 8 else nullcontext()
+    """Return a context that allows arrays of `dtype`, because the setting may have changed since the input was made."""
+    return allow_64_bits() if dtype.itemsize == 8 else nullcontext()
