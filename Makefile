@@ -11,7 +11,7 @@ WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
 PYTHONS ?=
 COMPILERS ?=
-VERSIONS ?= 2.15.1 2.16.2 2.19.1
+VERSIONS ?= 2.17.1 2.19.1
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,11 +30,11 @@ test: test-native  ## run all tests; make test ARGS='-k name' runs some of the P
 test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed
 	@$(BIN)/python tools/without.py $(WITHOUT) -- $(ARGS)
 
-test-oldest: setup  ## run the tests of NumPy, Arrow and the like with the oldest versions that pyproject.toml promises
-	@$(BIN)/python tools/oldest.py $(ARGS)
+test-oldest: setup  ## run tests with the oldest versions that pyproject.toml promises; ONLY='jax torch' runs some, spark only so
+	@$(BIN)/python tools/oldest.py $(ONLY) -- $(ARGS)
 
-test-tensorflow: setup  ## run the tests of TensorFlow's operations with VERSIONS=... of it, which are downloaded
-	@tools/tensorflow.sh $(VERSIONS)
+test-tensorflow: setup  ## run the tests of TensorFlow and Keras with VERSIONS=... of TensorFlow, which are downloaded
+	@$(BIN)/python tools/oldest.py $(VERSIONS:%=tensorflow==%) -- $(ARGS)
 
 test-pythons: setup  ## build with each Python from 3.11 on, or PYTHONS=..., and run the core suite with it, without a framework
 	@tools/pythons.sh $(PYTHONS)

@@ -1,8 +1,9 @@
-"""Run tests with the oldest dependencies that pyproject.toml promises: oldest.py [pytest's arguments].
+"""Tests with the oldest dependencies that pyproject.toml promises: oldest.py [NAME | NAME==VERSION]... [-- ARGUMENTS].
 
-Makes a virtual environment below build/ with this one's farandole, and with its dependencies in the lowest versions
-that `dependencies` and the extras in `EXTRAS` allow. Frameworks and Spark are absent. The environment is kept until a
-version changes."""
+Each environment of `ENVIRONMENTS` lies below build/ and holds this one's farandole, and the lowest versions that
+`dependencies` and its extras allow. It is kept until a version changes. NAMEs choose environments; without one, all run
+but the large ones. With ==VERSION the framework of that name has that version: tensorflow==2.19.1. ARGUMENTS for pytest
+replace the environments' own tests."""
 
 import os
 import re
@@ -12,25 +13,82 @@ import sysconfig
 import tomllib
 import venv
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "build" / "oldest"
-EXTRAS = ("data", "prometheus", "spark")
-ABSENT = ("pyspark",)  # 400 MB; its tests take minutes
 TOOLS = ("hypothesis", "pytest", "pytest-timeout")
-TESTS = (
-    "tests/unit/test_compat_util.py",
-    "tests/unit/test_data_*.py",
-    "tests/unit/test_imports.py",
-    "tests/unit/test_launch_pickling.py",
-    "tests/unit/test_surface.py",
-    "tests/conformance/test_movement.py",
-    "tests/conformance/test_objects.py",
-    "tests/conformance/test_reductions.py",
-    "tests/conformance/test_shared.py",
-    "tests/ranks/test_data_*.py",
-)
+OTHERS = ("-k", "not numpy")  # the conformance suite without the binding that `libraries` tests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Extras in their lowest versions, and the tests to run with them."""
+
+    extras: tuple[str, ...]
+    tests: tuple[str, ...]
+    absent: tuple[str, ...] = ()  # packages of the extras that are left out
+    # Dependencies for which pip chooses the version, because constraints.txt pins one that the old packages refuse.
+    loose: tuple[str, ...] = ()
+    build: tuple[str, ...] = ()  # packages without wheels
+    arguments: tuple[str, ...] = ()
+    large: bool = False
+
+
+ENVIRONMENTS = {
+    "libraries": Environment(
+        extras=("autotune", "data", "prometheus", "spark", "tensorboard"),
+        absent=("pyspark",),
+        tests=(
+            "tests/unit/test_compat_util.py",
+            "tests/unit/test_core_*.py",
+            "tests/unit/test_data_*.py",
+            "tests/unit/test_imports.py",
+            "tests/unit/test_launch_pickling.py",
+            "tests/unit/test_surface.py",
+            "tests/conformance/test_movement.py",
+            "tests/conformance/test_objects.py",
+            "tests/conformance/test_reductions.py",
+            "tests/conformance/test_shared.py",
+            "tests/ranks/test_data_*.py",
+            "tests/ranks/test_metrics.py",
+            "tests/ranks/test_tuning.py",
+        ),
+    ),
+    "jax": Environment(
+        extras=("data", "jax", "keras"),
+        loose=("jaxlib", "ml-dtypes", "scipy"),
+        tests=("tests/conformance", "tests/ranks/test_jax.py", "tests/ranks/test_keras.py", "tests/unit/test_jax_*.py"),
+        arguments=OTHERS,
+    ),
+    "tensorflow": Environment(
+        extras=("data", "keras", "tensorflow"),
+        loose=("ml-dtypes", "protobuf", "tensorboard", "tensorflow-cpu"),
+        tests=(
+            "tests/ranks/test_compat_tensorflow.py",
+            "tests/ranks/test_keras.py",
+            "tests/ranks/test_tensorflow_*.py",
+            "tests/unit/test_tensorflow_*.py",
+        ),
+    ),
+    "torch": Environment(
+        extras=("data", "torch"),
+        tests=("tests/conformance", "tests/ranks/test_torch_*.py", "tests/unit/test_torch_*.py"),
+        arguments=OTHERS,
+    ),
+    "spark": Environment(
+        extras=("spark",),
+        build=("pyspark",),
+        tests=("tests/unit/test_spark_*.py", "tests/system/test_spark_local.py"),
+        # PySpark 4.0 leaves sockets of finished jobs to the garbage collector.
+        arguments=("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"),
+        large=True,  # 400 MB; each session takes ten seconds
+    ),
+}
+
+
+class Unavailable(Exception):
+    """No index offers a package in the version that is asked for."""
 
 
 def lowest(requirements: Iterable[str]) -> list[str]:
@@ -49,37 +107,81 @@ def name_of(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[=<>!~;\[ ]", requirement, maxsplit=1)[0]).lower()
 
 
-def promised() -> list[str]:
-    """Read the pins of all oldest versions from pyproject.toml."""
+def promised(environment: Environment) -> list[str]:
+    """Read the pins of an environment's oldest versions from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    found = [*project["dependencies"], *(each for extra in EXTRAS for each in extras[extra])]
-    return lowest(each for each in found if name_of(each) not in ABSENT)
+    found = [*project["dependencies"], *(each for extra in environment.extras for each in extras[extra])]
+    return lowest(each for each in found if name_of(each) not in environment.absent)
 
 
-def make(pins: Sequence[str]) -> Path:
-    """Make the environment, unless it is there with these versions; returns its Python."""
-    python, stamp = FOLDER / "bin" / "python", FOLDER / "versions"
+def choose(words: Sequence[str]) -> dict[str, tuple[Environment, list[str]]]:
+    """Return the environments that `words` name, and their pins, by the names of their folders."""
+    chosen = {}
+    for word in words or [name for name, environment in ENVIRONMENTS.items() if not environment.large]:
+        name, _, version = word.partition("==")
+        if name not in ENVIRONMENTS:
+            sys.exit(f"oldest: {name} is unknown; choose from {', '.join(ENVIRONMENTS)}")
+        pins = promised(ENVIRONMENTS[name])
+        if version:
+            if not any(name_of(pin) == name for pin in pins):
+                sys.exit(f"oldest: {name} has no version of its own")
+            pins = [word if name_of(pin) == name else pin for pin in pins]
+        chosen[word.replace("==", "-")] = ENVIRONMENTS[name], pins
+    return chosen
+
+
+def make(folder: Path, environment: Environment, pins: Sequence[str]) -> Path:
+    """Make the environment, unless it is there with these versions; returns its Python.
+
+    Raises `Unavailable` where PyTorch's CPU build is on no index that answers."""
+    python, stamp = folder / "bin" / "python", folder / "versions"
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    oldest = {name_of(pin) for pin in pins}
-    others = [line for line in pinned if line and not line.startswith("#") and name_of(line) not in oldest]
+    free = {*(name_of(pin) for pin in pins), *environment.loose}
+    others = [line for line in pinned if line and not line.startswith("#") and name_of(line) not in free]
     wanted = "\n".join([sys.version, *pins, *others, ""])
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
-        venv.create(FOLDER, clear=True, with_pip=True)
-        constraints = FOLDER / "constraints.txt"
+        venv.create(folder, clear=True, with_pip=True)
+        constraints = folder / "constraints.txt"
         constraints.write_text("\n".join([*others, ""]), encoding="utf-8")
         # No oldest version is built from its sources: that takes long, and most do not build on newer Pythons.
-        command = [str(python), "-m", "pip", "install", "-q", "--only-binary", ":all:", "-c", str(constraints)]
-        if subprocess.run([*command, *pins, *TOOLS], check=False).returncode != 0:
+        install = [str(python), "-m", "pip", "install", "-q", "--only-binary", ":all:", "-c", str(constraints)]
+        packages, options = builds(pins, install)
+        if environment.build:
+            subprocess.run([*install, "setuptools", "wheel"], check=True)
+            options += ["--no-binary", ",".join(environment.build), "--no-build-isolation"]
+        if subprocess.run([*install, *options, *packages, *TOOLS], check=False).returncode != 0:
             version = sys.version.split()[0]
             sys.exit(f"oldest: cannot install {', '.join(pins)} for Python {version}; 3.11 and 3.12 have wheels of all")
         stamp.write_text(wanted, encoding="utf-8")
     return python
 
 
-def link_farandole() -> None:
-    """Put this environment's farandole into the oldest one."""
-    (target,) = FOLDER.glob("lib/python*/site-packages")
+def builds(pins: Sequence[str], install: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Choose the CPU builds of frameworks; return packages and pip's options for them. Raises `Unavailable`."""
+    packages = [
+        re.sub(r"^tensorflow==", "tensorflow-cpu==", pin) if os.uname().machine == "x86_64" else pin for pin in pins
+    ]
+    for place, pin in enumerate(packages):
+        if name_of(pin) != "torch":
+            continue
+        # PyPI's build brings gigabytes of CUDA. pip may be configured to find a CPU build; PyTorch's own index has it.
+        setup = (ROOT / "tools" / "setup.sh").read_text(encoding="utf-8")
+        (index,) = re.findall(r"^readonly CPU_INDEX=(\S+)$", setup, re.MULTILINE)
+        packages[place] = f"{pin}+cpu"
+        for options in ([], ["--extra-index-url", index]):
+            look = [*install, *options, "--retries", "1", "--dry-run", "--no-deps", packages[place]]
+            if subprocess.run(look, capture_output=True, check=False).returncode == 0:
+                return packages, options
+        raise Unavailable(
+            f"neither pip's index nor {index} offers {packages[place]} to Python {sys.version.split()[0]}"
+        )
+    return packages, []
+
+
+def link_farandole(folder: Path) -> None:
+    """Put this environment's farandole into the one in `folder`."""
+    (target,) = folder.glob("lib/python*/site-packages")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if re.match(r"_?_?(editable_\w*?)?farandole", entry.name):
             link = target / entry.name
@@ -87,22 +189,39 @@ def link_farandole() -> None:
             link.symlink_to(entry)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Make the environment, import every test module in it, and become its pytest."""
-    pins = promised()
-    python = make(pins)
-    link_farandole()
-    print("oldest:", *pins, flush=True)
+def test(python: Path, environment: Environment, arguments: Sequence[str]) -> bool:
+    """Import every test module in an environment, then run its tests; return whether they passed."""
     pytest = [str(python), "-m", "pytest", "-p", "no:cacheprovider"]
     # Tests whose package is not installed skip; none fails to import.
     collected = subprocess.run(
         [*pytest, "--collect-only", "-qq"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if collected.returncode != 0:
-        sys.exit(collected.stdout + collected.stderr)
-    chosen = arguments or [str(path.relative_to(ROOT)) for pattern in TESTS for path in sorted(ROOT.glob(pattern))]
-    os.chdir(ROOT)
-    os.execv(python, [*pytest, *chosen])
+        print(collected.stdout, collected.stderr, sep="", file=sys.stderr)
+        return False
+    paths = [str(path.relative_to(ROOT)) for pattern in environment.tests for path in sorted(ROOT.glob(pattern))]
+    return subprocess.run([*pytest, *(arguments or [*paths, *environment.arguments])], cwd=ROOT).returncode == 0
+
+
+def main(words: Sequence[str]) -> None:
+    """Make the environments that are asked for, and run their tests."""
+    cut = words.index("--") if "--" in words else len(words)
+    asked, arguments, failed = words[:cut], words[cut + 1 :], []
+    for name, (environment, pins) in choose(asked).items():
+        folder = ROOT / "build" / f"oldest-{name}"
+        print(f"oldest: {name}:", *pins, flush=True)
+        try:
+            python = make(folder, environment, pins)
+        except Unavailable as problem:
+            print(f"oldest: {name} is left out: {problem}", file=sys.stderr, flush=True)
+            if asked:
+                failed.append(name)
+            continue
+        link_farandole(folder)
+        if not test(python, environment, arguments):
+            failed.append(name)
+    if failed:
+        sys.exit(f"oldest: failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
