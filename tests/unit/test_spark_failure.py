@@ -40,6 +40,12 @@ def test_a_rank_that_could_not_report_is_named_by_spark() -> None:
     assert guilty.reason.startswith("ExecutorLostFailure")
 
 
+def test_a_lost_executor_comes_before_the_end_of_its_rank() -> None:
+    guilty = blame([failed(0, at=1, consequence=True), failed(1, at=2, consequence=True)], EXECUTOR_LOST)
+    assert guilty is not None
+    assert (guilty.rank, guilty.reason[:19]) == (1, "ExecutorLostFailure")
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [

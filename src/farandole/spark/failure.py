@@ -26,7 +26,9 @@ def blame(failures: Sequence[Failure], spark_error: str) -> Failure | None:
     if task is None:
         return None
     rank = int(task.group(1))
-    if all(failure.rank != rank for failure in failures):
+    # A rank whose executor is lost may still report that it was ended, as the others do.
+    lost = not _python_traceback(spark_error)
+    if all(failure.rank != rank or (failure.consequence and lost) for failure in failures):
         return Failure(rank=rank, reason=_reason(spark_error), code=1, traceback=_python_traceback(spark_error))
     return reported
 
