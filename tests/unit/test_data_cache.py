@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,6 +52,25 @@ def test_row_groups_are_read_once(tmp_path: Path) -> None:
     # Another job finds what the first one left, and the same rows as without a cache.
     assert read(CachedSource(source, tmp_path / "cache", 1 << 20)) == read(Counting(str(tmp_path / "data")))
     assert source.reads == 5
+
+
+def test_a_clock_that_jumps_while_a_row_group_is_written_costs_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = write_rows(tmp_path / "data", LAYOUT)
+    source, folder = Counting(str(tmp_path / "data")), tmp_path / "cache"
+    cached = CachedSource(source, folder, 1 << 20)
+    move, now = os.replace, time.time()
+
+    def jump(name: str, path: Path) -> None:
+        monkeypatch.setattr("time.time", lambda: now + 7200.0)
+        CachedSource(source, folder, 1 << 20)  # of another rank, which takes the file for one that is left behind
+        monkeypatch.setattr("os.replace", move)
+        move(name, path)
+
+    monkeypatch.setattr("os.replace", jump)
+    assert sorted(read(cached)) == sorted([*range(rows)] * 3)
+    assert "was removed before it was complete" in caplog.text
 
 
 def test_the_limit_holds_and_the_longest_unused_goes(tmp_path: Path) -> None:

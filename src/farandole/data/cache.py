@@ -89,7 +89,11 @@ class CachedSource:
             try:
                 with os.fdopen(descriptor, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
                     writer.write_table(table)
-                os.replace(name, path)
+                try:
+                    os.replace(name, path)
+                except FileNotFoundError:
+                    # By a job whose clock is more than an hour ahead of the file's.
+                    log.warning("%s was removed before it was complete; its row group is read again next time", name)
             except BaseException:
                 Path(name).unlink(missing_ok=True)
                 raise
