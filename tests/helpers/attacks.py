@@ -174,6 +174,16 @@ def _of_spark(attack: str, strangers: int, rounds: int) -> Finding:
     return _measured(attack, strangers, rounds, run[attack])
 
 
+def _death_of_keeper(strangers: int, rounds: int) -> Finding:
+    """Measure when the driver notices, in both columns: strangers have no part in it."""
+    name = "kill -9 of a keeper"
+    try:
+        from helpers.spark_attacks import death_of_keeper
+    except ImportError as error:
+        return _skipped(name, str(error))
+    return _measured(name, 0, rounds, lambda _: death_of_keeper())
+
+
 def _death(strangers: int, rounds: int) -> Finding:
     """Strangers have no part in it: both columns are the time until all survivors name the dead rank."""
     return _measured("kill -9 in init, 3 ranks", 0, rounds, lambda _: death_in_init("AAA", 2))
@@ -188,4 +198,5 @@ ATTACKS: dict[str, Callable[[int, int], Finding]] = {
     "keeper": lambda count, rounds: _of_spark("Spark's keeper of rows", count, rounds),
     "task-channel": lambda *_: _skipped("Spark's task channel", "a pair of sockets, to which nobody can connect"),
     "death": _death,
+    "keeper-death": _death_of_keeper,
 }

@@ -1,9 +1,14 @@
 """Attacks on the sockets of a Spark job's driver."""
 
+import contextlib
+import os
+import signal
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
 
 from farandole.handshake import new_secret
 from farandole.spark.driver_log import DriverLog
@@ -11,7 +16,7 @@ from farandole.spark.exchange.access import KeeperPlan, Kept, local_name
 from farandole.spark.relay import Relay
 from helpers.strangers import crowd
 
-__all__ = ["lines_arrive", "rows_are_kept"]
+__all__ = ["death_of_keeper", "keepers", "lines_arrive", "rows_are_kept"]
 
 LIMIT = timedelta(seconds=30)
 ROWS = bytes(range(256)) * 4096  # a megabyte
@@ -64,3 +69,31 @@ def rows_are_kept(strangers: int) -> float:
         stack.close()  # before the keeper, which ends with the job
         log.drain(LIMIT)
     return took
+
+
+def keepers(plan: KeeperPlan) -> list[int]:
+    """Return the process that is this job's keeper: other jobs may have theirs on this machine."""
+    name = local_name(plan.secret).replace("\0", "@")
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    (inode,) = {words[6] for words in sockets if words[-1] == name and words[3] == "00010000"}  # it listens
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if any(os.readlink(fd) == f"socket:[{inode}]" for fd in (process / "fd").iterdir()):
+                found.append(int(process.name))
+    assert found
+    return found
+
+
+def death_of_keeper() -> float:
+    """Return the seconds until the driver knows that a keeper was killed."""
+    secret, noticed = new_secret(), threading.Event()
+    with DriverLog(secret, 1, host="127.0.0.1") as log:
+        log.on_lost_keeper = noticed.set
+        plan = KeeperPlan(secret=secret, driver=log.address("127.0.0.1"))
+        Kept.started(plan).close()
+        began = time.monotonic()
+        for pid in keepers(plan):
+            os.kill(pid, signal.SIGKILL)
+        assert noticed.wait(LIMIT.total_seconds())
+        return time.monotonic() - began

@@ -12,10 +12,10 @@ from farandole.core.context import Context
 from farandole.core.kinds import ALLREDUCE
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
+from helpers.requests import recurring
 
 pytestmark = pytest.mark.native
 
-SUM = 1
 SIZES = [10, 100_000]  # elements: by the lane, and in stripes
 
 
@@ -46,12 +46,12 @@ def sums(outer: Context, hosts: int) -> list[bool]:
             changing, result = np.ones(size, np.float32), np.empty(size, np.float32)
             with flickering(changing):
                 for step in range(20):
-                    context.engine.submit(ALLREDUCE, f"x {size} {step}", changing, result, op=SUM).wait()
+                    context.engine.start(recurring(ALLREDUCE), f"x {size} {step}", changing, result).wait()
                     found.append(
                         set(np.unique(result)) <= {np.float32(each) for each in range(outer.size, 2 * outer.size + 1)}
                     )
             still = np.full(size, outer.rank, np.float32)
-            context.engine.run(ALLREDUCE, f"still {size}", still, still, op=SUM)
+            context.engine.run(recurring(ALLREDUCE), f"still {size}", still, still)
             found.append(bool((still == sum(range(outer.size))).all()))
     return found
 

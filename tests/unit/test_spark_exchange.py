@@ -1,6 +1,5 @@
 """Rows on their way from the tasks that read them to the ranks: each comes once, and nothing stays behind."""
 
-import contextlib
 import os
 import resource
 import signal
@@ -27,10 +26,11 @@ from farandole.errors import AuthenticationError, CacheError, SourceError
 from farandole.handshake import new_secret
 from farandole.spark.driver_log import DriverLog
 from farandole.spark.exchange import dealer as dealing
-from farandole.spark.exchange.access import Borrowed, KeeperPlan, Kept, local_name
+from farandole.spark.exchange.access import Borrowed, KeeperPlan, Kept
 from farandole.spark.exchange.dealer import Dealer, DealPlan
 from farandole.spark.exchange.gather import gather_rows
 from farandole.spark.spill import Spill
+from helpers.spark_attacks import keepers
 
 HOST = "127.0.0.1"
 SOON = timedelta(seconds=20)
@@ -253,20 +253,6 @@ def test_only_a_keeper_that_dies_untold_is_lost(end: str) -> None:
         log.drain(SOON)
         assert log.lost_keepers == ([socket.gethostname()] if end == "killed" else [])
     wait_until_gone(plan)
-
-
-def keepers(plan: KeeperPlan) -> list[int]:
-    """Return the process that is this job's keeper: other jobs may have theirs on this machine."""
-    name = local_name(plan.secret).replace("\0", "@")
-    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    (inode,) = {words[6] for words in sockets if words[-1] == name and words[3] == "00010000"}  # it listens
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended
-            if any(os.readlink(fd) == f"socket:[{inode}]" for fd in (process / "fd").iterdir()):
-                found.append(int(process.name))
-    assert found
-    return found
 
 
 def test_a_keeper_that_cannot_reach_the_driver_is_not_started() -> None:
