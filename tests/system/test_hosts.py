@@ -61,6 +61,29 @@ def test_collectives_over_no_more_connections_than_needed(placement: str) -> Non
         assert count == data + sum((host in edge) and edge[0] != edge[1] for edge in edges)
 
 
+def meets_at_torchs_store(outer: Context) -> float:
+    """Meet the other hosts at a store of torch's on the first one, and return a sum over all."""
+    from torch.distributed import TCPStore
+
+    from farandole.torch.distributed.store import StoreRendezvous
+
+    outer.shutdown()
+    first = interface_address(DEVICE).rpartition(".")[0] + ".1"
+    limit = timedelta(seconds=GENEROUS)
+    store = TCPStore(first, 29511, outer.size, is_master=outer.rank == 0, timeout=limit, wait_for_workers=False)
+    met = StoreRendezvous(store, outer.rank, outer.size, secret=None, timeout=limit)
+    with Context(met, Config(start_timeout=limit)) as context:
+        values = np.ones(1000, np.float32)
+        context.engine.run(recurring(ALLREDUCE), "x", values, values)
+        context.engine.run(recurring(BARRIER), "before the store is closed", None, None)
+        return float(values.sum())
+
+
+def test_hosts_connect_that_met_at_a_store_of_torchs() -> None:
+    pytest.importorskip("torch")
+    assert run_on_hosts("AAB", meets_at_torchs_store) == [3000.0] * 3
+
+
 def counts_both(context: Context) -> tuple[int, int]:
     check_collectives(context)
     counts = connections(interface_address(DEVICE)), connections(interface_address(SECOND_DEVICE))

@@ -211,11 +211,11 @@ def _first_met(rendezvous: Rendezvous) -> Rendezvous:
 def _own_address(rendezvous: Rendezvous, config: Config) -> str:
     if config.interface is not None:
         return interface_address(config.interface)
-    met = _first_met(rendezvous)
-    if not isinstance(met, TcpRendezvous):
+    there = rendezvous.address
+    if there is None:
         return loopback_address()
     # The interface by which this host reaches the rendezvous is one by which the others reach this host.
-    where, port = split_address(met.address)
+    where, port = split_address(there)
     family, kind, protocol, _, target = socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         try:
@@ -223,7 +223,7 @@ def _own_address(rendezvous: Rendezvous, config: Config) -> str:
         except OSError as error:
             raise RendezvousError(
                 f"this host has no way there ({error.strerror}): look at its interfaces (ip address, ip route)",
-                where=met.address,
+                where=there,
             ) from error
         return str(probe.getsockname()[0])
 
