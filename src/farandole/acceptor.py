@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 4096  # connections that the kernel holds until they are accepted; it may allow fewer
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
 # A member sends at once and proves itself in milliseconds. The oldest unproven connections are evicted for newer ones.
-MOST_UNPROVEN = 512
+MOST_UNPROVEN = 512  # at each listener
 ACCEPTED_AT_ONCE = 64  # between two passes over the handshakes
 OUT_OF_FILES_PAUSE = 0.05  # seconds without accepting, when this process has no free descriptor
 WARN_EVERY = 1.0  # seconds
@@ -119,7 +119,9 @@ class Acceptor:
     ) -> None:
         self._secret, self._me = secret, me
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = most or (min(MOST_UNPROVEN, max(8, files // 2)) if files >= 0 else MOST_UNPROVEN)
+        # For each listener: the crowd at one must not crowd out that at another, or both would come again and again.
+        room = MOST_UNPROVEN * len(listeners)
+        self._most = most or (min(room, max(8, files // 2)) if files >= 0 else room)
         self._listeners = list(listeners)
         self._paused: list[tuple[float, socket.socket]] = []
         self._unproven: dict[socket.socket, _Unproven] = {}  # the oldest first

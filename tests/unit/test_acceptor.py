@@ -14,6 +14,7 @@ from datetime import timedelta
 
 import pytest
 
+from farandole import acceptor as acceptor_module
 from farandole.acceptor import AcceptingThread, Acceptor, Admitted, Refusals
 from farandole.dialer import dial
 from farandole.errors import AuthenticationError
@@ -129,6 +130,23 @@ def test_a_silent_stranger_makes_way_for_newer_ones_and_a_speaking_one_last() ->
             while speaking.recv(1000):
                 pass
         assert acceptor.refusals.total >= 2
+
+
+def test_crowds_at_two_listeners_do_not_evict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would come again at once, and the listener would do nothing else."""
+    monkeypatch.setattr(acceptor_module, "MOST_UNPROVEN", 8)
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        acceptor = Acceptor(listeners, SECRET, me=b"host", service="the service")
+        stack.callback(acceptor.close)
+        for listener in listeners:
+            for _ in range(8):
+                stack.enter_context(socket.create_connection(listener.getsockname(), 60))
+                assert acceptor.poll(1.0) == []
+        assert acceptor.refusals.total == 0
+        stack.enter_context(socket.create_connection(listeners[0].getsockname(), 60))
+        acceptor.poll(1.0)
+        assert acceptor.refusals.total == 1
 
 
 def test_the_strangers_of_one_source_do_not_evict_those_of_another() -> None:
