@@ -60,8 +60,8 @@ class Part:
         self.ended = True
 
 
-def test_a_name_is_free_when_what_is_under_way_has_ended() -> None:
-    slot, part = Names().next("a"), Part()
-    slot.part = part
-    assert slot.free() == slot.name
-    assert part.ended and slot.part is None
+def test_a_name_is_free_when_its_operation_has_ended() -> None:
+    operation, part = Names().next("a"), Part()
+    operation.part = part
+    assert operation.free_name() == operation.name
+    assert part.ended and operation.part is None

@@ -1,8 +1,7 @@
-"""Makes an optimizer add up what the ranks' steps have in common only once: DistributedOptimizer(op=Adasum).
+"""Optimizer whose steps are combined over the ranks by Adasum: DistributedOptimizer(op=Adasum).
 
-Each rank steps with its own gradients, and Adasum combines the steps: what the optimizer has made of the gradients,
-with momentum, learning rate and all. Of gradients combined before it, an optimizer such as Adam would undo the scale.
-"""
+Each rank steps with its own gradients, and Adasum combines the steps, with momentum, learning rate and all. If Adasum
+combined the gradients, an optimizer such as Adam would undo the scale."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,14 +22,14 @@ Parameter = torch.Tensor
 
 @dataclass(frozen=True)
 class Combination:
-    """How the steps of the ranks are combined."""
+    """Settings for combining the ranks' steps."""
 
     names: dict[Parameter, str]
     compression: Compressor[torch.Tensor]
     process_set: ProcessSet
 
     def __call__(self, starts: dict[Parameter, torch.Tensor]) -> None:
-        """Replace each parameter by its start and the ranks' combined steps; at the start again if that fails."""
+        """Replace each parameter by its start plus the ranks' combined steps; restore the start if that fails."""
         failed: list[Exception] = []
         underway: list[tuple[Parameter, Callable[[], torch.Tensor]]] = []
         for parameter, start in starts.items():
@@ -59,9 +58,9 @@ class Combination:
 
 
 class AdasumFront(Front):
-    """What `DistributedOptimizer(op=Adasum)` puts in front of an optimizer's class."""
+    """Class that `DistributedOptimizer(op=Adasum)` puts in front of an optimizer's class."""
 
-    # A gradient scaler then leaves it to `step` to unscale, and to decide whether there is a step.
+    # A gradient scaler then lets `step` unscale, and decide whether to step.
     _step_supports_amp_scaling = True
 
     _combine: Combination
@@ -75,18 +74,17 @@ class AdasumFront(Front):
             raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
 
     def synchronize(self) -> None:
-        """Do nothing: gradients are this rank's own, and may be clipped or looked at any time before `step`."""
+        """Do nothing: gradients are this rank's own, and may be clipped or read any time before `step`."""
 
     def skip_synchronize(self) -> NoReturn:
-        """Raise `AssertionError`: without its combination the step would not be one of all ranks."""
+        """Raise `AssertionError`: without the combination the ranks' steps would differ."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Step with this rank's gradients, and combine the step with those of the other ranks.
 
-        Blocks until every rank has taken part. A `closure` sees this rank's parameters and gradients only. When a
-        gradient scaler found infinities on any rank, no rank steps.
-        """
+        Blocks until every rank has taken part. A `closure` gets this rank's parameters and gradients only. If a
+        gradient scaler found infinities on any rank, no rank steps."""
         if not self._unscaled():
             return None
         if self._alone:
@@ -103,7 +101,7 @@ class AdasumFront(Front):
         if found is None:
             return True
         scale: torch.Tensor | None = getattr(self, "grad_scale", None)
-        # The optimizer below must not do it again. The scaler deletes both.
+        # The optimizer below must not unscale again. The scaler deletes both.
         self.grad_scale = self.found_inf = None
         if not self._alone:
             found = allreduce(found, op=Max, name="adasum.found_inf", process_set=self._combine.process_set)

@@ -1,9 +1,8 @@
 """Gradients through the operations.
 
-A reduction is differentiated as if the loss were the sum of the ranks' losses; for allgather and broadcast the ranks'
-gradients are averaged, and reducescatter with Sum multiplies by the number of ranks: Horovod's users expect so.
-Backward passes communicate, so every rank must run them; they ask under the forward pass' name plus ".backward".
-"""
+A reduction is differentiated as if the loss were the sum of the ranks' losses. For allgather and broadcast the ranks'
+gradients are averaged, and reducescatter with Sum multiplies by the number of ranks, as in Horovod. Backward passes
+communicate, so every rank must run them; their names are the forward pass' name plus ".backward"."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +42,7 @@ def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
 
 
 def _recorded(tensor: Tensor) -> bool:
-    # An argument that is no tensor is refused later, with all other wrong ones.
+    # Anything but a tensor is refused later, with all other invalid arguments.
     return isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled()
 
 
@@ -141,7 +140,7 @@ class _GroupedAllgather(torch.autograd.Function):
 def _own_rows(requests: Differentiable, request: Request, rows: list[int], grads: Sequence[Tensor]) -> list[Tensor]:
     back = request.backward(kind=kinds.ALLREDUCE, reduction=Reduction(Average), grouped=True)
     averaged = requests.run_group(back, [grad.contiguous() for grad in grads])
-    # Each rank's rows begin where those of the ranks before it end.
+    # Each rank's rows begin where those of the previous ranks end.
     table = requests.run(request.backward(".rows", grouped=False), torch.tensor([rows]))
     starts = table[: seat_of(request.process_set, "backward").rank].sum(0).tolist()
     return [grad.narrow(0, start, count) for grad, start, count in zip(averaged, starts, rows, strict=True)]
@@ -157,7 +156,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         averaged = _reduced(ctx.requests, ctx.request, "", grads[0], Average)
-        # Zeros that depend on the average all the same: every rank has to run the second derivative too.
+        # Zeros that depend on the average: every rank must run the second derivative too.
         return None, None, torch.where(torch.tensor(default.rank() == ctx.request.root), averaged, 0)
 
 
@@ -172,7 +171,7 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         back, _ = ctx.requests.run(ctx.request.backward(splits=ctx.received), grads[0].contiguous())
-        # Rows beyond the splits went nowhere.
+        # Rows beyond the splits were not sent.
         unsent = back.new_zeros((ctx.rows - back.shape[0], *back.shape[1:]))
         return None, None, torch.cat([back, unsent]) if len(unsent) else back
 

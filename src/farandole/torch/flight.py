@@ -43,9 +43,9 @@ class InFlight(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call `func` with the reduced gradient."""
-        return func(*map(_settled, args), **{key: _settled(value) for key, value in (kwargs or {}).items()})
+        return func(*map(_reduced, args), **{key: _reduced(value) for key, value in (kwargs or {}).items()})
 
-    def settle(self) -> torch.Tensor:
+    def reduced(self) -> torch.Tensor:
         """Wait for the reduction and return the reduced gradient."""
         parameter = self._parameter()
         if parameter is not None and parameter.grad is self:
@@ -53,11 +53,11 @@ class InFlight(torch.Tensor):
         return self.plain
 
 
-def _settled(value: Any) -> Any:
+def _reduced(value: Any) -> Any:
     if isinstance(value, InFlight):
-        return value.settle()
+        return value.reduced()
     if type(value) in (list, tuple):
-        return type(value)(_settled(each) for each in value)
+        return type(value)(_reduced(each) for each in value)
     return value
 
 
@@ -68,7 +68,7 @@ class Flight:
         self.parameters, self._complete = parameters, complete
         self._landed: list[torch.Tensor | None] | None = None
 
-    def land(self) -> None:
+    def wait(self) -> None:
         """Wait for the reduction, the first time, and show its result; raises its error every time."""
         if self._landed is not None:
             return

@@ -1,4 +1,4 @@
-"""Makes an optimizer step with the gradients of all ranks."""
+"""Optimizer that steps with the gradients of all ranks."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +21,10 @@ __all__ = ["DistributedOptimizer"]
 
 
 class _Distributed(Front):
-    """What `DistributedOptimizer` puts in front of an optimizer's class."""
+    """Class that `DistributedOptimizer` puts in front of an optimizer's class."""
 
     _reducer: Reducer
-    # Nothing is reduced by a rank that is alone.
+    # A rank that is alone reduces nothing.
     _alone: bool
     _synchronized: bool
     _should_synchronize: bool
@@ -34,11 +34,10 @@ class _Distributed(Front):
         self._reducer.set_passes(passes)
 
     def synchronize(self) -> None:
-        """Reduce all gradients, so that they can be looked at or clipped before `step`.
+        """Reduce all gradients, so that they can be read or clipped before `step`.
 
         Blocks until every rank has taken part. A parameter without a gradient on this rank counts as zeros. Follow it
-        by `with optimizer.skip_synchronize(): optimizer.step()`.
-        """
+        by `with optimizer.skip_synchronize(): optimizer.step()`."""
         if not self._alone:
             self._reducer.finish(_parameters(self))
         self._synchronized = True
@@ -53,11 +52,11 @@ class _Distributed(Front):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Reduce all gradients, then step; a `closure` is run as often as the optimizer wants, and reduced each time.
+        """Reduce all gradients, then step; a `closure` is run as often as the optimizer calls it, and reduced each
+        time.
 
-        The closure's loss is reduced too: what an optimizer makes of it, such as a line search, all ranks make of the
-        same number. Blocks until every rank has taken part.
-        """
+        The closure's loss is reduced too, so that an optimizer's use of it, such as a line search, is the same on all
+        ranks. Blocks until every rank has taken part."""
         if closure is not None and self._should_synchronize:
             closure = self._reducing(closure)
         elif self._should_synchronize:
@@ -87,8 +86,8 @@ class _Distributed(Front):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; raises `AssertionError` while they are being reduced.
 
-        Blocks until every rank has taken part when gradients were looked at and no step was taken, as by a gradient
-        scaler that has found infinities."""
+        Blocks until every rank has taken part if gradients were read and no step was taken, as by a gradient scaler
+        that has found infinities."""
         if self._reducer.looked_at:
             self.synchronize()
         elif self._reducer.started:
@@ -129,14 +128,12 @@ def DistributedOptimizer(
 ) -> torch.optim.Optimizer:
     """Return an optimizer like `optimizer`, of a subclass of its class, that steps with the gradients of all ranks.
 
-    It shares parameters, options and state with `optimizer`, which should not be used any more. Gradients are reduced
-    while the backward pass goes on, and `step` waits for them. With `backward_passes_per_step`, the gradients of that
-    many passes are added up before they are reduced. `groups`, a number or lists of parameters, reduces gradients
-    together. With `process_set` its members reduce among themselves, and the others step with their own gradients.
-    With op=Adasum each rank steps with its own gradients, and the steps are combined.
-    Raises `ValueError` for parameters without a name, or with a name used twice, and for settings that contradict each
-    other.
-    """
+    It shares parameters, options and state with `optimizer`, which should no longer be used. Gradients are reduced
+    during the backward pass, and `step` waits for them. With `backward_passes_per_step`, the gradients of that many
+    passes are added up before they are reduced. `groups`, a number or lists of parameters, reduces gradients together.
+    With `process_set` its members reduce among themselves, and the others step with their own gradients. With op=Adasum
+    each rank steps with its own gradients, and the steps are combined. Raises `ValueError` for parameters without a
+    name, or with a name used twice, and for contradictory settings."""
     require_registered(process_set, "DistributedOptimizer")
     options = GradientOptions(
         reduction=predivided(op, gradient_predivide_factor),
@@ -183,7 +180,7 @@ def _group(
     groups: int | Iterable[Iterable[Parameter]],
     process_set: ProcessSet,
 ) -> list[list[Parameter]]:
-    """Form groups that are equal on all members, whatever order each rank has its parameters in."""
+    """Form groups that are equal on all members, for any order of a rank's parameters."""
     trained = [parameter for parameter in held if parameter.requires_grad]
     order, first = [names[parameter] for parameter in held], (process_set.ranks or [0])[0]
     if process_set.included():

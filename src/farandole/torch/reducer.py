@@ -1,4 +1,4 @@
-"""Reduces a model's gradients while the backward pass still computes others."""
+"""Reduction of a model's gradients during the backward pass."""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -21,20 +21,19 @@ __all__ = ["Reducer"]
 
 Parameter = torch.Tensor
 
-# Gradients of less than this are asked for together, in one call: more of them would cost less still, but what is held
-# back does not overlap with the backward pass.
+# Gradients below this total are requested together, in one call. A larger total would cost less per gradient, but
+# gradients held back do not overlap with the backward pass.
 HELD_BYTES = 1 << 20
 
 
 class Reducer:
-    """Starts an allreduce for each gradient, or group of gradients, soon after it has accumulated.
+    """Starter of an allreduce for each gradient, or group of gradients, soon after it has accumulated.
 
-    Small gradients are held back until there are enough of them, or until somebody waits. Which ones are asked for
-    together is this rank's own affair: each is reduced under its own name. Gradients are reduced in place. Who looks at
-    one from the backward pass until `finish` waits for it. Parameters keep no reference to the reducer: when it goes,
-    its hooks go with it. With `attach` False, nothing is hooked.
-    This rank must be in the process set of `options` unless nothing is ever due.
-    """
+    Small gradients are held back until there are enough of them, or until a thread waits. Each rank chooses by itself
+    which ones to request together, because each is reduced under its own name. Gradients are reduced in place. Reading
+    a gradient before `finish` blocks until it is reduced. Parameters keep no reference to the reducer: its hooks are
+    removed with it. With `attach` False, nothing is hooked. This rank must be in the process set of `options` unless
+    nothing is ever due."""
 
     def __init__(
         self,
@@ -61,22 +60,22 @@ class Reducer:
 
     @property
     def started(self) -> bool:
-        """Whether a gradient has come since the last `finish` or `reset`."""
+        """Whether a gradient has accumulated since the last `finish` or `reset`."""
         return self._passes.started
 
     @property
     def looked_at(self) -> bool:
-        """Whether somebody has used a gradient since the last `finish` or `reset`, and has waited for it."""
+        """Whether a gradient was read since the last `finish` or `reset`, which waited for it."""
         return self._looked_at
 
     def add(self, parameters: Sequence[Parameter], names: dict[Parameter, str]) -> None:
-        """Take more parameters, each reduced on its own."""
+        """Add parameters, each reduced on its own."""
         self._names = self._names | names
         self._groups += [[parameter] for parameter in parameters]
         self.set_passes(self._passes.per_step)
 
     def set_passes(self, passes: int) -> None:
-        """Reduce after this many backward passes, and forget what was counted."""
+        """Reduce after this many backward passes, and reset the counts."""
         self.reset()
         self._passes = Passes(self._groups, passes)
         self.watch()
@@ -94,7 +93,7 @@ class Reducer:
         """Count one backward pass of `parameter`, and start what is due."""
         flight = self._flights.get(parameter)
         if flight is not None and flight.outlived(parameter):
-            self.reset()  # A gradient scaler has left the last step out, and the gradients were cleared without us.
+            self.reset()  # a gradient scaler skipped the last step, and other code cleared the gradients
         group = self._passes.add(parameter)
         if group:
             self._start(group)
@@ -109,14 +108,13 @@ class Reducer:
         self._looked_at = True
         self._release(wake=parameter not in self._held)
         if parameter in self._flights:
-            self._flights[parameter].land()
+            self._flights[parameter].wait()
 
     def finish(self, parameters: Iterable[Parameter]) -> None:
-        """Reduce all gradients of `parameters`, also those that did not come on this rank, which count as zeros.
+        """Reduce all gradients of `parameters`; those missing on this rank count as zeros.
 
-        Blocks until every rank has taken part. Raises the first failure, when no gradient is written to any more, and
-        `InvalidRequest` when gradients were looked at before one that only other ranks had was reduced.
-        """
+        Blocks until every rank has taken part. Raises the first failure once no gradient is written to any more, and
+        `InvalidRequest` if gradients were read before one was reduced that only other ranks had."""
         failed: list[Exception] = []
         late = self._passes.rest(p for p in parameters if p.requires_grad or p.grad is not None)
         looked_at = self._looked_at
@@ -125,7 +123,7 @@ class Reducer:
                 _collect(partial(self._start, group), failed)
             _collect(partial(self._release, wake=False), failed)
             for flight in dict.fromkeys(self._flights.values()):
-                _collect(flight.land, failed)
+                _collect(flight.wait, failed)
         finally:
             self.reset()
         if failed:
@@ -146,7 +144,7 @@ class Reducer:
                 )
 
     def reduce_loss(self, loss: Any) -> Any:
-        """Return, as a number or as a tensor of one, the loss whose gradient the reduced gradients are."""
+        """Return the loss of the reduced gradients, as a number or as a tensor of one."""
         mine = loss.detach() if isinstance(loss, torch.Tensor) else torch.tensor(loss, dtype=torch.float64)
         joined = allreduce(
             mine, name="optimizer.loss", op=self._options.reduction.op, process_set=self._options.process_set
@@ -154,8 +152,8 @@ class Reducer:
         return joined if isinstance(loss, torch.Tensor) else joined.item()
 
     def reset(self) -> None:
-        """Forget what was counted and started."""
-        self._release(wake=True)  # as the other ranks may have done already
+        """Reset the counts and drop started reductions."""
+        self._release(wake=True)  # the other ranks may have done so already
         self._passes.reset()
         for parameter in self._names:
             InFlight.uncover(parameter)
@@ -177,7 +175,7 @@ class Reducer:
             self._fly(group, gradients, self._reduce_group)
 
     def _release(self, wake: bool) -> None:
-        """Start reducing what is held back; without `wake` it is waited for at once."""
+        """Start reducing the gradients held back; without `wake` the caller waits at once."""
         if self._held:
             held, self._held, self._held_bytes = self._held, {}, 0
             self._fly(tuple(held), list(held.values()), partial(self._reduce_each, wake=wake))
@@ -188,7 +186,7 @@ class Reducer:
         gradients: Sequence[torch.Tensor],
         start: Callable[[Sequence[Parameter], list[torch.Tensor]], Callable[[], object]],
     ) -> None:
-        # A channels-last gradient is not contiguous; what is reduced then is a copy.
+        # A channels-last gradient is not contiguous, so a copy is reduced.
         packed = [self._options.compression.compress(gradient.contiguous()) for gradient in gradients]
         tensors, contexts = [tensor for tensor, _ in packed], [ctx for _, ctx in packed]
         complete = partial(
@@ -207,11 +205,11 @@ class Reducer:
         return requests.start_group(request, tensors, write=True).wait
 
     def _gradient(self, parameter: Parameter) -> torch.Tensor:
-        """Return what is reduced: the gradient, made dense if asked, or zeros where none came on this rank."""
+        """Return the tensor to reduce: the gradient, made dense if requested, or zeros if this rank has none."""
         InFlight.uncover(parameter)
         gradient = parameter.grad
         if gradient is None:
-            # Others may have one. If it was sparse before, theirs is sparse again.
+            # Other ranks may have one. If it was sparse before, theirs is sparse again.
             gradient = torch.zeros_like(parameter, requires_grad=False)
             parameter.grad = gradient.to_sparse(1) if parameter in self._sparse else gradient
         elif gradient.requires_grad:
@@ -269,7 +267,7 @@ def _complete(
     try:
         wait()
     finally:
-        # Of many that are independent of each other one may have failed, whose tensor is as it was.
+        # One of many independent reductions may have failed; its tensor is unchanged.
         for gradient, tensor, ctx in zip(gradients, reduced, contexts, strict=True):
             result = compression.decompress(tensor, ctx)
             if result is not gradient:

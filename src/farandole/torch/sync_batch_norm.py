@@ -1,9 +1,8 @@
 """Batch normalization over the batches of all ranks, as if they were one batch.
 
 One allgather in the forward pass, one allreduce in the backward pass. Each rank sends the mean and the sum of squares
-around it, which are then put together in float64 (Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for
-Computing Sample Variances", 1979): no sum of squares from which a large mean would have to be subtracted again.
-"""
+around it. They are combined in float64 (Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
+Sample Variances", 1979), so no large mean is subtracted from a sum of squares."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -29,10 +28,8 @@ class SyncBatchNorm(_BatchNorm):
     """Batch normalization whose mean and variance, and whose gradients, are those of the ranks' batches joined.
 
     Takes inputs of two dimensions and more; batches may differ in length between ranks, and be empty on some. Every
-    rank has to run the forward pass and the backward pass. It computes in float32 for half floats. In eval mode, with
-    one rank, and on ranks that are not in `process_set` it is an ordinary batch normalization. Cannot be differentiated
-    twice.
-    """
+    rank must run the forward pass and the backward pass. It computes in float32 for half floats. In eval mode, with one
+    rank, and on ranks outside `process_set` it is an ordinary batch normalization. Cannot be differentiated twice."""
 
     def __init__(
         self,
@@ -52,9 +49,8 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input.
 
-        Blocks in training until every rank has come; raises `ValueError` for inputs of less than two dimensions, and on
-        all ranks when the joined batch has one value per channel.
-        """
+        Blocks in training until every rank has called it; raises `ValueError` for inputs of less than two dimensions,
+        and on all ranks if the joined batch has one value per channel."""
         self._check_input_dim(input)
         if not self.training or self._alone():
             normalized: Tensor = super().forward(input)
@@ -130,7 +126,7 @@ def _converted(
 
 @dataclass(frozen=True)
 class _Among:
-    """Under which name, and among whom."""
+    """Name and process set of a request."""
 
     name: str
     process_set: ProcessSet
@@ -138,7 +134,7 @@ class _Among:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Per channel: how many values, their mean, the sum of squares around it. In float64, on the CPU."""
+    """Per channel: the number of values, their mean, the sum of squares around it. In float64, on the CPU."""
 
     count: float
     mean: Tensor
@@ -150,13 +146,13 @@ def _local_moments(values: Tensor) -> _Moments:
         zeros = torch.zeros(values.size(1), dtype=torch.float64)
         return _Moments(0.0, zeros, zeros)
     count = values.numel() // values.size(1)
-    # What torch's own batch normalization uses; sums over all dimensions but one take several times as long.
+    # The function of torch's own batch normalization; sums over all dimensions but one take several times as long.
     mean, var = torch.batch_norm_update_stats(_widened(values), None, None, 0.0)
     return _Moments(count, mean.cpu().double(), var.cpu().double() * count)
 
 
 def _join(mine: _Moments, among: _Among) -> _Moments:
-    """Return the moments of all ranks' values together, the same, bit for bit, on all ranks."""
+    """Return the moments of all ranks' values together, with the same bits on all ranks."""
     row = torch.cat([torch.tensor([float(mine.count)], dtype=torch.float64), mine.mean, mine.squares])
     table = allgather(row[None], among.name, among.process_set)
     counts, rest = table[:, :1], table[:, 1:]
@@ -194,15 +190,15 @@ class _Normalize(torch.autograd.Function):
         values, weight, mean, var = ctx.saved_tensors
         wide, above = _widened(values), _widened(grads[0])
         scale = torch.ones_like(mean) if weight is None else weight.to(mean)
-        # As if mean and variance were constants. The weight's and the bias' gradient are those of this rank's part, as
-        # those of other parameters are.
+        # As if mean and variance were constants. The weight's and the bias' gradients are those of this rank's part,
+        # like those of other parameters.
         for_values, for_weight, for_bias = above, torch.zeros_like(mean), torch.zeros_like(mean)
-        if values.numel():  # torch divides by zero where there is nothing
+        if values.numel():  # torch divides by zero for an empty batch
             for_values, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
                 above, wide, scale, mean, var, None, None, False, ctx.eps, [True, True, True]
             )
         if ctx.needs_input_grad[0]:
-            # What is lost through mean and variance, to which every rank's values have contributed.
+            # The part through mean and variance, which depend on every rank's values.
             among: _Among = ctx.among
             sums = torch.stack([for_weight, for_bias]).cpu().double()
             total = allreduce(sums, name=among.name, op=Sum, process_set=among.process_set).to(mean) / ctx.count
@@ -214,7 +210,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What is computed in."""
+    """Return the dtype of the computation."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

@@ -1,4 +1,4 @@
-"""A process group of torch's whose collectives are farandole's."""
+"""Process group for torch over farandole's collectives."""
 
 import os
 import weakref
@@ -17,9 +17,9 @@ from farandole.core.reduction import Average, Reduction, Sum
 from farandole.core.request import Request
 from farandole.errors import InvalidRequest
 from farandole.rendezvous import Rendezvous
-from farandole.torch.distributed.asker import Asker
 from farandole.torch.distributed.names import SinglePart
 from farandole.torch.distributed.reduction import reduction_of
+from farandole.torch.distributed.submitter import Submitter
 from farandole.torch.distributed.tensors import flat, joined, one, packed, readable, require_apart, unpack, writable
 from farandole.torch.distributed.work import Follower, Work
 
@@ -34,26 +34,27 @@ POINT_TO_POINT = (
 
 
 class FarandoleGroup(dist.ProcessGroup):
-    """The ranks of `rendezvous`, with an engine of their own; what `init_process_group(backend="farandole")` makes.
+    """The ranks of `rendezvous`, with their own engine; made by `init_process_group(backend="farandole")`.
 
-    All ranks have to ask for the same operations in one order. Results are written into the tensors that are given.
-    What is wrong on this rank alone raises `InvalidRequest` at the call. `MismatchError`, `CollectiveTimeout` and
-    `PeerLost` are raised by whoever waits; that is the call itself where torch asks for what is not asynchronous."""
+    All ranks must request the same operations in one order. Results are written into the given tensors. An invalid
+    request on this rank alone raises `InvalidRequest` at the call. `MismatchError`, `CollectiveTimeout` and `PeerLost`
+    are raised by the wait, or by the call itself if torch requests a synchronous operation."""
 
     def __init__(
         self, rendezvous: Rendezvous, config: Config, *, name: str = "", members: Sequence[int] = (), label: str = ""
     ) -> None:
-        """For some of the job's ranks, `members` are their numbers there. Blocks until all of them have come."""
+        """Join a group of the job's ranks `members`, given by their numbers in the job. Blocks until all of them have
+        joined."""
         super().__init__(rendezvous.rank, rendezvous.size)  # type: ignore[call-arg]  # one of two that torch's stub has
         self._name, self._label = name, label
         self._rank, self._size = rendezvous.rank, rendezvous.size
         context = Context(rendezvous, config, members=members, process_set=label)
         follower = Follower("farandole-futures")
-        self._asker = Asker(context.engine, follower)
-        # At the latest when the interpreter ends: many programs never destroy their process group.
+        self._submitter = Submitter(context.engine, follower)
+        # At the interpreter's exit at the latest: many programs never destroy their process group.
         self._end = weakref.finalize(self, _end, context, follower, os.getpid())
 
-    # What torch asks a group about itself; C++ does by the names in its own style.
+    # torch's queries about a group; C++ uses the names in its own style.
 
     @property
     def group_name(self) -> str:  # type: ignore[override]  # torch's NewType of str
@@ -62,7 +63,7 @@ class FarandoleGroup(dist.ProcessGroup):
 
     @property
     def group_desc(self) -> str:
-        """What errors call the group; nothing for that of all ranks."""
+        """The group's name in errors; empty for the group of all ranks."""
         return self._label
 
     def getGroupName(self) -> str:
@@ -74,14 +75,14 @@ class FarandoleGroup(dist.ProcessGroup):
         return self._label
 
     def setGroupName(self, name: str) -> None:
-        """Take the name that torch gives the group."""
+        """Set torch's name of the group."""
         self._name = name
 
     def setGroupDesc(self, description: str) -> None:
-        """Keep the label, which tells more."""
+        """Keep the label, which is more precise."""
 
     def getBackendName(self) -> str:
-        """Return the name that `init_process_group` knows."""
+        """Return the name for `init_process_group`."""
         return "farandole"
 
     def shutdown(self) -> None:
@@ -92,7 +93,7 @@ class FarandoleGroup(dist.ProcessGroup):
         """Do what `shutdown` does."""
         self._end()
 
-    # torch's own Python and C++ call what follows with lists; its overloads for one tensor nobody calls.
+    # torch's own Python and C++ call these with lists, and never use its overloads for one tensor.
 
     # Reductions
 
@@ -101,16 +102,16 @@ class FarandoleGroup(dist.ProcessGroup):
         what = "all_reduce"
         tensor = writable(one(tensors, what), what)
         request = Request(kinds.ALLREDUCE, what, _reduction(opts, tensor, what))
-        return self._asker.reduce(request, tensor, _is_now(opts))
+        return self._submitter.reduce(request, tensor, _is_now(opts))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors in place, all at once."""
         what = "all_reduce_coalesced"
         ready = [writable(tensor, what) for tensor in tensors]
         if not ready:
-            return self._asker.together([])
+            return self._submitter.together([])
         request = Request(kinds.ALLREDUCE, what, _reduction(opts, ready[0], what), grouped=True)
-        return self._asker.reduce_group(request, ready, _is_now(opts))
+        return self._submitter.reduce_group(request, ready, _is_now(opts))
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> Work:  # type: ignore[override]
         """Reduce into the root's tensor; the others' stay as they are."""
@@ -120,10 +121,10 @@ class FarandoleGroup(dist.ProcessGroup):
         signature = (opts.rootRank, reduction, tensor.dtype, tensor.shape)
         pair = (tensor, tensor if leads else torch.empty_like(tensor))
         request = Request(kinds.ALLREDUCE, what, reduction)
-        return self._asker.ask(request, signature, pair, [tensor], _is_now(opts))
+        return self._submitter.submit(request, signature, pair, [tensor], _is_now(opts))
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        """Reduce, and keep this rank's part of the result; the parts lie one behind the other in the input."""
+        """Reduce, and keep this rank's part of the result; the parts are adjacent in the input."""
         what = "reduce_scatter"
         source, target = readable(input, what).view(-1), writable(output, what).view(-1)
         _require_times(self._size, source, target, what)
@@ -132,20 +133,20 @@ class FarandoleGroup(dist.ProcessGroup):
         signature = (reduction, source.dtype, source.shape)
         if reduction.op in (Sum, Average):
             request = Request(kinds.REDUCESCATTER, what, reduction)
-            return self._asker.ask(request, signature, (source, target), [output], _is_now(opts))
-        # The engine scatters sums only.
+            return self._submitter.submit(request, signature, (source, target), [output], _is_now(opts))
+        # The engine scatters only sums.
         whole = torch.empty_like(source)
 
         def keep(_: SinglePart) -> None:
             target.copy_(whole.chunk(self._size)[self._rank])
 
         request = Request(kinds.ALLREDUCE, what, reduction)
-        return self._asker.ask(request, signature, (source, whole), [output], _is_now(opts), keep)
+        return self._submitter.submit(request, signature, (source, whole), [output], _is_now(opts), keep)
 
     def reduce_scatter(  # type: ignore[override]
         self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> Work:
-        """Do what `reduce_scatter_single` does; the parts are tensors of their own."""
+        """Do as `reduce_scatter_single`; the parts are separate tensors."""
         what, output = "reduce_scatter", one(output_tensors, "reduce_scatter")
         parts = input_tensors[0]
         if len(parts) != self._size or any(part.numel() != output.numel() for part in parts):
@@ -155,9 +156,9 @@ class FarandoleGroup(dist.ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Do what `reduce_scatter_single` does with several pairs of tensors."""
+        """Do as `reduce_scatter_single` for several pairs of tensors."""
         pairs = zip(outputs, inputs, strict=True)
-        return self._asker.together([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
+        return self._submitter.together([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
 
     # Movement
 
@@ -167,16 +168,16 @@ class FarandoleGroup(dist.ProcessGroup):
         row = flat(tensor, what, write=True)
         signature = (opts.rootRank, row.dtype, row.shape)
         request = Request(kinds.BROADCAST, what, root=opts.rootRank)
-        return self._asker.ask(request, signature, (row, row), [tensor], _is_now(opts))
+        return self._submitter.submit(request, signature, (row, row), [tensor], _is_now(opts))
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        """Write the ranks' tensors into the output, one behind the other."""
+        """Write the ranks' tensors into the output, one after the other."""
         what = "all_gather"
         source, target = flat(input, what), flat(output, what, write=True)
         _require_times(self._size, target, source, what)
         require_apart(source, target, -self._rank * source.nbytes, what)
         request = Request(kinds.ALLGATHER, what)
-        return self._asker.ask(request, source.dtype, (source, target), [output], _is_now(opts))
+        return self._submitter.submit(request, source.dtype, (source, target), [output], _is_now(opts))
 
     def allgather(  # type: ignore[override]
         self, output_tensors: Sequence[Sequence[Tensor]], input_tensors: Sequence[Tensor], opts: Any = None
@@ -189,21 +190,21 @@ class FarandoleGroup(dist.ProcessGroup):
         whole = joined(targets)
         finish = partial(_unpack, targets) if whole is None else None
         request = Request(kinds.ALLGATHER, what)
-        return self._asker.ask(request, source.dtype, (source, whole), results, _is_now(opts), finish)
+        return self._submitter.submit(request, source.dtype, (source, whole), results, _is_now(opts), finish)
 
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], input_list: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Do what `allgather` does with several tensors."""
+        """Do as `allgather` for several tensors."""
         pairs = zip(output_lists, input_list, strict=True)
-        return self._asker.together([self.allgather([outputs], [input], opts) for outputs, input in pairs])
+        return self._submitter.together([self.allgather([outputs], [input], opts) for outputs, input in pairs])
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Do what `all_gather_single` does with several pairs of tensors."""
+        """Do as `all_gather_single` for several pairs of tensors."""
         pairs = zip(outputs, inputs, strict=True)
-        return self._asker.together([self.all_gather_single(output, input, opts) for output, input in pairs])
+        return self._submitter.together([self.all_gather_single(output, input, opts) for output, input in pairs])
 
     def all_to_all_single(
         self,
@@ -213,7 +214,7 @@ class FarandoleGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> Work:
-        """Send rows of the input to each rank, and write what comes into the output; without splits equally many."""
+        """Send rows of the input to each rank, and write received rows into the output; without splits equally many."""
         what = "all_to_all"
         source, target = flat(input, what), flat(output, what, write=True)
         require_apart(source, target, None, what)
@@ -221,10 +222,10 @@ class FarandoleGroup(dist.ProcessGroup):
         wanted = self._shares(output, target, output_split_sizes, "output", what)
         finish = partial(_require_received, what, wanted)
         request = Request(kinds.ALLTOALL, what, splits=sent)
-        return self._asker.ask(request, (), (source, target), [output], _is_now(opts), finish)
+        return self._submitter.submit(request, (), (source, target), [output], _is_now(opts), finish)
 
     def alltoall(self, output_tensors: Sequence[Tensor], input_tensors: Sequence[Tensor], opts: Any = None) -> Work:
-        """Send one tensor to each rank, and write what comes from each into one of the outputs."""
+        """Send one tensor to each rank, and write each rank's tensor into one of the outputs."""
         return self._exchange("all_to_all", output_tensors, input_tensors, opts)
 
     def gather(  # type: ignore[override]
@@ -248,8 +249,8 @@ class FarandoleGroup(dist.ProcessGroup):
         return self._exchange("scatter", outputs, inputs, opts)
 
     def barrier(self, opts: Any = None) -> Work:
-        """Wait until all ranks have come."""
-        return self._asker.ask(Request(kinds.BARRIER, "barrier"), (), (None, None), [], _is_now(opts))
+        """Wait until all ranks have called it."""
+        return self._submitter.submit(Request(kinds.BARRIER, "barrier"), (), (None, None), [], _is_now(opts))
 
     def send(self, tensors: Sequence[Tensor], dst_rank: int, tag: int) -> NoReturn:
         """Raise `InvalidRequest`: there are no operations between two ranks."""
@@ -277,10 +278,10 @@ class FarandoleGroup(dist.ProcessGroup):
                 _unpack(targets, part)
 
         request = Request(kinds.ALLTOALL, what, splits=[source.numel() for source in sources])
-        return self._asker.ask(request, (), (packed(sources), whole), list(outputs), _is_now(opts), finish)
+        return self._submitter.submit(request, (), (packed(sources), whole), list(outputs), _is_now(opts), finish)
 
     def _shares(self, tensor: Tensor, row: Tensor, splits: Sequence[int], which: str, what: str) -> list[int]:
-        """Return how many elements of `row` go to or come from each rank, when `splits` are rows of `tensor`."""
+        """Return the numbers of elements of `row` for each rank, where `splits` count rows of `tensor`."""
         rows = tensor.shape[0] if tensor.dim() > 0 else 1
         if not splits:
             if rows % self._size:
@@ -294,7 +295,7 @@ class FarandoleGroup(dist.ProcessGroup):
 
 
 def _end(context: Context, follower: Follower, process: int) -> None:
-    if os.getpid() == process:  # the threads are not in a forked child
+    if os.getpid() == process:  # a forked child has no such threads
         context.shutdown()
         follower.close()
 

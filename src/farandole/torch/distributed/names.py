@@ -6,7 +6,7 @@ from typing import Protocol
 
 from farandole.errors import FarandoleError
 
-__all__ = ["Names", "Part", "SinglePart", "Slot"]
+__all__ = ["NamedOperation", "Names", "Part", "SinglePart"]
 
 PERIOD = 8  # the most operations of one place that may be under way
 LONGEST_RUN = 8
@@ -29,7 +29,7 @@ class SinglePart(Part, Protocol):
     def received_splits(self) -> list[int]: ...
 
 
-class Slot:
+class NamedOperation:
     """A name, and the operation that was last started under it."""
 
     __slots__ = ("name", "part")
@@ -38,7 +38,7 @@ class Slot:
         self.name = name
         self.part: Part | None = None
 
-    def free(self) -> str:
+    def free_name(self) -> str:
         """Return the name once nothing is under way under it; blocks until then."""
         part, self.part = self.part, None
         if part is not None and not part.done():
@@ -60,7 +60,7 @@ class Names:
         self._others = _Place("other")  # for a program that never repeats itself
         self._before: tuple[Hashable, int] = (None, 0)
 
-    def next(self, signature: Hashable) -> Slot:
+    def next(self, signature: Hashable) -> NamedOperation:
         """Return the name of the next operation; `signature` must be equal on all ranks."""
         place = self._places.get(self._before)
         if place is None:
@@ -79,12 +79,12 @@ class Names:
 class _Place:
     """The place of an operation in a program, with the names that it uses in turn."""
 
-    __slots__ = ("_slots", "_turn")
+    __slots__ = ("_operations", "_turn")
 
     def __init__(self, name: str) -> None:
-        self._slots = [Slot(f"{name}.{turn}") for turn in range(PERIOD)]
+        self._operations = [NamedOperation(f"{name}.{turn}") for turn in range(PERIOD)]
         self._turn = -1
 
-    def next(self) -> Slot:
+    def next(self) -> NamedOperation:
         self._turn = (self._turn + 1) % PERIOD
-        return self._slots[self._turn]
+        return self._operations[self._turn]

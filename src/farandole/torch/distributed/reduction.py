@@ -18,12 +18,12 @@ _REDUCTIONS = {
     ReduceOp.MAX: Reduction(Max),
     ReduceOp.PRODUCT: Reduction(Product),
 }
-# Of what is true or false, "and" is the least and "or" is the greatest.
+# For bools, "and" is Min and "or" is Max.
 _OF_BOOLS = {ReduceOp.BAND: Reduction(Min), ReduceOp.BOR: Reduction(Max)}
 
 
 def reduction_of(asked: Any, dtype: torch.dtype, what: str) -> Reduction:
-    """Return the engine's reduction for torch's `ReduceOp`; raises `InvalidRequest` for one that it does not have."""
+    """Return the engine's reduction for torch's `ReduceOp`; raises `InvalidRequest` for an unsupported one."""
     op = asked.op
     found = _REDUCTIONS.get(op)
     if found is not None:

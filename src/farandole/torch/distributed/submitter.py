@@ -1,4 +1,4 @@
-"""Asks the engine for what a process group is asked for."""
+"""Submission of a process group's operations to the engine."""
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -11,18 +11,18 @@ from farandole.errors import CollectiveError, MismatchError
 from farandole.torch.distributed.names import Names, SinglePart
 from farandole.torch.distributed.work import Follower, Results, Underway, Work
 
-__all__ = ["Asker"]
+__all__ = ["Submitter"]
 
 Tensor = torch.Tensor
 Finish: TypeAlias = Callable[[SinglePart], None]
 
 
-class Asker:
-    """Starts operations in an engine, in the order of the calls, and makes `Work` of them.
+class Submitter:
+    """Submitter of operations to an engine, in the order of the calls, that returns them as `Work`.
 
-    With `now` an operation is done when the method returns, which takes less time than to start it and to wait.
-    A request has torch's name, for errors; `signature` is equal on all ranks; `results` are the tensors that hold the
-    result afterwards; `finish` is called when the engine is done."""
+    With `now` an operation has completed when the method returns, which is faster than to start it and to wait. A
+    request has torch's name, for errors; `signature` is equal on all ranks; `results` are the tensors that hold the
+    result afterwards; `finish` is called when the engine has completed it."""
 
     def __init__(self, engine: Any, follower: Follower) -> None:
         self._engine, self._follower = engine, follower
@@ -31,32 +31,32 @@ class Asker:
     def reduce(self, request: Request, tensor: Tensor, now: bool) -> Work:
         """Reduce in place."""
         what = request.name
-        slot = self._names.next((what, request.reduction, tensor.dtype, tensor.shape))
-        name = slot.free()
+        operation = self._names.next((what, request.reduction, tensor.dtype, tensor.shape))
+        name = operation.free_name()
         try:
             if now:
                 self._engine.run(request, name, tensor, tensor)
                 return Work([tensor], None, self._follower)
-            part = slot.part = self._engine.start(request, name, tensor, tensor)
+            part = operation.part = self._engine.start(request, name, tensor, tensor)
         except CollectiveError as error:
             raise self._explained(what, tensor, error) from None
         return Work([tensor], Underway([part], [tensor], partial(self._explained, what, tensor)), self._follower)
 
     def reduce_group(self, request: Request, tensors: Sequence[Tensor], now: bool) -> Work:
-        """Reduce several in place, none before all are ready on all ranks."""
+        """Reduce several in place; none begins before all are ready on all ranks."""
         what, results = request.name, list(tensors)
-        slot = self._names.next((what, request.reduction, *((each.dtype, each.shape) for each in results)))
-        name = slot.free()
+        operation = self._names.next((what, request.reduction, *((each.dtype, each.shape) for each in results)))
+        name = operation.free_name()
         try:
             if now:
                 self._engine.run(request, name, results, results)
                 return Work(results, None, self._follower)
-            part = slot.part = self._engine.start(request, name, results, results)
+            part = operation.part = self._engine.start(request, name, results, results)
         except CollectiveError as error:
             raise self._explained(what, results[0], error) from None
         return Work(results, Underway([part], results, partial(self._explained, what, results[0])), self._follower)
 
-    def ask(
+    def submit(
         self,
         request: Request,
         signature: Hashable,
@@ -67,30 +67,30 @@ class Asker:
     ) -> Work:
         """Perform `request` on `tensors`, which are its input and its output, if any."""
         what = request.name
-        slot = self._names.next((what, signature))
+        operation = self._names.next((what, signature))
         start = self._engine.run if now else self._engine.start
         try:
-            part = start(request, slot.free(), *tensors)
+            part = start(request, operation.free_name(), *tensors)
             if now:
                 if finish is not None:
                     finish(part)
                 return Work(results, None, self._follower)
         except CollectiveError as error:
             raise self._explained(what, tensors[0], error) from None
-        slot.part = part
+        operation.part = part
         finishing = None if finish is None else partial(finish, part)
         return Work(
             results, Underway([part], results, partial(self._explained, what, tensors[0]), finishing), self._follower
         )
 
     def together(self, works: Sequence[Work]) -> Work:
-        """Make one of several."""
+        """Join several into one."""
         results = [tensor for work in works for tensor in work.results]
         pending = [work.underway for work in works if work.underway is not None]
         return Work(results, Underway(pending, results, lambda error: error) if pending else None, self._follower)
 
     def _explained(self, what: str | None, tensor: Tensor | None, error: CollectiveError) -> CollectiveError:
-        """Give an error torch's name for what has failed."""
+        """Put torch's name of the operation into its error."""
         if isinstance(error, MismatchError):
             self._names.start_over()
         assert what is not None
