@@ -25,10 +25,10 @@ from race import Race, record
 
 import farandole.numpy as hvd
 from farandole.config import Config
+from farandole.core.autotune.knobs import Knobs
+from farandole.core.autotune.tuning_log import Row, TuningLog
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.core.knobs import Knobs
-from farandole.core.tuning_log import Row, TuningLog
 from farandole.rendezvous import ThreadRendezvous
 
 SHAPES = {"few large, 4 x 4 MiB": [4 * MIB] * 4, "many small, 300 x 8 KiB": [8 * KIB] * 300}

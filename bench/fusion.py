@@ -120,7 +120,7 @@ def mixed(seat: Seat, contexts: Mapping[str, Context]) -> dict[str, Contender]:
 @contextmanager
 def engines(*, look_ahead: bool) -> Iterator[None]:
     """Let contexts made in this block have engines with or without look-ahead, which is no setting of users."""
-    with mock.patch("farandole.core.start.Engine", partial(Engine, look_ahead=look_ahead)):
+    with mock.patch("farandole.core.wiring.start.Engine", partial(Engine, look_ahead=look_ahead)):
         yield
 
 

@@ -36,10 +36,11 @@ from race import Race, record
 
 import farandole.torch as hvd
 from farandole.config import Config
-from farandole.core import default, kinds
+from farandole.core import default
 from farandole.core.context import Context
-from farandole.core.request import Request
-from farandole.core.timeline import timeline_path
+from farandole.core.monitoring.timeline import timeline_path
+from farandole.core.operations import kinds
+from farandole.core.operations.request import Request
 
 ASYNC, WORK = "async 4 B while computing", "work done beside it"
 IDLE, CYCLE, GLOO = "computation alone", "1 ms cycle", "gloo"

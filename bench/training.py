@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 import farandole.torch as hvd
 from farandole.config import Config
 from farandole.core import default
-from farandole.core.timeline import timeline_path
+from farandole.core.monitoring.timeline import timeline_path
 from farandole.torch.distributed import register
 
 RANKS = 2

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from farandole.core.request import Request
+from farandole.core.operations.request import Request
 
 class Segment:
     @staticmethod

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from farandole.core import kinds
 from farandole.core.context import Context
 from farandole.core.default import use
+from farandole.core.operations import kinds
 from farandole.errors import InvalidRequest, MismatchError, NotInitializedError
 from farandole.numpy import Average, Max, Sum
 from farandole.rendezvous import SoloRendezvous

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.core.context import Context
-from farandole.core.frames import split_frames
+from farandole.core.operations.frames import split_frames
 from farandole.errors import InvalidRequest
 from helpers.bindings import BINDINGS, SIZES, Binding
 from helpers.ranks import run_ranks

@@ -15,10 +15,10 @@ import numpy as np
 from namespaces import problem
 
 from farandole.config import Config
-from farandole.core import connect as connecting
 from farandole.core.context import Context
-from farandole.core.kinds import ALLREDUCE
-from farandole.core.peers import Arrivals
+from farandole.core.operations.kinds import ALLREDUCE
+from farandole.core.wiring import connect as connecting
+from farandole.core.wiring.peers import Arrivals
 from farandole.errors import FarandoleError, RendezvousError
 from farandole.handshake import join_address, new_secret
 from farandole.rendezvous import Rendezvous, RendezvousServer, TcpRendezvous, from_environment

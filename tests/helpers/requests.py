@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from farandole.core.reduction import Reduction, Sum
-from farandole.core.request import Request
+from farandole.core.operations.reduction import Reduction, Sum
+from farandole.core.operations.request import Request
 
 __all__ = ["recurring"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from farandole.config import Config
 from farandole.core.context import Context
-from farandole.core.kinds import ALLREDUCE
+from farandole.core.operations.kinds import ALLREDUCE
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
 from helpers.requests import recurring

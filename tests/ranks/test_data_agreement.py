@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import farandole.numpy as hvd
 from farandole.config import Config
 from farandole.core.context import Context
-from farandole.core.events import EventFile
-from farandole.core.timeline import timeline_path
+from farandole.core.monitoring.timeline import timeline_path
 from farandole.data import CachedSource, Loader, ParquetSource, Reading, Source, together
 from farandole.data.rounds import Columns
 from farandole.errors import CacheError, ConfigError, DataError, SourceError
+from farandole.event_file import EventFile
 from farandole.integrations.reading import report_reading
 from helpers.datasets import RAGGED, write_rows
 from helpers.ranks import run_ranks

@@ -75,13 +75,13 @@ def test_unnamed_operations_are_counted_per_context_and_kind() -> None:
     with Context(SoloRendezvous()) as context:
         for turn in range(2):
             with default.use(context):
-                seat = default.seat()
-                assert seat.wire_name("allreduce", None) == f"allreduce.noname.{2 * turn}"
-                assert seat.wire_name("allreduce", None) == f"allreduce.noname.{2 * turn + 1}"
-                assert seat.wire_name("broadcast", None) == f"broadcast.noname.{turn}"
-                assert seat.wire_name("broadcast", "w") == "broadcast.w"
+                membership = default.membership()
+                assert membership.wire_name("allreduce", None) == f"allreduce.noname.{2 * turn}"
+                assert membership.wire_name("allreduce", None) == f"allreduce.noname.{2 * turn + 1}"
+                assert membership.wire_name("broadcast", None) == f"broadcast.noname.{turn}"
+                assert membership.wire_name("broadcast", "w") == "broadcast.w"
     with Context(SoloRendezvous()) as other, default.use(other):
-        assert default.seat().wire_name("allreduce", None) == "allreduce.noname.0"
+        assert default.membership().wire_name("allreduce", None) == "allreduce.noname.0"
 
 
 def test_a_process_that_does_not_shut_down_ends_well() -> None:

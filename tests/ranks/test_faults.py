@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from farandole.config import Config
-from farandole.core import connect as connecting
 from farandole.core.context import Context
-from farandole.core.peers import Arrivals
+from farandole.core.wiring import connect as connecting
+from farandole.core.wiring.peers import Arrivals
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RendezvousError
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks

@@ -11,7 +11,7 @@ import pytest
 
 from farandole.config import Config
 from farandole.core.context import Context
-from farandole.core.kinds import ALLREDUCE
+from farandole.core.operations.kinds import ALLREDUCE
 from farandole.errors import PeerLost
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 import farandole.numpy as hvd
 from farandole.config import Config
-from farandole.core import connect as connecting
-from farandole.core import default, sets
+from farandole.core import default
 from farandole.core.context import Context
 from farandole.core.default import use
+from farandole.core.process_sets import agreement as sets
+from farandole.core.wiring import connect as connecting
 from farandole.errors import CollectiveTimeout, ConfigError, EngineClosed, InvalidRequest, PeerLost, RendezvousError
 from farandole.numpy import Sum
 from farandole.rendezvous import from_environment

@@ -30,11 +30,11 @@ class Heard(logging.Handler):
             self.event.set()
 
     def __enter__(self) -> "Heard":
-        logging.getLogger("farandole.core.stalls").addHandler(self)
+        logging.getLogger("farandole.core.monitoring.stalls").addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        logging.getLogger("farandole.core.stalls").removeHandler(self)
+        logging.getLogger("farandole.core.monitoring.stalls").removeHandler(self)
 
 
 @pytest.mark.parametrize("hosts", [1, 3])

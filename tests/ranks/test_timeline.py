@@ -21,8 +21,8 @@ import farandole.numpy as hvd
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.core.timeline import BUSY_BYTES, BUSY_SECONDS, QUIET_SECONDS, Timeline
-from farandole.core.trace_file import TraceFile
+from farandole.core.monitoring.timeline import BUSY_BYTES, BUSY_SECONDS, QUIET_SECONDS, Timeline
+from farandole.core.monitoring.trace_file import TraceFile
 from farandole.errors import ConfigError, EngineClosed, HorovodInternalError
 from farandole.launch.cli import main
 from farandole.rendezvous import SoloRendezvous

@@ -10,9 +10,9 @@ pytest.importorskip("optuna")
 
 import farandole.numpy as hvd
 from farandole.config import Config
+from farandole.core.autotune.tuning_log import HEAD, TuningLog
 from farandole.core.context import Context
 from farandole.core.default import use
-from farandole.core.tuning_log import HEAD, TuningLog
 from farandole.errors import ConfigError
 from helpers.outcomes import RanksFailed
 from helpers.ranks import run_ranks

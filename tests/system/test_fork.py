@@ -16,7 +16,7 @@ import pytest
 from farandole.config import Config
 from farandole.core import default
 from farandole.core.context import Context
-from farandole.core.kinds import ALLREDUCE
+from farandole.core.operations.kinds import ALLREDUCE
 from farandole.errors import InvalidRequest, PeerLost
 from farandole.rendezvous import SoloRendezvous, from_environment
 from helpers.ranks import run_ranks
@@ -91,8 +91,8 @@ ALONE = """
 import os, sys
 import numpy as np
 from farandole.core import default
-from farandole.core.kinds import ALLREDUCE
-from farandole.core.request import Request
+from farandole.core.operations.kinds import ALLREDUCE
+from farandole.core.operations.request import Request
 default.init()
 values = np.ones(1 << 20, np.float32)
 engine = default.context().engine

@@ -12,7 +12,7 @@ from namespaces import DEVICE, ip, problem
 
 from farandole.config import Config
 from farandole.core.context import Context
-from farandole.core.kinds import ALLREDUCE, BARRIER
+from farandole.core.operations.kinds import ALLREDUCE, BARRIER
 from farandole.errors import PeerLost, RendezvousError
 from farandole.rendezvous import from_environment
 from farandole.topology import interface_address

@@ -24,7 +24,7 @@ import pytest
 
 from farandole.config import Config
 from farandole.core.context import Context
-from farandole.core.kinds import ALLGATHER, ALLREDUCE, ALLTOALL, BARRIER, BROADCAST, REDUCESCATTER
+from farandole.core.operations.kinds import ALLGATHER, ALLREDUCE, ALLTOALL, BARRIER, BROADCAST, REDUCESCATTER
 from farandole.errors import PeerLost, RendezvousError
 from farandole.rendezvous import from_environment
 from helpers.leaks import Snapshot

@@ -16,7 +16,7 @@ from farandole._native import Handle
 from farandole.config import Config
 from farandole.core import default
 from farandole.core.context import Context
-from farandole.core.kinds import ALLREDUCE, BARRIER
+from farandole.core.operations.kinds import ALLREDUCE, BARRIER
 from farandole.errors import EngineClosed, PeerLost
 from farandole.rendezvous import SoloRendezvous, from_environment
 from helpers.ranks import run_ranks
@@ -146,8 +146,8 @@ def run_script(text: str, seconds: float = 120) -> subprocess.CompletedProcess[s
 BEGIN = """
 import numpy as np
 from farandole.core import default
-from farandole.core.kinds import ALLREDUCE
-from farandole.core.request import Request
+from farandole.core.operations.kinds import ALLREDUCE
+from farandole.core.operations.request import Request
 default.init()
 values = np.ones(1 << 20, np.float32)
 engine = default.context().engine

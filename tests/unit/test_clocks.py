@@ -11,7 +11,7 @@ WALL_CLOCK = re.compile(
     r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow)\(|\bsystem_clock\b|\bCLOCK_REALTIME\b|\bgettimeofday\b"
 )
 READERS = {
-    "core/events.py": "times of curves, for people",
+    "event_file.py": "times of curves, for people",
     "data/cache.py": "the age of files that an earlier job has left",
     "launch/output.py": "times of lines, for people",
     "spark/estimator.py": "the name of a run",

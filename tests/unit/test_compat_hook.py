@@ -218,7 +218,7 @@ def test_a_function_that_is_sent_away_brings_the_answers_along(installed: None, 
 
 def test_the_folder_alone_is_enough_for_a_child() -> None:
     done = python("import horovod.common.process_sets as sets; print(sets.__doc__)", path=str(IMPORTABLE))
-    assert (done.stdout, done.stderr) == ("Answered by farandole.core.process_sets.\n", "")
+    assert (done.stdout, done.stderr) == ("Answered by farandole.core.process_sets.process_set.\n", "")
     done = python("from sparkdl.horovod import nothing_of_the_kind", path=str(IMPORTABLE))
     lacking = importlib.util.find_spec("pyspark") is None
     sentence = "sparkdl needs pyspark" if lacking else "cannot import name 'nothing_of_the_kind' from 'sparkdl.horovod'"

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.core.gradients import (
+from farandole.core.operations.gradients import (
     Passes,
     even_groups,
     explicit_groups,
     name_parameters,
     predivided,
 )
-from farandole.core.reduction import Average, Reduction, Sum, choose_reduction
+from farandole.core.operations.reduction import Average, Reduction, Sum, choose_reduction
 
 
 @given(st.integers(0, 50), st.integers(1, 60))

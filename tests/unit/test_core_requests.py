@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from farandole.core import kinds
-from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.reduction import Average, Max, Reduction, Sum
-from farandole.core.request import Request
-from farandole.core.requests import allreduce_request, request_of
+from farandole.core.operations import kinds
+from farandole.core.operations.reduction import Average, Max, Reduction, Sum
+from farandole.core.operations.request import Request
+from farandole.core.operations.requests import allreduce_request, request_of
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
 EVERYONE = global_process_set
 

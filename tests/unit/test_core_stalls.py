@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from farandole.config import Config
-from farandole.core.stalls import Stall, describe
+from farandole.core.monitoring.stalls import Stall, describe
 
 
 def test_names_who_waits_for_whom_and_the_longest_wait() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from farandole.config import Config
-from farandole.core.knobs import Knobs
-from farandole.core.tuning import Outcome, Terms, Trial, score, search, space_of
-from farandole.core.tuning_log import HEAD, Row, TuningLog
+from farandole.core.autotune.knobs import Knobs
+from farandole.core.autotune.tuning import Outcome, Terms, Trial, score, search, space_of
+from farandole.core.autotune.tuning_log import HEAD, Row, TuningLog
 from farandole.errors import ConfigError
 
 DEFAULT = Knobs.of(Config())
@@ -115,14 +115,14 @@ def test_a_score_is_that_of_the_middle_step() -> None:
 
 
 def test_optuna_is_asked_for_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from farandole.core.watch import Watch
+    from farandole.core.monitoring.monitors import Monitors
 
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name))
     monkeypatch.delitem(sys.modules, "optuna", raising=False)
     with pytest.raises(ConfigError, match=r"pip install farandole\[autotune\]"):
-        Watch(0, 2, "host", Config(autotune=True))
-    Watch(1, 2, "host", Config(autotune=True)).close()  # decides nothing
+        Monitors(0, 2, "host", Config(autotune=True))
+    Monitors(1, 2, "host", Config(autotune=True)).close()  # decides nothing
 
 
 def row(phase: str, knobs: Knobs = DEFAULT, ranks: int = 2) -> Row:

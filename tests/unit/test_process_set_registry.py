@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from farandole.core.forming import Forming
-from farandole.core.registry import GLOBAL, Registry
+from farandole.core.process_sets.forming import Forming
+from farandole.core.process_sets.registry import GLOBAL, Registry
 from farandole.errors import RendezvousError
 
 SIZE = 4

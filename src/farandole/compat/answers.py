@@ -195,7 +195,7 @@ MODULES: Mapping[str, Answer] = {
     # What frameworks share
     "horovod.common": Answer(parts="basics exceptions process_sets util"),
     "horovod.common.basics": Answer(own=_from("farandole.compat.basics", "HorovodBasics")),
-    "horovod.common.process_sets": Answer(by="farandole.core.process_sets", known=_PROCESS_SETS),
+    "horovod.common.process_sets": Answer(by="farandole.core.process_sets.process_set", known=_PROCESS_SETS),
     "horovod.common.exceptions": Answer(
         by="farandole.errors", own=_from("farandole.compat.exceptions", _EXCEPTIONS), known="HorovodInternalError"
     ),

@@ -7,12 +7,12 @@ from typing import Self
 
 from farandole._native import Slot
 from farandole.config import Config
-from farandole.core.connect import connect
-from farandole.core.registry import GLOBAL
-from farandole.core.sets import Sets
-from farandole.core.start import start_engine
-from farandole.core.timeline import Timeline
-from farandole.core.watch import Watch, warn_of_idle
+from farandole.core.monitoring.monitors import Monitors, warn_of_idle
+from farandole.core.monitoring.timeline import Timeline
+from farandole.core.process_sets.agreement import Sets
+from farandole.core.process_sets.registry import GLOBAL
+from farandole.core.wiring.connect import connect
+from farandole.core.wiring.start import start_engine
 from farandole.errors import RendezvousError
 from farandole.limits import naming_process_limit
 from farandole.rendezvous import Rendezvous
@@ -43,7 +43,7 @@ class Context:
         self._process = os.getpid()
         # Opened before anything else starts: a path that cannot be written is the user's slip.
         here = host_identity() if host is None else host
-        self._watch = Watch(rendezvous.rank, rendezvous.size, here, self.config)
+        self._monitors = Monitors(rendezvous.rank, rendezvous.size, here, self.config)
         if rendezvous.rank == 0 and not members:
             warn_of_idle(self.config)  # once in a job
         try:
@@ -52,21 +52,21 @@ class Context:
                 self.topology: Topology = wiring.topology
                 self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
         except BaseException:
-            self._watch.close()
+            self._monitors.close()
             raise
-        self._watch.follow(self.engine, self.rank)
+        self._monitors.follow(self.engine, self.rank)
         self._slot = Slot(self.topology.local_rank, self.topology.local_size)
         self._slot.add(GLOBAL, self.engine)
-        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._watch, self._slot)
-        self._watch.tune(self.engine, self.topology, wiring.segment.slot_bytes)
+        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._monitors, self._slot)
+        self._monitors.tune(self.engine, self.topology, wiring.segment.slot_bytes)
 
     @property
     def timeline(self) -> Timeline:
-        return self._watch.timeline
+        return self._monitors.timeline
 
     def metrics(self) -> dict[str, float]:
         """Return what this rank has done so far, in all its process sets: `Metrics.read` says what each number is."""
-        return self._watch.metrics.read()
+        return self._monitors.metrics.read()
 
     @property
     def slot(self) -> int:
@@ -111,11 +111,11 @@ class Context:
         Does nothing in a forked child: the engine, its peers and the timeline are the parent's."""
         if os.getpid() != self._process:
             return
-        self._watch.quiet()
+        self._monitors.quiet()
         self._slot.close()
         self.sets.shutdown()
         self.engine.shutdown()
-        self._watch.close()
+        self._monitors.close()
         self._rendezvous.close()
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from farandole.config import Config
 from farandole.core.context import Context
-from farandole.core.seat import Counters, Seat
+from farandole.core.process_sets.membership import Counters, Membership
 from farandole.errors import ConfigError, NotInitializedError
 from farandole.rendezvous import Rendezvous, from_environment
 
@@ -27,9 +27,9 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "membership",
     "metrics",
     "rank",
-    "seat",
     "shutdown",
     "size",
     "start_timeline",
@@ -45,8 +45,8 @@ class RankSet(Protocol):
     def ranks(self) -> list[int] | None: ...
 
 
-class _ContextSeat(Seat):
-    """The seat among all ranks of a context."""
+class _ContextMembership(Membership):
+    """The membership among all ranks of a context."""
 
     __slots__ = ("context",)
 
@@ -56,20 +56,20 @@ class _ContextSeat(Seat):
 
 
 class _Thread(threading.local):
-    seat: _ContextSeat | None = None
+    membership: _ContextMembership | None = None
 
 
 _lock = threading.Lock()
 _thread = _Thread()
-_process: _ContextSeat | None = None
+_process: _ContextMembership | None = None
 # A context keeps its counters however often a thread enters `use`; they go when it goes.
 _counters: WeakKeyDictionary[Context, Counters] = WeakKeyDictionary()
 _atexit_registered = False
 
 
-def seat() -> Seat:
-    """Return the caller's seat among all ranks; raises `NotInitializedError` before `init()`."""
-    found = _thread.seat or _process
+def membership() -> Membership:
+    """Return the caller's membership among all ranks; raises `NotInitializedError` before `init()`."""
+    found = _thread.membership or _process
     if found is None:
         raise NotInitializedError()
     return found
@@ -77,7 +77,7 @@ def seat() -> Seat:
 
 def context() -> Context:
     """Return the caller's context; raises `NotInitializedError` before `init()`."""
-    found = _thread.seat or _process
+    found = _thread.membership or _process
     if found is None:
         raise NotInitializedError()
     return found.context
@@ -86,13 +86,13 @@ def context() -> Context:
 @contextmanager
 def use(context: Context) -> Iterator[Context]:
     """Make `context` the one that this thread's calls use, until the block ends."""
-    before = _thread.seat
+    before = _thread.membership
     with _lock:
-        _thread.seat = _ContextSeat(context, _counters.setdefault(context, Counters()))
+        _thread.membership = _ContextMembership(context, _counters.setdefault(context, Counters()))
     try:
         yield context
     finally:
-        _thread.seat = before
+        _thread.membership = before
 
 
 def init(
@@ -113,11 +113,11 @@ def init(
     global _process, _atexit_registered
     sets = _checked_sets(process_sets)
     with _lock:
-        if _thread.seat is None and _process is None:
+        if _thread.membership is None and _process is None:
             met = from_environment() if rendezvous is None else rendezvous
             _require_all_ranks(comm, met.size)
             made = Context(met, config)
-            _process = _ContextSeat(made, Counters())
+            _process = _ContextMembership(made, Counters())
             if not _atexit_registered:
                 atexit.register(shutdown)
                 _atexit_registered = True
@@ -168,11 +168,11 @@ def shutdown() -> None:
     """
     global _process
     with _lock:
-        leaving = _thread.seat or _process
+        leaving = _thread.membership or _process
         if leaving is None:
             return
-        if _thread.seat is not None:
-            _thread.seat = None
+        if _thread.membership is not None:
+            _thread.membership = None
         else:
             _process = None
     leaving.context.shutdown()
@@ -180,7 +180,7 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Return whether the caller has a context."""
-    return (_thread.seat or _process) is not None
+    return (_thread.membership or _process) is not None
 
 
 def rank() -> int:

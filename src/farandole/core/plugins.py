@@ -4,8 +4,8 @@ from pathlib import Path
 
 from farandole import _native
 from farandole.core import default
-from farandole.core.process_sets import GlobalProcessSet, ProcessSet, require_registered
-from farandole.core.registry import GLOBAL
+from farandole.core.process_sets.process_set import GlobalProcessSet, ProcessSet, require_registered
+from farandole.core.process_sets.registry import GLOBAL
 from farandole.errors import InvalidRequest
 
 __all__ = ["Address", "address_of", "core_table", "plugin_path"]

@@ -27,8 +27,8 @@ from farandole.core.default import (
     start_timeline,
     stop_timeline,
 )
-from farandole.core.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
+from farandole.core.operations.reduction import Adasum, Average, Max, Min, Product, Sum
+from farandole.core.process_sets.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __all__ = [
     "Adasum",

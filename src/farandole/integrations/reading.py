@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from farandole.core.default import context, is_initialized
-from farandole.core.events import EventFile
 from farandole.data import Metrics
+from farandole.event_file import EventFile
 
 __all__ = ["report_reading"]
 

@@ -4,7 +4,7 @@
 from typing import Protocol
 
 from farandole.core.default import metrics
-from farandole.core.events import EventFile
+from farandole.event_file import EventFile
 
 __all__ = ["EventFile", "write_metrics"]
 

@@ -6,8 +6,8 @@ params = hvd.broadcast_parameters(params, root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer)  # one of Optax's
 """
 
-from farandole.core.objects import allgather_object, broadcast_object
-from farandole.core.ops import barrier, join
+from farandole.core.operations.objects import allgather_object, broadcast_object
+from farandole.core.operations.ops import barrier, join
 from farandole.core.public import *
 from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farandole.core import kinds
+from farandole.core.operations import kinds
+from farandole.core.operations.reduction import Adasum, Average, Max, Min, Product, Reduction, Sum
+from farandole.core.operations.request import Request
+from farandole.core.operations.requests import Requests
 from farandole.core.plugins import address_of
-from farandole.core.process_sets import seat_of
-from farandole.core.reduction import Adasum, Average, Max, Min, Product, Reduction, Sum
-from farandole.core.request import Request
-from farandole.core.requests import Requests
+from farandole.core.process_sets.process_set import membership_of
 from farandole.jax import traced
 from farandole.jax.adapter import Array, JaxAdapter, is_traced
 from farandole.jax.traced_request import TracedRequest
@@ -90,14 +90,14 @@ def _backward(call: TracedRequest, kept: tuple[Arrays, Array | None], grads: Arr
     elif chosen and call.request.kind == kinds.BROADCAST:
         (average,) = operate(_reduction(call, Reduction(Average)), chosen)
         # Zeros that depend on the average all the same: every rank has to run the second derivative too.
-        seat = seat_of(call.request.process_set, "backward")
-        is_root = seat.place_of(call.request.root, "backward") == seat.rank
+        membership = membership_of(call.request.process_set, "backward")
+        is_root = membership.place_of(call.request.root, "backward") == membership.rank
         found = (jnp.where(is_root, average, jnp.zeros_like(average)),)
     elif chosen:
         rows = tuple(shape[0] for shape in shapes)
         joined = operate(call.backward(kind=kinds.ALLGATHER, shapes=shapes, rows=rows), chosen)
         op, prescale, postscale = call.request.reduction
-        factor = prescale * postscale * (seat_of(call.request.process_set, "backward").size if op == Sum else 1)
+        factor = prescale * postscale * (membership_of(call.request.process_set, "backward").size if op == Sum else 1)
         found = joined if factor == 1.0 else tuple(grad * factor for grad in joined)
     all_of_them: list[Any] = [np.zeros(shape, jax.dtypes.float0) for shape in call.shapes]
     for place, grad in zip(places, found, strict=True):
@@ -120,7 +120,7 @@ def _of_allreduce(call: TracedRequest, grads: Arrays, inputs: Arrays) -> Arrays:
         raise NotImplementedError("allreduce with op=Adasum has no gradient here; use jax.lax.stop_gradient")
     totals = operate(_reduction(call, Reduction(Sum), ".total"), grads)
     if op == Product:
-        factor = prescale ** seat_of(call.request.process_set, "backward").size * postscale
+        factor = prescale ** membership_of(call.request.process_set, "backward").size * postscale
         others = _others_product(call, inputs)
         return tuple(total * other * factor for total, other in zip(totals, others, strict=True))
     shares = _extreme_share(call, inputs)
@@ -161,12 +161,12 @@ def _of_allgather(call: TracedRequest, shapes: tuple[tuple[int, ...], ...], grad
     averages = operate(_reduction(call, Reduction(Average)), grads)
     rows = [shape[0] for shape in shapes]
     if any(map(is_traced, grads)):
-        starts = [seat_of(call.request.process_set, "backward").rank * count for count in rows]
+        starts = [membership_of(call.request.process_set, "backward").rank * count for count in rows]
     else:
         # Each rank's rows begin where those of the ranks before it end.
         table = eager.run(call.request.backward(".rows", grouped=False), jnp.array([rows], jnp.int32))
         starts = [
-            int(start) for start in np.asarray(table)[: seat_of(call.request.process_set, "backward").rank].sum(0)
+            int(start) for start in np.asarray(table)[: membership_of(call.request.process_set, "backward").rank].sum(0)
         ]
     return tuple(average[start : start + count] for average, start, count in zip(averages, starts, rows, strict=True))
 

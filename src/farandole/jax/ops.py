@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from farandole.core.compression import CastCompressor, Compressor, NoneCompressor
-from farandole.core.compression import Compression as Compressors
-from farandole.core.ops import Operations
-from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.reduction import Average
+from farandole.core.operations.compression import CastCompressor, Compressor, NoneCompressor
+from farandole.core.operations.compression import Compression as Compressors
+from farandole.core.operations.ops import Operations
+from farandole.core.operations.reduction import Average
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 from farandole.jax.adapter import Array, JaxAdapter
 from farandole.jax.differentiable import Differentiable
 
@@ -47,7 +47,7 @@ def allreduce(
 ) -> Tree:
     """Combine an array, or all arrays of a pytree at once, over all ranks; every rank gets the same result.
 
-    See `farandole.core.ops` for what `op` does, and for the errors. Outside of jax.jit it blocks until every rank has
+    See `farandole.core.operations.ops` for `op` and the errors. Outside of jax.jit it blocks until every rank has
     asked. Inside it becomes part of the program, which waits when it runs, and raises `jax.errors.JaxRuntimeError`.
     Differentiable but for Adasum.
     """

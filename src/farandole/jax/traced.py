@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.core import trace_ctx  # there is no public way to the program that is being traced
 
-from farandole.core import kinds
-from farandole.core.process_sets import seat_of
-from farandole.core.reduction import Adasum
+from farandole.core.operations import kinds
+from farandole.core.operations.reduction import Adasum
+from farandole.core.process_sets.process_set import membership_of
 from farandole.errors import InvalidRequest
 from farandole.jax.adapter import Array
 from farandole.jax.plugin import register
@@ -57,12 +57,15 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     Raises `InvalidRequest` where a result would not have a shape that is known now."""
     request, (slot, process_set) = traced.request, traced.at
     wire = f"{request.stem}.{request.name}" if request.name is not None else f"{request.stem}.unnamed."
-    seat = seat_of(request.process_set, wire)
-    root = seat.place_of(request.root, wire) if request.kind == kinds.BROADCAST else 0
+    membership = membership_of(request.process_set, wire)
+    root = membership.place_of(request.root, wire) if request.kind == kinds.BROADCAST else 0
     op, prescale, postscale = request.reduction
     # JAX may hold 64 bit integers for 32 bit ones, but for attributes that are NumPy's.
     numbers = [slot, process_set, request.kind, op, root, request.grouped, _bits(prescale), _bits(postscale)]
-    shapes = [_shape(traced, wire, place, tensor.shape, seat.rank, seat.size) for place, tensor in enumerate(tensors)]
+    shapes = [
+        _shape(traced, wire, place, tensor.shape, membership.rank, membership.size)
+        for place, tensor in enumerate(tensors)
+    ]
     keeps_shapes = request.kind in (kinds.ALLREDUCE, kinds.BROADCAST)
     results = jax.ffi.ffi_call(
         register(),
@@ -74,7 +77,7 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     )(*tensors, name=wire, numbers=_int64(numbers))
     if request.kind != kinds.ALLTOALL:
         return tuple(results)
-    return results[0], jnp.full(seat.size, tensors[0].shape[0] // seat.size, jnp.int32)
+    return results[0], jnp.full(membership.size, tensors[0].shape[0] // membership.size, jnp.int32)
 
 
 def _shape(

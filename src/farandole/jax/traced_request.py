@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from farandole.core.operations.request import Request
 from farandole.core.plugins import Address
-from farandole.core.request import Request
 
 __all__ = ["TracedRequest"]
 

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
-from farandole.core.compression import Compressor
-from farandole.core.gradients import predivided
-from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.reduction import Average
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.gradients import predivided
+from farandole.core.operations.reduction import Average
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 from farandole.jax.adapter import Array
 from farandole.jax.ops import Compression, allreduce, broadcast
 

@@ -6,8 +6,8 @@ model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss="mse")
 model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
 """
 
-from farandole.core.objects import allgather_object, broadcast_object
-from farandole.core.ops import barrier
+from farandole.core.operations.objects import allgather_object, broadcast_object
+from farandole.core.operations.ops import barrier
 from farandole.core.public import *
 from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing

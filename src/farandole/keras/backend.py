@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-from farandole.core.gradients import GradientOptions
+from farandole.core.operations.gradients import GradientOptions
 
 __all__ = ["Backend", "Options", "Tensor", "compress_each"]
 

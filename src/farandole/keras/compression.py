@@ -2,8 +2,8 @@
 
 import keras
 
-from farandole.core.compression import Compression as Compressors
-from farandole.core.compression import NoneCompressor
+from farandole.core.operations.compression import Compression as Compressors
+from farandole.core.operations.compression import NoneCompressor
 from farandole.keras.backend import Tensor
 
 __all__ = ["Compression"]

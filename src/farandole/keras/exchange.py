@@ -4,9 +4,9 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import keras
 
-from farandole.core.gradients import even_groups, explicit_groups
-from farandole.core.process_sets import seat_of
-from farandole.core.reduction import Min, Reduction
+from farandole.core.operations.gradients import even_groups, explicit_groups
+from farandole.core.operations.reduction import Min, Reduction
+from farandole.core.process_sets.process_set import membership_of
 from farandole.keras.backend import Options, Tensor
 from farandole.keras.chosen import backend
 
@@ -93,5 +93,5 @@ class Exchange:
 
         Variables' names would not do: they tell how many layers and optimizers this rank has made before."""
         if self._name is None:
-            self._name = seat_of(self.options.process_set, "optimizer").wire_name("optimizer", None)
+            self._name = membership_of(self.options.process_set, "optimizer").wire_name("optimizer", None)
         return self._name

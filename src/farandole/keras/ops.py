@@ -4,8 +4,8 @@ import keras
 import numpy as np
 
 import farandole.numpy as on_numpy
-from farandole.core.compression import Compressor
-from farandole.core.reduction import Average, choose_reduction
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.reduction import Average, choose_reduction
 from farandole.keras.backend import Options, Tensor
 from farandole.keras.chosen import backend
 from farandole.keras.compression import Compression

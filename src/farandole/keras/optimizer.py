@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import keras
 from keras.optimizers import LossScaleOptimizer
 
-from farandole.core.compression import Compressor
-from farandole.core.gradients import predivided
-from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
-from farandole.core.reduction import Average, Sum
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.gradients import predivided
+from farandole.core.operations.reduction import Average, Sum
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
 from farandole.keras.backend import Options, Tensor
 from farandole.keras.compression import Compression
 from farandole.keras.exchange import Exchange

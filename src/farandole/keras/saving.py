@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from farandole.core.compression import Compressor
+from farandole.core.operations.compression import Compressor
 from farandole.keras.backend import Tensor
 from farandole.keras.compression import Compression
 from farandole.keras.optimizer import DistributedOptimizer

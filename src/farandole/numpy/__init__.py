@@ -5,9 +5,9 @@ hvd.init()
 mean = hvd.allreduce(array, name="loss")
 """
 
-from farandole.core.handle import Handle, poll, synchronize
-from farandole.core.objects import allgather_object, broadcast_object
-from farandole.core.ops import barrier, join
+from farandole.core.operations.handle import Handle, poll, synchronize
+from farandole.core.operations.objects import allgather_object, broadcast_object
+from farandole.core.operations.ops import barrier, join
 from farandole.core.public import *
 from farandole.numpy.ops import (
     Compression,

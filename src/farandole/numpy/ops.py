@@ -1,11 +1,11 @@
-"""The operations of `farandole.core.ops` for NumPy arrays."""
+"""The operations of `farandole.core.operations.ops` for NumPy arrays."""
 
 import numpy as np
 
-from farandole.core.compression import CastCompressor, NoneCompressor
-from farandole.core.compression import Compression as Compressors
-from farandole.core.ops import Operations
-from farandole.core.requests import Requests
+from farandole.core.operations.compression import CastCompressor, NoneCompressor
+from farandole.core.operations.compression import Compression as Compressors
+from farandole.core.operations.ops import Operations
+from farandole.core.operations.requests import Requests
 from farandole.numpy.adapter import Array, NumpyAdapter
 
 __all__ = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farandole.core.default import context, is_initialized
-from farandole.core.objects import allgather_object
+from farandole.core.operations.objects import allgather_object
 from farandole.errors import ConfigError
 from farandole.masking import mask
 from farandole.spark.child import current_rank

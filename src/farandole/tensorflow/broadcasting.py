@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 from farandole.tensorflow.ops import grouped_broadcast
 from farandole.tensorflow.tracing import as_written
 

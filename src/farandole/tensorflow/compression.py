@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.core.compression import Compressor, NoneCompressor
+from farandole.core.operations.compression import Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FloatCompressor"]
 

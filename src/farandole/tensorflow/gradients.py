@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole.core.operations.reduction import Adasum, Average, Max, Min, Product, Sum
 from farandole.core.plugins import Address
-from farandole.core.reduction import Adasum, Average, Max, Min, Product, Sum
 from farandole.tensorflow import nodes
 from farandole.tensorflow.naming import backward_name
 from farandole.tensorflow.place import RANK, SIZE

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from farandole.core.operations.reduction import Sum
 from farandole.core.plugins import Address
-from farandole.core.reduction import Sum
 from farandole.tensorflow.plugin import operations
 
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "join", "place", "reducescatter"]

@@ -5,8 +5,8 @@ from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
-from farandole.core import objects
-from farandole.core.process_sets import ProcessSet, global_process_set
+from farandole.core.operations import objects
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn"]
 

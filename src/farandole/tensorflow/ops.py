@@ -7,10 +7,10 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from farandole.core import default
-from farandole.core.compression import Compressor
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.reduction import Average, Sum, choose_reduction
 from farandole.core.plugins import Address, address_of
-from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
-from farandole.core.reduction import Average, Sum, choose_reduction
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
 from farandole.errors import InvalidRequest
 from farandole.tensorflow import gradients as _registered  # noqa: F401
 from farandole.tensorflow import nodes
@@ -49,7 +49,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Given:
-    """Combine `tensor` over all ranks; every rank gets the same result. See `farandole.core.ops` for what `op` does.
+    """Combine `tensor` over all ranks; every rank gets the same result. See `farandole.core.operations.ops` for `op`.
 
     `tf.IndexedSlices` return as slices: the rows of all ranks, for Sum and Average. The average of integer slices is
     floating-point, as `tf.truediv` makes it. In eager mode it blocks until every rank has asked; in a function or graph
@@ -223,7 +223,7 @@ def grouped_reducescatter(
 def join() -> Dense:
     """Say that this rank has no more data, and take part in what the others ask for until all have joined.
 
-    Returns the rank that joined last. As `farandole.core.ops.join`."""
+    Returns the rank that joined last. As `farandole.core.operations.ops.join`."""
     return nodes.join(address_of(global_process_set, "join"))
 
 
@@ -237,7 +237,7 @@ def _ask(
 ) -> tuple[str, Address]:
     """Return the name on the wire, and where to ask."""
     if tf.executing_eagerly():
-        default.seat()  # what does not run now may run after init()
+        default.membership()  # what does not run now may run after init()
     else:
         require_no_xla(kind, name)
     wire = wire_name(kind, name, tensors, ignore_name_scope)
@@ -251,7 +251,7 @@ def _place_of(root_rank: int, wire: str, process_set: ProcessSet) -> int:
     if process_set is global_process_set:
         return root_rank
     try:
-        return seat_of(process_set, wire).place_of(root_rank, wire)
+        return membership_of(process_set, wire).place_of(root_rank, wire)
     except InvalidRequest as error:
         raise _refused(error) from None
 

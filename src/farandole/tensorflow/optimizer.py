@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from farandole.core.compression import Compressor
-from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.reduction import Adasum, Average
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.reduction import Adasum, Average
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 from farandole.tensorflow.aggregation import Aggregation
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_options

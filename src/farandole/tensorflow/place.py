@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from farandole.core.plugins import address_of
-from farandole.core.process_sets import global_process_set
-from farandole.core.registry import GLOBAL
+from farandole.core.process_sets.process_set import global_process_set
+from farandole.core.process_sets.registry import GLOBAL
 from farandole.tensorflow import nodes
 
 __all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]

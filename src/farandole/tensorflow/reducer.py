@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from farandole.core.gradients import GradientOptions, even_groups, explicit_groups, predivided
-from farandole.core.process_sets import ProcessSet, require_registered
+from farandole.core.operations.gradients import GradientOptions, even_groups, explicit_groups, predivided
+from farandole.core.process_sets.process_set import ProcessSet, require_registered
 from farandole.tensorflow.ops import allreduce, grouped_allreduce
 from farandole.tensorflow.place import size_op
 

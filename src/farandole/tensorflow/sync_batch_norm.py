@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
-from farandole.core.reduction import Sum
+from farandole.core.operations.reduction import Sum
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
 from farandole.tensorflow.ops import allreduce
 from farandole.tensorflow.tracing import as_written
 

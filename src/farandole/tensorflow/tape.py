@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from farandole.core.compression import Compressor
-from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.reduction import Average
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.reduction import Average
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 from farandole.tensorflow.compression import Compression
 from farandole.tensorflow.reducer import Gradient, Groups, Reducer, Source, choose_options
 from farandole.tensorflow.tracing import as_written

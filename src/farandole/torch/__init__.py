@@ -5,9 +5,9 @@ hvd.init()
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)"""
 
-from farandole.core.handle import Handle, poll, synchronize
-from farandole.core.objects import allgather_object, broadcast_object
-from farandole.core.ops import barrier, join
+from farandole.core.operations.handle import Handle, poll, synchronize
+from farandole.core.operations.objects import allgather_object, broadcast_object
+from farandole.core.operations.ops import barrier, join
 from farandole.core.public import *
 from farandole.errors import HorovodInternalError
 from farandole.extras import importing as _importing

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from farandole.core.compression import Compressor
-from farandole.core.process_sets import ProcessSet
-from farandole.core.reduction import Adasum, Max
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.reduction import Adasum, Max
+from farandole.core.process_sets.process_set import ProcessSet
 from farandole.torch.front import Front
 from farandole.torch.ops import allreduce, allreduce_async_
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from farandole.core import default, kinds
-from farandole.core.process_sets import seat_of
-from farandole.core.reduction import Adasum, Average, Product, Reduction, Sum
-from farandole.core.request import Request
-from farandole.core.requests import Requests
+from farandole.core import default
+from farandole.core.operations import kinds
+from farandole.core.operations.reduction import Adasum, Average, Product, Reduction, Sum
+from farandole.core.operations.request import Request
+from farandole.core.operations.requests import Requests
+from farandole.core.process_sets.process_set import membership_of
 from farandole.torch.extremes import extreme_share, others_product
 
 __all__ = ["Differentiable"]
@@ -108,7 +109,7 @@ def _selective_gradient(requests: Differentiable, request: Request, tensor: Tens
         return (
             total
             * others_product(tensor, reduce)
-            * (prescale ** seat_of(request.process_set, "backward").size * postscale)
+            * (prescale ** membership_of(request.process_set, "backward").size * postscale)
         )
     return total * extreme_share(tensor, op, prescale, reduce) * (prescale * postscale)
 
@@ -142,7 +143,7 @@ def _own_rows(requests: Differentiable, request: Request, rows: list[int], grads
     averaged = requests.run_group(back, [grad.contiguous() for grad in grads])
     # Each rank's rows begin where those of the previous ranks end.
     table = requests.run(request.backward(".rows", grouped=False), torch.tensor([rows]))
-    starts = table[: seat_of(request.process_set, "backward").rank].sum(0).tolist()
+    starts = table[: membership_of(request.process_set, "backward").rank].sum(0).tolist()
     return [grad.narrow(0, start, count) for grad, start, count in zip(averaged, starts, rows, strict=True)]
 
 
@@ -204,7 +205,7 @@ class _GroupedReducescatter(torch.autograd.Function):
 
 def _scaled(grad: Tensor, request: Request) -> Tensor:
     op, prescale, postscale = request.reduction
-    factor = prescale * postscale * (seat_of(request.process_set, "backward").size if op == Sum else 1)
+    factor = prescale * postscale * (membership_of(request.process_set, "backward").size if op == Sum else 1)
     return grad if factor == 1.0 else grad * factor
 
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import torch
 
-from farandole.core.reduction import Max, Min, Product, Sum
+from farandole.core.operations.reduction import Max, Min, Product, Sum
 
 __all__ = ["Reduce", "extreme_share", "others_product"]
 

@@ -1,10 +1,10 @@
-"""The operations of `farandole.core.ops` for torch tensors; the blocking ones can be differentiated."""
+"""The operations of `farandole.core.operations.ops` for torch tensors; the blocking ones can be differentiated."""
 
 import torch
 
-from farandole.core.compression import CastCompressor, NoneCompressor
-from farandole.core.compression import Compression as Compressors
-from farandole.core.ops import Operations
+from farandole.core.operations.compression import CastCompressor, NoneCompressor
+from farandole.core.operations.compression import Compression as Compressors
+from farandole.core.operations.ops import Operations
 from farandole.torch.adapter import TorchAdapter
 from farandole.torch.autograd import Differentiable
 

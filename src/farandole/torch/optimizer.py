@@ -7,11 +7,17 @@ from typing import Any
 
 import torch
 
-from farandole.core.compression import Compressor
-from farandole.core.gradients import GradientOptions, even_groups, explicit_groups, name_parameters, predivided
-from farandole.core.objects import broadcast_object
-from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
-from farandole.core.reduction import Adasum, Average
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.gradients import (
+    GradientOptions,
+    even_groups,
+    explicit_groups,
+    name_parameters,
+    predivided,
+)
+from farandole.core.operations.objects import broadcast_object
+from farandole.core.operations.reduction import Adasum, Average
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
 from farandole.torch.adasum import AdasumFront, Combination
 from farandole.torch.front import Front, put_in_front
 from farandole.torch.ops import Compression

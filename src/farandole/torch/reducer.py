@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from farandole.core import kinds
-from farandole.core.compression import Compressor
-from farandole.core.gradients import GradientOptions, Passes
-from farandole.core.request import Request
+from farandole.core.operations import kinds
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.gradients import GradientOptions, Passes
+from farandole.core.operations.request import Request
 from farandole.errors import InvalidRequest
 from farandole.torch.flight import Flight, InFlight
 from farandole.torch.ops import allreduce, requests

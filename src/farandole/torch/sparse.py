@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
-from farandole.core.reduction import Average, Sum
+from farandole.core.operations.reduction import Average, Sum
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
 from farandole.errors import InvalidRequest
 from farandole.torch.ops import allgather_async
 
@@ -24,7 +24,7 @@ def sparse_allreduce_async(
         raise InvalidRequest(shown, "a sparse tensor can be reduced with op=Average or op=Sum only")
     if tensor.layout is not torch.sparse_coo:
         raise InvalidRequest(shown, f"expected a sparse COO tensor, got layout {tensor.layout}")
-    size = seat_of(process_set, "allgather", name).size
+    size = membership_of(process_set, "allgather", name).size
     # An entry may occur twice, also from one rank: coalescing once here is cheaper than on every rank.
     mine = tensor.detach().coalesce()
     # Indices are gathered by entry, so the entries must be the first dimension.

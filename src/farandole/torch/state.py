@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from farandole.core import default
-from farandole.core.handle import Handle
-from farandole.core.objects import broadcast_object
+from farandole.core.operations.handle import Handle
+from farandole.core.operations.objects import broadcast_object
 from farandole.torch.adapter import DTYPES
 from farandole.torch.ops import broadcast_async_
 

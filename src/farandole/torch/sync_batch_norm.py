@@ -15,8 +15,8 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from farandole.core.process_sets import ProcessSet, global_process_set, require_registered
-from farandole.core.reduction import Sum
+from farandole.core.operations.reduction import Sum
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set, require_registered
 from farandole.torch.ops import allgather, allreduce
 
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.core.objects import allgather_object
+from farandole.core.operations.objects import allgather_object
 from farandole.keras.callbacks.base import Callback
 
 __all__ = ["MetricAverageCallback"]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from farandole.core.events import EventFile
+from farandole.event_file import EventFile
 from farandole.spark.store import FilesystemStore
 
 Record: TypeAlias = dict[str, float]  # the values of one epoch: "epoch", "loss", "val_loss", "seconds", ...

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack
 
 from farandole.config import Config
-from farandole.core import kinds
 from farandole.core.context import Context
-from farandole.core.reduction import Average, Reduction, Sum
-from farandole.core.request import Request
+from farandole.core.operations import kinds
+from farandole.core.operations.reduction import Average, Reduction, Sum
+from farandole.core.operations.request import Request
 from farandole.errors import InvalidRequest
 from farandole.rendezvous import Rendezvous
 from farandole.torch.distributed.names import SinglePart

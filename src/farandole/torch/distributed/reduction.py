@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from farandole.core.reduction import Average, Max, Min, Product, Reduction, Sum
+from farandole.core.operations.reduction import Average, Max, Min, Product, Reduction, Sum
 from farandole.errors import InvalidRequest
 
 __all__ = ["reduction_of"]

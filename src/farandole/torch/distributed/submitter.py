@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from farandole.core.request import Request
+from farandole.core.operations.request import Request
 from farandole.errors import CollectiveError, MismatchError
 from farandole.torch.distributed.names import Names, SinglePart
 from farandole.torch.distributed.work import Follower, Results, Underway, Work

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from farandole.core.compression import Compressor, NoneCompressor
-from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.reduction import Average, Reduction, choose_reduction
+from farandole.core.operations.compression import Compressor, NoneCompressor
+from farandole.core.operations.reduction import Average, Reduction, choose_reduction
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
 __all__ = ["GradientOptions", "Passes", "even_groups", "explicit_groups", "name_parameters", "predivided"]
 

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING
 
 from farandole._native import Engine
 from farandole.config import Config
-from farandole.core.metrics import Metrics
-from farandole.core.stalls import StallInspector
-from farandole.core.timeline import Timeline
+from farandole.core.monitoring.metrics import Metrics
+from farandole.core.monitoring.stalls import StallInspector
+from farandole.core.monitoring.timeline import Timeline
 from farandole.topology import Topology
 
 if TYPE_CHECKING:
-    from farandole.core.tuner import Tuner
+    from farandole.core.autotune.tuner import Tuner
 
-__all__ = ["Watch", "warn_of_idle"]
+__all__ = ["Monitors", "warn_of_idle"]
 
 log = logging.getLogger(__name__)
 
 DYNAMIC = "DYNAMIC"  # Horovod's word for a timeline that a later call starts
 
 
-class Watch:
+class Monitors:
     """The timeline, the stall inspector, the metrics and on rank 0 autotune, of one rank.
 
     Making one opens the files that the settings name; raises `ConfigError` when one cannot be written, is no log of
@@ -69,7 +69,7 @@ class Watch:
 
 def _make_tuner(config: Config) -> "Tuner":
     # Here, as few jobs ask for it, and its modules take as long to load as the rest of the core.
-    from farandole.core.tuner import Tuner
+    from farandole.core.autotune.tuner import Tuner
 
     return Tuner(config)
 

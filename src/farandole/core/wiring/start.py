@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from farandole._native import Engine
 from farandole.config import Config
-from farandole.core.connect import Wiring
-from farandole.core.knobs import Knobs
+from farandole.core.autotune.knobs import Knobs
+from farandole.core.wiring.connect import Wiring
 
 __all__ = ["start_engine"]
 

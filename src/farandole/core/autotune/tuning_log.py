@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from farandole.core.knobs import Knobs
+from farandole.core.autotune.knobs import Knobs
 from farandole.errors import ConfigError
 
 __all__ = ["Row", "TuningLog"]

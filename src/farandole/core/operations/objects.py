@@ -8,11 +8,11 @@ from typing import TypeVar, cast
 
 import cloudpickle
 
-from farandole.core import kinds
-from farandole.core.frames import LENGTH, split_frames, write_frame
-from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.request import Request
-from farandole.core.requests import named
+from farandole.core.operations import kinds
+from farandole.core.operations.frames import LENGTH, split_frames, write_frame
+from farandole.core.operations.request import Request
+from farandole.core.operations.requests import named
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object"]
 
@@ -27,17 +27,17 @@ def broadcast_object(
     `root_rank` is a rank of the job, in a process set too. The others' `obj` is ignored. Blocks until the root's
     object is here; raises `InvalidRequest` for a wrong root.
     """
-    seat, wire = named("broadcast_object", name, process_set)
-    place = seat.place_of(root_rank, wire)
-    root = place == seat.rank
+    membership, wire = named("broadcast_object", name, process_set)
+    place = membership.place_of(root_rank, wire)
+    root = place == membership.rank
     payload = bytearray(cloudpickle.dumps(obj)) if root else bytearray()
     # The length goes first, in 64 bits: the others need it to make room.
     length = bytearray(LENGTH.pack(len(payload)))
     request = Request(kinds.BROADCAST, root=place)
-    seat.engine.run(request, f"{wire}.sz", length, length)
+    membership.engine.run(request, f"{wire}.sz", length, length)
     if not root:
         payload = bytearray(LENGTH.unpack(length)[0])
-    seat.engine.run(request, f"{wire}.t", payload, payload)
+    membership.engine.run(request, f"{wire}.t", payload, payload)
     if root:
         return cast(T, obj)
     received: T = cloudpickle.loads(payload)
@@ -49,9 +49,9 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
 
     Blocks until every rank has given its object.
     """
-    seat, wire = named("allgather_object", name, process_set)
+    membership, wire = named("allgather_object", name, process_set)
     payload = cloudpickle.dumps(obj)
-    done = seat.engine.run(Request(kinds.ALLGATHER), wire, write_frame(payload), None)
+    done = membership.engine.run(Request(kinds.ALLGATHER), wire, write_frame(payload), None)
     assert done is not None
     joined = done.result()
     assert joined is not None

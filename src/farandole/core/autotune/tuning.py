@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
 from farandole.config import Config
-from farandole.core.knobs import LARGEST_SLOT, Knobs
+from farandole.core.autotune.knobs import LARGEST_SLOT, Knobs
 from farandole.errors import ConfigError
 
 if TYPE_CHECKING:

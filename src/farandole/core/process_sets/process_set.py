@@ -3,10 +3,17 @@
 from collections.abc import Iterable
 
 from farandole.core import default
-from farandole.core.seat import Seat
+from farandole.core.process_sets.membership import Membership
 from farandole.errors import InvalidRequest
 
-__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set", "require_registered", "seat_of"]
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "global_process_set",
+    "membership_of",
+    "remove_process_set",
+    "require_registered",
+]
 
 
 class ProcessSet:
@@ -122,26 +129,26 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return default.context().sets.remove(process_set)
 
 
-def seat_of(process_set: ProcessSet, kind: str, name: str | None = None) -> Seat:
-    """Return the caller's seat in a set, for an operation; raises `InvalidRequest` when it has none."""
-    here = default.seat()
+def membership_of(process_set: ProcessSet, kind: str, name: str | None = None) -> Membership:
+    """Return the caller's membership in a set, for an operation; raises `InvalidRequest` when it has none."""
+    here = default.membership()
     if isinstance(process_set, GlobalProcessSet):
         return here
     wire = kind if name is None else f"{kind}.{name}"
-    seat = default.context().sets.seat_of(process_set) if isinstance(process_set, ProcessSet) else None
-    if seat is None:
+    membership = default.context().sets.membership_of(process_set) if isinstance(process_set, ProcessSet) else None
+    if membership is None:
         require_registered(process_set, wire)
         raise InvalidRequest(
             wire, f"Rank {default.rank()} is not a member of the provided process set, {process_set!r}"
         )
-    return seat
+    return membership
 
 
 def require_registered(process_set: ProcessSet, what: str) -> None:
     """Raise `InvalidRequest` for a set that the job does not know; `what` is being asked for."""
     if not isinstance(process_set, ProcessSet):
         raise InvalidRequest(what, f"process_set should be a ProcessSet, got {type(process_set).__name__}")
-    default.seat()
+    default.membership()
     if process_set.process_set_id is None:
         raise InvalidRequest(
             what,

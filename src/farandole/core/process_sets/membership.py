@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from farandole._native import Engine
 from farandole.errors import InvalidRequest, spell_ranks
 
-__all__ = ["Counters", "Seat"]
+__all__ = ["Counters", "Membership"]
 
 
 class Counters:
@@ -21,7 +21,7 @@ class Counters:
         return next(self._next[kind])
 
 
-class Seat:
+class Membership:
     """This rank's place in an engine, and what the functions of this package need of it at every call.
 
     The engine numbers its ranks from 0. With `members` those are some of the job's ranks, in this order; without, all.

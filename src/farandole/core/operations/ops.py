@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from farandole.core import default, kinds
-from farandole.core.compression import Compressor
-from farandole.core.handle import Handle
-from farandole.core.process_sets import ProcessSet, global_process_set
-from farandole.core.reduction import Average
-from farandole.core.request import Request
-from farandole.core.requests import Requests, allreduce_request, named, request_of
+from farandole.core import default
+from farandole.core.operations import kinds
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.handle import Handle
+from farandole.core.operations.reduction import Average
+from farandole.core.operations.request import Request
+from farandole.core.operations.requests import Requests, allreduce_request, named, request_of
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
 __all__ = ["Operations", "barrier", "join"]
 
@@ -320,9 +321,9 @@ class Operations(Generic[T]):
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank has called it. Operations under way are not waited for."""
-    seat, _ = named("barrier", "", process_set)
+    membership, _ = named("barrier", "", process_set)
     # One name for all barriers, so that the engine can replay them; two at a time on one rank make no sense.
-    seat.engine.run(Request(kinds.BARRIER, "barrier"), "barrier", None, None)
+    membership.engine.run(Request(kinds.BARRIER, "barrier"), "barrier", None, None)
 
 
 def join(device: int = -1) -> int:
@@ -338,7 +339,7 @@ def join(device: int = -1) -> int:
     `Config.collective_timeout`, and `PeerLost`. On the ranks that ask, what would lose something raises
     `JoinedError`: a reducescatter, a broadcast whose root has joined, an alltoall that sends rows to a joined rank.
     """
-    seat = default.seat()
-    done = seat.engine.run(Request(kinds.JOIN), "join", None, None)
+    membership = default.membership()
+    done = membership.engine.run(Request(kinds.JOIN), "join", None, None)
     assert done is not None
     return done.last_joined()

@@ -5,13 +5,14 @@ from functools import lru_cache
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from farandole import _native
-from farandole.core import default, kinds
-from farandole.core.adapter import Adapter
-from farandole.core.handle import Handle
-from farandole.core.process_sets import ProcessSet, global_process_set, seat_of
-from farandole.core.reduction import Average, Reduction, Sum, choose_reduction
-from farandole.core.request import Request
-from farandole.core.seat import Seat
+from farandole.core import default
+from farandole.core.operations import kinds
+from farandole.core.operations.adapter import Adapter
+from farandole.core.operations.handle import Handle
+from farandole.core.operations.reduction import Average, Reduction, Sum, choose_reduction
+from farandole.core.operations.request import Request
+from farandole.core.process_sets.membership import Membership
+from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
 from farandole.errors import InvalidRequest
 
 __all__ = ["Requests", "allreduce_request", "named", "request_of"]
@@ -111,8 +112,12 @@ class Requests(Generic[T]):
         """Perform an allreduce, into `tensor` itself with `write`, and return the result."""
         # A small tensor is reduced in the time of a few Python calls, so there are as few as possible.
         process_set = request.process_set
-        seat = default.seat() if process_set is global_process_set else seat_of(process_set, "allreduce", request.name)
-        wire = request.wire or seat.wire_name("allreduce", request.name)
+        membership = (
+            default.membership()
+            if process_set is global_process_set
+            else membership_of(process_set, "allreduce", request.name)
+        )
+        wire = request.wire or membership.wire_name("allreduce", request.name)
         if write:
             self.adapter.overwrite(tensor, wire)
             output = tensor
@@ -120,7 +125,7 @@ class Requests(Generic[T]):
             self.adapter.check(tensor, wire)
             output = self.adapter.empty_like(tensor)
         try:
-            seat.engine.run(request, wire, tensor, output)
+            membership.engine.run(request, wire, tensor, output)
         except Exception as error:
             raise self._explained(error, (tensor,), wire) from None
         return output
@@ -128,8 +133,12 @@ class Requests(Generic[T]):
     def start_reduce(self, request: Request, tensor: T, write: bool) -> Handle[T]:
         """Start an allreduce, into `tensor` itself with `write`. Never blocks."""
         process_set = request.process_set
-        seat = default.seat() if process_set is global_process_set else seat_of(process_set, "allreduce", request.name)
-        wire = request.wire or seat.wire_name("allreduce", request.name)
+        membership = (
+            default.membership()
+            if process_set is global_process_set
+            else membership_of(process_set, "allreduce", request.name)
+        )
+        wire = request.wire or membership.wire_name("allreduce", request.name)
         if write:
             self.adapter.overwrite(tensor, wire)
             output = tensor
@@ -137,7 +146,7 @@ class Requests(Generic[T]):
             self.adapter.check(tensor, wire)
             output = self.adapter.empty_like(tensor)
         try:
-            part = seat.engine.start(request, wire, tensor, output)
+            part = membership.engine.start(request, wire, tensor, output)
         except Exception as error:
             raise self._explained(error, (tensor,), wire) from None
         return Handle(part, output)
@@ -155,16 +164,16 @@ class Requests(Generic[T]):
         Blocks only with `now`, until it is done.
         """
         kind = request.kind
-        seat, wire = _addressed(request)
+        membership, wire = _addressed(request)
         if kind == kinds.BROADCAST:
-            place = seat.place_of(request.root, wire)
+            place = membership.place_of(request.root, wire)
             if place != request.root:
                 request = request._replace(root=place)
         elif request.splits is not None:
             self.adapter.check(tensor, wire)
             splits = self.adapter.read_splits(request.splits, wire)
             if not splits:
-                raise InvalidRequest(wire, f"splits is empty; give one number for each of the {seat.size} ranks")
+                raise InvalidRequest(wire, f"splits is empty; give one number for each of the {membership.size} ranks")
             request = request._replace(splits=splits)
         output = None
         if write:
@@ -175,7 +184,7 @@ class Requests(Generic[T]):
             if kind == kinds.BROADCAST:
                 output = self.adapter.empty_like(tensor)
         try:
-            engine = seat.engine
+            engine = membership.engine
             part = engine.run(request, wire, tensor, output) if now else engine.start(request, wire, tensor, output)
         except Exception as error:
             raise self._explained(error, (tensor,), wire) from None
@@ -185,9 +194,9 @@ class Requests(Generic[T]):
 
     def start_group(self, request: Request, tensors: Sequence[T], write: bool = False) -> Handle[list[T]]:
         """Start a grouped `request`: no tensor begins before all are ready on all ranks. Never blocks."""
-        seat, wire, outputs = self._prepare_group(request, tensors, write)
+        membership, wire, outputs = self._prepare_group(request, tensors, write)
         try:
-            part = seat.engine.start(request, wire, tensors, outputs)
+            part = membership.engine.start(request, wire, tensors, outputs)
         except Exception as error:
             raise self._explained(error, tensors, wire) from None
         if outputs is not None:
@@ -201,10 +210,10 @@ class Requests(Generic[T]):
 
     def reduce_group(self, request: Request, tensors: Sequence[T], write: bool) -> list[T]:
         """Perform a grouped allreduce, in place with `write`, and return the results. Blocks as `run` does."""
-        seat, wire, outputs = self._prepare_group(request, tensors, write)
+        membership, wire, outputs = self._prepare_group(request, tensors, write)
         assert outputs is not None
         try:
-            seat.engine.run(request, wire, tensors, outputs)
+            membership.engine.run(request, wire, tensors, outputs)
         except Exception as error:
             raise self._explained(error, tensors, wire) from None
         return outputs
@@ -216,11 +225,11 @@ class Requests(Generic[T]):
 
         `names` replace the name of `request`. Without `wake` nothing happens before this rank waits for one of them.
         """
-        seat, _ = named("allreduce", names[0], request.process_set)
-        wires = [seat.wire_name("allreduce", name) for name in names]
+        membership, _ = named("allreduce", names[0], request.process_set)
+        wires = [membership.wire_name("allreduce", name) for name in names]
         self.adapter.overwrite_each(tensors, wires[0])
         try:
-            part = seat.engine.start(request, wires, tensors, tensors, wake)
+            part = membership.engine.start(request, wires, tensors, tensors, wake)
         except Exception as error:
             for tensor, wire in zip(tensors, wires, strict=True):
                 if self.adapter.refusal(tensor) is not None:
@@ -234,15 +243,17 @@ class Requests(Generic[T]):
             return lambda: self.adapter.adopt(part.result(), like)
         return lambda: (self.adapter.adopt(part.result(), like), self.adapter.make_splits(part.received_splits()))
 
-    def _prepare_group(self, request: Request, tensors: Sequence[T], write: bool) -> tuple[Seat, str, list[T] | None]:
-        seat, wire = _addressed(request)
+    def _prepare_group(
+        self, request: Request, tensors: Sequence[T], write: bool
+    ) -> tuple[Membership, str, list[T] | None]:
+        membership, wire = _addressed(request)
         if write:
             self.adapter.overwrite_each(tensors, wire)
-            return seat, wire, list(tensors)
+            return membership, wire, list(tensors)
         self.adapter.check_each(tensors, wire)
         if request.kind != kinds.ALLREDUCE:
-            return seat, wire, None
-        return seat, wire, [self.adapter.empty_like(tensor) for tensor in tensors]
+            return membership, wire, None
+        return membership, wire, [self.adapter.empty_like(tensor) for tensor in tensors]
 
     def _explained(self, error: Exception, tensors: Sequence[T], wire: str) -> Exception:
         """Return the framework's reason why a tensor is refused, if there is one, and else `error`."""
@@ -253,13 +264,17 @@ class Requests(Generic[T]):
         return error
 
 
-def named(stem: str, name: str | None, process_set: ProcessSet) -> tuple[Seat, str]:
-    """Return the caller's seat in `process_set` and the operation's name on the wire."""
-    seat = default.seat() if process_set is global_process_set else seat_of(process_set, stem, name)
-    return seat, seat.wire_name(stem, name)
+def named(stem: str, name: str | None, process_set: ProcessSet) -> tuple[Membership, str]:
+    """Return the caller's membership in `process_set` and the operation's name on the wire."""
+    membership = default.membership() if process_set is global_process_set else membership_of(process_set, stem, name)
+    return membership, membership.wire_name(stem, name)
 
 
-def _addressed(request: Request) -> tuple[Seat, str]:
+def _addressed(request: Request) -> tuple[Membership, str]:
     process_set = request.process_set
-    seat = default.seat() if process_set is global_process_set else seat_of(process_set, request.stem, request.name)
-    return seat, request.wire or seat.wire_name(request.stem, request.name)
+    membership = (
+        default.membership()
+        if process_set is global_process_set
+        else membership_of(process_set, request.stem, request.name)
+    )
+    return membership, request.wire or membership.wire_name(request.stem, request.name)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from farandole.core.adapter import Adapter
+from farandole.core.operations.adapter import Adapter
 
 __all__ = ["CastCompressor", "Compression", "Compressor", "NoneCompressor"]
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from farandole._native import Engine, Slot
 from farandole.config import Config
-from farandole.core import kinds
-from farandole.core.connect import connect
-from farandole.core.forming import Forming
-from farandole.core.frames import split_frames, write_frame
-from farandole.core.registry import Ranks, Registry
-from farandole.core.request import Request
-from farandole.core.seat import Counters, Seat
-from farandole.core.start import start_engine
-from farandole.core.watch import Watch
+from farandole.core.monitoring.monitors import Monitors
+from farandole.core.operations import kinds
+from farandole.core.operations.frames import split_frames, write_frame
+from farandole.core.operations.request import Request
+from farandole.core.process_sets.forming import Forming
+from farandole.core.process_sets.membership import Counters, Membership
+from farandole.core.process_sets.registry import Ranks, Registry
+from farandole.core.wiring.connect import connect
+from farandole.core.wiring.start import start_engine
 from farandole.errors import CollectiveError, EngineClosed, MismatchError, spell_ranks
 from farandole.rendezvous import PartRendezvous, Rendezvous
 from farandole.topology import Topology
@@ -32,7 +32,7 @@ __all__ = ["Sets"]
 class _Set:
     number: int
     ranks: Ranks
-    seat: Seat | None  # None: this rank is no member
+    membership: Membership | None  # None: this rank is no member
 
 
 class Sets:
@@ -46,11 +46,11 @@ class Sets:
         config: Config,
         topology: Topology,
         engine: Engine,
-        watch: Watch,
+        monitors: Monitors,
         slot: Slot,
     ) -> None:
         self._rendezvous, self._config, self._topology = rendezvous, config, topology
-        self._engine, self._watch, self._slot = engine, watch, slot
+        self._engine, self._monitors, self._slot = engine, monitors, slot
         self._registry = Registry(topology.size)
         self._sets: dict[object, _Set] = {}
         self._generation = 0  # of the latest set
@@ -63,10 +63,10 @@ class Sets:
         known = self._sets.get(key)
         return None if known is None else known.number
 
-    def seat_of(self, key: object) -> Seat | None:
-        """Return this rank's seat in the set added under `key`; None when it is no member, or there is no such set."""
+    def membership_of(self, key: object) -> Membership | None:
+        """Return this rank's membership in the set added under `key`; None without a membership, or such a set."""
         known = self._sets.get(key)
-        return None if known is None else known.seat
+        return None if known is None else known.membership
 
     def add(self, key: object, ranks: Sequence[int]) -> None:
         """Make a set of `ranks` and keep it under `key`.
@@ -78,14 +78,14 @@ class Sets:
             number = self._registry.next
             self._generation = 1 + self._agree("add_process_set", list(ranks), number)
             members = self._registry.check(ranks)
-            seat = self._form(members, f"process set {number} ({spell_ranks(members)})")
+            membership = self._form(members, f"process set {number} ({spell_ranks(members)})")
             with self._closing:
                 if not self._closed:
                     self._registry.add(members)
-                    self._sets[key] = _Set(number, members, seat)
-                    self._slot.add(number, None if seat is None else seat.engine)
+                    self._sets[key] = _Set(number, members, membership)
+                    self._slot.add(number, None if membership is None else membership.engine)
                     return
-            self._end(seat)
+            self._end(membership)
             raise EngineClosed("it was shut down while a process set was added")
 
     def remove(self, key: object) -> bool:
@@ -97,9 +97,9 @@ class Sets:
             if known is None:
                 return False
             self._agree("remove_process_set", list(known.ranks), known.number)
-            if known.seat is not None:
-                _finish(known.seat.engine)
-                self._end(known.seat)
+            if known.membership is not None:
+                _finish(known.membership.engine)
+                self._end(known.membership)
             with self._closing:
                 if self._sets.pop(key, None) is not None:
                     self._registry.remove(known.number)
@@ -113,7 +113,7 @@ class Sets:
             left = list(self._sets.values())
             self._sets.clear()
         for each in left:
-            self._end(each.seat)
+            self._end(each.membership)
 
     def _agree(self, verb: str, ranks: list[int], number: int) -> int:
         """Learn that all ranks want the same; returns the latest generation that any of them knows of."""
@@ -124,39 +124,39 @@ class Sets:
             raise MismatchError("process_sets", asked, "call")
         return max(int(each[3]) for each in wishes)
 
-    def _form(self, members: Ranks, name: str) -> Seat | None:
+    def _form(self, members: Ranks, name: str) -> Membership | None:
         """Connect the members, in the presence of all ranks; nothing is left of it when one of them fails."""
         forming = Forming(self._gather, members, name)
         if self._topology.rank not in members:
             forming.finish(None)
             return None
-        seat = failure = None
+        membership = failure = None
         part = PartRendezvous(self._rendezvous, members, self._generation, forming.gather)
         with closing(part):
             try:
-                seat = self._begin(part, members, name)
+                membership = self._begin(part, members, name)
             except Exception as error:
                 failure = error
             try:
                 forming.finish(failure)
             except BaseException:
-                self._end(seat)
+                self._end(membership)
                 raise
-        return seat
+        return membership
 
-    def _begin(self, part: PartRendezvous, members: Ranks, name: str) -> Seat:
+    def _begin(self, part: PartRendezvous, members: Ranks, name: str) -> Membership:
         # A member that is lost to the job never connects.
         host, require_alive = self._topology.hosts[self._topology.rank], self._engine.require_alive
         wiring = connect(part, self._config, host=host, require_alive=require_alive)
         engine = start_engine(wiring, self._config, members=members, process_set=name)
-        self._watch.follow(engine, part.rank, name)
-        return Seat(engine, part.rank, part.size, Counters(), members)
+        self._monitors.follow(engine, part.rank, name)
+        return Membership(engine, part.rank, part.size, Counters(), members)
 
-    def _end(self, seat: Seat | None) -> None:
-        if seat is None:
+    def _end(self, membership: Membership | None) -> None:
+        if membership is None:
             return
-        seat.engine.shutdown()
-        self._watch.leave(seat.engine)
+        membership.engine.shutdown()
+        self._monitors.leave(membership.engine)
 
     def _gather(self, payload: bytes) -> list[bytes]:
         done = self._engine.run(Request(kinds.ALLGATHER), "process_sets", write_frame(payload), None)

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from farandole._native import Engine
-from farandole.core.knobs import Knobs
+from farandole.core.autotune.knobs import Knobs
 
 __all__ = ["Metrics"]
 

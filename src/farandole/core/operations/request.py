@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from farandole.core import kinds
-from farandole.core.reduction import Reduction, Sum
+from farandole.core.operations import kinds
+from farandole.core.operations.reduction import Reduction, Sum
 
 __all__ = ["Request"]
 
@@ -12,7 +12,7 @@ __all__ = ["Request"]
 class Request(NamedTuple):
     """One operation over one tensor or a group of them; equal requests may share a traced program."""
 
-    kind: int  # of farandole.core.kinds
+    kind: int  # of farandole.core.operations.kinds
     name: str | None = None  # None: the operation does not recur under this name
     reduction: Reduction = Reduction(Sum)
     root: int = 0  # of a broadcast: a rank of the job, for the engine the place among its ranks

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from farandole._native import Engine, TraceText
-from farandole.core.trace_file import TraceFile
+from farandole.core.monitoring.trace_file import TraceFile
 from farandole.errors import ConfigError, EngineClosed, InvalidRequest
 from farandole.timeline.files import timeline_path
 

@@ -18,8 +18,8 @@ from datetime import timedelta
 from farandole._native import Segment, data_peers, make_grid
 from farandole.acceptor import BACKLOG
 from farandole.config import Config
-from farandole.core.knobs import LARGEST_SLOT
-from farandole.core.peers import Arrivals, connect_to, reaching, report_missing
+from farandole.core.autotune.knobs import LARGEST_SLOT
+from farandole.core.wiring.peers import Arrivals, connect_to, reaching, report_missing
 from farandole.errors import ConfigError, RendezvousError
 from farandole.handshake import Deadline, join_address, split_address
 from farandole.rendezvous import Lifeline, PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous

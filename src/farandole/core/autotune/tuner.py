@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from farandole._native import Engine, make_grid
 from farandole.config import Config
-from farandole.core.knobs import Knobs
-from farandole.core.tuning import Marks, Outcome, Space, Terms, Trial, load_optuna, score, search, space_of
-from farandole.core.tuning_log import Row, TuningLog
+from farandole.core.autotune.knobs import Knobs
+from farandole.core.autotune.tuning import Marks, Outcome, Space, Terms, Trial, load_optuna, score, search, space_of
+from farandole.core.autotune.tuning_log import Row, TuningLog
 from farandole.topology import Topology
 
 __all__ = ["Tuner"]

@@ -1,0 +1,1 @@
+"""The settings that change while a job runs, and the search for good ones."""

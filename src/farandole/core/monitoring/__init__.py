@@ -1,0 +1,1 @@
+"""What looks at the engines of a rank: timeline, stall inspector, metrics."""

@@ -1,0 +1,1 @@
+"""The operations: from a user's call to a request of the engine."""

@@ -1,0 +1,1 @@
+"""From a rendezvous to a running engine."""
