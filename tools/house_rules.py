@@ -59,6 +59,42 @@ def breaches_in_native(path: Path, text: str) -> Iterator[str]:
             r'#include\s*[<"](Python\.h|nanobind|torch|tensorflow|cuda|mpi)', line
         ):
             yield f"{path}:{number}: the native core is built against nothing"
+    for name, first, last in functions_in_native(text):
+        lines = last - first + 1
+        if lines > LONGEST_FUNCTION:
+            yield f"{path}:{first}: {name} has {lines} lines, {LONGEST_FUNCTION} are the most"
+
+
+def functions_in_native(text: str) -> Iterator[tuple[str, int, int]]:
+    """Find the definitions of functions in C++ code: name, first line, last line.
+
+    A block belongs to a function when the text before its brace ends in a parameter list. Lambdas are part of the
+    function around them."""
+    code = re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', "", text)
+    blocks: list[tuple[str, int]] = []  # the function's name, or "", and its first line
+    line = first = 1
+    head = ""
+    for each in code:
+        if each == "\n":
+            line += 1
+        if each == "{":
+            found = re.search(r"([~\w:]+)\s*\([^{}]*\)\s*(const|noexcept|override|final|\s)*(->[^{};]*)?$", head)
+            name = found[1] if found and not any(known for known, _ in blocks) else ""
+            blocks.append(("" if name in ("if", "for", "while", "switch", "catch") else name, first))
+            head = ""
+        elif each == "}":
+            if blocks and blocks[-1][0]:
+                yield blocks[-1][0], blocks[-1][1], line
+            del blocks[-1:]
+            head = ""
+        elif each == ";":
+            head = ""
+        elif each.isspace() and not head:
+            first = line
+        else:
+            if not head:
+                first = line
+            head += each
 
 
 def _is_os(node: ast.expr) -> bool:
