@@ -38,7 +38,9 @@ def flickering(values: np.ndarray) -> Iterator[None]:
 
 
 def sums(outer: Context, hosts: int) -> list[bool]:
-    """Return whether each element of each sum is one of old and new values, and whether the next sum is right."""
+    """Return whether each element of each sum is of old and new values, and whether the next sum is right.
+
+    Between hosts an element may be of old and new bytes: TCP cuts a tensor anywhere."""
     outer.shutdown()
     found = []
     with Context(from_environment(), Config(), host=f"host {outer.rank % hosts}") as context:
@@ -47,9 +49,8 @@ def sums(outer: Context, hosts: int) -> list[bool]:
             with flickering(changing):
                 for step in range(20):
                     context.engine.start(recurring(ALLREDUCE), f"x {size} {step}", changing, result).wait()
-                    found.append(
-                        set(np.unique(result)) <= {np.float32(each) for each in range(outer.size, 2 * outer.size + 1)}
-                    )
+                    sums = {np.float32(each) for each in range(outer.size, 2 * outer.size + 1)}
+                    found.append(hosts > 1 or set(np.unique(result)) <= sums)
             still = np.full(size, outer.rank, np.float32)
             context.engine.run(recurring(ALLREDUCE), f"still {size}", still, still)
             found.append(bool((still == sum(range(outer.size))).all()))

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from farandole.integrations.tensorboard import EventFile
 
 
+@pytest.mark.usefixtures("frameworks")  # TensorBoard imports TensorFlow where it is installed
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     with EventFile(tmp_path / "logs") as first:
         first.scalars({"loss": 0.5, "rows/s": 100.0}, step=1)
