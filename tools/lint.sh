@@ -12,11 +12,24 @@ check() {
   "$@" || failed+=("$name")
 }
 
+# The stub of the native module is what nanobind makes of it.
+stub() {
+  local made
+  made=$(mktemp -d)
+  python -m nanobind.stubgen -q -m farandole._native -o "$made/_native.pyi" &&
+    ruff format --quiet --config pyproject.toml "$made/_native.pyi" &&
+    diff -u src/farandole/_native.pyi "$made/_native.pyi"
+  local found=$?
+  rm -rf "$made"
+  return "$found"
+}
+
 mapfile -t cxx < <(find native tests/native bench -name '*.cc' -o -name '*.h')
 check "ruff" ruff check --quiet
 check "ruff format" ruff format --check --quiet
 check "clang-format" clang-format --dry-run --Werror "${cxx[@]}"
 check "mypy" mypy
+check "native stub" stub
 check "layers" lint-imports --no-logo
 check "spelling" codespell
 check "docs" tools/docs.sh

@@ -110,6 +110,8 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
 }
 
 nb::ndarray<nb::array_api> shared_buffer(const Calls& calls, size_t bytes) {
+  // The tensor may be alive when the interpreter ends, and its segment with it: no leak of ours.
+  nb::set_leak_warnings(false);
   using Held = std::shared_ptr<std::byte>;
   auto* owner = new Held(calls.engine()->shared_buffer(bytes));
   const nb::capsule capsule(owner, [](void* held) noexcept { delete static_cast<Held*>(held); });
@@ -164,15 +166,7 @@ std::pair<uint64_t, int> append_to_trace(int fd, uint64_t end, nb::bytes events)
   return {state.end, state.error};
 }
 
-}  // namespace
-}  // namespace farandole
-
-NB_MODULE(_native, m) {
-  using namespace farandole;  // NOLINT: the module is made of this namespace
-  nb::register_exception_translator(translate);
-  // A tensor in shared memory may be alive when the interpreter ends, and its segment with it: no leak of ours.
-  nb::set_leak_warnings(false);
-
+void define_wiring(nb::module_& m) {
   nb::class_<Segment>(m, "Segment")
       .def_static("create", &Segment::create, "ranks"_a, "slot_bytes"_a, "pair_rings"_a)
       .def_static("attach", &Segment::attach, "fd"_a)
@@ -195,6 +189,14 @@ NB_MODULE(_native, m) {
       .def_ro("link_small", &Knobs::link_small)
       .def_ro("hierarchical", &Knobs::hierarchical);
 
+  m.def("data_peers", &data_peers, "rank"_a, "hosts"_a, "flat"_a = false,
+        "The ranks of other hosts that `rank` exchanges data with, when `hosts[r]` is the number of rank r's host.");
+  m.def(
+      "make_grid", [](const std::vector<int>& hosts) { return grid_of(0, hosts).has_value(); }, "hosts"_a,
+      "Do all hosts run equally many ranks, more than one?");
+}
+
+void define_engine(nb::module_& m) {
   nb::class_<Handle>(m, "Handle")
       .def("done", &Handle::done)
       .def("wait", &Handle::wait)
@@ -203,21 +205,17 @@ NB_MODULE(_native, m) {
       .def("received_splits", &Handle::received_splits)
       .def("last_joined", &Handle::last_joined);
 
-  m.def("data_peers", &data_peers, "rank"_a, "hosts"_a, "flat"_a = false,
-        "The ranks of other hosts that `rank` exchanges data with, when `hosts[r]` is the number of rank r's host.");
-  m.def(
-      "make_grid", [](const std::vector<int>& hosts) { return grid_of(0, hosts).has_value(); }, "hosts"_a,
-      "Do all hosts run equally many ranks, more than one?");
-
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "hosts"_a, "parents"_a, "knobs"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a, "stall"_a,
            "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
       .def("start", &start, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(), "wake"_a = true,
-           nb::sig("def start(self, request: Request, name: str | Sequence[str], input: object | None, "
+           nb::sig("def start(self, request: farandole.core.operations.request.Request, name: str | Sequence[str], "
+                   "input: object | None, "
                    "output: object | None, wake: bool = True) -> Handle"))
       .def("run", &run, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(),
-           nb::sig("def run(self, request: Request, name: str, input: object | None, output: object | None) "
+           nb::sig("def run(self, request: farandole.core.operations.request.Request, name: str, input: object | None, "
+                   "output: object | None) "
                    "-> Handle | None"))
       .def("shared_buffer", &shared_buffer, "nbytes"_a)
       .def(
@@ -238,7 +236,9 @@ NB_MODULE(_native, m) {
           "start_trace", [](const Calls& calls, bool marks_plans) { calls.engine()->trace().start(marks_plans); },
           "marks_plans"_a)
       .def("stop_trace", [](const Calls& calls) { calls.engine()->trace().stop(); });
+}
 
+void define_trace(nb::module_& m) {
   nb::class_<TraceText>(m, "TraceText")
       .def(nb::init<int>(), "rank"_a)
       .def(
@@ -249,7 +249,9 @@ NB_MODULE(_native, m) {
           "engine"_a, "label"_a)
       .def("next", &next_of);
   m.def("append_to_trace", &append_to_trace, "fd"_a, "end"_a, "events"_a);
+}
 
+void define_plugins(nb::module_& m) {
   nb::class_<plugins::Slot>(m, "Slot")
       .def(nb::init<int32_t, int32_t>(), "local_rank"_a, "local_size"_a)
       .def_prop_ro("number", &plugins::Slot::number)
@@ -262,6 +264,17 @@ NB_MODULE(_native, m) {
       .def("remove", &plugins::Slot::remove, "process_set"_a)
       .def("close", &plugins::Slot::close);
   m.def("core_table", [] { return reinterpret_cast<uintptr_t>(&plugins::core_table()); });
+}
 
+}  // namespace
+}  // namespace farandole
+
+NB_MODULE(_native, m) {
+  using namespace farandole;  // NOLINT: the module is made of this namespace
+  nb::register_exception_translator(translate);
+  define_wiring(m);
+  define_engine(m);
+  define_trace(m);
+  define_plugins(m);
   m.def("simd_level", &simd_level);
 }
