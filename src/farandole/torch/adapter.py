@@ -63,7 +63,7 @@ class TorchAdapter:
         self.check_each(tensors, name)
         try:
             increment_version(tensors)
-        except TypeError:  # torch before 2.7 takes one at a time
+        except (RuntimeError, TypeError):  # torch before 2.7 takes one at a time, and raises either
             for tensor in tensors:
                 increment_version(tensor)
 
