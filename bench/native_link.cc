@@ -95,7 +95,7 @@ Times measure(Mesh& mesh, size_t bytes, int repeats) {
 
 int run(int rank, std::vector<std::unique_ptr<Link>> links, int rounds, size_t smallest, size_t largest) {
   Deadline deadline;
-  Mesh mesh(rank, std::move(links), deadline, Patience{});
+  Mesh mesh(rank, std::move(links), deadline, WaitPolicy{});
   if (rank == 0)
     std::printf("%12s %12s %12s %10s %12s %12s\n", "bytes", "p50 us", "min us", "GB/s", "wire p50", "wire/ours");
   for (size_t bytes = smallest; bytes <= largest; bytes *= 4) {

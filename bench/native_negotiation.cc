@@ -1,11 +1,11 @@
-// What does agreement cost, and does it grow with the number of ranks? The pure parts of the engine (the tree of
+// Measures the cost of agreement by the number of ranks. The pure parts of the engine (the tree of
 // control connections, a collector at each rank, the negotiator, the wire's encoding) with all ranks simulated in one
 // thread: no sockets, no clocks but the one that measures. Messages and bytes are counted as they are encoded.
 //
 // usage: native_negotiation [tensors=200] [ranks=8,64,512,4096] [ranks per host=8]
-// "first" is the step in which every rank spells its requests out, "later" one in which it asks by number, each rank in
-// an order of its own. Messages and bytes are those that one rank sends and receives, of the busiest rank; the last two
-// columns are the mean of all ranks. The time is the coordinator's. That a rank asks in one message is assumed here: an
+// "first" is the step in which every rank sends full requests, "later" one in which it sends numbers, each rank in
+// its own order. Messages and bytes are those that one rank sends and receives, of the busiest rank; the last two
+// columns are the mean of all ranks. The time is the coordinator's. A rank is assumed to send one message: an
 // engine whose caller submits slowly sends more.
 #include <algorithm>
 #include <cstdio>
@@ -29,9 +29,9 @@ namespace {
 
 constexpr int kLaterSteps = 5;
 constexpr int kDegree = 8;  // CONTROL_DEGREE in topology.py
-constexpr double kPatience = 1;
+constexpr double kMergeWait = 1;
 
-// What one rank has sent and received.
+// Traffic of one rank.
 struct Traffic {
   size_t messages = 0;
   size_t bytes_up = 0;
@@ -42,7 +42,7 @@ struct Step {
   Traffic busiest;          // each figure of the rank that has most of it
   double messages = 0;      // mean
   double bytes = 0;         // mean, up and down
-  double milliseconds = 0;  // the coordinator's, from what its children sent to the plan for them
+  double milliseconds = 0;  // of the coordinator, from its children's messages to the plan
 };
 
 std::vector<int> parents_of(int ranks, int per_host) {
@@ -69,21 +69,21 @@ Request request_of(int tensor) {
 class World {
  public:
   World(int ranks, int per_host) : ranks_(ranks), tree_(parents_of(ranks, per_host)), negotiator_({.size = ranks}) {
-    for (int rank = 0; rank < ranks; ++rank) collectors_.emplace_back(rank, tree_.children(rank), kPatience);
+    for (int rank = 0; rank < ranks; ++rank) collectors_.emplace_back(rank, tree_.children(rank), kMergeWait);
   }
 
-  // Every rank asks for `asking`, in an order of its own; gives the plan that comes of it.
-  Step step(Asking asking, double now, Plan& plan) {
+  // Every rank requests `batch`, in its own order; returns the plan.
+  Step step(RequestBatch batch, double now, Plan& plan) {
     traffic_.assign(static_cast<size_t>(ranks_), {});
     std::vector<std::vector<Bytes>> heard(static_cast<size_t>(ranks_));  // by parent
     std::vector<std::vector<int>> from(static_cast<size_t>(ranks_));
     // Children have higher ranks than their parents, so that all below a rank have sent before it is its turn.
     for (int rank = ranks_ - 1; rank > 0; --rank) {
       const auto at = static_cast<size_t>(rank);
-      std::shuffle(asking.begin(), asking.end(), random_);
-      collectors_[at].ask(asking, now);
+      std::shuffle(batch.begin(), batch.end(), random_);
+      collectors_[at].add(batch, now);
       for (size_t i = 0; i < heard[at].size(); ++i)
-        collectors_[at].ask(from[at][i], std::get<Gathered>(decode(body_of(heard[at][i]))), now);
+        collectors_[at].add(from[at][i], std::get<CollectedRequests>(decode(body_of(heard[at][i]))), now);
       heard[at].clear();
       const auto parent = static_cast<size_t>(tree_.parent(rank));
       heard[parent].emplace_back();
@@ -94,15 +94,15 @@ class World {
     Step step;
     const uint64_t begin = now_ns();
     for (size_t i = 0; i < heard[0].size(); ++i)
-      hand_over(std::get<Gathered>(decode(body_of(heard[0][i]))), from[0][i], tree_, negotiator_, now);
-    hand_over(own_of(asking), 0, tree_, negotiator_, now);
+      deliver(std::get<CollectedRequests>(decode(body_of(heard[0][i]))), from[0][i], tree_, negotiator_, now);
+    deliver(own_of(batch), 0, tree_, negotiator_, now);
     plan = negotiator_.decide(now);
     Bytes answer;
     encode(plan, answer);
     step.milliseconds = static_cast<double>(now_ns() - begin) / 1e6;
     for (int rank = 1; rank < ranks_; ++rank) {
       count(rank, answer, &Traffic::bytes_down);
-      collectors_[static_cast<size_t>(rank)].heed(plan);
+      collectors_[static_cast<size_t>(rank)].learn(plan);
     }
     sum_up(step);
     return step;
@@ -113,11 +113,11 @@ class World {
  private:
   static std::span<const std::byte> body_of(const Bytes& frame) { return std::span(frame).subspan(kFrameHeader); }
 
-  static Gathered own_of(const Asking& asking) {
-    Gathered own;
-    for (const auto& wanted : asking) {
-      if (const auto* id = std::get_if<uint32_t>(&wanted)) own.emplace_back(Numbers{0, false, *id, 1});
-      else own.emplace_back(Spelled{0, std::get<Request>(wanted)});
+  static CollectedRequests own_of(const RequestBatch& batch) {
+    CollectedRequests own;
+    for (const auto& wanted : batch) {
+      if (const auto* id = std::get_if<uint32_t>(&wanted)) own.emplace_back(NumberRange{0, false, *id, 1});
+      else own.emplace_back(FullRequest{0, std::get<Request>(wanted)});
     }
     return own;
   }
@@ -166,15 +166,15 @@ void print(int ranks, const char* which, const Step& step, int tensors) {
 // Returns whether every tensor was agreed on in both kinds of step.
 bool simulate(int ranks, int tensors, int per_host) {
   World world(ranks, per_host);
-  Asking asking;
-  for (int tensor = 0; tensor < tensors; ++tensor) asking.emplace_back(request_of(tensor));
+  RequestBatch batch;
+  for (int tensor = 0; tensor < tensors; ++tensor) batch.emplace_back(request_of(tensor));
   Plan plan;
-  print(ranks, "first", world.step(asking, 0, plan), tensors);
+  print(ranks, "first", world.step(batch, 0, plan), tensors);
   const std::vector<uint32_t> numbers = numbers_in(plan);
   if (numbers.size() != static_cast<size_t>(tensors)) return false;
   std::vector<Step> later;
   for (int number = 1; number <= kLaterSteps; ++number) {
-    later.push_back(world.step(Asking(numbers.begin(), numbers.end()), number, plan));
+    later.push_back(world.step(RequestBatch(numbers.begin(), numbers.end()), number, plan));
     if (numbers_in(plan) != numbers || world.waits()) return false;
   }
   std::sort(later.begin(), later.end(), [](const Step& a, const Step& b) { return a.milliseconds < b.milliseconds; });

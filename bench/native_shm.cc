@@ -37,7 +37,7 @@ class NoGuard : public Guard {
   void check() override {}
 };
 
-// What the ranks' processes share besides the segment.
+// State that the ranks share besides the segment.
 struct Board {
   struct alignas(128) Counter {
     std::atomic<uint32_t> value{0};
@@ -149,11 +149,11 @@ double measure(Rank& rank, const Cell& cell, std::byte* a, std::byte* b) {
 void be(int number, int size, int rounds, const std::string& only, std::shared_ptr<Segment> segment, Board& board) {
   NoGuard guard;
   const bool crowded = size > static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  const Patience patience{std::chrono::microseconds(crowded ? 2 : 100)};
+  const WaitPolicy policy{std::chrono::microseconds(crowded ? 2 : 100)};
   const auto own = Arena::make(segment, number)->take(64 * MiB);
   std::vector<int> all(static_cast<size_t>(size));
   std::iota(all.begin(), all.end(), 0);
-  Rank rank{number, size, board, SharedMesh(std::move(segment), number, all, guard, patience)};
+  Rank rank{number, size, board, SharedMesh(std::move(segment), number, all, guard, policy)};
   std::vector<std::byte> a(64 * MiB), b(std::max<size_t>(64 * MiB, static_cast<size_t>(size) * 16 * MiB));
   std::map<std::string, std::vector<double>> times;
   std::vector<std::string> order;

@@ -22,10 +22,10 @@ class Descriptor {
 
   [[nodiscard]] bool is_open() const { return fd_ >= 0; }
 
-  // Another one for the same; closed when the system has no more.
+  // A duplicate of the descriptor; closed if the process has no descriptor left.
   [[nodiscard]] Descriptor duplicate() const { return Descriptor(fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }
 
-  // The descriptor, which is the caller's to close from now on.
+  // Returns the descriptor; the caller must close it.
   [[nodiscard]] int release() { return std::exchange(fd_, -1); }
 
  private:

@@ -24,10 +24,10 @@ enum class DType : uint8_t {
 
 inline constexpr int kDTypes = 13;
 
-// True for the thirteen values above: what arrives in a byte from a peer is checked with this first.
+// Whether `value` is a DType. Check every byte that a peer sends before using it as one.
 [[nodiscard]] constexpr bool is_dtype(uint8_t value) { return value < kDTypes; }
 
-// Bytes per element; 0 for a value that is no DType.
+// Bytes per element; 0 for a value that is not a DType.
 [[nodiscard]] constexpr size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::UInt8:
@@ -47,15 +47,15 @@ inline constexpr int kDTypes = 13;
   return 0;
 }
 
-// True where factors are applied in floating point without truncation.
+// Whether factors are applied in floating point, without truncation.
 [[nodiscard]] constexpr bool is_floating(DType dtype) {
   return dtype == DType::Float16 || dtype == DType::BFloat16 || dtype == DType::Float32 || dtype == DType::Float64;
 }
 
-// True when some reduction exists for the type; check_reduction() in reduce.h says which.
+// Whether the type has any reduction; check_reduction() in reduce.h checks a particular one.
 [[nodiscard]] constexpr bool reducible(DType dtype) { return size_of(dtype) != 0; }
 
-// The name users know: "float32", "bfloat16", "bool".
+// The name that users know: "float32", "bfloat16", "bool".
 [[nodiscard]] const char* name_of(DType dtype);
 
 }  // namespace farandole

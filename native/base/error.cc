@@ -138,7 +138,7 @@ Error Error::among(const std::string& process_set, const std::vector<int>& membe
   std::transform(ranks.begin(), ranks.end(), error.ranks.begin(), number);
   error.asked.clear();
   for (const auto& [rank, what] : asked) {
-    // Ranks that differ in a root speak of a rank, too: "root 2".
+    // Mismatched roots are shown as ranks: "root 2".
     constexpr std::string_view kRoot = "root ";
     int root = 0;
     const bool names_root =

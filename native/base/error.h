@@ -1,4 +1,4 @@
-// The one exception type of the native core; it crosses threads by value and Python by one translator.
+// The one exception type of the native core. It crosses threads by value; one translator raises it in Python.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,19 @@
 namespace farandole {
 
 enum class ErrorKind : uint8_t {
-  Invalid,   // refused where it was asked for: `name`, `reason`
-  Mismatch,  // ranks asked for different things: `name`, `what_differs`, `asked`
-  Timeout,   // not every rank came: `name`, `ranks`, `waited`
-  PeerLost,  // a rank is gone: `name`, `rank`, `reason`
-  Closed,    // submitted after the end, or after the failure it names: `reason`
-  Internal,  // our own invariant broke: `reason`
-  Joined,    // it cannot run without a rank that has joined: `name`, `reason`
+  Invalid,   // the request is refused: `name`, `reason`
+  Mismatch,  // requests differ between ranks: `name`, `what_differs`, `asked`
+  Timeout,   // some ranks are missing: `name`, `ranks`, `waited`
+  PeerLost,  // a rank is lost: `name`, `rank`, `reason`
+  Closed,    // submitted after the engine closed or failed: `reason`
+  Internal,  // an invariant of the core is broken: `reason`
+  Joined,    // the operation cannot run without a joined rank: `name`, `reason`
 };
 
-// The name of `kind` as Python's errors spell it, such as "PeerLost".
+// The Python class for `kind`, such as "PeerLost".
 [[nodiscard]] const char* name_of(ErrorKind kind);
 
-// A failure with its fields; `what()` is the whole sentence for people.
-// Fields that the kind does not use stay at their defaults.
+// A failure with its fields; `what()` is the message for users. Fields that the kind does not use keep their defaults.
 class Error : public std::runtime_error {
  public:
   [[nodiscard]] static Error invalid(std::string name, std::string problem);
@@ -35,11 +34,11 @@ class Error : public std::runtime_error {
   [[nodiscard]] static Error internal(std::string reason);
   [[nodiscard]] static Error joined(std::string name, std::string problem);
 
-  // The same failure, said of the tensor `name`: transports do not know whose bytes they carry.
+  // A copy that names the tensor. Transports do not know the name when they throw.
   [[nodiscard]] Error named(std::string name) const;
 
-  // The same failure, said of some of the job's ranks: `members` are the numbers in the job of the ranks that it
-  // counts from 0. An error that was said of some ranks already stays as it is.
+  // A copy for a process set: `members[r]` is the job's number of the set's rank r. An error that has a process set
+  // already is returned unchanged.
   [[nodiscard]] Error among(const std::string& process_set, const std::vector<int>& members) const;
 
   ErrorKind kind;
@@ -54,7 +53,7 @@ class Error : public std::runtime_error {
 
  private:
   Error(ErrorKind kind, std::string name, const std::string& text);
-  [[nodiscard]] Error with(std::string name) const;  // of the same fields
+  [[nodiscard]] Error with(std::string name) const;  // a copy with another name
 };
 
 }  // namespace farandole

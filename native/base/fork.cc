@@ -13,14 +13,14 @@
 namespace farandole {
 namespace {
 
-/// What this process has that its children do not share.
+/// State of this process that forked children replace.
 struct Own {
   std::atomic<uint32_t> forks{0};
   std::mutex mu;
   std::vector<int> sockets;
 
   Own() {
-    // Held while the process is forked, so that the child finds the list whole and the lock its own.
+    // Hold the lock across fork(), so that the child gets a consistent list and owns the lock.
     pthread_atfork([] { only().mu.lock(); }, [] { only().mu.unlock(); }, [] { only().become_child(); });
   }
 
@@ -30,11 +30,11 @@ struct Own {
     return own;
   }
 
-  /// Calls nothing but what is safe between fork() and exec().
+  /// Calls only functions that are safe between fork() and exec().
   void become_child() noexcept {
     forks.fetch_add(1, std::memory_order_relaxed);
     const int nothing = sockets.empty() ? -1 : eventfd(0, EFD_CLOEXEC);
-    // Without a descriptor to spare the copies stay: then the heartbeat has to tell of this process' end.
+    // Without a free descriptor the copies stay open, and only the heartbeat notices the end of this process.
     if (nothing >= 0) {
       for (const int fd : sockets) dup3(nothing, fd, O_CLOEXEC);
       close(nothing);

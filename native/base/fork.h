@@ -4,13 +4,13 @@
 
 namespace farandole {
 
-/// A number that a forked child does not share with its parent: what was made under another number is not this
-/// process'. Costs a load, where getpid() would be a system call.
+/// A number that differs between a parent and its forked child. Compare it to find out whether an object was made by
+/// this process. Costs a load; getpid() would cost a system call.
 [[nodiscard]] uint32_t fork_number() noexcept;
 
-/// While it lives, children that are forked do not get a socket: else a peer would not see the connection end when this
-/// process dies and a child of it lives on, and the child could take bytes that are meant for its parent. The child
-/// has something else under the same number, so that both may close it.
+/// Keeps a socket out of forked children while it lives. Otherwise a child that outlives this process would hold the
+/// connection open, and could read bytes meant for its parent. In the child the descriptor refers to something else, so
+/// both processes may close it.
 class NotForChildren {
  public:
   explicit NotForChildren(int fd);

@@ -1,6 +1,5 @@
-// Conversions between the 16-bit floats and fp32, bit for bit what F16C and AVX-512 do.
-// Rounding is to nearest even; subnormals and infinities are kept; narrowing keeps the sign and upper payload of a NaN
-// and makes it quiet.
+// Conversions between 16-bit floats and fp32, with the same bits as F16C and AVX-512. Rounding is to nearest even.
+// Subnormals and infinities are kept. Narrowing keeps the sign and upper payload of a NaN and makes it quiet.
 #pragma once
 
 #include <bit>
@@ -35,7 +34,7 @@ namespace farandole {
     return static_cast<uint16_t>(sign | 0x7C00U);
   }
   if (magnitude < 0x38800000U) {  // below 2^-14 the result is subnormal
-    // Adding 0.5 makes the fp32 adder itself round at bit 2^-24, the last place of a subnormal half.
+    // Adding 0.5 makes the fp32 adder round at bit 2^-24, the last place of a subnormal half.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3F000000U));
   }

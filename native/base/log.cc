@@ -7,7 +7,7 @@ namespace farandole {
 namespace {
 
 void write_to_stderr(LogLevel level, const char* line) noexcept {
-  // One call, so that lines of several ranks on one terminal do not interleave.
+  // One call, so that lines of several ranks do not interleave on a terminal.
   std::fprintf(stderr, "[farandole] %s: %s\n", name_of(level), line);
 }
 

@@ -1,4 +1,4 @@
-// Leveled log lines for one process-wide sink; the binding may route them to Python's logging.
+// Leveled log lines to one sink per process. The binding routes them to Python's logging.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,18 @@ enum class LogLevel : uint8_t { Trace, Debug, Info, Warning, Error, Off };
 
 [[nodiscard]] const char* name_of(LogLevel level);
 
-// Runs on the thread that logs: must be thread-safe, must not throw, must not take a lock that is held while logging.
+// Runs on the thread that logs. Must be thread-safe, must not throw, and must not take a lock that a logging thread may
+// hold.
 using LogSink = void (*)(LogLevel level, const char* line) noexcept;
 
-// nullptr restores the default sink, standard error.
+// Sets the sink; nullptr restores standard error.
 void set_log_sink(LogSink sink);
-// Lines below `level` are not formatted. The default is Warning.
+// Drops lines below `level` before they are formatted. The default is Warning.
 void set_log_level(LogLevel level);
 [[nodiscard]] bool logs(LogLevel level);
 void log_line(LogLevel level, const std::string& line);
 
-// Writes `parts` side by side as one line.
+// Logs the concatenation of `parts` as one line.
 template <class... Parts>
 void log(LogLevel level, const Parts&... parts) {
   if (!logs(level)) {

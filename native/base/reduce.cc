@@ -21,8 +21,8 @@ ReduceKernel& ReduceTable::at(DType dtype, Combine combine, Scaling scaling) {
 namespace {
 
 #if defined(__x86_64__)
-/// Return whether the processor converts between float16 and float32. Clang's `__builtin_cpu_supports` learned the name
-/// "f16c" in version 17 only. Whether the system saves the registers is AVX2's check.
+/// Whether the processor converts between float16 and float32. Clang's `__builtin_cpu_supports` knows "f16c" only from
+/// version 17 on. The AVX2 check covers whether the system saves the registers.
 bool converts_float16() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
@@ -75,10 +75,10 @@ bool is_power_of_two(int value) { return (value & (value - 1)) == 0; }
 
 Scaling scaling_of(DType dtype, ReduceJob& job) {
   if (is_floating(dtype)) {
-    // The bf16 kernels count on zeros in the lower half of a NaN's payload; a caller's NaN may have anything there.
+    // The bf16 kernels need zeros in the lower half of a NaN's payload; a caller's NaN may have any bits there.
     job.prescale = std::isnan(job.prescale) ? NAN : job.prescale;
     job.postscale = std::isnan(job.postscale) ? NAN : job.postscale;
-    // Dividing by a power of two and multiplying by its reciprocal give the same bits; only the latter is fast.
+    // Dividing by a power of two and multiplying by its reciprocal give the same bits; multiplying is faster.
     if (is_power_of_two(job.divisor)) {
       job.postscale /= job.divisor;
       job.divisor = 1;

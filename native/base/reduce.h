@@ -19,20 +19,19 @@ struct Reduction {
   ReduceOp op = ReduceOp::Sum;
   double prescale = 1;
   double postscale = 1;
-  int divisor = 1;  // Average: number of ranks; ignored by the other operations
+  int divisor = 1;  // for Average: the number of ranks
 };
 
-// Throws Error::invalid (with an empty name) for what reduce() does not do: Adasum, averaged or scaled bools, a divisor
-// below 1.
+// Throws Error::invalid, with an empty name, for a reduction that reduce() does not support: Adasum, averaged or scaled
+// bools, a divisor below 1.
 void check_reduction(DType dtype, const Reduction& reduction);
 
 // Sets dst[i], and also[i] unless that is null, to postscale * f(prescale * sources[0][i], prescale * sources[1][i],
 // ...) / divisor, in one pass.
 //
-// `dst` and `also` may each be one of the sources, but may not overlap one otherwise, nor each other; no pointer needs
-// to be aligned. Values are
-// combined in the order of the sources, so equal inputs give equal bits on every rank and at every SIMD level (the
-// payload of a NaN excepted).
+// `dst` and `also` may each be one of the sources. They may not overlap a source otherwise, nor each other. No pointer
+// needs to be aligned. Values are combined in the order of the sources, so equal inputs give equal bits on every rank
+// and at every SIMD level, except for the payload of a NaN.
 //   float32, float64: computed in their own type, factors too.
 //   float16, bfloat16: computed in float32 over all sources and rounded once, to nearest even.
 //   integers: Sum and Product wrap; Average adds exactly and truncates toward zero. Factors are applied in double: each
@@ -43,21 +42,21 @@ void check_reduction(DType dtype, const Reduction& reduction);
 void reduce(DType dtype, const Reduction& reduction, void* dst, std::span<const void* const> sources, size_t count,
             void* also = nullptr);
 
-// Multiplies in place, with the rules for a postscale above.
+// Multiplies in place by `factor`, with the rules for postscale in reduce().
 void scale(DType dtype, double factor, void* data, size_t count);
 
-// What memcpy does, in the widest registers. For bytes that another core wrote last or reads next: there memcpy, which
-// takes `rep movsb` from a few KiB on, was measured up to 1.4 times slower (shared slots, Zen 4, glibc 2.36).
+// Copies like memcpy, in the widest registers. Use it for bytes that another core wrote last or reads next. For those
+// memcpy, which uses `rep movsb` from a few KiB on, measured up to 1.4 times slower (shared slots, Zen 4, glibc 2.36).
 void copy_bytes(std::byte* to, const std::byte* from, size_t bytes);
 
-// The same past the caches: a line is neither fetched to be overwritten nor taken from the cores that have read it.
+// Copies with non-temporal stores: lines are not fetched before the write, nor taken from cores that have read them.
 void stream_bytes(std::byte* to, const std::byte* from, size_t bytes);
 
-// The level in use: "scalar", "avx2" or "avx512"; the best that this processor runs unless forced.
+// The SIMD level in use: "scalar", "avx2" or "avx512". Defaults to the widest that the processor supports.
 [[nodiscard]] const char* simd_level();
-// The levels that this processor runs, slowest first.
+// The levels that the processor supports, narrowest first.
 [[nodiscard]] std::vector<const char*> simd_levels();
-// For tests and benchmarks, process-wide; throws Error::invalid for a level that simd_levels() does not list.
+// Sets the level of the process, for tests and benchmarks. Throws Error::invalid for a level not in simd_levels().
 void force_simd_level(const char* level);
 
 }  // namespace farandole

@@ -19,8 +19,8 @@ struct Fp16 {
   }
 };
 
-// A pair of elements is one 32-bit lane: the odd element is its upper half and already an fp32 once the lower is
-// cleared, the even one is shifted up. Nothing has to cross lanes.
+// A 32-bit lane holds a pair of elements. The odd element is the upper half: clearing the lower half makes it an fp32.
+// The even element is shifted up. Nothing crosses lanes.
 struct Bf16 {
   using Stored = uint16_t;
   using Math = float;
@@ -37,8 +37,8 @@ struct Bf16 {
   }
 
  private:
-  // Nearest even in the upper half. A NaN here has zeros below, being made from bf16 values and the factors that
-  // reduce() lets in, and so the addition cannot carry it into an infinity or a zero.
+  // Rounds to nearest even in the upper half. A NaN has zeros in its lower half here, because it comes from bf16 values
+  // and the factors that reduce() admits. So the addition cannot turn it into an infinity or a zero.
   static __m256i rounded(__m256 value) {
     const __m256i bits = _mm256_castps_si256(value);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -46,7 +46,7 @@ struct Bf16 {
   }
 };
 
-// Stores that go past the caches.
+// Non-temporal stores.
 struct Streamed : OwnType<uint8_t, 32> {
   static void store(uint8_t* to, Lanes lanes) {
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), reinterpret_cast<__m256i>(lanes));
@@ -55,7 +55,7 @@ struct Streamed : OwnType<uint8_t, 32> {
 
 void streamed(std::byte* to, const std::byte* from, size_t bytes) {
   copy_lanes<32, Streamed>(to, from, bytes);
-  _mm_sfence();  // such stores are not ordered with those that tell other ranks of them
+  _mm_sfence();  // non-temporal stores are not ordered before the later store that signals other ranks
 }
 
 }  // namespace

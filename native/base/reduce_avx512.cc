@@ -19,8 +19,8 @@ struct Fp16 {
   }
 };
 
-// As in reduce_avx2.cc, which also says why NaN needs no care. Not vcvtneps2bf16: it flushes subnormals to zero, so the
-// result would depend on the processor.
+// As in reduce_avx2.cc, which also explains NaN. Not vcvtneps2bf16: it flushes subnormals to zero, so the result would
+// depend on the processor.
 struct Bf16 {
   using Stored = uint16_t;
   using Math = float;
@@ -44,7 +44,7 @@ struct Bf16 {
   }
 };
 
-// Stores that go past the caches.
+// Non-temporal stores.
 struct Streamed : OwnType<uint8_t, 64> {
   static void store(uint8_t* to, Lanes lanes) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<__m512i>(lanes));
@@ -53,7 +53,7 @@ struct Streamed : OwnType<uint8_t, 64> {
 
 void streamed(std::byte* to, const std::byte* from, size_t bytes) {
   copy_lanes<64, Streamed>(to, from, bytes);
-  _mm_sfence();  // such stores are not ordered with those that tell other ranks of them
+  _mm_sfence();  // non-temporal stores are not ordered before the later store that signals other ranks
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Kernels that reduce.cc and its files per instruction set share. Private to them.
+// Kernels shared by reduce.cc and its files per instruction set. Private to them.
 #pragma once
 
 #include <cstddef>
@@ -36,13 +36,13 @@ struct ReduceTable {
   const char* level = "";
   CopyKernel copy = nullptr;
   CopyKernel stream = nullptr;
-  ReduceKernel kernels[kDTypes][kCombines][kScalings] = {};  // nullptr: there is no such reduction
+  ReduceKernel kernels[kDTypes][kCombines][kScalings] = {};  // nullptr: no such reduction
 
-  // Out of line: see reduce_lanes.h for what may not be inline here.
+  // Out of line, because inline functions are unsafe here: see reduce_lanes.h.
   [[nodiscard]] ReduceKernel& at(DType dtype, Combine combine, Scaling scaling);
 };
 
-// Each fills the slots it has something better for; call the scalar one first.
+// Each overwrites the entries for which it has a faster kernel; call the scalar one first.
 void fill_scalar(ReduceTable& table);
 void fill_avx2(ReduceTable& table);    // x86-64 only; the processor must have AVX2 and F16C
 void fill_avx512(ReduceTable& table);  // x86-64 only; the processor must have AVX-512 F, BW, DQ, VL

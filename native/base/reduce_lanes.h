@@ -1,8 +1,8 @@
 // The reduction loop, written once for every element type and register width.
 //
-// Each file that includes this is compiled for its own instruction set. Hence the unnamed namespace and no call into
-// the standard library: of an inline function with external linkage the linker keeps one copy, which could be the one
-// with AVX-512 in it.
+// Each file that includes this is compiled for its own instruction set. Everything is therefore in an unnamed
+// namespace, and nothing calls the standard library: the linker keeps one copy of an inline function with external
+// linkage, and that copy could contain AVX-512.
 #pragma once
 
 #include "base/reduce_kernel.h"
@@ -10,7 +10,7 @@
 namespace farandole {
 namespace {
 
-// A register of `kBytes` holding T; one plain T when kBytes is its size. Operators and ?: mean the same for both.
+// A register of `kBytes` holding T, or one plain T when kBytes is its size. Operators and ?: work on both.
 template <class T, int kBytes>
 struct Register {
   typedef T type __attribute__((vector_size(kBytes)));
@@ -34,14 +34,14 @@ struct Multiply {
   template <class R>
   static R of(R a, R b) {
     if constexpr (__is_same(R, uint8_t) || __is_same(R, uint16_t)) {
-      return static_cast<R>(1U * a * b);  // two uint16_t would be multiplied as int, and overflow it
+      return static_cast<R>(1U * a * b);  // uint16_t operands promote to int, which could overflow
     } else {
       return a * b;
     }
   }
 };
 
-// `a != a` keeps a NaN on the left; a comparison with NaN is false and so keeps one on the right.
+// `a != a` keeps a NaN on the left. A comparison with NaN is false, which keeps a NaN on the right.
 struct Smaller {
   template <class R>
   static R of(R a, R b) {
@@ -75,7 +75,7 @@ R combined(R a, R b) {
   return Combiner::of(a, b);
 }
 
-// Two registers that act as one, for elements that are cheapest to widen as even and odd ones.
+// Two registers used as one, for elements that are widened as even and odd halves.
 template <class R>
 struct Twin {
   R even, odd;
@@ -104,7 +104,7 @@ struct Loop {
   using Math = typename Codec::Math;
   using Lanes = typename Codec::Lanes;
   static constexpr size_t kWidth = Codec::kWidth;
-  // Enough independent chains to hide the latency of a conversion and an addition.
+  // Independent chains that hide the latency of a conversion and an addition.
   static constexpr size_t kUnrolled = 4;
 
   struct Factors {
@@ -137,8 +137,8 @@ struct Loop {
     }
   }
 
-  // kRegisters registers from element `at` on. Every source is read before anything is written: `dst` and `also` may be
-  // among them.
+  // Reduces kRegisters registers from element `at` on. Reads every source before writing, because `dst` and `also` may
+  // be sources.
   template <size_t kRegisters, bool kTwice>
   static void block(const ReduceJob& job, const Factors& factors, size_t at) {
     Lanes sums[kRegisters];
@@ -156,7 +156,7 @@ struct Loop {
     if constexpr (kTwice) store(sums, static_cast<Stored*>(job.also) + at, factors);
   }
 
-  // The two-source case without the loop over sources: what two ranks, and every hop of a ring, run.
+  // The case of two sources, without the loop over sources. Two ranks, and every hop of a ring, use it.
   template <size_t kRegisters, bool kTwice>
   static void pair(const Stored* a, const Stored* b, Stored* dst, Stored* also, const Factors& factors) {
     Lanes sums[kRegisters];
@@ -168,7 +168,7 @@ struct Loop {
     if constexpr (kTwice) store(sums, also, factors);
   }
 
-  // Fewer elements than a register holds go through a padded one; the padding is never stored.
+  // Reduces a part of a register through a padded one; the padding is never stored.
   static void rest(const ReduceJob& job, const Factors& factors, size_t at) {
     const size_t bytes = (job.count - at) * sizeof(Stored);
     Stored padded[kWidth] = {};
@@ -216,7 +216,7 @@ struct Loop {
   }
 };
 
-// Elements that are computed in their own type.
+// Codec for elements that are computed in their own type.
 template <class T, int kBytes>
 struct OwnType {
   using Stored = T;
@@ -231,7 +231,7 @@ struct OwnType {
   static void store(T* to, Lanes lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
 };
 
-// Copies in registers of kBytes. Sink's stores are aligned: one that crosses lines costs twice.
+// Copies in registers of kBytes. Stores to `Sink` are aligned, because a store across cache lines costs twice.
 template <int kBytes, class Sink>
 void copy_lanes(std::byte* to, const std::byte* from, size_t bytes) {
   using Codec = OwnType<uint8_t, kBytes>;
@@ -256,7 +256,7 @@ void copy_lanes(std::byte* to, const std::byte* from, size_t bytes) {
   __builtin_memcpy(target + at, source + at, bytes - at);
 }
 
-// Bytes of any value, read as 0 or 1.
+// Codec for bytes of any value, read as 0 or 1.
 template <int kBytes>
 struct Truth : OwnType<uint8_t, kBytes> {
   using Lanes = RegisterOf<uint8_t, kBytes>;
@@ -281,7 +281,7 @@ void fill_float(ReduceTable& table, DType dtype) {
   fill_float_op<Codec, Multiply>(table, dtype, Combine::Product);
 }
 
-// Sum and Product have the same bits for both signs, and wrap only when unsigned.
+// Sum and Product give the same bits for both signs. Only unsigned arithmetic may wrap.
 template <class SignedCodec, class UnsignedCodec>
 void fill_integers(ReduceTable& table, DType signed_dtype, DType unsigned_dtype) {
   const DType dtypes[] = {signed_dtype, unsigned_dtype};

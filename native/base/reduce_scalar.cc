@@ -1,4 +1,4 @@
-// The portable kernels: what every processor runs, and the integer averages and scalings that no level specializes.
+// Portable kernels, including the integer averages and scalings that no SIMD level specializes.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -43,28 +43,28 @@ void copy_plainly(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// C leaves a conversion undefined when the value does not fit; here it clamps.
+// Clamps values that do not fit; C leaves that conversion undefined.
 template <class T>
 T truncated(double value) {
   using Limits = std::numeric_limits<T>;
   if (std::isnan(value)) {
     return 0;
   }
-  // For 64 bits double(max) is one above max: the comparison must include it.
+  // For 64 bits double(max) is max + 1, so the comparison must include it.
   if (value >= static_cast<double>(Limits::max())) {
     return Limits::max();
   }
   return value <= static_cast<double>(Limits::min()) ? Limits::min() : static_cast<T>(value);
 }
 
-// Holds the sum of 2^31 values of T.
+// An integer that holds the sum of 2^31 values of T.
 template <class T>
 using Wide = std::conditional_t<sizeof(T) == 8, __int128, int64_t>;
 
 template <class T>
 Wide<T> divided(Wide<T> sum, int divisor) {
   if constexpr (sizeof(T) == 8) {
-    // A 128-bit division is a library call; nearly every sum fits 64 bits.
+    // A 128-bit division is a library call, and nearly every sum fits 64 bits.
     if (sum == static_cast<int64_t>(sum)) {
       return static_cast<int64_t>(sum) / divisor;
     }
@@ -79,7 +79,7 @@ void average(const ReduceJob& job) {
     for (size_t s = 0; s < job.source_count; ++s) {
       sum += load_at<T>(job.sources[s], i);
     }
-    // The mean of as many values as the divisor says fits T; with fewer or more sources it wraps like a Sum.
+    // With as many sources as the divisor the mean fits T; otherwise it wraps like a Sum.
     store_at(job, i, static_cast<T>(divided<T>(sum, job.divisor)));
   }
 }
@@ -90,7 +90,7 @@ T prescaled(const ReduceJob& job, size_t source, size_t at) {
   return job.prescale == 1 ? value : truncated<T>(static_cast<double>(value) * job.prescale);
 }
 
-// Factors around Min, Max, Product, and a Sum that is not divided.
+// Applies factors around Min, Max, Product, and a Sum without divisor.
 template <class T, class Combiner>
 void scaled(const ReduceJob& job) {
   using Unsigned = std::make_unsigned_t<T>;
@@ -102,7 +102,7 @@ void scaled(const ReduceJob& job) {
       result = Combiner::of(result, static_cast<Math>(prescaled<T>(job, s, i)));
     }
     const T value = static_cast<T>(result);
-    // A factor of 1 must not send 64-bit values through a double.
+    // A factor of 1 must not convert 64-bit values to double.
     store_at(job, i, job.postscale == 1 ? value : truncated<T>(static_cast<double>(value) * job.postscale));
   }
 }

@@ -1,4 +1,4 @@
-// The processor's cycle counter: reads in a third of the time of the clock, for events that are timed very often.
+// The processor's cycle counter. Reading it takes a third of the time of the clock; used for very frequent events.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace farandole {
 
-/// Counts up at a steady rate that TickScale finds out.
+/// Counts up at a steady rate, which TickScale measures.
 [[nodiscard]] inline uint64_t ticks() {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -20,8 +20,8 @@ namespace farandole {
 #endif
 }
 
-/// Turns ticks into nanoseconds of now_ns(), for ticks between its making and the last adjust(). The rate is taken over
-/// all of that time, so that the error is that of reading two clocks after each other.
+/// Converts ticks into nanoseconds of now_ns(), for ticks between construction and the last adjust(). The rate is
+/// measured over that whole time, so the error is only that of reading two clocks one after the other.
 class TickScale {
  public:
   TickScale() : ticks_(ticks()), ns_(now_ns()) {}

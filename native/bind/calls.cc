@@ -24,7 +24,8 @@ class Busy {
   bool& busy_;
 };
 
-/// Throws Error (Invalid) when `output` cannot hold the result of an operation on `input`, as far as that shows now.
+/// Throws Error (Invalid) if `output` cannot hold the result of an operation on `input`, as far as known before the
+/// plan.
 void require_room(Kind kind, const Captured& output, const Captured& input, std::string_view name) {
   if (output.dtype != input.dtype) throw Error::invalid(std::string(name), "the output differs from the input in type");
   if (!is_sized_by_plan(kind) && !std::ranges::equal(output.shape, input.shape))
@@ -32,11 +33,11 @@ void require_room(Kind kind, const Captured& output, const Captured& input, std:
   if (!output.writable) throw Error::invalid(std::string(name), "its memory is read-only; pass a writable tensor");
 }
 
-/// Returns whether only an entry has these operations. A thread with a handle may still read the result.
+/// Returns whether only an entry holds these operations. A thread with a handle may still read the result.
 bool are_free(std::span<const OperationPtr> operations) {
   for (const OperationPtr& operation : operations)
     if (operation.use_count() != 2) return false;
-  // The other threads have let go of the operations after their last access.
+  // The other threads have released the operations after their last access.
   std::atomic_thread_fence(std::memory_order_acquire);
   return true;
 }
@@ -65,7 +66,7 @@ Calls::Tensors Calls::tensors_of(Kind kind, std::string_view name, nb::handle in
 }
 
 std::vector<Calls::Tensors> Calls::members_of(const RequestView& request, nb::handle inputs, nb::handle outputs) {
-  // Tuples are read faster, and no thread changes them meanwhile.
+  // Reading tuples is faster, and no thread changes them meanwhile.
   const nb::tuple given(inputs), results = outputs.is_none() ? nb::tuple() : nb::tuple(outputs);
   if (results.size() != 0 && results.size() != given.size())
     throw Error::invalid(std::string(request.name), "a group needs one output for each input, or none at all");
@@ -92,7 +93,7 @@ Calls::Entry& Calls::entry_of(const RequestView& request, Entry& once) {
 }
 
 void Calls::prepare(Entry& entry, const RequestView& request, std::span<const Tensors> tensors) {
-  // Kept only when it is valid: a request that is as it was last time is not validated again.
+  // Stored only once valid: an unchanged request is not validated again.
   std::vector<OperationPtr> given = std::move(entry.given);
   entry.given.clear();
   bool changed = given.size() != tensors.size();
@@ -125,7 +126,7 @@ void Calls::start(std::span<const OperationPtr> operations, std::span<const Tens
     for (const OperationPtr& operation : operations) operation->keep.reset();
     throw;
   }
-  sweep_references();  // only now: a forked child is turned away above, and must take no lock before
+  sweep_references();  // only here: a forked child is refused above, and must take no lock before
 }
 
 std::optional<Handle> Calls::run(Entry& entry, Kind kind, std::span<const Tensors> tensors) {

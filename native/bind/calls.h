@@ -17,45 +17,44 @@
 
 namespace farandole {
 
-/// An engine as Python sees it. Allreduces and groups that a program asks for step after step are kept by name, with
-/// all that is the same each time, so that asking again costs no more than looking. Used under the GIL.
+/// The Python view of an engine. Recurring allreduces and groups are kept by name, with everything that stays the same,
+/// so that a repeated call costs no more than a lookup. Used under the GIL.
 class Calls {
  public:
-  /// Keeps `capacity` names; those that come later are handled alike, but not kept.
+  /// Keeps `capacity` names; later ones work too, but are not kept.
   Calls(std::shared_ptr<Engine> engine, size_t capacity) : engine_(std::move(engine)), capacity_(capacity) {}
 
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const { return engine_; }
 
-  /// Performs `request` and returns when it is done. `input` and `output` are tensors, which may be the same, or
-  /// sequences of them for a group; where the engine allocates the results, `output` is None or an empty sequence.
-  /// Returns a handle unless the output holds the whole result.
+  /// Performs `request` and returns when it has completed. `input` and `output` are tensors, which may be the same, or
+  /// sequences of them for a group. If the engine allocates the results, `output` is None or an empty sequence. Returns
+  /// a handle unless the output holds the whole result.
   std::optional<Handle> run(const RequestView& request, nanobind::handle input, nanobind::handle output);
 
-  /// Starts `request`. Unless `wake`, nothing happens before a thread waits. Either all members of a group are started
-  /// or, when an error is thrown, none.
+  /// Starts `request`. Without `wake`, no progress is made until a thread waits. If an error is thrown, no member of
+  /// the group was started.
   Handle start(const RequestView& request, nanobind::handle input, nanobind::handle output, bool wake);
 
-  /// Starts many operations that are independent of each other, each under a name of its own. Either all are started
-  /// or, when an error is thrown, none.
+  /// Starts many independent operations, each under its own name. If an error is thrown, none was started.
   Handle start_each(RequestView request, nanobind::handle names, nanobind::handle inputs, nanobind::handle outputs,
                     bool wake);
 
  private:
-  /// The operations asked for under one name.
+  /// The operations of one name.
   struct Entry {
     Recurring recurring;
-    std::vector<OperationPtr> given;  // the same operations, in the order in which they were given
-    bool busy = false;                // a thread is in the engine with it
+    std::vector<OperationPtr> given;  // the same operations, in the caller's order
+    bool busy = false;                // a thread uses it in the engine
   };
   struct Text {
     using is_transparent = void;
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
   };
 
-  /// One tensor and where its result goes.
+  /// One tensor and the place of its result.
   struct Tensors {
     Captured input;                  // empty for a barrier and a join
-    std::optional<Captured> output;  // none: the engine allocates it
+    std::optional<Captured> output;  // none: allocated by the engine
 
     [[nodiscard]] TensorView view() const;
   };
@@ -66,7 +65,7 @@ class Calls {
                                           nanobind::handle output);
   [[nodiscard]] static std::vector<Tensors> members_of(const RequestView& request, nanobind::handle inputs,
                                                        nanobind::handle outputs);
-  /// Returns the entry of that name, or `once` when it cannot be kept.
+  /// Returns the entry of that name, or `once` if it cannot be kept.
   [[nodiscard]] Entry& entry_of(const RequestView& request, Entry& once);
   void prepare(Entry& entry, const RequestView& request, std::span<const Tensors> tensors);
   std::optional<Handle> run(Entry& entry, Kind kind, std::span<const Tensors> tensors);

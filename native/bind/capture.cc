@@ -15,16 +15,16 @@ namespace nb = nanobind;
 namespace farandole {
 namespace {
 
-/// References given up by threads that may not hold the GIL; whoever holds it next drops them.
-class Graveyard {
+/// References dropped by threads that may not hold the GIL; the next thread with the GIL releases them.
+class DroppedReferences {
  public:
-  void bury(PyObject* object) {
+  void add(PyObject* object) {
     const std::lock_guard lock(mu_);
     dead_.push_back(object);
     occupied_.store(true, std::memory_order_relaxed);
   }
   void sweep() {
-    // What is buried at this very moment is found the next time.
+    // References queued at this moment are found the next time.
     if (!occupied_.load(std::memory_order_relaxed)) return;
     std::vector<PyObject*> dead;
     {
@@ -41,9 +41,9 @@ class Graveyard {
   std::vector<PyObject*> dead_;
 };
 
-Graveyard& graveyard() {
-  // Never destroyed: threads may still bury while the process exits.
-  static auto* instance = new Graveyard;
+DroppedReferences& dropped_references() {
+  // Never destroyed: threads may still queue references while the process exits.
+  static auto* instance = new DroppedReferences;
   return *instance;
 }
 
@@ -55,8 +55,8 @@ class Held {
     Py_XINCREF(second_);
   }
   ~Held() {
-    graveyard().bury(first_);
-    if (second_ != nullptr) graveyard().bury(second_);
+    dropped_references().add(first_);
+    if (second_ != nullptr) dropped_references().add(second_);
   }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
@@ -154,26 +154,26 @@ Captured from_dlpack(const dlpack::Tensor& tensor, std::string_view name) {
     contiguous = contiguous && (tensor.shape[dim] == 1 || tensor.strides[dim] == expected);
     expected *= tensor.shape[dim];
   }
-  if (!contiguous && expected != 0) refuse_strides(name);  // without elements there is nothing to stride over
+  if (!contiguous && expected != 0) refuse_strides(name);  // without elements strides do not matter
   return captured;
 }
 
-/// How tensors of a type lend their memory.
-struct Way {
+/// The way to read the memory of a type's tensors.
+struct Access {
   const dlpack::ExchangeApi* api;  // the fastest, if not null
   bool buffer;                     // else the buffer protocol, not DLPack
 };
 
 /// Return whether to use the buffer protocol for tensors of `type`. JAX's arrays have it, but read-only and without
-/// bfloat16: DLPack serves them, and only callers that own an array nobody else has seen may write to it.
+/// bfloat16. DLPack serves them, and only callers that own an array without other users may write to it.
 bool lends_buffer(PyTypeObject* type) {
   return PyType_GetSlot(type, Py_bf_getbuffer) != nullptr &&
          PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "unsafe_buffer_pointer") == 0;
 }
 
-/// Looked up once per type.
-const Way& way_of(PyTypeObject* type) {
-  static auto* known = new std::unordered_map<PyTypeObject*, Way>;  // under the GIL
+/// One lookup per type.
+const Access& access_of(PyTypeObject* type) {
+  static auto* known = new std::unordered_map<PyTypeObject*, Access>;  // under the GIL
   if (const auto found = known->find(type); found != known->end()) return found->second;
   const dlpack::ExchangeApi* api = nullptr;
   PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
@@ -185,14 +185,14 @@ const Way& way_of(PyTypeObject* type) {
     Py_DECREF(capsule);
     if (api != nullptr && (api->version.major != 1 || api->tensor_from_object == nullptr)) api = nullptr;
   }
-  Py_INCREF(reinterpret_cast<PyObject*>(type));  // its address must stay its own
-  return known->emplace(type, Way{api, lends_buffer(type)}).first->second;
+  Py_INCREF(reinterpret_cast<PyObject*>(type));  // its address must stay unique
+  return known->emplace(type, Access{api, lends_buffer(type)}).first->second;
 }
 
-/// Returns the buffer that a memoryview holds. Its pointers are valid while the memoryview lives.
+/// Returns the buffer of a memoryview. Its pointers are valid while the memoryview lives.
 Py_buffer buffer_of(PyObject* memoryview) {
 #ifdef Py_LIMITED_API
-  // The stable ABI has no PyMemoryView_GET_BUFFER. A second buffer has the same pointers, also once it is released.
+  // The stable ABI has no PyMemoryView_GET_BUFFER. A second buffer has the same pointers, also after its release.
   Py_buffer second;
   if (PyObject_GetBuffer(memoryview, &second, PyBUF_FULL_RO) != 0) throw nb::python_error();
   const Py_buffer seen = second;
@@ -204,7 +204,7 @@ Py_buffer buffer_of(PyObject* memoryview) {
 }
 
 Captured capture_buffer(nb::handle tensor, std::string_view name) {
-  // The view itself is what the operation owns: while it lives, nobody can resize the memory away.
+  // The operation owns the view: while it lives, the memory cannot be resized.
   const nb::object held = nb::steal(PyMemoryView_FromObject(tensor.ptr()));
   if (!held.is_valid()) throw nb::python_error();
   const Py_buffer view = buffer_of(held.ptr());
@@ -237,15 +237,15 @@ size_t Captured::bytes() const {
 }
 
 Captured capture(nb::handle tensor, std::string_view name) {
-  const Way& way = way_of(Py_TYPE(tensor.ptr()));
-  if (way.api != nullptr) {
+  const Access& access = access_of(Py_TYPE(tensor.ptr()));
+  if (access.api != nullptr) {
     dlpack::Tensor view{};
-    if (way.api->tensor_from_object(tensor.ptr(), &view) != 0) throw nb::python_error();
+    if (access.api->tensor_from_object(tensor.ptr(), &view) != 0) throw nb::python_error();
     Captured captured = from_dlpack(view, name);
     captured.owner = nb::borrow(tensor);
     return captured;
   }
-  if (way.buffer) return capture_buffer(tensor, name);
+  if (access.buffer) return capture_buffer(tensor, name);
   if (nb::hasattr(tensor, "__dlpack__")) return capture_dlpack(tensor, name);
   throw Error::invalid(
       std::string(name),
@@ -257,6 +257,6 @@ std::shared_ptr<void> keep_alive(const Captured& input, const Captured* output) 
   return std::make_shared<Held>(input.owner.ptr(), second);
 }
 
-void sweep_references() { graveyard().sweep(); }
+void sweep_references() { dropped_references().sweep(); }
 
 }  // namespace farandole

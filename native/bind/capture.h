@@ -11,7 +11,7 @@
 
 namespace farandole {
 
-/// The memory of a tensor of any framework, seen without copying. Valid while the tensor stays as it is.
+/// The memory of a tensor of any framework, without a copy. Valid while the tensor stays unchanged.
 struct Captured {
   std::byte* data = nullptr;
   DType dtype = DType::UInt8;
@@ -22,15 +22,15 @@ struct Captured {
   [[nodiscard]] size_t bytes() const;
 };
 
-/// Looks into `tensor`: DLPack's C exchange interface where its type has one (torch: 80 ns), else the buffer protocol
-/// (numpy), else `__dlpack__`. `name` is for the error: Error (Invalid) when it is no dense, C-contiguous tensor in CPU
-/// memory of a known type.
+/// Reads the memory of `tensor` by DLPack's C exchange interface if its type has one (torch: 80 ns), else by the buffer
+/// protocol (numpy), else by `__dlpack__`. Throws Error (Invalid) with `name` unless it is a dense, C-contiguous tensor
+/// in CPU memory of a known type.
 [[nodiscard]] Captured capture(nanobind::handle tensor, std::string_view name);
 
-/// Keeps the memory of input and output (null: none) alive. May be dropped by any thread, with or without the GIL.
+/// Keeps the memory of input and output (null: none) alive. Any thread may drop it, with or without the GIL.
 [[nodiscard]] std::shared_ptr<void> keep_alive(const Captured& input, const Captured* output);
 
-/// Drops the references that other threads have given up; call with the GIL held.
+/// Drops the references that other threads have queued; needs the GIL.
 void sweep_references();
 
 }  // namespace farandole

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// The part of the DLPack 1.x C interface that is needed to look into a tensor. DLPack is a stable C ABI
-/// (github.com/dmlc/dlpack); declared here so that the build needs no framework's headers.
+/// The part of the DLPack 1.x C interface that describes a tensor. DLPack is a stable C ABI (github.com/dmlc/dlpack);
+/// declared here so that the build needs no framework's headers.
 namespace farandole::dlpack {
 
 struct Device {
@@ -40,7 +40,8 @@ struct Version {
   uint32_t major, minor;
 };
 
-/// What `type(tensor).__dlpack_c_exchange_api__` points to, from DLPack 1.3 on; only the last-but-one function is used.
+/// The struct behind `type(tensor).__dlpack_c_exchange_api__`, from DLPack 1.3 on; only the last-but-one function is
+/// used.
 struct ExchangeApi {
   Version version;
   ExchangeApi* previous;

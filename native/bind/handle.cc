@@ -13,7 +13,7 @@ namespace nb = nanobind;
 namespace farandole {
 namespace {
 
-constexpr std::chrono::milliseconds kSignalsEvery{50};  // how soon Ctrl-C ends a wait
+constexpr std::chrono::milliseconds kSignalsEvery{50};  // the longest delay until Ctrl-C ends a wait
 
 dlpack::DataType dlpack_type(DType dtype) {
   const auto bits = static_cast<uint8_t>(8 * size_of(dtype));

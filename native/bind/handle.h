@@ -13,25 +13,25 @@
 
 namespace farandole {
 
-/// Waits until each operation is done, also when one fails: then no buffer is still being written to. Lets go of the
-/// GIL; throws what a signal handler raised (nanobind::python_error).
+/// Waits until every operation has completed, even if one fails, so that no buffer is written to afterwards. Releases
+/// the GIL. Throws the error of a signal handler (nanobind::python_error).
 void wait_for(Engine& engine, std::span<const OperationPtr> operations);
 
-/// One operation under way, or several that were asked for at once, for Python.
+/// One operation under way, or several that were started at once, for Python.
 class Handle {
  public:
   Handle(std::shared_ptr<Engine> engine, std::span<const OperationPtr> operations);
 
   [[nodiscard]] bool done() const;
 
-  /// Waits for all, also when one fails, and throws the first failure.
+  /// Waits for all, even if one fails, and throws the first failure.
   void wait();
 
   /// Waits, and returns the memory that the engine allocated for the only operation, as an object for DLPack and the
-  /// buffer protocol; None when there is none. Bindings write to it: both protocols hand it out as writable.
+  /// buffer protocol; None without such memory. Bindings write to it: both protocols export it as writable.
   std::optional<nanobind::ndarray<nanobind::array_api>> result();
 
-  /// Waits, and returns the same for each operation, in the order in which they were asked for.
+  /// Waits, and returns the same for each operation, in the caller's order.
   std::vector<std::optional<nanobind::ndarray<nanobind::array_api>>> results();
 
   std::vector<int64_t> received_splits();
@@ -45,7 +45,7 @@ class Handle {
   [[nodiscard]] const OperationPtr& only() const;
 
   std::shared_ptr<Engine> engine_;
-  OperationPtr single_;  // kept apart from several, so that it takes no memory of its own
+  OperationPtr single_;  // separate from several operations, so that it needs no allocation
   std::vector<OperationPtr> several_;
 };
 

@@ -27,7 +27,7 @@
 #include "engine/engine.h"
 #include "engine/trace_file.h"
 #include "engine/trace_text.h"
-#include "plugins/slot.h"
+#include "plugins/rank_engines.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -50,7 +50,7 @@ nb::object instance_of(const Error& error) {
   return nb::steal(PyObject_CallFunction(PyExc_RuntimeError, "s", error.what()));
 }
 
-/// The one place where native errors become Python's: `farandole.errors` has a class per kind.
+/// The one translator of native errors to Python's: `farandole.errors` has a class per kind.
 nb::object python_error(const Error& error) {
   nb::object instance = instance_of(error);
   if (!error.process_set.empty()) instance.attr("process_set") = error.process_set;
@@ -222,7 +222,7 @@ void define_engine(nb::module_& m) {
           "shutdown",
           [](const Calls& calls) {
             calls.engine()->shutdown();
-            calls.engine()->see_off();
+            calls.engine()->wait_for_callers();
           },
           nb::call_guard<nb::gil_scoped_release>())
       .def("require_alive", [](const Calls& calls) { calls.engine()->require_alive(); })
@@ -252,17 +252,17 @@ void define_trace(nb::module_& m) {
 }
 
 void define_plugins(nb::module_& m) {
-  nb::class_<plugins::Slot>(m, "Slot")
+  nb::class_<plugins::RankEngines>(m, "RankEngines")
       .def(nb::init<int32_t, int32_t>(), "local_rank"_a, "local_size"_a)
-      .def_prop_ro("number", &plugins::Slot::number)
+      .def_prop_ro("number", &plugins::RankEngines::number)
       .def(
           "add",
-          [](plugins::Slot& slot, int32_t process_set, const Calls* calls) {
-            slot.add(process_set, calls == nullptr ? nullptr : calls->engine());
+          [](plugins::RankEngines& engines, int32_t process_set, const Calls* calls) {
+            engines.add(process_set, calls == nullptr ? nullptr : calls->engine());
           },
           "process_set"_a, "engine"_a.none())
-      .def("remove", &plugins::Slot::remove, "process_set"_a)
-      .def("close", &plugins::Slot::close);
+      .def("remove", &plugins::RankEngines::remove, "process_set"_a)
+      .def("close", &plugins::RankEngines::close);
   m.def("core_table", [] { return reinterpret_cast<uintptr_t>(&plugins::core_table()); });
 }
 

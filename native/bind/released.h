@@ -6,18 +6,18 @@
 
 namespace farandole {
 
-/// Lets go of the GIL for a call into an engine, which counts who is away. Whoever shuts the engine down waits for
-/// them: a thread that came back to an interpreter that has ended would be torn out of this frame, and the process
-/// with it (Python before 3.14).
+/// Releases the GIL for a call into an engine, which counts such threads. Shutdown waits for them: a thread that
+/// returned to a finalized interpreter would be terminated within this frame, and the process with it (Python before
+/// 3.14).
 class Released {
  public:
   explicit Released(Engine& engine) : engine_(engine) {
-    engine_.visit(1);
+    engine_.count_callers(1);
     state_ = PyEval_SaveThread();
   }
   ~Released() {
     PyEval_RestoreThread(state_);
-    engine_.visit(-1);
+    engine_.count_callers(-1);
   }
   Released(const Released&) = delete;
   Released& operator=(const Released&) = delete;

@@ -10,8 +10,8 @@ namespace nb = nanobind;
 namespace farandole {
 namespace {
 
-// The fields of farandole.core.request.Request and of farandole.core.reduction.Reduction, by place: reading a tuple
-// takes a tenth of the time that reading attributes takes.
+// The fields of farandole.core.request.Request and of farandole.core.reduction.Reduction, by index: reading a tuple
+// takes a tenth of the time of reading attributes.
 enum RequestField { kKind, kName, kReduction, kRoot, kSplits, kGrouped, kRequestFields = 8 };
 enum ReductionField { kOp, kPrescale, kPostscale, kReductionFields };
 

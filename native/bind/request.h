@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-/// The text of a Python string, valid as long as the string. Throws a TypeError of Python's for another object.
+/// The text of a Python string, valid as long as the string. Throws a Python TypeError for another object.
 [[nodiscard]] std::string_view text_of(nanobind::handle name);
 
 /// A `farandole.core.request.Request`, read once.

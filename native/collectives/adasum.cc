@@ -11,13 +11,13 @@
 namespace farandole {
 namespace {
 
-/// One rank's shard of a bucket: elements [begin, end), and which tensors they belong to.
+/// One rank's shard of a bucket: elements [begin, end), and the tensors that they belong to.
 struct Shard {
   size_t begin = 0, end = 0;
   [[nodiscard]] size_t elements() const { return end - begin; }
 };
 
-/// A tensor's elements within this rank's shard, counted from the shard's begin.
+/// A tensor's elements within this rank's shard, counted from the shard's start.
 struct Part {
   size_t tensor, begin, end;
 };
@@ -26,35 +26,35 @@ struct Dots {
   double ab = 0, aa = 0, bb = 0;
 };
 
-// Several sums side by side, so that no addition waits for the one before it.
+// Several independent sums, so that an addition does not wait for the previous one.
 template <class Work>
 Dots dots_of(const Work* a, const Work* b, size_t count) {
-  constexpr size_t kLanes = 8;
-  std::array<double, kLanes> ab{}, aa{}, bb{};
-  const auto add = [&](size_t lane, size_t at) {
+  constexpr size_t kChains = 8;
+  std::array<double, kChains> ab{}, aa{}, bb{};
+  const auto add = [&](size_t chain, size_t at) {
     const auto x = static_cast<double>(a[at]);
     const auto y = static_cast<double>(b[at]);
-    ab[lane] += x * y;
-    aa[lane] += x * x;
-    bb[lane] += y * y;
+    ab[chain] += x * y;
+    aa[chain] += x * x;
+    bb[chain] += y * y;
   };
   size_t at = 0;
-  for (; at + kLanes <= count; at += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane) add(lane, at + lane);
-  for (size_t lane = 0; at < count; ++at, ++lane) add(lane, at);
+  for (; at + kChains <= count; at += kChains)
+    for (size_t chain = 0; chain < kChains; ++chain) add(chain, at + chain);
+  for (size_t chain = 0; at < count; ++at, ++chain) add(chain, at);
   Dots sums;
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    sums.ab += ab[lane];
-    sums.aa += aa[lane];
-    sums.bb += bb[lane];
+  for (size_t chain = 0; chain < kChains; ++chain) {
+    sums.ab += ab[chain];
+    sums.aa += aa[chain];
+    sums.bb += bb[chain];
   }
   return sums;
 }
 
-/// What a gradient is multiplied with, given its dot product with the other one and its square.
+/// The coefficient of a gradient, given its dot product with the other one and its square.
 double coefficient(double dot, double square) { return square == 0 ? 1 : 1 - dot / (2 * square); }
 
-// The halves are combined as floats.
+// The 16-bit types are combined as floats.
 template <class Work>
 void widen(DType dtype, const std::byte* from, Work* to, size_t count) {
   for (size_t i = 0; i < count; ++i) {
@@ -80,7 +80,7 @@ void multiply(std::span<Work> values, double factor) {
   for (Work& value : values) value *= by;
 }
 
-/// One run over one bucket, in `Work`, the type that is computed in.
+/// One run over one bucket, computed in the type `Work`.
 template <class Work>
 class Adasum {
  public:
@@ -122,9 +122,9 @@ class Adasum {
     }
   }
 
-  /// Brings this rank's shard of everybody's bucket here.
+  /// Gathers this rank's shard of every rank's bucket.
   void collect() {
-    // An alltoall takes each share in one piece, and several tensors lie apart.
+    // An alltoall takes each share as one piece; several tensors must be packed.
     const bool whole = bucket_.pieces().size() == 1;
     if (!whole) {
       packed_.resize(bucket_.bytes());
@@ -147,7 +147,7 @@ class Adasum {
     if (is_half()) widen(dtype_, halves.data(), values_.data(), values_.size());
   }
 
-  /// Combines the ranks' shards in a binary tree; the result lies where rank 0's was. An odd one goes up as it is.
+  /// Combines the ranks' shards in a binary tree; the result is at rank 0's place. An odd one moves up unchanged.
   void combine() {
     for (size_t step = 1; step < n_; step *= 2) {
       std::vector<size_t> firsts;
@@ -159,7 +159,7 @@ class Adasum {
     }
   }
 
-  /// Of all pairs and tensors, over the shards of all ranks: the same on every rank.
+  /// Dot products of all pairs and tensors, over the shards of all ranks; the same on every rank.
   std::vector<Dots> dots_of_level(const std::vector<size_t>& firsts, size_t step) {
     const size_t tensors = bucket_.pieces().size();
     std::vector<Dots> dots(firsts.size() * tensors);
@@ -181,7 +181,7 @@ class Adasum {
     for (size_t i = part.begin; i < part.end; ++i) a[i] = left * a[i] + right * b[i];
   }
 
-  /// Gives all ranks all shards.
+  /// Distributes all shards to all ranks.
   void spread() {
     const size_t shard = shards_[me_].elements();
     std::vector<std::byte> halves(is_half() ? shard * width_ : 0);
@@ -202,7 +202,7 @@ class Adasum {
   }
 
   [[nodiscard]] bool is_half() const { return width_ < sizeof(Work); }
-  /// What `rank` brought, or what became of it.
+  /// The shard of `rank`, or the combination that replaced it.
   Work* at(size_t rank) { return values_.data() + rank * shards_[me_].elements(); }
 
   World& world_;

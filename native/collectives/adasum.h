@@ -11,15 +11,15 @@ namespace farandole {
 /// Combines every tensor of a bucket over all ranks by adaptive summation (Maleki et al., "Scaling Distributed Training
 /// with Adaptive Summation", 2020); every rank gets the same bits.
 ///
-/// Two gradients a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b: their sum where they are orthogonal, their
-/// mean where they are the same. A gradient of zeros changes nothing. Ranks are combined in pairs of neighbours, then
-/// pairs of pairs, for any number of ranks; each tensor has coefficients of its own. The result does not depend on how
-/// tensors share buckets but by the rounding of the dot products, which are computed in fp64. float16, bfloat16 and
-/// float32 are combined in float32, float64 in float64, and rounded once; so are the factors, `prescale` before and
-/// `postscale` after the combination.
+/// Two gradients a and b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b. That is their sum if they are orthogonal
+/// and their mean if they are equal; a gradient of zeros changes nothing. Neighbouring ranks are combined in pairs,
+/// then pairs of pairs, for any number of ranks. Each tensor has its own coefficients. How tensors share buckets
+/// changes only the rounding of the dot products, which are computed in fp64. float16, bfloat16 and float32 are
+/// combined in float32, float64 in float64, and rounded once. So are the factors, `prescale` before and `postscale`
+/// after the combination.
 ///
-/// Rank r owns one of N shards of the elements: an alltoall brings it everybody's shard, each of the log2(N) levels
-/// takes one small allreduce of dot products, and an allgather hands the shards out. A rank moves 2 (N-1)/N of the
+/// Rank r owns one of N shards of the elements. An alltoall brings it every rank's shard, each of the log2(N) levels
+/// takes one small allreduce of dot products, and an allgather distributes the shards. A rank moves 2 (N-1)/N of the
 /// bucket and holds one more copy of it. Blocks until all ranks take part; throws `PeerLost`.
 void adasum(World& world, int rank, int size, std::span<const Piece> pieces, DType dtype, double prescale,
             double postscale);

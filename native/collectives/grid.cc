@@ -53,7 +53,7 @@ std::optional<TwoLevels> two_levels(const Grid& grid, DType dtype, const Reducti
     return levels;
   }
   if (averages && size_of(dtype) == 2) {
-    // A host's sum may exceed what fp16 holds where its average does not.
+    // A host's sum may overflow fp16 where its average does not.
     levels.within.divisor = grid.locals;
     levels.across.divisor = grid.hosts;
   } else if (averages) {

@@ -11,8 +11,8 @@
 
 namespace farandole {
 
-/// Several hosts with equally many ranks, more than one: the hosts are rows, and the ranks with the same place on their
-/// host are a column. Hosts count in the order of their first ranks.
+/// Several hosts with equally many ranks, more than one each. A row is a host; a column is the ranks with the same
+/// place on their hosts. Hosts are ordered by their first ranks.
 struct Grid {
   int hosts;
   int locals;
@@ -22,21 +22,21 @@ struct Grid {
   [[nodiscard]] int rank_at(int at_host, int at_local) const {
     return ranks[static_cast<size_t>(at_host * locals + at_local)];
   }
-  /// The host and the place there of `rank`.
+  /// The host of `rank`, and its place there.
   [[nodiscard]] std::pair<int, int> place_of(int rank) const;
 };
 
-/// The grid that rank `rank` is part of, when `hosts[r]` is the host of rank r; nothing when they make none.
+/// The grid of rank `rank`, where `hosts[r]` is the host of rank r; nothing if the hosts do not form a grid.
 [[nodiscard]] std::optional<Grid> grid_of(int rank, const std::vector<int>& hosts);
 
-/// The ranks of other hosts that `rank` exchanges data with: its column, or everybody when there is no grid, or when
-/// the world is to work in one level too (`flat`).
+/// The ranks of other hosts with which `rank` exchanges data: its column, or all of them without a grid. All of them
+/// also with `flat`, for a world that may work in one level.
 [[nodiscard]] std::vector<int> data_peers(int rank, const std::vector<int>& hosts, bool flat = false);
 
-/// What the two-level algorithms run over: the memory of the host, and links to the own column only.
+/// Transports of the two-level algorithms: the memory of the host, and links to this rank's column.
 class GridMesh {
  public:
-  /// `shared` counts the ranks of this host, `column` has a link per host.
+  /// `shared` counts the ranks of this host; `column` has a link per host.
   GridMesh(Grid grid, SharedMesh shared, Mesh column)
       : grid_(std::move(grid)), shared_(std::move(shared)), column_(std::move(column)) {}
 
@@ -46,7 +46,7 @@ class GridMesh {
   [[nodiscard]] size_t hosts() const { return static_cast<size_t>(grid_.hosts); }
   [[nodiscard]] size_t locals() const { return static_cast<size_t>(grid_.locals); }
 
-  /// At least `bytes` of scratch memory, other than the column's; the content is undefined.
+  /// At least `bytes` of scratch memory, separate from the column's; uninitialized.
   [[nodiscard]] std::byte* scratch(size_t bytes) {
     if (scratch_.size() < bytes) scratch_.resize(bytes);
     return scratch_.data();
@@ -59,13 +59,12 @@ class GridMesh {
   std::vector<std::byte> scratch_;
 };
 
-/// A reduction in two levels: `within` a host, then `across` hosts. Every factor is applied once.
+/// A reduction in two levels: `within` a host, then `across` hosts. Each factor is applied once.
 struct TwoLevels {
   Reduction within, across;
 };
 
-/// Nothing where two levels cannot give what one gives: integers that are averaged or scaled, whose partial results
-/// would be truncated and may not fit their type.
+/// Returns nothing for averaged or scaled integers: their partial results would be truncated and may not fit the type.
 [[nodiscard]] std::optional<TwoLevels> two_levels(const Grid& grid, DType dtype, const Reduction& reduction);
 
 }  // namespace farandole

@@ -12,10 +12,10 @@
 namespace farandole {
 namespace {
 
-// Bytes of every rank that are gathered at a time where each rank combines all inputs by itself.
+// Bytes per rank and step if each rank combines all inputs itself.
 constexpr size_t kWholeBytes = 256 << 10;
 
-// With less than this in a slot for every host, copying it costs more than the pipeline gains.
+// For fewer bytes per host in a slot, copying costs more than the pipeline gains.
 constexpr size_t kLeastRun = 1 << 10;
 
 std::vector<Piece> in_place(std::span<const Piece> pieces) {
@@ -24,15 +24,15 @@ std::vector<Piece> in_place(std::span<const Piece> pieces) {
   return same;
 }
 
-/// The large allreduce. The bucket is cut in L shards, one per local rank, and a shard in H segments, one per host; a
-/// stripe is one run of every segment.
+/// The large allreduce. The bucket has L shards, one per local rank. A shard has H segments, one per host. A stripe is
+/// one run of every segment.
 ///
-/// In the host, a stripe takes two visits to the slots: one to reduce this rank's shard over the host, and, once the
-/// column has reduced it over the hosts, one to show it to the others. All ranks of a host make the visits in one
-/// order, in which the second visit of a stripe comes `lead_` first visits after its first one: so many stripes are on
-/// the network. No rank waits in a visit: it moves bytes of its column whenever it can, for ranks of other hosts wait
-/// for them. (They cannot wait in a circle: stripe k goes on the network after second visits of stripes below
-/// k - lead_ + 1 only, and `SegmentReduce` sends what these need before chunks that come two chunks later.)
+/// In the host, a stripe takes two visits to the slots: one to reduce this rank's shard over the host, and one to share
+/// it with the others after the column has reduced it over the hosts. All ranks of a host make the visits in the same
+/// order: the second visit of a stripe follows `lead_` first visits after its own first one. So `lead_` stripes are on
+/// the network. A rank never blocks in a visit: it moves bytes of its column whenever it can, because ranks of other
+/// hosts wait for them. (No cycle of waits is possible: stripe k goes on the network only after second visits of
+/// stripes below k - lead_ + 1, and `SegmentReduce` sends their data before chunks that are two chunks later.)
 class Pipeline {
  public:
   Pipeline(GridMesh& mesh, std::span<const Piece> pieces, DType dtype, const TwoLevels& levels)
@@ -65,7 +65,7 @@ class Pipeline {
         continue;
       }
       column_.want(waiter);
-      // Unless all that is left waits for the network, the host's memory is to be looked at too.
+      // Watch the host's memory too, unless only the network is left.
       if (put_ != taken_ || waits_for_slot_) waiter.want_memory();
       waiter.pause();
     }
@@ -78,7 +78,7 @@ class Pipeline {
     size_t offset, bytes;
   };
   struct Visit {
-    bool reduces;  // else it shows
+    bool reduces;  // else it shares the result
     uint32_t stripe;
   };
 
@@ -110,7 +110,7 @@ class Pipeline {
     return later % 2 == 0 ? Visit{false, later / 2} : Visit{true, lead_ + later / 2};
   }
 
-  /// The place of a run of the shard of `owner` in the slot of `local`.
+  /// The place of a run of `owner`'s shard in the slot of `local`.
   [[nodiscard]] std::byte* slot(int local, uint32_t number, int owner, int host) {
     return shared_.slot(local, first_ + number, owner) + static_cast<size_t>(host) * run_;
   }
@@ -123,7 +123,7 @@ class Pipeline {
     waits_for_slot_ = put_ >= kStripes && !shared_.have_finished(first_ + put_ - kStripes);
     if (waits_for_slot_) return false;
     for (int local = 0; local < shared_.size(); ++local) {
-      // To be reduced: everybody else's shard. To be shown: the own one.
+      // Reduce all other ranks' shards; share this rank's own.
       if (next.reduces == (local == shared_.rank())) continue;
       for (int host = 0; host < mesh_.grid().hosts; ++host) {
         const Range from = range(next.stripe, local, host);
@@ -222,7 +222,7 @@ void in_three_steps(GridMesh& mesh, const BucketView& bucket, DType dtype, const
 void from_all_inputs(GridMesh& mesh, const BucketView& bucket, DType dtype, const Reduction& reduction) {
   const size_t ranks = mesh.grid().ranks.size();
   const size_t step = std::min(kWholeBytes, bucket.bytes());
-  std::vector<std::byte> rows(ranks * step);  // the scratch is allgather's
+  std::vector<std::byte> rows(ranks * step);  // the scratch memory belongs to allgather
   const auto own = static_cast<size_t>(mesh.grid().rank_at(mesh.grid().host, mesh.grid().local));
   std::vector<std::byte*> out(ranks);
   std::vector<const void*> sources(ranks);
@@ -248,7 +248,7 @@ const char* grid_allreduce(GridMesh& mesh, std::span<const Piece> pieces, DType 
     from_all_inputs(mesh, bucket, dtype, reduction);
     return "grid, all inputs";
   }
-  // Into one host, one hop with more bytes beats two with fewer.
+  // Within one host, one hop with more bytes is faster than two with fewer.
   if (bucket.bytes() * mesh.locals() * (mesh.hosts() - 1) <= mesh.column().small_bytes()) {
     in_two_hops(mesh, pieces, dtype, *levels);
     return "grid in two hops";

@@ -9,8 +9,8 @@
 namespace farandole {
 namespace {
 
-/// One exchange within the host: what its ranks have for the ranks of `host` goes to those in the latter's columns;
-/// what comes to this rank lands at `to`, by local rank.
+/// One exchange within the host: the bytes for the ranks of `host` go to the local ranks in their columns. The bytes
+/// for this rank's column go to `to`, by local rank.
 void gather_for(GridMesh& mesh, int host, std::span<const std::byte* const> in, std::span<std::byte* const> to,
                 const Shares& shares) {
   const Grid& grid = mesh.grid();
@@ -35,7 +35,7 @@ void grid_alltoall(GridMesh& mesh, std::span<const std::byte* const> in, std::sp
                    const Shares& shares) {
   const Grid& grid = mesh.grid();
   const int me = grid.rank_at(grid.host, grid.local);
-  // Between this rank and its peer on each host: what the ranks of one host have for it, one after the other.
+  // Sent to and received from this rank's peer on each host: the concatenated bytes of the ranks of one host.
   std::vector<size_t> send(mesh.hosts()), receive(mesh.hosts());
   size_t staged = 0;
   for (int host = 0; host < grid.hosts; ++host) {

@@ -9,8 +9,8 @@
 namespace farandole {
 namespace {
 
-// Up to here a rank alone feeds the network as fast as all ranks of its host together (its host's memory is no faster
-// way to the others), and it saves a hop.
+// Up to this size one rank uses the network as fast as all ranks of its host together (its host's memory is not a
+// faster way to the others), and it saves a hop.
 constexpr size_t kColumnBytes = 256 << 10;
 
 std::vector<Piece> cut(const BucketView& bucket, size_t offset, size_t bytes) {

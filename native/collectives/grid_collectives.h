@@ -11,54 +11,53 @@
 
 namespace farandole {
 
-// Collectives in two levels: memory within a host, links over the column. All of them block until all ranks take part,
-// and throw what the guard throws, or `peer_lost`; the connections are unusable after that. H hosts of L ranks, S
-// bytes.
+// Collectives in two levels: memory within a host, links over the column. All block until all ranks take part. They
+// throw what the guard throws, or `peer_lost`; the connections are unusable afterwards. H hosts of L ranks, S bytes.
 
 /// Reduces a bucket over all ranks of a grid; every rank gets the same bits. Returns the algorithm's name for the
 /// timeline.
 ///
-/// An element is combined over the ranks of each host, in rank order, then over the hosts, whatever the size; 16 bit
-/// types are rounded once at each of the two levels.
+/// Each element is combined over the ranks of each host, in rank order, then over the hosts, for every size. 16-bit
+/// types are rounded once per level.
 ///   small S:  through memory in the host, then every rank with its column: one hop each
-///   large S:  each rank reduces one of L shards within its host, then over its column, and shows the result to its
-///             host; chunk by chunk, so that memory and network work at the same time, unless there are too many hosts
-///             for the slots. A host sends 2 (H-1)/H S bytes.
-/// Integers that are averaged or scaled travel whole to every rank, which combines them at once.
+///   large S:  each rank reduces one of L shards within its host, then over its column, and shares the result with its
+///             host. Chunks overlap memory and network, unless there are too many hosts for the slots. A host sends
+///             2 (H-1)/H S bytes.
+/// Averaged or scaled integers are sent whole to every rank, which combines them at once.
 const char* grid_allreduce(GridMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
 
 /// Reduces `in` over all ranks of the grid and writes this rank's part to `out`: `counts[r]` elements for rank r, in
 /// rank order, zero allowed.
 ///
-/// Within the host the parts of a column go to the local rank of that column, which then reduces them over the column.
-/// Bits and rounding as with `grid_allreduce`.
+/// Within the host, the parts of a column go to the local rank of that column, which reduces them over the column. Bits
+/// and rounding as with `grid_allreduce`.
 void grid_reducescatter(GridMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts,
                         DType dtype, const Reduction& reduction);
 
-/// Gathers bytes: `bytes[r]` of rank r land at `out[r]` on every rank of the grid. Zero bytes are allowed; `mine` may
-/// be the own place in the output.
+/// Gathers bytes: the `bytes[r]` of rank r go to `out[r]` on every rank of the grid. Zero bytes are allowed; `mine` may
+/// be this rank's place in the output.
 ///
 /// First over the column, so that every byte enters a host once, then over the ranks of the host through memory.
 void grid_allgather(GridMesh& mesh, const std::byte* mine, std::span<std::byte* const> out,
                     std::span<const size_t> bytes);
 
-/// Copies the inputs of `root` to the outputs of all ranks of the grid, the root's own too.
+/// Copies the inputs of `root` to the outputs of all ranks of the grid, including the root's own.
 ///
 ///   small S:  over the root's column, then through memory in every host
-///   large S:  through memory in the root's host, then each column brings one of L shards to the other hosts, whose
-///             ranks show them to each other
+///   large S:  through memory in the root's host; then each column brings one of L shards to the other hosts, whose
+///             ranks exchange them
 void grid_broadcast(GridMesh& mesh, std::span<const Piece> pieces, int root);
 
 /// Sends `shares(rank, r)` bytes at `in[r]` to rank r and receives `shares(r, rank)` bytes of rank r at `out[r]`, zero
 /// allowed.
 ///
-/// Within the host, bytes go to the rank in whose column their destination is; then over the columns. Inputs and
-/// outputs may overlap only in the own part.
+/// Within the host, bytes go to the rank in the destination's column; then they go over the columns. Inputs and outputs
+/// may overlap only in this rank's part.
 void grid_alltoall(GridMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
                    const Shares& shares);
 
-/// Returns on no rank before all ranks of the grid have called it: first in the host, then over the column, which
-/// reaches every host.
+/// Blocks until all ranks of the grid have called it: first in the host, then over the column, which reaches every
+/// host.
 void grid_barrier(GridMesh& mesh);
 
 }  // namespace farandole

@@ -10,7 +10,7 @@
 namespace farandole {
 namespace {
 
-/// What the ranks of one host get, next to each other: in place where it lies so.
+/// The parts of the ranks of one host, next to each other: in place if they are so already.
 const std::byte* row_of(const Grid& grid, int host, const std::byte* in, std::span<const size_t> starts,
                         std::span<const size_t> bytes, std::vector<std::byte>& packed) {
   const auto first = static_cast<size_t>(grid.rank_at(host, 0));

@@ -8,10 +8,10 @@
 namespace farandole {
 namespace {
 
-// A message to each of so many peers still takes less time than further steps.
+// Up to this many ranks, a message to each peer takes less time than further steps.
 constexpr size_t kFewRanks = 8;
 
-/// Brings the `bytes` of all ranks into `rows`; row i is of rank (own + i) mod N, and row 0 is there already.
+/// Gathers the `bytes` of all ranks in `rows`; row i is of rank (own + i) mod N, and row 0 is filled already.
 void gather_rows(Mesh& mesh, const std::byte* own, std::byte* rows, size_t bytes) {
   const auto n = static_cast<size_t>(mesh.size());
   const auto peer = [&](size_t distance) {
@@ -27,7 +27,7 @@ void gather_rows(Mesh& mesh, const std::byte* own, std::byte* rows, size_t bytes
     exchange(mesh, sends, receives);
     return;
   }
-  // Bruck's algorithm: what a rank has doubles with every step.
+  // Bruck's algorithm: the data of a rank doubles with every step.
   for (size_t have = 1; have < n;) {
     const size_t count = std::min(have, n - have);
     Outgoing send{peer(n - have), rows, count * bytes};

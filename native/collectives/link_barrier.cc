@@ -4,7 +4,7 @@
 namespace farandole {
 
 void link_barrier(Mesh& mesh) {
-  // After the step of distance d a rank has heard, through others, of the 2d - 1 ranks before it.
+  // After the step of distance d, a rank has heard, directly or through others, from the 2d - 1 ranks before it.
   for (int distance = 1; distance < mesh.size(); distance *= 2) {
     const int to = (mesh.rank() + distance) % mesh.size();
     const int from = (mesh.rank() + mesh.size() - distance) % mesh.size();

@@ -9,10 +9,10 @@ namespace {
 
 constexpr size_t kSmallestChunk = 16 << 10;
 
-// From here on a chain of N ranks is full for most of the time.
+// From this size on, a chain of N ranks is full for most of the time.
 constexpr size_t kChainBytesPerRank = 512 << 10;
 
-/// The ranks next to one rank in a tree.
+/// The neighbours of a rank in a tree.
 struct Place {
   int parent = -1;
   std::vector<int> children;
@@ -28,13 +28,13 @@ Place place_in_binomial_tree(int position, int size) {
   Place place{position == 0 ? -1 : position & (position - 1), {}};
   int reach = 1;
   while (reach < size && (position & reach) == 0) reach *= 2;
-  // The child with the largest subtree first: its branch takes longest.
+  // The child with the largest subtree comes first, because its branch takes longest.
   for (int step = reach / 2; step > 0; step /= 2)
     if (position + step < size) place.children.push_back(position + step);
   return place;
 }
 
-/// Passes a bucket from a parent (or from the own inputs) to children, chunk by chunk.
+/// Passes a bucket from a parent (or from this rank's inputs) to children, chunk by chunk.
 class Relay {
  public:
   Relay(Mesh& mesh, const BucketView& bucket, const Place& place)

@@ -10,10 +10,10 @@
 namespace farandole {
 namespace {
 
-// One system call moves at most this much, so that both directions of all links take turns.
+// The most bytes per system call, so that both directions of all links take turns.
 constexpr size_t kTurn = 256 << 10;
 
-// How long a hung-up bystander may be just a peer that has finished and left before us.
+// How long a hang-up of an uninvolved peer may mean that it has finished and left.
 constexpr uint64_t kGraceNs = 500'000'000;
 
 }  // namespace
@@ -71,7 +71,7 @@ void LinkWaiter::pause() {
 
 void LinkWaiter::look_for_lost() {
   for (size_t i = 0; i < fds_.size(); ++i) {
-    // Reading finds the end by itself, after all that was sent before it.
+    // Reading detects the end itself, after all data sent before it.
     if ((fds_[i].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0 || (fds_[i].events & POLLIN) != 0) continue;
     const uint64_t now = now_ns();
     if (hung_up_since_ns_ == 0) hung_up_since_ns_ = now;

@@ -10,7 +10,7 @@ void link_reducescatter(Mesh& mesh, const std::byte* in, std::byte* out, std::sp
   std::vector<size_t> bounds(counts.size() + 1);
   for (size_t rank = 0; rank < counts.size(); ++rank) bounds[rank + 1] = bounds[rank] + counts[rank] * size_of(dtype);
   if (bounds.back() == 0) return;
-  // The piece's output is never written: the own part goes to `out`, and nothing is gathered.
+  // The piece's output is never written: this rank's part goes to `out`, and nothing is gathered.
   const Piece whole{in, const_cast<std::byte*>(in), bounds.back()};
   const BucketView bucket({&whole, 1});
   SegmentReduce(mesh, bucket, bounds, dtype, reduction, out).run();

@@ -9,7 +9,8 @@ namespace {
 constexpr size_t kSmallestChunk = 16 << 10;
 constexpr size_t kArrivedBytes = 1 << 20;  // of one chunk from every peer, together
 
-// How many raw chunks a stream is ahead of the finished ones: enough for the peer to have reduced what it is to return.
+// The number of raw chunks by which a stream leads its finished ones: enough for the peer to have reduced the chunk
+// that it returns.
 constexpr size_t kLead = 1;
 
 // Raw chunks of one peer that may have arrived and not been reduced.
@@ -23,8 +24,8 @@ size_t longest_of(std::span<const size_t> bounds) {
 
 }  // namespace
 
-// Streams cannot wait for each other in a circle: chunk k of any stream waits only for chunks below k (a slot that
-// chunk k - kSlots has left) or, for a finished chunk k, for raw chunks k, which are before it in every stream.
+// Streams cannot wait for each other in a cycle. Chunk k of any stream waits only for chunks below k (a slot that chunk
+// k - kSlots has left) or, if it is a finished chunk, for raw chunks k, which precede it in every stream.
 SegmentReduce::Stream::Next SegmentReduce::Stream::next() const {
   if (raw < raw_chunks && (raw <= finished + kLead || finished == finished_chunks)) return Next::Raw;
   return finished < finished_chunks ? Next::Finished : Next::None;
@@ -68,22 +69,22 @@ void SegmentReduce::take_scratch() {
   const size_t peers = static_cast<size_t>(size) - 1;
   std::byte* scratch = mesh_.scratch(peers * (kSlots + 2) * chunk_bytes_);
   const auto take = [&](size_t chunks) { return std::exchange(scratch, scratch + chunks * chunk_bytes_); };
-  lanes_.resize(peers);
+  peers_.resize(peers);
   sources_.resize(static_cast<size_t>(size));
   for (size_t i = 0; i < peers; ++i) {
-    Lane& lane = lanes_[i];
-    // Each rank starts with its right-hand neighbor, so that no rank is everybody's first.
+    PeerStreams& streams = peers_[i];
+    // Each rank starts with its right-hand neighbour, so that no rank is the first of all others.
     const int peer = (mesh_.rank() + 1 + static_cast<int>(i)) % size;
-    lane.out.link = lane.in.link = &mesh_.link(peer);
-    lane.send.raw_chunks = chunks_of(peer);
-    lane.receive.raw_chunks = chunks_of(mesh_.rank());
+    streams.out.link = streams.in.link = &mesh_.link(peer);
+    streams.send.raw_chunks = chunks_of(peer);
+    streams.receive.raw_chunks = chunks_of(mesh_.rank());
     if (!mine_) {
-      lane.send.finished_chunks = chunks_of(mesh_.rank());
-      lane.receive.finished_chunks = chunks_of(peer);
+      streams.send.finished_chunks = chunks_of(mesh_.rank());
+      streams.receive.finished_chunks = chunks_of(peer);
     }
-    lane.slots = take(kSlots);
-    lane.send.staging = take(1);
-    lane.receive.staging = take(1);
+    streams.slots = take(kSlots);
+    streams.send.staging = take(1);
+    streams.receive.staging = take(1);
   }
 }
 
@@ -114,96 +115,96 @@ void SegmentReduce::run() {
 
 bool SegmentReduce::step() {
   bool moved = false;
-  for (Lane& lane : lanes_) {
-    moved |= push(lane);
-    moved |= pull(lane);
+  for (PeerStreams& streams : peers_) {
+    moved |= push(streams);
+    moved |= pull(streams);
     moved |= reduce_arrived();
   }
-  return lanes_.empty() ? reduce_arrived() : moved;
+  return peers_.empty() ? reduce_arrived() : moved;
 }
 
 void SegmentReduce::want(LinkWaiter& waiter) const {
-  for (const Lane& lane : lanes_) waiter.want(peer_of(lane), lane.in.left != 0, lane.out.left != 0);
+  for (const PeerStreams& streams : peers_) waiter.want(peer_of(streams), streams.in.left != 0, streams.out.left != 0);
 }
 
 size_t SegmentReduce::gathered() const {
   constexpr size_t kAll = std::numeric_limits<size_t>::max();
   size_t chunks = reduced_ == chunks_of(mesh_.rank()) ? kAll : reduced_;
-  for (const Lane& lane : lanes_) {
-    const Stream& stream = lane.receive;
+  for (const PeerStreams& streams : peers_) {
+    const Stream& stream = streams.receive;
     if (stream.finished < stream.finished_chunks) chunks = std::min(chunks, stream.finished);
   }
   return chunks;
 }
 
 bool SegmentReduce::done() const {
-  const auto at_end = [](const Lane& lane) {
-    return lane.send.next() == Stream::Next::None && lane.receive.next() == Stream::Next::None;
+  const auto at_end = [](const PeerStreams& streams) {
+    return streams.send.next() == Stream::Next::None && streams.receive.next() == Stream::Next::None;
   };
-  return reduced_ == chunks_of(mesh_.rank()) && std::ranges::all_of(lanes_, at_end);
+  return reduced_ == chunks_of(mesh_.rank()) && std::ranges::all_of(peers_, at_end);
 }
 
-bool SegmentReduce::push(Lane& lane) {
-  if (lane.out.left == 0 && !load(lane)) return false;
-  const bool moved = lane.out.push();
-  if (lane.out.left == 0) lane.send.advance();
+bool SegmentReduce::push(PeerStreams& streams) {
+  if (streams.out.left == 0 && !load(streams)) return false;
+  const bool moved = streams.out.push();
+  if (streams.out.left == 0) streams.send.advance();
   return moved;
 }
 
-/// Finds the next chunk to send; false when there is none yet.
-bool SegmentReduce::load(Lane& lane) {
-  Stream& stream = lane.send;
+/// Selects the next chunk to send; false if there is none yet.
+bool SegmentReduce::load(PeerStreams& streams) {
+  Stream& stream = streams.send;
   const auto next = stream.next();
   if (next == Stream::Next::None) return false;
   if (next == Stream::Next::Raw) {
     if (stream.raw >= allowed_) return false;
-    const Range range = chunk(peer_of(lane), stream.raw);
-    lane.out.at = input_run(bucket_, range.offset, range.bytes, stream.staging);
-    lane.out.left = range.bytes;
+    const Range range = chunk(peer_of(streams), stream.raw);
+    streams.out.at = input_run(bucket_, range.offset, range.bytes, stream.staging);
+    streams.out.left = range.bytes;
     return true;
   }
   if (stream.finished >= reduced_) return false;
   const Range range = chunk(mesh_.rank(), stream.finished);
-  lane.out.at = output_run(bucket_, range.offset, range.bytes, stream.staging);
-  lane.out.left = range.bytes;
+  streams.out.at = output_run(bucket_, range.offset, range.bytes, stream.staging);
+  streams.out.left = range.bytes;
   return true;
 }
 
-bool SegmentReduce::pull(Lane& lane) {
-  if (lane.in.left == 0 && !make_room(lane)) return false;
-  const bool moved = lane.in.pull();
-  if (lane.in.left != 0) return moved;
-  Stream& stream = lane.receive;
+bool SegmentReduce::pull(PeerStreams& streams) {
+  if (streams.in.left == 0 && !make_room(streams)) return false;
+  const bool moved = streams.in.pull();
+  if (streams.in.left != 0) return moved;
+  Stream& stream = streams.receive;
   if (stream.next() == Stream::Next::Finished) {
-    const Range range = chunk(peer_of(lane), stream.finished);
-    write_output(bucket_, range.offset, range.bytes, lane.in.at - range.bytes, stream.staging);
+    const Range range = chunk(peer_of(streams), stream.finished);
+    write_output(bucket_, range.offset, range.bytes, streams.in.at - range.bytes, stream.staging);
   }
   stream.advance();
   return moved;
 }
 
-/// Finds a place for the next chunk to receive; false when there is none yet.
-bool SegmentReduce::make_room(Lane& lane) {
-  Stream& stream = lane.receive;
+/// Selects the place for the next chunk to receive; false if there is none yet.
+bool SegmentReduce::make_room(PeerStreams& streams) {
+  Stream& stream = streams.receive;
   const auto next = stream.next();
   if (next == Stream::Next::None) return false;
   if (next == Stream::Next::Raw) {
     if (stream.raw >= reduced_ + kSlots) return false;
-    lane.in.at = lane.slots + stream.raw % kSlots * chunk_bytes_;
-    lane.in.left = chunk(mesh_.rank(), stream.raw).bytes;
+    streams.in.at = streams.slots + stream.raw % kSlots * chunk_bytes_;
+    streams.in.left = chunk(mesh_.rank(), stream.raw).bytes;
     return true;
   }
-  const Range range = chunk(peer_of(lane), stream.finished);
-  lane.in.at = output_place(bucket_, range.offset, range.bytes, stream.staging);
-  lane.in.left = range.bytes;
+  const Range range = chunk(peer_of(streams), stream.finished);
+  streams.in.at = output_place(bucket_, range.offset, range.bytes, stream.staging);
+  streams.in.left = range.bytes;
   return true;
 }
 
 bool SegmentReduce::reduce_arrived() {
   const size_t before = reduced_;
-  const auto arrived = [&](const Lane& lane) { return lane.receive.raw > reduced_; };
+  const auto arrived = [&](const PeerStreams& streams) { return streams.receive.raw > reduced_; };
   const size_t end = std::min(chunks_of(mesh_.rank()), allowed_);
-  while (reduced_ < end && std::ranges::all_of(lanes_, arrived)) reduce_chunk(reduced_++);
+  while (reduced_ < end && std::ranges::all_of(peers_, arrived)) reduce_chunk(reduced_++);
   return reduced_ != before;
 }
 
@@ -211,7 +212,8 @@ void SegmentReduce::reduce_chunk(size_t number) {
   const Range range = chunk(mesh_.rank(), number);
   const size_t slot = number % kSlots * chunk_bytes_;
   bucket_.for_each(range.offset, range.bytes, [&](const Piece& part, size_t done) {
-    for (const Lane& lane : lanes_) sources_[static_cast<size_t>(peer_of(lane))] = lane.slots + slot + done;
+    for (const PeerStreams& streams : peers_)
+      sources_[static_cast<size_t>(peer_of(streams))] = streams.slots + slot + done;
     sources_[static_cast<size_t>(mesh_.rank())] = part.in;
     std::byte* to = mine_ ? *mine_ + number * chunk_bytes_ + done : part.out;
     reduce(dtype_, reduction_, to, sources_, part.bytes / size_of(dtype_));

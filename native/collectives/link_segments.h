@@ -12,57 +12,59 @@
 
 namespace farandole {
 
-/// A bucket cut in one segment per rank; each rank reduces its own segment from what all ranks send it straight.
+/// An allreduce of a bucket with one segment per rank: all ranks send each segment directly to its rank, which reduces
+/// it.
 ///
-/// Every rank sends (N-1)/N of the bucket to reduce and as much again to gather, like a ring, but in two steps instead
-/// of 2 (N-1), and the rank that combines has all the inputs at once: in rank order, 16 bit types in fp32 and rounded
-/// once. So the result has the same bits as over shared memory and for any fusion of the same tensors. The price is N-1
-/// streams at a time per rank. Chunks are reduced as soon as all ranks' have arrived, while others are on their way.
+/// Every rank sends (N-1)/N of the bucket to reduce and as much to gather, like a ring, but in two steps instead of 2
+/// (N-1). The reducing rank has all inputs at once, so it combines them in rank order, 16-bit types in fp32 with one
+/// rounding. The result has therefore the same bits as over shared memory, and for any fusion of the same tensors. The
+/// price is N-1 concurrent streams per rank. A chunk is reduced once it has arrived from all ranks, while others are in
+/// flight.
 class SegmentReduce {
  public:
-  /// `bounds[r]`, `bounds[r + 1]` are the ends of rank r's segment in bytes. With `mine` the own segment goes there
-  /// (null is fine for an empty one) and nothing is gathered; else every rank gets the whole result in the outputs of
-  /// the bucket.
+  /// Rank r's segment is the bytes from `bounds[r]` to `bounds[r + 1]`. With `mine`, this rank's segment goes there
+  /// (null is allowed for an empty one) and nothing is gathered. Otherwise every rank gets the whole result in the
+  /// outputs of the bucket.
   SegmentReduce(Mesh& mesh, const BucketView& bucket, std::span<const size_t> bounds, DType dtype,
                 const Reduction& reduction, std::optional<std::byte*> mine);
 
-  /// The same for who makes the inputs while this runs: `chunk_bytes` instead of a size of our own choice, and nothing
-  /// is read before allow() says that it is there.
+  /// The same for inputs that are produced while this runs. The chunk size is `chunk_bytes`, and input is read only
+  /// after allow() has released it.
   SegmentReduce(Mesh& mesh, const BucketView& bucket, std::span<const size_t> bounds, DType dtype,
                 const Reduction& reduction, size_t chunk_bytes);
 
-  /// Blocks until this rank has sent and received all its part.
+  /// Blocks until this rank has sent and received its whole part.
   void run();
 
-  /// The first `chunks` chunks of all segments may be read from now on.
+  /// Releases the first `chunks` chunks of all segments for reading.
   void allow(size_t chunks) { allowed_ = chunks; }
 
-  /// Moves what can be moved without waiting; returns whether anything did.
+  /// Moves what it can without waiting; returns whether anything moved.
   [[nodiscard]] bool step();
   [[nodiscard]] bool done() const;
 
   /// Tells `waiter` what the next step needs.
   void want(LinkWaiter& waiter) const;
 
-  /// So many chunks of every segment lie in the outputs, as far as the segments reach.
+  /// The number of chunks of every segment that are complete in the outputs.
   [[nodiscard]] size_t gathered() const;
 
   /// The chunk for segments of at most `longest` bytes.
   [[nodiscard]] static size_t chunk_for(const Mesh& mesh, size_t longest);
 
  private:
-  /// One direction of one link: a fixed interleaving of raw chunks to reduce and finished chunks to gather, which both
-  /// ends derive alike.
+  /// One direction of one link: a fixed interleaving of raw chunks to reduce and finished chunks to gather. Both ends
+  /// compute the same order.
   struct Stream {
     enum class Next { None, Raw, Finished };
     [[nodiscard]] Next next() const;
     void advance();
 
-    size_t raw_chunks = 0, finished_chunks = 0;  // in all
+    size_t raw_chunks = 0, finished_chunks = 0;  // in total
     size_t raw = 0, finished = 0;                // done
     std::byte* staging = nullptr;
   };
-  struct Lane {
+  struct PeerStreams {
     Stream send, receive;
     Outgoing out;
     Incoming in;
@@ -72,13 +74,13 @@ class SegmentReduce {
     size_t offset, bytes;
   };
 
-  [[nodiscard]] int peer_of(const Lane& lane) const { return lane.out.link->peer(); }
+  [[nodiscard]] int peer_of(const PeerStreams& streams) const { return streams.out.link->peer(); }
   [[nodiscard]] size_t chunks_of(int rank) const;
   [[nodiscard]] Range chunk(int rank, size_t number) const;
-  [[nodiscard]] bool push(Lane& lane);
-  [[nodiscard]] bool pull(Lane& lane);
-  [[nodiscard]] bool load(Lane& lane);
-  [[nodiscard]] bool make_room(Lane& lane);
+  [[nodiscard]] bool push(PeerStreams& streams);
+  [[nodiscard]] bool pull(PeerStreams& streams);
+  [[nodiscard]] bool load(PeerStreams& streams);
+  [[nodiscard]] bool make_room(PeerStreams& streams);
   [[nodiscard]] bool reduce_arrived();
   void reduce_chunk(size_t number);
   void take_scratch();
@@ -90,9 +92,9 @@ class SegmentReduce {
   const Reduction& reduction_;
   std::optional<std::byte*> mine_;
   size_t chunk_bytes_;
-  size_t allowed_ = std::numeric_limits<size_t>::max();  // chunks of each segment whose input is there
-  size_t reduced_ = 0;                                   // chunks of the own segment
-  std::vector<Lane> lanes_;
+  size_t allowed_ = std::numeric_limits<size_t>::max();  // chunks of each segment whose input may be read
+  size_t reduced_ = 0;                                   // chunks of this rank's segment
+  std::vector<PeerStreams> peers_;
   std::vector<const void*> sources_;
 };
 

@@ -7,14 +7,14 @@
 
 namespace farandole {
 
-/// One tensor of a bucket: contiguous bytes; `in` may equal `out`.
+/// One tensor of a bucket: contiguous bytes. `in` may equal `out`.
 struct Piece {
   const std::byte* in;
   std::byte* out;
   size_t bytes;
 };
 
-/// A bucket seen as one run of bytes, the concatenation of its pieces, without packing them.
+/// The concatenation of a bucket's pieces as one range of bytes, without packing them.
 class BucketView {
  public:
   explicit BucketView(std::span<const Piece> pieces) : pieces_(pieces) {
@@ -25,8 +25,8 @@ class BucketView {
   [[nodiscard]] size_t bytes() const { return bytes_; }
   [[nodiscard]] std::span<const Piece> pieces() const { return pieces_; }
 
-  /// Calls `visit(part, done)` for each contiguous part of the bytes [offset, offset + bytes): `part` is a Piece cut to
-  /// the range, `done` how many bytes of the range came before it.
+  /// Calls `visit(part, done)` for each contiguous part of the bytes [offset, offset + bytes). `part` is a Piece cut to
+  /// the range; `done` is the number of bytes of the range before it.
   template <class Visit>
   void for_each(size_t offset, size_t bytes, Visit visit) const {
     auto index = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), offset) - ends_.begin());

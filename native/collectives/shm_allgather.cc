@@ -7,7 +7,7 @@
 namespace farandole {
 namespace {
 
-/// A result larger than this is not in a cache any more when somebody reads it after the operation.
+/// A larger result is no longer in a cache when the caller reads it after the operation.
 constexpr size_t kCached = size_t{8} << 20;
 
 }  // namespace
@@ -18,14 +18,14 @@ void shm_allgather(SharedMesh& mesh, const std::byte* mine, std::span<std::byte*
   const size_t step = whole_slot_step(mesh);
   const size_t longest = *std::max_element(bytes.begin(), bytes.end());
   const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t{0});
-  // Elsewhere the result lies where the caller has just written, or is no larger than what it is made of.
+  // Otherwise the caller has just written the result's memory, or the result is no larger than its inputs.
   const auto deliver = total > kCached ? stream_bytes : copy_bytes;
   in_stripes(
       mesh, longest, step,
       [&](uint32_t stripe, size_t at) {
         const size_t count = step_bytes(bytes[me], at, step);
         if (count == 0) return;
-        SharedMesh::lay_out(mesh.slot(mesh.rank(), stripe), mine + at, count);
+        SharedMesh::copy_to_slot(mesh.slot(mesh.rank(), stripe), mine + at, count);
         if (out[me] != mine) deliver(out[me] + at, mine + at, count);
       },
       [&](uint32_t stripe, size_t at) {

@@ -30,12 +30,12 @@ void all_at_once(SharedMesh& mesh, const BucketView& bucket, DType dtype, const 
   });
 }
 
-/// One allreduce through the stripes. A stripe is a run of the bucket cut in N segments of equal size; rank r reduces
+/// One allreduce through the stripes. A stripe is a run of the bucket with N segments of equal size; rank r reduces
 /// segment r.
 ///
-/// Each rank runs copy_in(k+1), reduce(k), copy_out(k-1). The slots need no acknowledgement: a rank overwrites slot k
-/// mod R in copy_in(k+R), after its copy_out(k+R-3) has seen all ranks' results of that stripe, so all have read its
-/// stripe k when R >= 3; and it overwrites a result in reduce(k+R) after all ranks arrived at k+R, hence left
+/// Each rank runs copy_in(k+1), reduce(k), copy_out(k-1). The slots need no acknowledgement. A rank overwrites slot k
+/// mod R in copy_in(k+R), after its copy_out(k+R-3) has seen all ranks' results of that stripe. So all ranks have read
+/// its stripe k when R >= 3. It overwrites a result in reduce(k+R) after all ranks arrived at k+R, hence left
 /// copy_out(k+R-3).
 class Pipeline {
  public:
@@ -47,7 +47,7 @@ class Pipeline {
         n_(static_cast<size_t>(mesh.size())),
         sources_(n_) {
     const size_t share = (bucket.bytes() + n_ - 1) / n_;
-    // Of two ranks neither uses its own part of its slots: the other's has all the room.
+    // With two ranks, neither uses its own part of its slots, so the other's part gets all the room.
     const size_t room = n_ == 2 ? 2 * mesh.chunk_bytes() : mesh.chunk_bytes();
     segment_ = std::min(room, (share + kLine - 1) / kLine * kLine);
     stripes_ = static_cast<uint32_t>((bucket.bytes() + segment_ * n_ - 1) / (segment_ * n_));
@@ -81,20 +81,20 @@ class Pipeline {
       std::byte* slot = place(k, mesh_.rank(), owner);
       bucket_.for_each(range.offset, range.bytes, [&](const Piece& part, size_t done) {
         if (n_ == 2) copy_bytes(slot + done, part.in, part.bytes);  // the peer has written here
-        else SharedMesh::lay_out(slot + done, part.in, part.bytes);
+        else SharedMesh::copy_to_slot(slot + done, part.in, part.bytes);
       });
     }
     mesh_.arrive(first_ + k);
   }
 
-  /// Where `owner` leaves its result. With two ranks that is the slot of its peer, whose lines the owner has just read
-  /// and the peer is about to read: measured twice as fast at 64 KiB as a place of its own.
+  /// The place of `owner`'s result. With two ranks it is the slot of the peer: the owner has just read those lines and
+  /// the peer is about to read them. That measured twice as fast at 64 KiB as a separate place.
   std::byte* result(uint32_t k, int owner) {
     const int holder = mesh_.size() == 2 ? 1 - owner : owner;
     return place(k, holder, owner);
   }
 
-  /// Where `holder` keeps the bytes of stripe k that `owner` reduces.
+  /// The place where `holder` keeps the bytes of stripe k that `owner` reduces.
   std::byte* place(uint32_t k, int holder, int owner) {
     return mesh_.size() == 2 ? mesh_.slot(holder, first_ + k) : mesh_.slot(holder, first_ + k, owner);
   }
@@ -113,7 +113,7 @@ class Pipeline {
         return;
       }
       reduce(dtype_, reduction_, part.out, sources_, count);
-      SharedMesh::lay_out(out + done, part.out, part.bytes);
+      SharedMesh::copy_to_slot(out + done, part.out, part.bytes);
     });
     mesh_.finish(first_ + k);
   }
@@ -145,7 +145,7 @@ class Pipeline {
 const char* shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction) {
   const BucketView bucket(pieces);
   if (bucket.bytes() == 0) return "nothing";
-  // Everybody reads everybody's bytes, so the gain of the single step fades as ranks grow.
+  // Every rank reads every rank's bytes, so the gain of the single step shrinks as ranks grow.
   if (bucket.bytes() * static_cast<size_t>(mesh.size()) <= kSmallBytes) {
     all_at_once(mesh, bucket, dtype, reduction);
     return "shm at once";

@@ -13,7 +13,7 @@ void shm_alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::s
         for_each_peer(mesh, [&](int peer) {
           const auto index = static_cast<size_t>(peer);
           if (const size_t count = step_bytes(send[index], at, step); count > 0)
-            SharedMesh::lay_out(mesh.slot(mesh.rank(), stripe, peer), in[index] + at, count);
+            SharedMesh::copy_to_slot(mesh.slot(mesh.rank(), stripe, peer), in[index] + at, count);
         });
         if (const size_t count = step_bytes(send[me], at, step); count > 0)
           copy_bytes(out[me] + at, in[me] + at, count);

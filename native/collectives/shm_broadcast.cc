@@ -13,12 +13,12 @@ void shm_broadcast(SharedMesh& mesh, std::span<const Piece> pieces, int root) {
         if (!sends) return;
         std::byte* slot = mesh.slot(mesh.rank(), stripe);
         bucket.for_each(at, step_bytes(bucket.bytes(), at, step), [&](const Piece& piece, size_t done) {
-          SharedMesh::lay_out(slot + done, piece.in, piece.bytes);
+          SharedMesh::copy_to_slot(slot + done, piece.in, piece.bytes);
           if (piece.out != piece.in) copy_bytes(piece.out, piece.in, piece.bytes);
         });
       },
       [&](uint32_t stripe, size_t at) {
-        // The root waits for nobody here, so that it fills one slot while the others read another.
+        // The root does not wait here, so that it fills one slot while the others read another.
         if (sends) return;
         mesh.await_arrived(stripe, root);
         const std::byte* slot = mesh.slot(root, stripe);

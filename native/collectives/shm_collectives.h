@@ -10,21 +10,21 @@
 
 namespace farandole {
 
-// Collectives over the shared segment of one host. All of them block until all ranks of the host take part, and throw
+// Collectives over the shared segment of one host. All block until all ranks of the host take part. They throw
 // `PeerLost`, or what the guard throws.
 
 /// Reduces a bucket over all ranks; every rank gets the same bits. Returns the algorithm's name for the timeline.
 ///
-/// Small buckets: every rank shows its bytes and combines all ranks' bytes, in rank order. Larger ones: chunked
-/// reduce-scatter and allgather through the slots; each rank reduces one segment of every stripe.
-/// Each rank moves 2 (N-1)/N of the bucket through the cache.
+/// Small buckets: every rank publishes its bytes and combines all ranks' bytes, in rank order. Larger ones: chunked
+/// reduce-scatter and allgather through the slots; each rank reduces one segment of every stripe. Each rank moves 2
+/// (N-1)/N of the bucket through the cache.
 const char* shm_allreduce(SharedMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
 
 /// Reduces `in` over all ranks and writes this rank's part to `out`: `counts[r]` elements for rank r, in rank order.
 void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, std::span<const size_t> counts,
                        DType dtype, const Reduction& reduction);
 
-/// Gathers bytes: `bytes[r]` of rank r land at `out[r]` on every rank. Zero bytes are allowed.
+/// Gathers bytes: the `bytes[r]` of rank r go to `out[r]` on every rank. Zero bytes are allowed.
 void shm_allgather(SharedMesh& mesh, const std::byte* mine, std::span<std::byte* const> out,
                    std::span<const size_t> bytes);
 
@@ -36,7 +36,7 @@ void shm_broadcast(SharedMesh& mesh, std::span<const Piece> pieces, int root);
 void shm_alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::span<const size_t> send,
                   std::span<std::byte* const> out, std::span<const size_t> receive, size_t longest);
 
-/// Returns once every rank has called it.
+/// Blocks until every rank has called it.
 void shm_barrier(SharedMesh& mesh);
 
 }  // namespace farandole

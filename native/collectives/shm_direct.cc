@@ -7,9 +7,9 @@ namespace farandole {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kBlock = 16 << 10;  // with more than two ranks, copied on while still in the first-level cache
+constexpr size_t kBlock = 16 << 10;  // with more than two ranks, blocks are copied on while in the first-level cache
 
-/// Writes where the pieces lie in this rank's arena; false if one of them does not, or is not in place.
+/// Writes the places of the pieces in this rank's arena; false if a piece is outside it or not in place.
 bool list_offers(SharedMesh& mesh, const BucketView& bucket) {
   const std::byte* base = mesh.arena_if_mapped(mesh.rank());
   if (base == nullptr || bucket.pieces().size() > kMostOffers) return false;
@@ -23,7 +23,7 @@ bool list_offers(SharedMesh& mesh, const BucketView& bucket) {
   return true;
 }
 
-/// What a rank does with its share of the bucket.
+/// The work of one rank on its share of the bucket.
 class Share {
  public:
   Share(SharedMesh& mesh, DType dtype, const Reduction& reduction)
@@ -33,7 +33,7 @@ class Share {
         places_(static_cast<size_t>(mesh.size())),
         sources_(places_.size()) {}
 
-  /// Reduces `bytes` that begin `skip` bytes into piece `index`.
+  /// Reduces `bytes` from offset `skip` of piece `index`.
   void reduce_part(size_t index, size_t skip, size_t bytes) {
     const auto me = static_cast<size_t>(mesh_.rank());
     for (size_t at = 0; at < bytes; at += kBlock) {
@@ -75,7 +75,7 @@ bool shm_direct_allreduce(SharedMesh& mesh, const BucketView& bucket, DType dtyp
       work.reduce_part(index, from - first, to - from);
     first = last;
   }
-  mesh.settle(number);
+  mesh.finish_direct(number);
   return true;
 }
 

@@ -7,9 +7,9 @@
 
 namespace farandole {
 
-/// Reduces a bucket that lies in every rank's arena where it lies: each rank reduces one share of it, reading from all
-/// arenas and writing to all. Returns false, with nothing done, unless on every rank each piece is in place and in that
-/// rank's arena; all ranks get the same answer. Must be called by all ranks or by none.
+/// Reduces a bucket in place in the ranks' arenas: each rank reduces one share of it, reading from all arenas and
+/// writing to all. Returns false, with nothing done, unless on every rank each piece is in place and in that rank's
+/// arena; all ranks get the same answer. All ranks must call it, or none.
 [[nodiscard]] bool shm_direct_allreduce(SharedMesh& mesh, const BucketView& bucket, DType dtype,
                                         const Reduction& reduction);
 

@@ -24,7 +24,7 @@ void shm_reducescatter(SharedMesh& mesh, const std::byte* in, std::byte* out, st
       [&](uint32_t stripe, size_t at) {
         for (int owner = 0; owner < mesh.size(); ++owner)
           if (const size_t bytes = part(owner, at); owner != me && bytes > 0)
-            SharedMesh::lay_out(mesh.slot(me, stripe, owner), shares[static_cast<size_t>(owner)] + at, bytes);
+            SharedMesh::copy_to_slot(mesh.slot(me, stripe, owner), shares[static_cast<size_t>(owner)] + at, bytes);
       },
       [&](uint32_t stripe, size_t at) {
         const size_t bytes = part(me, at);

@@ -8,18 +8,16 @@
 
 namespace farandole {
 
-/// Runs two halves for every stripe: `put(stripe, at)` writes bytes from offset `at` on into this rank's slots, and
+/// Runs two halves for every stripe. `put(stripe, at)` writes bytes from offset `at` on into this rank's slots;
 /// `take(stripe, at)`, one stripe behind, reads the other ranks' slots. Each stripe advances `step` bytes of the
-/// `longest` share.
-///
-/// While a rank reads one stripe, the others write the next.
+/// `longest` share. While a rank reads one stripe, the others write the next.
 template <class Put, class Take>
 void in_stripes(SharedMesh& mesh, size_t longest, size_t step, Put put, Take take) {
   const uint32_t first = mesh.begin_stripes(false);
   const auto count = static_cast<uint32_t>((longest + step - 1) / step);
   for (uint32_t k = 0; k <= count; ++k) {
     if (k < count) {
-      // A slot is free once all ranks have read the stripe that it held before.
+      // A slot is free once all ranks have read its previous stripe.
       if (k >= kStripes) mesh.await_finished(first + k - kStripes);
       put(first + k, k * step);
       mesh.arrive(first + k);
@@ -32,17 +30,17 @@ void in_stripes(SharedMesh& mesh, size_t longest, size_t step, Put put, Take tak
   mesh.end_stripes(first + count);
 }
 
-/// The bytes of the step at offset `at`, of `bytes` in all.
+/// The number of bytes of the step at offset `at`, of `bytes` in total.
 [[nodiscard]] inline size_t step_bytes(size_t bytes, size_t at, size_t step) {
   return at < bytes ? std::min(step, bytes - at) : 0;
 }
 
-/// The step of operations that use a rank's slots as one.
+/// The step of operations that use all slots of a rank as one.
 [[nodiscard]] inline size_t whole_slot_step(const SharedMesh& mesh) {
   return std::min(mesh.slot_bytes() * static_cast<size_t>(mesh.size()), size_t{256} << 10);
 }
 
-/// Calls `visit` for all other ranks. Each rank begins with its neighbour, so that ranks read different slots.
+/// Calls `visit` for all other ranks. Each rank starts with its neighbour, so that ranks read different slots.
 template <class Visit>
 void for_each_peer(const SharedMesh& mesh, Visit visit) {
   for (int step = 1; step < mesh.size(); ++step) visit((mesh.rank() + step) % mesh.size());

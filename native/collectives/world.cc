@@ -11,7 +11,7 @@
 namespace farandole {
 namespace {
 
-/// The shares of one rank, and the largest share of all.
+/// The shares of this rank, and the largest share of all ranks.
 struct OwnShares {
   std::vector<size_t> send, receive;
   size_t longest = 0;
@@ -144,7 +144,7 @@ class GridWorld final : public World {
   GridMesh mesh_;
 };
 
-/// Two worlds of the same ranks; the knob `hierarchical` chooses which of them works.
+/// Two worlds of the same ranks; the knob `hierarchical` selects one.
 class EitherWorld final : public World {
  public:
   EitherWorld(GridMesh grid, Mesh flat) : grid_(std::move(grid)), flat_(std::move(flat)), chosen_(&grid_) {}

@@ -15,7 +15,7 @@
 
 namespace farandole {
 
-/// How many bytes one rank sends to another: the same on all ranks.
+/// The bytes that one rank sends to another; the same function on all ranks.
 using Shares = std::function<size_t(int from, int to)>;
 
 /// The collectives over all ranks of an engine, on one kind of transport.
@@ -60,7 +60,7 @@ class World {
 
 [[nodiscard]] std::unique_ptr<World> make_world(SharedMesh shared);
 [[nodiscard]] std::unique_ptr<World> make_world(Mesh links);
-/// With `flat`, links to all ranks, the knob `hierarchical` chooses between two levels and one.
+/// With `flat`, links to all ranks, the knob `hierarchical` selects two levels or one.
 [[nodiscard]] std::unique_ptr<World> make_world(GridMesh grid, std::unique_ptr<Mesh> flat = nullptr);
 
 }  // namespace farandole

@@ -19,10 +19,10 @@ bool ControlStream::push() {
         return false;
       }
       out_at_ += sent;
-      spoke_ = true;
+      sent_ = true;
     }
   } catch (const Error&) {
-    // What it said before it closed its end may still be unread, and may say why: receiving tells that it is lost.
+    // Bytes from before the peer's end may be unread and may explain it; receiving reports the loss.
     closed_ = true;
   }
   out_.clear();
@@ -31,19 +31,19 @@ bool ControlStream::push() {
   return true;
 }
 
-void ControlStream::beat() {
+void ControlStream::send_heartbeat() {
   const std::lock_guard lock(sending_);
-  // What waits to be sent is a sign of life too, once there is room for it.
-  if (!spoke_ && out_.empty()) {
+  // Unsent bytes are a sign of life too, once there is room.
+  if (!sent_ && out_.empty()) {
     encode(Heartbeat{}, out_);
     push();
   }
-  spoke_ = false;
+  sent_ = false;
 }
 
 void ControlStream::pull() {
   if (lost_) return;
-  // Room grows with what has come, not with what a header announces.
+  // Grow with the bytes received, not with the length in a header.
   size_t wanted = kReadAhead;
   if (const size_t there = in_end_ - in_at_; there >= kFrameHeader) {
     const size_t frame = kFrameHeader + frame_length(std::span(in_).subspan(in_at_, kFrameHeader));

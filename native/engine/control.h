@@ -12,8 +12,8 @@
 
 namespace farandole {
 
-/// Control messages to and from one peer, over a link that takes bytes when it likes. One thread sends and receives;
-/// another may send heartbeats meanwhile.
+/// Control messages to and from one peer, over a non-blocking link. One thread sends and receives; another may send
+/// heartbeats at the same time.
 class ControlStream {
  public:
   explicit ControlStream(std::unique_ptr<Link> link) : link_(std::move(link)) {}
@@ -28,37 +28,37 @@ class ControlStream {
     push();
   }
 
-  /// The same for a message that is encoded already, for several peers.
+  /// Sends a message that is encoded already, for several peers.
   void send_frame(const Bytes& frame) {
     const std::lock_guard lock(sending_);
     out_.insert(out_.end(), frame.begin(), frame.end());
     push();
   }
 
-  /// Hands waiting bytes to the link; true when none are left.
+  /// Passes unsent bytes to the link; returns whether none are left.
   bool flush() {
-    if (!stuck()) return true;
+    if (!has_unsent()) return true;
     const std::lock_guard lock(sending_);
     return push();
   }
 
-  /// Sends a heartbeat, unless something was sent since the last call. For a thread beside the one that drives.
-  void beat();
+  /// Sends a heartbeat unless something was sent since the last call. For the watcher's thread.
+  void send_heartbeat();
 
-  /// Has anything come since the last call? For the same thread.
+  /// Whether anything was received since the last call. For the watcher's thread.
   [[nodiscard]] bool heard() { return heard_.exchange(false, std::memory_order_relaxed); }
 
-  /// Do bytes wait for the link to have room?
-  [[nodiscard]] bool stuck() const { return waiting_.load(std::memory_order_relaxed); }
+  /// Whether bytes wait for room in the link.
+  [[nodiscard]] bool has_unsent() const { return waiting_.load(std::memory_order_relaxed); }
 
-  /// The peer has been silent for too long. For the same thread.
-  void give_up() { silent_.store(true); }
+  /// Notes that the peer has been silent for too long. For the watcher's thread.
+  void mark_silent() { silent_.store(true); }
   [[nodiscard]] bool silent() const { return silent_.load(); }
 
-  /// The next message that has arrived in whole.
+  /// Returns the next complete message.
   [[nodiscard]] std::optional<Message> receive();
 
-  /// Why nothing more will come from the peer; messages that it sent before may still be waiting.
+  /// The error that ended the stream; messages from before it may still be unread.
   [[nodiscard]] const std::optional<Error>& lost() const { return lost_; }
 
  private:
@@ -68,12 +68,12 @@ class ControlStream {
   std::unique_ptr<Link> link_;
   std::atomic<bool> silent_{false};
   std::atomic<bool> heard_{false};
-  std::atomic<bool> waiting_{false};  // there are bytes in out_
-  std::mutex sending_;                // guards the following four
+  std::atomic<bool> waiting_{false};  // out_ is not empty
+  std::mutex sending_;                // guards the four members below
   Bytes out_;
   size_t out_at_ = 0;
-  bool spoke_ = false;   // since the last beat()
-  bool closed_ = false;  // the peer takes nothing more
+  bool sent_ = false;    // since the last send_heartbeat()
+  bool closed_ = false;  // the peer accepts no more bytes
   Bytes in_;
   size_t in_at_ = 0;
   size_t in_end_ = 0;

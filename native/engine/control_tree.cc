@@ -16,8 +16,8 @@ double seconds(std::chrono::nanoseconds span) { return seconds_of(static_cast<ui
 
 double now_s() { return seconds_of(now_ns()); }
 
-/// Return for how many seconds a rank waits for the ranks below it before it tells the coordinator who is late.
-double patience_of(const EngineOptions& options) {
+/// Return the seconds that a rank waits for the ranks below before it reports late ones to the coordinator.
+double merge_wait_of(const EngineOptions& options) {
   const double timeout = seconds(options.timeout);
   return timeout > 0 ? std::min(1.0, timeout / 4) : 1.0;
 }
@@ -32,13 +32,14 @@ ControlTree::ControlTree(Wiring& wiring, const EngineOptions& options, Pending& 
       tree_(wiring.parents),
       negotiator_({wiring.size, options.knobs.fusion_threshold, options.cache_capacity, seconds(options.timeout),
                    options.look_ahead}),
-      collector_(wiring.rank, tree_.children(wiring.rank), patience_of(options)),
+      collector_(wiring.rank, tree_.children(wiring.rank), merge_wait_of(options)),
       left_(static_cast<size_t>(wiring.size)),
-      told_(static_cast<size_t>(wiring.size)) {
-  if (!wiring.leads()) connect(tree_.parent(wiring.rank));
+      departure_announced_(static_cast<size_t>(wiring.size)) {
+  if (!wiring.is_coordinator()) connect(tree_.parent(wiring.rank));
   for (const int child : tree_.children(wiring.rank)) connect(child);
-  if (has_remote_peers_) doorman_ = std::make_unique<Doorman>(streams_, wiring.own_area().doorbell, options.heartbeat);
-  if (wiring.leads() && options.knobs != Knobs()) turn(options.knobs, false);
+  if (has_remote_peers_)
+    watcher_ = std::make_unique<SocketWatcher>(streams_, wiring.own_area().doorbell, options.heartbeat);
+  if (wiring.is_coordinator() && options.knobs != Knobs()) turn(options.knobs, false);
 }
 
 void ControlTree::connect(int peer) {
@@ -62,67 +63,67 @@ void ControlTree::connect(int peer) {
   has_remote_peers_ = true;
 }
 
-bool ControlTree::ask() {
-  Asking asking = pending_.drain();
-  if (asking.empty()) return false;
+bool ControlTree::send_requests() {
+  RequestBatch batch = pending_.drain();
+  if (batch.empty()) return false;
   {
     const std::lock_guard lock(mu_);
-    for (const auto& item : asking) ++(item.index() == 0 ? asked_.by_number : asked_.in_full);
+    for (const auto& item : batch) ++(item.index() == 0 ? request_counts_.by_number : request_counts_.in_full);
   }
   const double now = now_s();
-  if (!wiring_.leads()) {
-    collector_.ask(asking, now);
+  if (!wiring_.is_coordinator()) {
+    collector_.add(batch, now);
     return true;
   }
   RankSet own;
   own.add(wiring_.rank);
-  for (auto& item : asking) {
-    if (const auto* id = std::get_if<uint32_t>(&item)) negotiator_.ask(own, *id, now);
-    else negotiator_.ask(wiring_.rank, std::move(std::get<Request>(item)), now);
+  for (auto& item : batch) {
+    if (const auto* id = std::get_if<uint32_t>(&item)) negotiator_.add(own, *id, now);
+    else negotiator_.add(wiring_.rank, std::move(std::get<Request>(item)), now);
   }
   return true;
 }
 
-bool ControlTree::hear() {
+bool ControlTree::receive() {
   bool moved = false;
   for (ControlStream& stream : streams_) {
     while (auto message = stream.receive()) {
       const int sender = stream.peer();
-      if (auto* gathered = std::get_if<Gathered>(&*message)) handle(sender, std::move(*gathered));
+      if (auto* collected = std::get_if<CollectedRequests>(&*message)) handle(sender, std::move(*collected));
       else if (auto* plan = std::get_if<Plan>(&*message)) handle(sender, std::move(*plan));
-      else if (const auto* farewell = std::get_if<Farewell>(&*message)) handle(sender, *farewell);
+      else if (const auto* departure = std::get_if<Departure>(&*message)) handle(sender, *departure);
       moved = true;
     }
   }
   return moved;
 }
 
-void ControlTree::handle(int sender, Gathered gathered) {
+void ControlTree::handle(int sender, CollectedRequests collected) {
   if (is_parent(sender)) throw Error::internal("a parent sent requests: the control connections are crossed");
-  if (wiring_.leads()) hand_over(std::move(gathered), sender, tree_, negotiator_, now_s());
-  else collector_.ask(sender, std::move(gathered), now_s());
+  if (wiring_.is_coordinator()) deliver(std::move(collected), sender, tree_, negotiator_, now_s());
+  else collector_.add(sender, std::move(collected), now_s());
 }
 
 void ControlTree::handle(int sender, Plan plan) {
   if (!is_parent(sender))
     throw Error::internal("rank " + std::to_string(sender) + " sent a plan, which only rank 0 decides");
-  collector_.heed(plan);
+  collector_.learn(plan);
   adopt(std::move(plan), false);
 }
 
-void ControlTree::handle(int sender, const Farewell& farewell) {
-  if (!farewell.clean) throw announced_.emplace(Error::peer_lost("", farewell.rank, farewell.reason));
-  if (!tree_.holds(farewell.rank) || !tree_.holds(farewell.first)) throw Error::internal("an unknown rank has left");
+void ControlTree::handle(int sender, const Departure& departure) {
+  if (!departure.clean) throw announced_.emplace(Error::peer_lost("", departure.rank, departure.reason));
+  if (!tree_.holds(departure.rank) || !tree_.holds(departure.first)) throw Error::internal("an unknown rank has left");
   if (!is_parent(sender)) {
-    announce_departure(farewell.rank, farewell.first);
+    announce_departure(departure.rank, departure.first);
     return;
   }
-  first_left_ = farewell.first;
-  if (farewell.rank == sender) {
+  first_left_ = departure.first;
+  if (departure.rank == sender) {
     left_[static_cast<size_t>(sender)] = true;
   } else {
     collector_.leave();
-    send_to_children(farewell);
+    send_to_children(departure);
   }
 }
 
@@ -138,7 +139,7 @@ void ControlTree::adopt(Plan plan, bool paced) {
 }
 
 bool ControlTree::decide() {
-  if (!wiring_.leads()) return false;
+  if (!wiring_.is_coordinator()) return false;
   const double now = now_s();
   if (turning_.load()) {
     const std::lock_guard lock(mu_);
@@ -152,8 +153,8 @@ bool ControlTree::decide() {
   return true;
 }
 
-/// Put wanted knobs at the head of a plan that all ranks wait for: then no rank is on the fast path. Return whether
-/// steps are to be marked from then on.
+/// Put wanted knobs at the head of a plan that all ranks wait for, so that no rank is in the lane. Return whether to
+/// mark the steps from there on.
 bool ControlTree::add_knobs(Plan& plan) {
   const auto is_bucket = [](const auto& item) { return std::holds_alternative<Bucket>(item); };
   if (!turning_.load() || std::ranges::none_of(plan, is_bucket)) return false;
@@ -165,8 +166,8 @@ bool ControlTree::add_knobs(Plan& plan) {
 }
 
 void ControlTree::forward() {
-  if (wiring_.leads() || collector_.idle()) return;
-  const Gathered up = collector_.drain(now_s());
+  if (wiring_.is_coordinator() || collector_.idle()) return;
+  const CollectedRequests up = collector_.drain(now_s());
   if (!up.empty()) streams_.front().send(up);
 }
 
@@ -182,7 +183,7 @@ std::optional<AgreedPlan> ControlTree::next_plan() {
 }
 
 void ControlTree::arm_doorbell() {
-  if (doorman_) doorman_->listen();
+  if (watcher_) watcher_->listen();
 }
 
 void ControlTree::note_departure(int rank) {
@@ -192,7 +193,7 @@ void ControlTree::note_departure(int rank) {
 bool ControlTree::has_departures() const {
   return std::ranges::any_of(streams_, [this](const ControlStream& stream) {
     const auto at = static_cast<size_t>(stream.peer());
-    return left_[at] && (!told_[at] || is_parent(stream.peer()));
+    return left_[at] && (!departure_announced_[at] || is_parent(stream.peer()));
   });
 }
 
@@ -207,48 +208,48 @@ void ControlTree::announce_departures() {
     }
     const int first = first_left_.value_or(peer);
     const char* const reason = reason_of(Life::State::Left);
-    if (!told_[at]) send_to_children(Farewell{peer, true, reason, first});
-    told_[at] = true;
+    if (!departure_announced_[at]) send_to_children(Departure{peer, true, reason, first});
+    departure_announced_[at] = true;
     if (!pending_.empty()) throw Error::peer_lost("", first, reason);
   }
 }
 
-/// Tell of `rank`, a rank below this one, that it has left, and that `first` was the first to leave. `rank` did its
-/// part of all that it had asked for. What it and the ranks below it have not asked for can never run. All ranks hear
-/// of the first departure, so that no request is held back any more.
+/// Announce that `rank`, a rank below this one, has left, and that `first` left first. `rank` did its part of all its
+/// requests. Operations that lack a request of it or of the ranks below it can never run. All ranks hear of the first
+/// departure, so that no request is held back any more.
 void ControlTree::announce_departure(int rank, int first) {
   const auto at = static_cast<size_t>(rank);
-  if (told_[at]) return;
-  left_[at] = told_[at] = true;
+  if (departure_announced_[at]) return;
+  left_[at] = departure_announced_[at] = true;
   const bool is_first = !first_left_;
   if (is_first) first_left_ = first;
   const std::string reason = reason_of(Life::State::Left);
-  if (wiring_.leads()) {
+  if (wiring_.is_coordinator()) {
     negotiator_.leave(tree_.below(rank), rank, reason);
-    if (is_first) send_to_children(Farewell{rank, true, reason, first});
+    if (is_first) send_to_children(Departure{rank, true, reason, first});
     return;
   }
   collector_.leave();
   forward();
-  streams_.front().send(Farewell{rank, true, reason, first});
+  streams_.front().send(Departure{rank, true, reason, first});
 }
 
-void ControlTree::announce_failure(const Farewell& farewell) {
+void ControlTree::announce_failure(const Departure& departure) {
   // The ranks of this host read it in the segment.
   for (ControlStream& stream : streams_)
-    if (stream.fd() >= 0) stream.send(farewell);
+    if (stream.fd() >= 0) stream.send(departure);
 }
 
 void ControlTree::leave(bool clean, uint64_t deadline) {
   for (ControlStream& stream : streams_) {
     if (clean)
-      stream.send(Farewell{wiring_.rank, true, reason_of(Life::State::Left), first_left_.value_or(wiring_.rank)});
+      stream.send(Departure{wiring_.rank, true, reason_of(Life::State::Left), first_left_.value_or(wiring_.rank)});
     while (!stream.flush() && now_ns() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
 void ControlTree::turn(const Knobs& knobs, bool paced) {
-  if (!wiring_.leads()) throw Error::invalid("turn", "only rank 0 decides what all ranks work with");
+  if (!wiring_.is_coordinator()) throw Error::invalid("turn", "only rank 0 decides what all ranks work with");
   if (!knobs.valid()) throw Error::invalid("turn", "chunks are multiples of 64 bytes, of at least 4 KiB");
   const std::lock_guard lock(mu_);
   wanted_ = knobs;
@@ -257,8 +258,8 @@ void ControlTree::turn(const Knobs& knobs, bool paced) {
 }
 
 void ControlTree::find_stalls(double now) {
-  if (stall_ == 0 || now - stalls_looked_ < std::min(0.5, stall_ / 4)) return;
-  stalls_looked_ = now;
+  if (stall_ == 0 || now - stalls_checked_ < std::min(0.5, stall_ / 4)) return;
+  stalls_checked_ = now;
   auto found = negotiator_.waiting() > 0 ? negotiator_.stalls(now - stall_) : std::vector<Negotiator::Stall>();
   for (Negotiator::Stall& stall : found)
     for (auto* ranks : {&stall.asked, &stall.missing})
@@ -273,9 +274,9 @@ std::vector<Negotiator::Stall> ControlTree::stalls() {
   return stalls_;
 }
 
-ControlTree::Asked ControlTree::asked() {
+ControlTree::RequestCounts ControlTree::request_counts() {
   const std::lock_guard lock(mu_);
-  return asked_;
+  return request_counts_;
 }
 
 template <class Payload>

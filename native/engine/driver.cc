@@ -15,10 +15,10 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 constexpr milliseconds kNap{5};        // longest sleep of a thread that watches for lost ranks
-constexpr milliseconds kIdleNap{200};  // longest sleep without work; the coordinator's clock ticks that often
+constexpr milliseconds kIdleNap{200};  // longest sleep without work; also the tick of the coordinator's checks
 constexpr milliseconds kLull{2};       // a thread that has just waited is expected to wait again within this time
-constexpr microseconds kFlow{10};      // requests at a shorter distance belong together
-constexpr microseconds kStream{60};    // the same within a burst: the driver's thread itself may delay requests
+constexpr microseconds kFlow{10};      // requests at shorter intervals belong together
+constexpr microseconds kStream{60};    // the same within a burst, where the driver's thread itself may delay requests
 constexpr microseconds kGather{150};   // a nap costs the submitting thread some 20 us of its core
 constexpr int kMostGathering = 7;
 constexpr uint64_t kLookEvery = 64;
@@ -48,11 +48,11 @@ void Driver::start() {
 void Driver::wake(uint64_t now) {
   submitted_ns_.store(now, std::memory_order_relaxed);
   if (waiters_.load() > 0) {
-    doorbell_.nudge();  // the waiter drives, and looks by itself while it is awake
+    doorbell_.wake_sleepers();  // the waiter drives, and checks by itself while it is awake
   } else if (!called_.exchange(true)) {
-    // One call for all requests until the thread comes: a call costs more than a request.
+    // Ring once for all requests until the thread wakes: a ring costs more than a request.
     bell_.bump();
-    doorbell_.nudge();
+    doorbell_.wake_sleepers();
   }
 }
 
@@ -73,8 +73,8 @@ bool Driver::wait(Operation& operation, nanoseconds limit) {
     const uint32_t seen = doorbell_.load();
     if (work_.progress()) {
       if (waiters_.load() > 1) {
-        turn_.nudge();
-        doorbell_.nudge();  // the previous driver may sleep on it
+        turn_.wake_sleepers();
+        doorbell_.wake_sleepers();  // the previous driver may sleep on it
       }
       pauses = 0;
       continue;
@@ -88,12 +88,12 @@ bool Driver::wait(Operation& operation, nanoseconds limit) {
     if (now - idle_since <= spin_ns_) continue;
     work_.arm_doorbell();
     driving.unlock();
-    turn_.nudge();
-    doorbell_.sleep_unless(seen, kNap, [this] { return pending_.fresh(); });
+    turn_.wake_sleepers();
+    doorbell_.sleep_unless(seen, kNap, [this] { return pending_.has_new(); });
     pauses = 0;
   }
   if (driving) driving.unlock();
-  turn_.nudge();
+  turn_.wake_sleepers();
   const uint64_t end = now_ns();
   waited_ns_.fetch_add(end - begin, std::memory_order_relaxed);
   last_wait_ns_.store(end, std::memory_order_relaxed);
@@ -103,7 +103,7 @@ bool Driver::wait(Operation& operation, nanoseconds limit) {
 
 /// Return whether another thread drives, or is expected to within kLull. A rank without pending operations delays no
 /// peer in that time: no operation runs without a request of this rank.
-bool Driver::is_attended() const {
+bool Driver::has_waiter() const {
   if (waiters_.load() > 0) return true;
   return pending_.empty() && now_ns() < last_wait_ns_.load(std::memory_order_relaxed) + ns(kLull);
 }
@@ -120,21 +120,21 @@ void Driver::run() noexcept {
   }
   while (!stopping_.load()) {
     const uint32_t bell_seen = bell_.load();
-    // First the flag, then the report: a later caller also rings the bell.
+    // Clear the flag before the report, so that a later caller rings the bell again.
     called_.exchange(false);
     report();
-    if (is_attended() || !has_work()) {
-      // A waiter only calls when it leaves operations behind.
+    if (has_waiter() || !has_work()) {
+      // Woken by a waiter only if it leaves operations behind.
       bell_.sleep(bell_seen, always_listens_ ? kLull : kIdleNap);
-      if (!wiring_.leads() || is_attended()) continue;
+      if (!wiring_.is_coordinator() || has_waiter()) continue;
     }
     collect_burst();
-    if (waiters_.load() > 0) continue;  // the waiter would only have to wait for its turn
+    if (waiters_.load() > 0) continue;  // the waiter would have to wait for its turn
     const uint32_t seen = doorbell_.load();
     const bool moved = drive_in_background();
-    if (waiters_.load() > 0) turn_.nudge();
+    if (waiters_.load() > 0) turn_.wake_sleepers();
     if (!moved && has_work() && waiters_.load() == 0 && !stopping_.load())
-      doorbell_.sleep_unless(seen, kNap, [this] { return pending_.fresh() || has_finished_.load(); });
+      doorbell_.sleep_unless(seen, kNap, [this] { return pending_.has_new() || has_finished_.load(); });
   }
   life.end();
 }
@@ -151,11 +151,11 @@ bool Driver::drive_in_background() {
   return moved;
 }
 
-/// Wait for more requests while they arrive in quick succession. Taken one by one they would make many small buckets
+/// Wait for more requests while they arrive in quick succession. Handling them one by one would make many small buckets
 /// and disturb the submitting thread. A single request does not wait, except the first one after a burst.
 void Driver::collect_burst() {
   for (int naps = 0; naps < kMostGathering; ++naps) {
-    // A thread that waits for one operation after the other is between two of them for a moment.
+    // A thread that waits for one operation after another pauses for a moment in between.
     const uint64_t last =
         std::max(submitted_ns_.load(std::memory_order_relaxed), last_wait_ns_.load(std::memory_order_relaxed));
     const bool flows = now_ns() < last + ns(in_burst_ ? kStream : kFlow);
@@ -176,7 +176,7 @@ void Driver::complete(const OperationPtr& operation) {
   }
   if (has_finished_.exchange(true) || in_background_) return;
   bell_.bump();
-  doorbell_.nudge();
+  doorbell_.wake_sleepers();
 }
 
 void Driver::fail(const OperationPtr& operation, const Error& error) {

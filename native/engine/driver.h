@@ -14,14 +14,14 @@
 
 namespace farandole {
 
-/// The work that a driver drives. Every call is made with the driver's lock held.
+/// The work that a driver performs. Every call holds the driver's lock.
 class Work {
  public:
   virtual ~Work() = default;
 
-  virtual bool progress() noexcept = 0;      // talk to the other ranks, run agreed plans; return whether anything moved
-  virtual void check_peers() noexcept = 0;   // look for lost ranks; called when nothing moves
-  virtual void arm_doorbell() noexcept = 0;  // let news from other hosts ring the doorbell; called before a sleep
+  virtual bool progress() noexcept = 0;      // exchange messages, run agreed plans; return whether anything moved
+  virtual void check_peers() noexcept = 0;   // look for lost ranks; called when nothing moved
+  virtual void arm_doorbell() noexcept = 0;  // make news from other hosts ring the doorbell; called before a sleep
 };
 
 /// Threads that wait for operations, and the one that makes progress.
@@ -32,40 +32,40 @@ class Driver {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  /// With `always_listens` the thread drives without pending operations too: remote ranks cannot wake it.
+  /// With `always_listens` the thread drives even without pending operations, because remote ranks cannot wake it.
   Driver(const Wiring& wiring, std::chrono::nanoseconds spin, bool always_listens, const Pending& pending, Work& work);
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  void start();             // start the thread; return when it holds the life word. Throws what prevents it
+  void start();             // start the thread; return when it holds the life word. Throws if that fails
   void stop();              // stop and join the thread; the lock must be free
-  void abandon();           // in a forked child: drop the thread, which runs in the parent only
-  void wake(uint64_t now);  // drive operations that were added at `now` and that no thread is about to wait for
+  void abandon();           // in a forked child: drop the thread, which runs in the parent
+  void wake(uint64_t now);  // drive operations added at `now` for which no thread is about to wait
 
   /// Drive until `operation` is done or `limit` has passed; return whether it is done.
   bool wait(Operation& operation, std::chrono::nanoseconds limit);
 
   [[nodiscard]] Lock try_lock() { return Lock(mu_, std::try_to_lock); }
-  void notify_waiters() { turn_.nudge(); }  // the lock is free, or an operation is done
+  void notify_waiters() { turn_.wake_sleepers(); }  // the lock is free, or an operation has completed
 
-  /// End `operation`, with `error` restated in the job's ranks. Needs the lock. The driver's thread calls the listener
-  /// later, without the lock: a listener may submit, and even wait.
+  /// Complete `operation`, with `error` restated in the job's ranks. Needs the lock. The driver's thread calls the
+  /// listener later, without the lock, so a listener may submit and even wait.
   void complete(const OperationPtr& operation);
   void fail(const OperationPtr& operation, const Error& error);
-  void report() noexcept;  // call the listeners of operations that are done
+  void report() noexcept;  // call the listeners of completed operations
 
-  /// Take the lock for good. After `deadline` (now_ns()) the running collective is told to stop.
+  /// Take the lock for good. After `deadline` (now_ns()) the running collective is stopped.
   [[nodiscard]] Lock take_over(uint64_t deadline);
   [[nodiscard]] bool is_stopping() const { return stopping_.load(); }
 
-  [[nodiscard]] bool is_in_background() const { return in_background_; }  // the own thread drives; needs the lock
+  [[nodiscard]] bool is_in_background() const { return in_background_; }  // the driver's thread drives; needs the lock
   [[nodiscard]] uint64_t waited_ns() const { return waited_ns_.load(std::memory_order_relaxed); }
 
  private:
   void run() noexcept;
   bool drive_in_background();
   void collect_burst();
-  [[nodiscard]] bool is_attended() const;
+  [[nodiscard]] bool has_waiter() const;
   [[nodiscard]] bool has_work() const { return !pending_.empty() || always_listens_; }
 
   const Wiring& wiring_;
@@ -82,14 +82,14 @@ class Driver {
   Signal turn_;  // wakes waiters while another thread drives
 
   std::atomic<int> waiters_{0};
-  std::atomic<bool> called_{false};        // bell_ has rung, and the thread has not come yet
-  std::atomic<uint64_t> submitted_ns_{0};  // last submission without a waiter
+  std::atomic<bool> called_{false};        // bell_ has rung; the thread has not woken yet
+  std::atomic<uint64_t> submitted_ns_{0};  // last submission without a waiting thread
   std::atomic<uint64_t> last_wait_ns_{0};  // end of the last wait
   std::atomic<uint64_t> waited_ns_{0};
-  bool in_burst_ = false;  // the thread's own: several operations were queued when it last looked
+  bool in_burst_ = false;  // several operations were queued at the last check; used by the thread only
 
   std::mutex finished_mu_;
-  std::vector<OperationPtr> finished_;  // their listeners are to be called
+  std::vector<OperationPtr> finished_;  // listeners not called yet
   std::atomic<bool> has_finished_{false};
 
   std::promise<void> started_;

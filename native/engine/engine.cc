@@ -8,7 +8,7 @@
 namespace farandole {
 namespace {
 
-constexpr uint64_t kLastWords = 1'000'000'000;  // ns, for what is under way when the engine shuts down
+constexpr uint64_t kShutdownLimit = 1'000'000'000;  // ns; limit for operations and messages under way at shutdown
 
 Wiring valid(Wiring wiring) {
   wiring.validate();
@@ -51,7 +51,7 @@ void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
     operation->submitted_ticks = now_ticks;
   }
   pending_.add(operations);
-  // The other ranks would wait in the lane for this rank in vain.
+  // The other ranks would wait in the lane in vain.
   if (operations.front()->request.kind == Kind::Join) wiring_.segment->lane().suspend();
   if (wake) driver_.wake(now);
 }
@@ -62,16 +62,15 @@ bool Engine::wait(Operation& operation, std::chrono::nanoseconds limit) {
   return driver_.wait(operation, limit);
 }
 
-bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& settle) {
+bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& before_wait) {
   require_own_process(recurring.operations.front()->request.name);
-  // New knobs go along with a plan.
+  // New knobs need a plan.
   if (!executor_.can_run_in_lane(recurring) || control_.is_turning()) return false;
   {
     const Driver::Lock driving = driver_.try_lock();
-    // What is pending comes first, on every rank: all ranks in the lane have
-    // run the same plans.
+    // Pending operations run first, on every rank, so all ranks in the lane have run the same plans.
     if (!driving || failures_.has_failed() || closed_.load() || !pending_.empty() || control_.has_plans()) return false;
-    if (!executor_.run_in_lane(recurring, settle)) return false;
+    if (!executor_.run_in_lane(recurring, before_wait)) return false;
   }
   driver_.notify_waiters();
   return true;
@@ -79,12 +78,12 @@ bool Engine::run_in_lane(Recurring& recurring, const std::function<void()>& sett
 
 bool Engine::drive_once() {
   if (failures_.has_failed() || driver_.is_stopping()) {
-    control_.flush();  // the news of it may still wait for room
+    control_.flush();  // the announcement may still wait for room
     return false;
   }
-  bool moved = control_.ask();
+  bool moved = control_.send_requests();
   if (moved) executor_.leave_lane();
-  moved = control_.hear() || moved;
+  moved = control_.receive() || moved;
   moved = control_.decide() || moved;
   control_.forward();
   while (const auto agreed = control_.next_plan()) {
@@ -95,8 +94,7 @@ bool Engine::drive_once() {
   return moved;
 }
 
-/// Return what `step` returns. An error ends the job; true then, for something
-/// has moved.
+/// Return the result of `step`. An error ends the job, and counts as progress.
 template <class Step>
 bool Engine::poison_on_error(Step step) noexcept {
   try {
@@ -120,8 +118,8 @@ void Engine::check_peers() noexcept {
   };
   poison_on_error([&] {
     const std::optional<Error> lost = failures_.find_lost();
-    // A rank that has left or is lost may have spoken before: that counts. Only
-    // what is pending afterwards fails.
+    // First receive the messages that a departed or lost rank sent before. Only operations still pending afterwards
+    // fail.
     if (control_.has_departures()) {
       drive_until_idle();
       control_.announce_departures();
@@ -156,18 +154,16 @@ void Engine::require_alive() {
 void Engine::shutdown() {
   if (is_forked()) return;
   {
-    const std::lock_guard closing(closing_);  // a second caller returns when the first is done
+    const std::lock_guard closing(closing_);  // a second caller returns when the first has finished
     if (closed_.exchange(true)) return;
     pending_.refuse(wiring_.in_job_ranks(Error::closed("it was shut down")));
     {
-      // What all ranks have agreed on may still be under way; the others count
-      // on this rank's part in it.
-      const uint64_t until = now_ns() + kLastWords;
+      // An agreed operation may still be running, and the other ranks need this rank's part in it.
+      const uint64_t until = now_ns() + kShutdownLimit;
       const Driver::Lock driving = driver_.take_over(until);
       if (progress()) progress();
       failures_.fail_pending(Error::closed("it was shut down while this operation was pending"));
-      // After a failure the others are to hear of that, not that this rank left
-      // because of it.
+      // After a failure, announce the failure instead of a clean departure.
       control_.leave(!failures_.has_failed(), until);
     }
     driver_.stop();
@@ -178,10 +174,10 @@ void Engine::shutdown() {
   driver_.report();
 }
 
-void Engine::see_off() const {
-  if (is_forked()) return;  // they are threads of the parent
-  const uint64_t until = now_ns() + kLastWords;
-  while (visitors_.load() > 0 && now_ns() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+void Engine::wait_for_callers() const {
+  if (is_forked()) return;  // the threads are the parent's
+  const uint64_t until = now_ns() + kShutdownLimit;
+  while (callers_.load() > 0 && now_ns() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void Engine::turn(const Knobs& knobs, bool paced) {
@@ -196,9 +192,9 @@ std::vector<Negotiator::Stall> Engine::stalls() {
 
 EngineStats Engine::stats() {
   EngineStats stats = executor_.stats();
-  const ControlTree::Asked asked = control_.asked();
-  stats.asked_by_number = asked.by_number;
-  stats.asked_in_full = asked.in_full;
+  const ControlTree::RequestCounts counts = control_.request_counts();
+  stats.asked_by_number = counts.by_number;
+  stats.asked_in_full = counts.in_full;
   stats.waited_ns += driver_.waited_ns();
   return stats;
 }

@@ -22,13 +22,11 @@
 
 namespace farandole {
 
-/// One rank's share in the collectives: takes operations, agrees with the other
-/// ranks on an order, runs them.
+/// One rank's side of the collectives: takes operations, agrees with the other ranks on an order, runs them.
 ///
-/// The engine joins four parts. The driver decides which thread makes progress;
-/// the control tree carries requests and plans; the executor runs plans; the
-/// failure detector finds lost ranks. Once a rank is lost, every waiter,
-/// present and future, gets the same error.
+/// The engine joins four parts. The driver decides which thread makes progress; the control tree carries requests and
+/// plans; the executor runs plans; the failure detector finds lost ranks. Once a rank is lost, every waiter, present
+/// and future, gets the same error.
 class Engine : private Work {
  public:
   using Tuned = farandole::Tuned;
@@ -38,60 +36,48 @@ class Engine : private Work {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Take operations, all or none; never blocks. With `wake` the engine's
-  /// thread is told, otherwise the caller is about to wait. Throws Error:
-  /// Invalid (a name that is in flight), Closed, or the failure that ended the
-  /// job.
+  /// Take operations, all or none; never blocks. With `wake` the engine's thread is woken, otherwise the caller is
+  /// about to wait. Throws Error: Invalid (a name that is in flight), Closed, or the failure that ended the job.
   void submit(std::span<const OperationPtr> operations, bool wake);
   void submit(const OperationPtr& operation, bool wake) { submit({&operation, 1}, wake); }
 
-  /// Run operations to their end if all ranks are about to run just these now;
-  /// return whether they are done. If not, nothing has happened, and they are
-  /// to be submitted. `settle` is called at most once, before anything that
-  /// takes longer than a moment. Blocks for milliseconds at most when the other
-  /// ranks do not come.
-  bool run_in_lane(Recurring& recurring, const std::function<void()>& settle);
+  /// Run operations to completion if all ranks are about to run the same ones now; return whether they have completed.
+  /// If not, nothing has happened, and the caller submits them. `before_wait` is called before a wait longer than about
+  /// a microsecond. Blocks for a few milliseconds at most if other ranks do not arrive.
+  bool run_in_lane(Recurring& recurring, const std::function<void()>& before_wait);
 
-  /// Drive until `operation` is done or `limit` has passed; return whether it
-  /// is done. `operation->error` then tells how it ended.
+  /// Drive until `operation` has completed or `limit` has passed; return whether it has completed. `operation->error`
+  /// holds its error.
   bool wait(Operation& operation, std::chrono::nanoseconds limit);
 
-  /// Return a buffer that the other ranks of the host see too, so that
-  /// allreduces in place need not copy it: see Arena::take. In a world of
-  /// several hosts, ordinary memory. Lives as long as it is held, also beyond
-  /// the engine.
+  /// Return a buffer that the other ranks of the host can read, so that allreduces in place need no copy: see
+  /// Arena::take. In a world of several hosts, ordinary memory. Valid while it is held, also after the engine.
   [[nodiscard]] std::shared_ptr<std::byte> shared_buffer(size_t bytes);
 
-  /// Take leave of the other ranks, fail what is pending, and stop. Idempotent.
-  /// Does nothing in a forked child.
+  /// Leave the other ranks, fail pending operations, and stop. Idempotent. Does nothing in a forked child.
   void shutdown();
 
-  /// Throw the failure that has ended the job, if one has: for threads that
-  /// wait for ranks, not for an operation.
+  /// Throw the failure that has ended the job, if any. For threads that wait for ranks instead of an operation.
   void require_alive();
 
-  /// Count the threads that are inside a call and will come back to their
-  /// binding.
-  void visit(int change) { visitors_.fetch_add(change); }
+  /// Count threads inside a call that will return to their binding.
+  void count_callers(int change) { callers_.fetch_add(change); }
 
-  /// Wait after shutdown() until they have come back, for a second at most.
-  void see_off() const;
+  /// Wait after shutdown() for those threads, for at most a second.
+  void wait_for_callers() const;
 
-  /// Return whether this is a child of the engine's process. The engine's
-  /// threads and its connections are the parent's. No lock may be taken: a
-  /// thread that does not exist here may hold it.
+  /// Return whether this is a forked child. The engine's threads and connections are the parent's. Take no lock: a
+  /// thread that is missing here may hold it.
   [[nodiscard]] bool is_forked() const { return fork_number() != fork_number_; }
 
   [[nodiscard]] EngineStats stats();
 
-  /// Return the operations that some ranks have asked for longer ago than the
-  /// stall limit and others have not. Known on rank 0 only, up to half a second
-  /// late.
+  /// Return the operations that some ranks requested longer ago than the stall limit and others have not. Known on rank
+  /// 0 only, up to half a second late.
   [[nodiscard]] std::vector<Negotiator::Stall> stalls();
 
-  /// Let all ranks work with `knobs` from a coming plan on; with `paced`, mark
-  /// the steps from there on. Takes effect with the next operation. Throws
-  /// Error (Invalid) for wrong knobs, and on other ranks than 0.
+  /// Change the knobs of all ranks with a later plan; with `paced`, mark the steps from there on. Takes effect with the
+  /// next operation. Throws Error (Invalid) for invalid knobs, and on other ranks than 0.
   void turn(const Knobs& knobs, bool paced);
 
   [[nodiscard]] Tuned tuned() { return executor_.tuned(); }
@@ -119,7 +105,7 @@ class Engine : private Work {
   Executor executor_;
   std::mutex closing_;
   std::atomic<bool> closed_{false};
-  std::atomic<int> visitors_{0};
+  std::atomic<int> callers_{0};
 };
 
 }  // namespace farandole

@@ -11,14 +11,14 @@
 namespace farandole {
 namespace {
 
-/// Min, Max and Product know a value that changes nothing only behind the factor: nothing times -2 is the least value.
-/// So, where joined ranks bring that value, the others bring theirs multiplied.
+/// Min, Max and Product have a neutral value only after scaling: the least value times -2 is the largest. So if joined
+/// ranks bring that value, the other ranks scale their inputs first.
 bool scales_first(const Request& request) {
   const bool sums = request.op == ReduceOp::Sum || request.op == ReduceOp::Average || request.op == ReduceOp::Adasum;
   return request.prescale != 1 && (!sums || !std::isfinite(request.prescale));
 }
 
-/// The same with the inputs multiplied, where the outputs are to be.
+/// The pieces with scaled inputs, which are written to the outputs.
 std::vector<Piece> scaled_pieces_of(std::span<const OperationPtr> operations) {
   std::vector<Piece> pieces;
   for (const OperationPtr& each : operations) {
@@ -39,8 +39,8 @@ std::vector<Piece> pieces_of(std::span<const OperationPtr> operations) {
   return pieces;
 }
 
-/// Gives the operation its output: the caller's, or memory of the pool's for `rows` rows of the request's shape. A
-/// caller's that does not fit fails this rank's operation alone: the others count on its part in the collective.
+/// Sets and returns the operation's output: the caller's, or memory of the pool for `rows` rows of the request's shape.
+/// If the caller's does not fit, only this rank's operation fails, because the others need its part in the collective.
 std::byte* result_of(Operation& operation, int64_t rows, ResultPool& pool) {
   operation.result_shape = operation.request.shape;
   operation.result_shape[0] = rows;
@@ -58,7 +58,7 @@ std::byte* result_of(Operation& operation, int64_t rows, ResultPool& pool) {
 const char* allreduce(World& world, int rank, int size, const Bucket& bucket,
                       std::span<const OperationPtr> operations) {
   const Request& first = operations[0]->request;
-  // What is agreed in the lane has no entries, and nobody has joined.
+  // An operation agreed in the lane has no entries, and no rank has joined.
   const bool scaled = !bucket.entries.empty() && bucket.entries[0].request && scales_first(first);
   const std::vector<Piece> pieces = scaled ? scaled_pieces_of(operations) : pieces_of(operations);
   Reduction reduction = reduction_of(first, size);
@@ -129,7 +129,7 @@ class Execution {
 
  private:
   static void expect(bool fits) {
-    if (!fits) throw Error::internal("a plan does not fit the operation that it names");
+    if (!fits) throw Error::internal("a plan does not match its operation");
   }
 
   World& world_;
@@ -151,14 +151,14 @@ int64_t scattered_rows(int64_t rows, int owner, int size) { return rows / size +
 const char* execute(World& world, ResultPool& pool, int rank, int size, const Bucket& bucket,
                     std::span<const OperationPtr> operations) {
   for (const OperationPtr& each : operations)
-    if (each->request.kind != bucket.kind) throw Error::internal("a plan does not fit the operation that it names");
+    if (each->request.kind != bucket.kind) throw Error::internal("a plan does not match its operation");
   const Request& first = operations[0]->request;
   switch (bucket.kind) {
     case Kind::Allreduce: return allreduce(world, rank, size, bucket, operations);
     case Kind::Broadcast: return world.broadcast(pieces_of(operations), first.root);
     case Kind::Barrier: return world.barrier();
     case Kind::Join:
-      if (bucket.entries[0].sizes.size() != 1) throw Error::internal("a plan does not say who joined last");
+      if (bucket.entries[0].sizes.size() != 1) throw Error::internal("a plan does not name the rank that joined last");
       operations[0]->last_joined = static_cast<int>(bucket.entries[0].sizes[0]);
       return "nothing";
     default: break;

@@ -18,15 +18,15 @@ std::unique_ptr<World> take_world(Wiring& wiring, FailureDetector& failures, std
   return std::move(made.world);
 }
 
-/// Return whether no rank can finish before all ranks have begun: a rank that ran ahead could reuse a round of the lane
-/// that another rank still reads.
+/// Return whether no rank can finish before all ranks have begun. Otherwise a rank that runs ahead could reuse a round
+/// of the lane that another rank still reads.
 bool synchronizes(const Recurring& recurring) {
   const Request& first = recurring.operations.front()->request;
   if (first.kind == Kind::Barrier) return true;
   return (first.kind == Kind::Allreduce || first.kind == Kind::Broadcast) && recurring.bytes > 0;
 }
 
-/// Return whether these are only some members of a group, which runs as a whole.
+/// Return whether these are only some members of a group, which must run as a whole.
 bool is_partial_group(const Recurring& recurring) {
   const Request& first = recurring.operations.front()->request;
   return first.group_size != (first.group.empty() ? 0 : recurring.operations.size());
@@ -85,7 +85,7 @@ std::vector<OperationPtr> Executor::take(const Bucket& bucket) {
 
 OperationPtr Executor::take(const Entry& entry) {
   if (!entry.request) return pending_.take(entry);
-  // Some rank has joined, perhaps this one.
+  // A rank has joined, perhaps this one.
   OperationPtr own = pending_.take(entry.name);
   return own ? own : stand_in(*entry.request, wiring_.size);
 }
@@ -115,10 +115,10 @@ void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operation
 }
 
 void Executor::refuse(const Refusal& refusal) {
-  // This rank's own request was on its way when the coordinator gave up waiting for it; there it counts as a new one.
+  // This rank's request was in flight when the coordinator's timeout expired; the coordinator counts it as a new one.
   const auto& late = refusal.error.ranks;
   if (refusal.error.kind == ErrorKind::Timeout && std::ranges::find(late, wiring_.rank) != late.end()) return;
-  // A rank that has not asked has nothing to fail.
+  // A rank without the request has nothing to fail.
   const OperationPtr operation = pending_.take(refusal.name);
   if (!operation) return;
   if (operation->request.kind == Kind::Join) wiring_.segment->lane().resume();
@@ -135,24 +135,24 @@ void Executor::turn_to(const Knobs& knobs, bool paced) {
 }
 
 void Executor::leave_lane() {
-  if (lane_) lane_->pass();
+  if (lane_) lane_->leave();
 }
 
 bool Executor::can_run_in_lane(const Recurring& recurring) const {
   return lane_ && synchronizes(recurring) && !is_partial_group(recurring);
 }
 
-bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& settle) {
-  Passage passage;
-  passage.number = pending_.number_of(recurring);
-  if (passage.number == kNoId) return false;
+bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& before_wait) {
+  LaneAttempt attempt;
+  attempt.number = pending_.number_of(recurring);
+  if (attempt.number == kNoId) return false;
   const Request& first = recurring.operations.front()->request;
-  passage.instance = executed_;
-  // Anything but a plain reduction of few bytes runs as usual, only without the coordinator.
+  attempt.instance = executed_;
+  // Other operations run as usual, only without the coordinator.
   if (recurring.bytes <= kSmallBytes && recurring.buckets.size() == 1 && first.op != ReduceOp::Adasum)
-    passage.payload = recurring.bytes;
+    attempt.payload = recurring.bytes;
   const bool gives = first.kind != Kind::Broadcast || first.root == wiring_.rank;
-  passage.load = [&recurring, gives](std::byte* to) {
+  attempt.load = [&recurring, gives](std::byte* to) {
     for (size_t i = 0; gives && i < recurring.operations.size(); ++i) {
       const Operation& operation = *recurring.operations[i];
       const size_t bytes = operation.request.bytes();
@@ -160,17 +160,17 @@ bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& se
       to += bytes;
     }
   };
-  passage.called_away = [this] { return pending_.fresh(); };
-  passage.settle = settle;
+  attempt.interrupted = [this] { return pending_.has_new(); };
+  attempt.before_wait = before_wait;
   const uint64_t now = trace_.now();
   for (const OperationPtr& operation : recurring.operations) operation->submitted_ticks = now;
-  if (!lane_->agree(passage)) return false;
+  if (!lane_->agree(attempt)) return false;
   if (trace_.marks_plans()) trace_.add_plan(recurring.buckets.size());
   agreed_in_lane_.fetch_add(recurring.operations.size(), std::memory_order_relaxed);
-  if (passage.payload > 0 || first.kind == Kind::Barrier) {
-    finish_in_lane(recurring, passage.payload);
+  if (attempt.payload > 0 || first.kind == Kind::Barrier) {
+    finish_in_lane(recurring, attempt.payload);
   } else {
-    settle();
+    before_wait();
     run_all(recurring);
   }
   return true;
@@ -192,7 +192,7 @@ void Executor::run_all(const Recurring& recurring) {
   }
 }
 
-/// Finish operations whose data has arrived with the ranks.
+/// Complete operations whose data came with the arrivals.
 void Executor::finish_in_lane(const Recurring& recurring, size_t payload) {
   const std::span<const OperationPtr> all(recurring.operations);
   const Request& first = all.front()->request;

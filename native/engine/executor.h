@@ -27,18 +27,18 @@ struct EngineStats {
   uint64_t bytes = 0;       // of the inputs
   uint64_t asked_by_number = 0;
   uint64_t asked_in_full = 0;
-  uint64_t in_lane = 0;    // operations that were agreed without the coordinator
-  uint64_t waited_ns = 0;  // by threads that waited for operations, except for moments
+  uint64_t in_lane = 0;    // operations agreed in the lane, without the coordinator
+  uint64_t waited_ns = 0;  // by threads that waited for operations, without waits below a microsecond
 };
 
-/// The knobs that a rank works with after `turns` turns; on rank 0 also the marked steps since the last turn.
+/// The knobs of a rank after `turns` changes; on rank 0 also the marked steps since the last change.
 struct Tuned {
   Knobs knobs;
   uint64_t turns = 0;
   std::vector<Pace::Mark> marks;
 };
 
-/// Execution of plans, and the memory and counters that go with it.
+/// Execution of plans, with its memory and counters.
 ///
 /// All members need the driver's lock, except those marked "any thread".
 class Executor {
@@ -46,22 +46,22 @@ class Executor {
   Executor(Wiring& wiring, const EngineOptions& options, Pending& pending, Trace& trace, Driver& driver,
            FailureDetector& failures);
 
-  /// Run a plan. Throws what ends the job; operations that fail alone keep their errors.
+  /// Run a plan. Throws an error that ends the job; an operation that fails alone keeps its error.
   void run(const AgreedPlan& agreed);
 
   /// Any thread: return whether the ranks of this host may run `recurring` without the coordinator.
   [[nodiscard]] bool can_run_in_lane(const Recurring& recurring) const;
 
-  /// Run `recurring` to its end if all ranks arrive for it now; return whether they did. Nothing may be pending.
-  /// `settle` is called at most once, before a wait longer than a moment.
-  bool run_in_lane(Recurring& recurring, const std::function<void()>& settle);
+  /// Run `recurring` to completion if all ranks arrive for it now; return whether they did. No operation may be
+  /// pending. `before_wait` is called at most once, before a wait longer than about a microsecond.
+  bool run_in_lane(Recurring& recurring, const std::function<void()>& before_wait);
 
-  void leave_lane();  // this rank asks the coordinator: ranks in the lane need not wait for it
+  void leave_lane();  // release ranks that wait in the lane, because this rank asks the coordinator
 
-  // For any thread.
+  // Any thread.
   [[nodiscard]] std::shared_ptr<std::byte> shared_buffer(size_t bytes);  // see Engine::shared_buffer()
-  void close() { results_->close(); }                                    // keep no more results for reuse
-  [[nodiscard]] EngineStats stats();                                     // what this part counts
+  void close() { results_->close(); }                                    // stop keeping results for reuse
+  [[nodiscard]] EngineStats stats();                                     // the counters of this part
   [[nodiscard]] Tuned tuned();
 
  private:
@@ -84,10 +84,10 @@ class Executor {
   std::shared_ptr<Arena> arena_;  // in a world of one host
   std::optional<Lane> lane_;      // in a world of one host with a core for every rank
   std::unique_ptr<World> world_;
-  uint32_t executed_ = 0;  // operations so far; the same on every rank between two of them
+  uint32_t executed_ = 0;  // operations so far; equal on all ranks between two operations
   std::atomic<uint64_t> agreed_in_lane_{0};
 
-  std::mutex mu_;  // guards what follows
+  std::mutex mu_;  // guards the members below
   EngineStats stats_;
   Tuned tuned_;  // without marks
   Pace pace_;

@@ -13,8 +13,8 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 constexpr uint64_t kSecond = 1'000'000'000;
-constexpr uint64_t kExplanation = kSecond * 2 / 5;  // time for news that explain a broken connection
-constexpr uint64_t kHindsight = kSecond;            // time for the ranks that can name who is late
+constexpr uint64_t kExplanation = kSecond * 2 / 5;  // time for news that explains a broken connection
+constexpr uint64_t kHindsight = kSecond;            // time for the ranks that can name the late ones
 constexpr uint64_t kSilentCoordinator = 5 * kSecond;
 
 uint64_t ns(nanoseconds span) { return static_cast<uint64_t>(span.count()); }
@@ -39,7 +39,7 @@ FailureDetector::FailureDetector(const Wiring& wiring, const EngineOptions& opti
 void FailureDetector::watch(const std::vector<const TcpLink*>& links) {
   for (const TcpLink* link : links) {
     links_.push_back({link, Silence(ns(heartbeat_))});
-    links_.back().silence.hear();  // it has just been connected
+    links_.back().silence.hear();  // a new connection counts as a sign of life
   }
 }
 
@@ -67,7 +67,7 @@ Error FailureDetector::lost(int rank, Abort::Reason reason) const {
   return Error::peer_lost("", rank, reason_of(reason));
 }
 
-/// Return what the segment tells the other ranks of this host about `error`.
+/// Return the entry in the segment that reports `error` to the other ranks of this host.
 Abort FailureDetector::abort_of(const Error& error) const {
   if (error.kind == ErrorKind::Closed) return {wiring_.rank, Abort::Reason::Left};
   if (error.kind == ErrorKind::Timeout && !error.ranks.empty()) return {error.ranks.front(), Abort::Reason::Late};
@@ -78,8 +78,8 @@ Abort FailureDetector::abort_of(const Error& error) const {
   return {error.rank, Abort::Reason::Unreachable};
 }
 
-/// Return what the ranks of other hosts are told.
-Farewell FailureDetector::farewell_of(const Error& error, const Abort& why) const {
+/// Return the message that reports `error` to ranks of other hosts.
+Departure FailureDetector::departure_of(const Error& error, const Abort& why) const {
   if (error.kind == ErrorKind::PeerLost) return {error.rank, false, error.reason};
   if (why.reason == Abort::Reason::Late) return {why.rank, false, reason_of(why.reason)};
   return {wiring_.rank, false, std::string("it failed: ") + wiring_.in_job_ranks(error).what()};
@@ -96,7 +96,7 @@ std::optional<Error> FailureDetector::dead_local() const {
   return std::nullopt;
 }
 
-/// Return the first lost rank among those with a control socket; life words tell of the others.
+/// Return the first lost rank among those with a control socket; life words cover the others.
 std::optional<Error> FailureDetector::lost_remote() const {
   for (const ControlStream& stream : control_.streams()) {
     if (stream.fd() < 0 || control_.has_left(stream.peer())) continue;
@@ -123,15 +123,15 @@ Error FailureDetector::root_cause(const Error& error) {
       if (const auto known = aborted()) return *known;
       if (const auto dead = dead_local()) return *dead;  // a life word is proof and needs no explanation
       if (wiring_.remotes.empty()) return error;
-      control_.hear();
-      // A rank that gives up because of another says so before it ends its control connection.
+      control_.receive();
+      // A rank that ends because of another rank reports it before it closes its control connection.
       if (const auto gone = lost_remote()) return *gone;
       std::this_thread::sleep_for(milliseconds(1));
     } while (now_ns() < until);
   } catch (const Error& announced) {
     return announced;
   }
-  // The explanation would have come through a rank of this host that is stopped.
+  // A stopped rank of this host would have passed on the explanation.
   if (const auto ranks = stopped(); !ranks.empty()) return lost(ranks.front(), Abort::Reason::Silent);
   return error;
 }
@@ -143,16 +143,16 @@ void FailureDetector::check() {
   if (driver_.is_stopping()) throw Error::closed("it was shut down while this operation ran");
   const uint64_t now = now_ns();
   if (deadline_ns_ != 0 && now > deadline_ns_) check_timeout(now);
-  if (now > links_looked_ns_ + ns(heartbeat_) / 8) check_links(now);
-  control_.flush();  // the others may wait for the rest of a plan that did not fit into their rings
+  if (now > links_checked_ns_ + ns(heartbeat_) / 8) check_links(now);
+  control_.flush();  // other ranks may wait for the rest of a plan that did not fit into their rings
   if (!control_.has_remote_peers()) return;
-  control_.hear();  // a farewell names the lost rank
+  control_.receive();  // a departure names the lost rank
   control_.forward();
   if (const auto gone = lost_remote()) throw *gone;
 }
 
-/// Throw a timeout of the running operation that names the stopped ranks of this host. With none stopped, first give
-/// the ranks of other hosts a moment to name theirs.
+/// Throw a timeout of the running operation that names the stopped ranks of this host. If there are none, first give
+/// ranks of other hosts a moment to name theirs.
 void FailureDetector::check_timeout(uint64_t now) const {
   std::vector<int> late = stopped();
   if (late.empty() && now < deadline_ns_ + kHindsight) return;
@@ -160,9 +160,9 @@ void FailureDetector::check_timeout(uint64_t now) const {
 }
 
 /// Throw when a peer is cut off: its control connections may work while packets of its data links are lost. The kernel
-/// knows which data was not acknowledged.
+/// reports unacknowledged data.
 void FailureDetector::check_links(uint64_t now) {
-  links_looked_ns_ = now;
+  links_checked_ns_ = now;
   if (heartbeat_.count() == 0) return;
   for (WatchedLink& each : links_) {
     each.silence.look(now);
@@ -172,11 +172,11 @@ void FailureDetector::check_links(uint64_t now) {
 }
 
 /// Throw when the coordinator lives but no longer answers. The negotiator itself fails operations that not all ranks
-/// ask for.
+/// request.
 void FailureDetector::check_overdue() {
   const uint64_t now = now_ns();
-  if (timeout_.count() == 0 || now - overdue_looked_ns_ < kSecond) return;
-  overdue_looked_ns_ = now;
+  if (timeout_.count() == 0 || now - overdue_checked_ns_ < kSecond) return;
+  overdue_checked_ns_ = now;
   const uint64_t limit = ns(timeout_) + kSilentCoordinator;
   if (now < limit) return;
   if (const OperationPtr late = pending_.overdue(now - limit))
@@ -202,9 +202,9 @@ void FailureDetector::poison(const Error& error) noexcept {
   if (failed_.exchange(true)) return;
   pending_.refuse(wiring_.in_job_ranks(error));
   const Abort why = abort_of(error);
-  const Farewell farewell = farewell_of(error, why);
+  const Departure departure = departure_of(error, why);
   wiring_.segment->abort(why);
-  control_.announce_failure(farewell);
+  control_.announce_failure(departure);
   fail_pending(error);
 }
 

@@ -17,42 +17,41 @@
 
 namespace farandole {
 
-/// Detection of lost ranks, and the end of the job when one is lost.
+/// Detection of lost ranks, which ends the job.
 ///
-/// A rank of this host is known by its life word in the segment, a rank of another host by its sockets and its silence.
-/// Once poisoned, the engine gives every operation, present and future, the same error. All members need the driver's
-/// lock, except those marked "any thread".
+/// The life word in the segment shows the death of a rank of this host; its sockets and its silence show that of a rank
+/// of another host. Once poisoned, the engine gives every operation, present and future, the same error. All members
+/// need the driver's lock, except those marked "any thread".
 class FailureDetector final : public Guard {
  public:
   FailureDetector(const Wiring& wiring, const EngineOptions& options, Pending& pending, ControlTree& control,
                   Driver& driver);
 
-  void watch(
-      const std::vector<const TcpLink*>& links);  // a peer that does not acknowledge what is sent there is cut off
-  void start_timeout(uint64_t now);               // of the operation that starts
+  void watch(const std::vector<const TcpLink*>& links);  // cut off a peer that acknowledges no data
+  void start_timeout(uint64_t now);                      // of the operation that starts
 
-  /// As the guard of waits inside collectives: hear the other ranks, and throw when waiting on makes no sense.
+  /// Guard of waits inside collectives: receive messages, and throw when the wait cannot succeed.
   void check() override;
-  [[nodiscard]] bool is_in_the_way() const override { return driver_.is_in_background(); }
+  [[nodiscard]] bool spins_briefly() const override { return driver_.is_in_background(); }
 
-  /// Return the error that explains `error`, which a collective has thrown. A peer that is gone may only have given up
-  /// because of a third rank; waits a moment for that news.
+  /// Return the error that explains `error`, which a collective has thrown. A peer may have ended only because a third
+  /// rank was lost; waits a moment for that news.
   [[nodiscard]] Error root_cause(const Error& error);
 
-  /// Look at life words, connections and overdue operations between operations; return the loss that was found. Throws
+  /// Check life words, connections and overdue operations between operations; return the loss that was found. Throws
   /// when another rank has ended the job.
   [[nodiscard]] std::optional<Error> find_lost();
 
-  /// End the job with `error`; the first call counts. Tells all ranks, and fails what is pending.
+  /// End the job with `error`; only the first call counts. Tells all ranks, and fails pending operations.
   void poison(const Error& error) noexcept;
   void fail_pending(const Error& error);
   [[nodiscard]] bool has_failed() const { return failed_.load(); }  // any thread: the engine is poisoned
-  void require_alive() const;                                       // any thread: throw what has ended the job
+  void require_alive() const;  // any thread: throw the failure that has ended the job
 
  private:
   [[nodiscard]] std::string reason_of(Abort::Reason reason) const;
   [[nodiscard]] Abort abort_of(const Error& error) const;
-  [[nodiscard]] Farewell farewell_of(const Error& error, const Abort& why) const;
+  [[nodiscard]] Departure departure_of(const Error& error, const Abort& why) const;
   [[nodiscard]] Error lost(int rank, Abort::Reason reason) const;
   [[nodiscard]] std::optional<Error> aborted() const;
   [[nodiscard]] std::optional<Error> dead_local() const;
@@ -74,9 +73,9 @@ class FailureDetector final : public Guard {
   ControlTree& control_;
   Driver& driver_;
   std::vector<WatchedLink> links_;
-  uint64_t links_looked_ns_ = 0;    // when they were last looked at
-  uint64_t overdue_looked_ns_ = 0;  // when overdue operations were last looked for
-  uint64_t deadline_ns_ = 0;        // of the running operation; 0: none
+  uint64_t links_checked_ns_ = 0;    // when the links were last checked
+  uint64_t overdue_checked_ns_ = 0;  // when overdue operations were last searched
+  uint64_t deadline_ns_ = 0;         // of the running operation; 0: none
   std::atomic<bool> failed_{false};
 };
 

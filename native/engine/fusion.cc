@@ -12,7 +12,7 @@ using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t, bool>;
 
 bool fuses(Kind kind) { return kind == Kind::Allreduce || kind == Kind::Broadcast; }
 
-/// Broadcasts move bytes, whatever their type.
+/// Broadcasts move bytes of any type.
 Key key_of(const Fusible& item) {
   const Request& request = item.request;
   const bool with_joined = item.entry.request.has_value();
@@ -46,7 +46,7 @@ std::vector<Bucket> fuse(std::vector<Fusible> ready, size_t threshold, bool look
     buckets.push_back({item.request.kind, {}});
     buckets.back().entries.push_back(std::move(item.entry));
   }
-  // In the order of their numbers they take a few bytes of the plan, and are added up alike at every step.
+  // In the order of their numbers they take a few bytes of the plan, and are reduced alike in every step.
   const auto by_number = [](const Entry& a, const Entry& b) { return a.id < b.id; };
   for (Bucket& bucket : buckets) std::stable_sort(bucket.entries.begin(), bucket.entries.end(), by_number);
   return buckets;

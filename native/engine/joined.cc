@@ -10,7 +10,7 @@
 namespace farandole {
 namespace {
 
-/// Pages that nobody writes to cost no memory.
+/// Unwritten pages cost no memory.
 std::shared_ptr<std::byte> zeros(size_t bytes) {
   auto* memory = static_cast<std::byte*>(std::calloc(bytes > 0 ? bytes : 1, 1));
   if (memory == nullptr)
@@ -118,7 +118,7 @@ OperationPtr stand_in(const Request& request, int size) {
     case Kind::Allgather: operation->request.shape[0] = 0; break;
     case Kind::Barrier: break;
     case Kind::Reducescatter:
-    case Kind::Join: throw Error::internal("the plan wants a joined rank to take part in " + request.name);
+    case Kind::Join: throw Error::internal("the plan has a joined rank take part in " + request.name);
   }
   return operation;
 }

@@ -10,7 +10,7 @@
 
 namespace farandole {
 
-/// Who has joined: asks for nothing any more, and takes part in what the others ask for until all have joined.
+/// The ranks that have joined. They make no more requests, and take part in those of the others until all have joined.
 /// Used by the negotiator; pure.
 class Joined {
  public:
@@ -32,12 +32,12 @@ class Joined {
   int last_ = -1;
 };
 
-/// Why what the ranks of `asked` ask for alike cannot run while the ranks without a request have joined, if it cannot:
-/// something would be lost that only a joined rank could give or take.
+/// Returns an error if the equal requests in `asked` cannot run because the ranks without a request have joined: data
+/// would be lost that only a joined rank could give or take.
 [[nodiscard]] std::optional<Error> impossible_with_joined(const std::vector<std::optional<Request>>& asked);
 
-/// A joined rank's side of what the others ask for; it changes nobody's result. Zeros for sums, the largest value for
-/// Min, the smallest for Max, one for Product; no rows for gathering and exchanging.
+/// A joined rank's side of the others' request, which does not change the result. Zeros for sums, the largest value for
+/// Min, the smallest for Max, one for Product; no rows for allgather and alltoall.
 [[nodiscard]] OperationPtr stand_in(const Request& request, int size);
 
 }  // namespace farandole

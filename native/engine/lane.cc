@@ -20,46 +20,46 @@ std::byte* Lane::slot(uint32_t round, int rank, size_t bytes) {
   return beside != nullptr ? beside : segment_.lane_slot(rank, round);
 }
 
-bool Lane::agree(const Passage& passage) {
-  if (passage.number >= LaneRounds::kMostNumbers || size_ > LaneRounds::kMostRanks) return false;
+bool Lane::agree(const LaneAttempt& attempt) {
+  if (attempt.number >= LaneRounds::kMostNumbers || size_ > LaneRounds::kMostRanks) return false;
   LaneRounds& rounds = segment_.lane();
   if (rounds.suspended()) return false;
   for (;; ++round_) {
-    if (passage.payload > 0) passage.load(slot(round_, rank_, passage.payload));
-    const LaneRounds::Arrival arrival = rounds.arrive(round_, passage.number, passage.instance);
+    if (attempt.payload > 0) attempt.load(slot(round_, rank_, attempt.payload));
+    const LaneRounds::Arrival arrival = rounds.arrive(round_, attempt.number, attempt.instance);
     if (arrival == LaneRounds::Arrival::Waiting) break;
     if (arrival == LaneRounds::Arrival::Missed) continue;
-    tell_others();
+    wake_others();
     ++round_;
     return false;
   }
-  if (open()) wait(passage);
-  else tell_others();
-  // Giving up and the last arrival exclude each other: only one of them changes the word first.
+  if (open()) wait(attempt);
+  else wake_others();
+  // Spoiling and the last arrival exclude each other: only one of them changes the word first.
   const LaneRounds::State state = rounds.spoil(round_, size_);
   ++round_;
   return state == LaneRounds::State::Agreed;
 }
 
-void Lane::wait(const Passage& passage) {
-  const uint64_t begin = wait_from_begin(passage);
+void Lane::wait(const LaneAttempt& attempt) {
+  const uint64_t begin = wait_from_begin(attempt);
   if (begin != 0) waited_ns_.fetch_add(now_ns() - begin, std::memory_order_relaxed);
 }
 
-/// Returns since when, 0 when it was but a moment.
-uint64_t Lane::wait_from_begin(const Passage& passage) {
+/// Returns the start of the wait; 0 if it was shorter than a clock check.
+uint64_t Lane::wait_from_begin(const LaneAttempt& attempt) {
   Signal& doorbell = segment_.area(rank_).doorbell;
   uint64_t begin = 0;
-  bool settled = false;
+  bool called = false;
   for (uint64_t spins = 1; open(); ++spins) {
     relax();
     if (spins % kLookEvery != 0) continue;
     const uint64_t now = now_ns();
     if (begin == 0) begin = now;
-    if (passage.called_away() || now - begin > ns(kLongest)) return begin;
-    if (!settled && now - begin > ns(kMoment)) {
-      settled = true;
-      passage.settle();
+    if (attempt.interrupted() || now - begin > ns(kLongest)) return begin;
+    if (!called && now - begin > ns(kMoment)) {
+      called = true;
+      attempt.before_wait();
     }
     if (now - begin <= ns(spin_)) continue;
     const uint32_t seen = doorbell.load();
@@ -69,18 +69,18 @@ uint64_t Lane::wait_from_begin(const Passage& passage) {
   return begin;
 }
 
-void Lane::tell_others() {
+void Lane::wake_others() {
   for (int rank = 0; rank < static_cast<int>(size_); ++rank)
-    if (rank != rank_) segment_.area(rank).doorbell.nudge();
+    if (rank != rank_) segment_.area(rank).doorbell.wake_sleepers();
 }
 
-void Lane::pass() {
-  // Whoever waits is in the first round that is not over.
+void Lane::leave() {
+  // Other ranks wait in the first round that is not spoiled.
   while (segment_.lane().state(round_, size_) == LaneRounds::State::Spoiled) ++round_;
   if (!segment_.lane().occupied(round_)) return;
   segment_.lane().spoil(round_, size_);
   ++round_;
-  tell_others();
+  wake_others();
 }
 
 }  // namespace farandole

@@ -11,49 +11,49 @@
 
 namespace farandole {
 
-/// One operation's way through the lane.
-struct Passage {
-  uint32_t number = 0;    // what the ranks agree on
-  uint32_t instance = 0;  // how many operations all have run before it
-  /// What each rank brings along, up to kSmallBytes, and what puts it there. Whoever knows that all have arrived can
-  /// read all of it.
+/// One attempt to agree on an operation in the lane.
+struct LaneAttempt {
+  uint32_t number = 0;    // the response cache's number of the request
+  uint32_t instance = 0;  // operations that all ranks have run before it
+  /// Bytes that each rank brings along, up to kSmallBytes, and the function that writes them. After the agreement every
+  /// rank can read all of them.
   size_t payload = 0;
   std::function<void(std::byte*)> load;
-  /// True when something else has come up, so that waiting on would only delay it.
-  std::function<bool()> called_away;
-  /// Called once, when the wait turns out to be longer than a moment.
-  std::function<void()> settle;
+  /// Whether the wait should end because new requests were submitted.
+  std::function<bool()> interrupted;
+  /// Called at most once, before a wait longer than about a microsecond.
+  std::function<void()> before_wait;
 };
 
-/// This rank's walk through the rounds in which the ranks of a host agree without the coordinator.
+/// This rank's position in the rounds of the host's lane.
 class Lane {
  public:
   Lane(Segment& segment, int rank, std::chrono::nanoseconds spin)
       : segment_(segment), rank_(rank), size_(static_cast<uint32_t>(segment.ranks())), spin_(spin) {}
 
-  /// Waits for all ranks to arrive for the operation: spins, then naps for two milliseconds at most. True when they
-  /// have: all of them run it next, and nothing else. False when this rank has to ask the coordinator, because others
-  /// do, time is up, or it was called away.
-  [[nodiscard]] bool agree(const Passage& passage);
+  /// Waits for all ranks to arrive for the operation: spins, then naps, for at most two milliseconds. Returns true if
+  /// they have: all of them run it next, and nothing else. Returns false if this rank must ask the coordinator, because
+  /// others do, the time is up, or it was interrupted.
+  [[nodiscard]] bool agree(const LaneAttempt& attempt);
 
-  /// What `rank` has brought along into the round just agreed on.
+  /// The payload of `rank` in the round just agreed.
   ///
-  /// It stays as it is until this rank arrives in the next round or asks the coordinator: nobody can write to it again
-  /// before the lane has come round, and no operation but a few failing ones can be over without this rank.
+  /// It is valid until this rank arrives in the next round or asks the coordinator. A slot is written again only after
+  /// kRounds rounds, and only a few failing operations can complete without this rank.
   [[nodiscard]] const std::byte* payload(int rank, size_t bytes) { return slot(round_ - 1, rank, bytes); }
 
-  /// How long agree() has waited so far, in all; moments are not counted.
+  /// Total time of waits in agree() that were longer than about a microsecond.
   [[nodiscard]] uint64_t waited_ns() const { return waited_ns_.load(std::memory_order_relaxed); }
 
-  /// This rank is about to ask the coordinator: whoever waits for it in the lane need not wait any longer.
-  void pass();
+  /// Releases the ranks that wait in the lane, before this rank asks the coordinator.
+  void leave();
 
  private:
   [[nodiscard]] bool open() { return segment_.lane().state(round_, size_) == LaneRounds::State::Open; }
   [[nodiscard]] std::byte* slot(uint32_t round, int rank, size_t bytes);
-  void wait(const Passage& passage);
-  [[nodiscard]] uint64_t wait_from_begin(const Passage& passage);
-  void tell_others();
+  void wait(const LaneAttempt& attempt);
+  [[nodiscard]] uint64_t wait_from_begin(const LaneAttempt& attempt);
+  void wake_others();
 
   Segment& segment_;
   int rank_;

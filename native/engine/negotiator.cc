@@ -20,7 +20,7 @@ std::string number_text(double value) {
   return text.str();
 }
 
-/// One way to differ: what it is called, when two requests are alike in it, and how a rank's side of it reads.
+/// One property of a request: its name, the comparison of two requests, and the text of one.
 struct Aspect {
   const char* what;
   bool (*alike)(const Request&, const Request&);
@@ -52,7 +52,7 @@ const Request& first_of(const std::vector<std::optional<Request>>& asked) {
   return **std::find_if(asked.begin(), asked.end(), [](const auto& each) { return each.has_value(); });
 }
 
-/// Who has joined brings no rows.
+/// A joined rank has no rows.
 std::vector<int64_t> sizes_of(const std::vector<std::optional<Request>>& asked) {
   const Kind kind = first_of(asked).kind;
   const std::vector<int64_t> nothing(asked.size(), 0);
@@ -82,46 +82,46 @@ std::optional<Error> disagreement(const std::vector<std::optional<Request>>& ask
   return std::nullopt;
 }
 
-void Negotiator::ask(int rank, Request request, double now) {
-  // Checked where it was submitted; checked again because the plan is built on it.
+void Negotiator::add(int rank, Request request, double now) {
+  // Validated at submission already; validated again because the plan is built on it.
   validate(request, options_.size);
   now_ = now;
   if (request.kind == Kind::Join) return join(rank, request);
-  Asked& asked = spell_out(request.name, now);
+  RankRequests& asked = expand(request.name, now);
   std::optional<Request>& mine = asked.by_rank[static_cast<size_t>(rank)];
-  if (mine) throw Error::internal("rank " + std::to_string(rank) + " asked twice for '" + request.name + "'");
+  if (mine) throw Error::internal("rank " + std::to_string(rank) + " requested '" + request.name + "' twice");
   const std::string name = request.name;
   mine = std::move(request);
   ++asked.count;
   if (!is_complete(asked)) {
-    refuse_if_hopeless(name);
+    refuse_if_impossible(name);
     return;
   }
-  Asked complete = std::move(asked);
+  RankRequests complete = std::move(asked);
   table_.erase(name);
-  settle(std::move(complete));
+  resolve(std::move(complete));
 }
 
-void Negotiator::ask(int rank, uint32_t id, double now) {
+void Negotiator::add(int rank, uint32_t id, double now) {
   RankSet one;
   one.add(rank);
-  ask(one, id, now);
+  add(one, id, now);
 }
 
-void Negotiator::ask(const RankSet& ranks, uint32_t id, double now) {
-  if (id >= known_.size()) throw Error::internal("ranks asked for unknown number " + std::to_string(id));
+void Negotiator::add(const RankSet& ranks, uint32_t id, double now) {
+  if (id >= known_.size()) throw Error::internal("ranks requested unknown number " + std::to_string(id));
   Known& known = known_[id];
   now_ = now;
-  if (known.spelled_out || !left_.empty() || joined_.any()) {
-    const Request request = known.request;  // the table of numbers may grow and move meanwhile
-    ranks.each([&](int rank) { ask(rank, request, now); });
+  if (known.in_full || !left_.empty() || joined_.any()) {
+    const Request request = known.request;  // a copy: the table of numbers may grow
+    ranks.each([&](int rank) { add(rank, request, now); });
     return;
   }
   if (known.asked.empty()) {
     known.since = now;
     ++partial_;
   }
-  if (known.asked.meets(ranks)) throw Error::internal("a rank asked twice for '" + known.request.name + "', by number");
+  if (known.asked.meets(ranks)) throw Error::internal("a rank requested '" + known.request.name + "' twice, by number");
   known.asked.add(ranks);
   if (known.asked.count() < static_cast<size_t>(options_.size)) return;
   known.asked.clear();
@@ -129,7 +129,7 @@ void Negotiator::ask(const RankSet& ranks, uint32_t id, double now) {
   release({known.request, {{}, id, {}}});  // all ranks know the number
 }
 
-bool Negotiator::is_complete(const Asked& asked) const {
+bool Negotiator::is_complete(const RankRequests& asked) const {
   if (asked.count == options_.size) return true;
   if (!joined_.any()) return false;
   for (size_t rank = 0; rank < asked.by_rank.size(); ++rank)
@@ -144,15 +144,15 @@ void Negotiator::join(int rank, const Request& request) {
     const Loss& loss = left_.begin()->second;
     return refuse_join(Error::peer_lost(request.name, loss.named, loss.reason));
   }
-  spell_out_all();
+  expand_all();
   std::vector<std::string> complete;
   for (const auto& [name, asked] : table_)
     if (is_complete(asked)) complete.push_back(name);
   std::sort(complete.begin(), complete.end());
   for (const std::string& name : complete) {
-    Asked asked = std::move(table_.at(name));
+    RankRequests asked = std::move(table_.at(name));
     table_.erase(name);
-    settle(std::move(asked));
+    resolve(std::move(asked));
   }
   if (!joined_.all()) return;
   ready_.push_back({request, {request.name, kNoId, {joined_.last()}}});
@@ -164,47 +164,47 @@ void Negotiator::refuse_join(Error error) {
   joined_.clear();
 }
 
-void Negotiator::spell_out_all() {
+void Negotiator::expand_all() {
   for (Known& known : known_)
-    if (!known.asked.empty()) spell_out(known.request.name, known.since);
+    if (!known.asked.empty()) expand(known.request.name, known.since);
 }
 
 void Negotiator::leave(const RankSet& gone, int named, const std::string& reason) {
   gone.each([&](int rank) { left_.emplace(rank, Loss{named, reason}); });
   if (joined_.any()) refuse_join(Error::peer_lost(join_name_, named, reason));
-  spell_out_all();
+  expand_all();
   std::vector<std::string> names;
   for (const auto& [name, asked] : table_) names.push_back(name);
-  for (const std::string& name : names) refuse_if_hopeless(name);
+  for (const std::string& name : names) refuse_if_impossible(name);
 }
 
-void Negotiator::refuse_if_hopeless(const std::string& name) {
+void Negotiator::refuse_if_impossible(const std::string& name) {
   const auto at = table_.find(name);
   for (const auto& [rank, loss] : left_) {
     if (at->second.by_rank[static_cast<size_t>(rank)]) continue;
-    const Asked asked = std::move(at->second);
+    const RankRequests asked = std::move(at->second);
     table_.erase(at);
     refuse_asked(asked, Error::peer_lost(name, loss.named, loss.reason));
     return;
   }
 }
 
-void Negotiator::refuse_asked(const Asked& asked, Error error) {
+void Negotiator::refuse_asked(const RankRequests& asked, Error error) {
   const Request& first = first_of(asked.by_rank);
-  if (const auto found = numbers_.find(first.name); found != numbers_.end()) known_[found->second].spelled_out = false;
+  if (const auto found = numbers_.find(first.name); found != numbers_.end()) known_[found->second].in_full = false;
   refuse(first, std::move(error));
 }
 
-Negotiator::Asked& Negotiator::spell_out(const std::string& name, double now) {
+Negotiator::RankRequests& Negotiator::expand(const std::string& name, double now) {
   const auto [at, fresh] = table_.try_emplace(name);
-  Asked& asked = at->second;
+  RankRequests& asked = at->second;
   if (!fresh) return asked;
   asked.by_rank.resize(static_cast<size_t>(options_.size));
   asked.since = now;
   const auto number = numbers_.find(name);
   if (number == numbers_.end()) return asked;
   Known& known = known_[number->second];
-  known.spelled_out = true;
+  known.in_full = true;
   if (known.asked.empty()) return asked;
   known.asked.each([&](int rank) { asked.by_rank[static_cast<size_t>(rank)] = known.request; });
   asked.count = static_cast<int>(known.asked.count());
@@ -214,13 +214,12 @@ Negotiator::Asked& Negotiator::spell_out(const std::string& name, double now) {
   return asked;
 }
 
-void Negotiator::settle(Asked asked) {
+void Negotiator::resolve(RankRequests asked) {
   const Request& request = first_of(asked.by_rank);
-  if (const auto found = numbers_.find(request.name); found != numbers_.end())
-    known_[found->second].spelled_out = false;
+  if (const auto found = numbers_.find(request.name); found != numbers_.end()) known_[found->second].in_full = false;
   if (auto error = disagreement(asked.by_rank)) return refuse(request, std::move(*error));
   if (asked.count == options_.size) return release({request, {request.name, number(request), sizes_of(asked.by_rank)}});
-  // No number: a rank that did not ask would learn what it stands for from others.
+  // No number: a rank without the request would not know its signature.
   if (auto error = impossible_with_joined(asked.by_rank)) refuse(request, std::move(*error));
   else release({request, {request.name, kNoId, sizes_of(asked.by_rank), 1, request}});
 }
@@ -231,19 +230,19 @@ void Negotiator::release(Fusible ready) {
     return;
   }
   const Request request = ready.request;
-  settle_member(request, std::move(ready));
+  resolve_member(request, std::move(ready));
 }
 
 void Negotiator::refuse(const Request& request, Error error) {
   refused_.push_back({request.name, std::move(error)});
-  if (!request.group.empty()) settle_member(request, std::nullopt);
+  if (!request.group.empty()) resolve_member(request, std::nullopt);
 }
 
-void Negotiator::settle_member(const Request& request, std::optional<Fusible> ready) {
+void Negotiator::resolve_member(const Request& request, std::optional<Fusible> ready) {
   Group& group = groups_[request.group];
-  if (group.settled == 0) group.since = now_;
+  if (group.resolved == 0) group.since = now_;
   if (ready) group.ready.push_back(std::move(*ready));
-  if (++group.settled < request.group_size) return;
+  if (++group.resolved < request.group_size) return;
   std::move(group.ready.begin(), group.ready.end(), std::back_inserter(ready_));
   groups_.erase(request.group);
 }
@@ -252,7 +251,7 @@ uint32_t Negotiator::number(const Request& request) {
   if (!request.cacheable || !repeats_exactly(request.kind)) return kNoId;
   const auto found = numbers_.find(request.name);
   if (found != numbers_.end() && known_[found->second].request == request) return found->second;
-  // Numbers are never reused, so one that is still on its way to us keeps its meaning.
+  // Numbers are never reused, so a number in flight keeps its meaning.
   if (known_.size() >= options_.cache_capacity) return kNoId;
   known_.push_back({request, {}, 0, false});
   return numbers_[request.name] = static_cast<uint32_t>(known_.size() - 1);
@@ -260,9 +259,9 @@ uint32_t Negotiator::number(const Request& request) {
 
 void Negotiator::expire(double now) {
   for (Known& known : known_)
-    if (!known.asked.empty() && now - known.since >= options_.timeout) spell_out(known.request.name, now);
+    if (!known.asked.empty() && now - known.since >= options_.timeout) expand(known.request.name, now);
   expire_groups(now);
-  std::vector<Asked> late;
+  std::vector<RankRequests> late;
   for (auto at = table_.begin(); at != table_.end();) {
     if (now - at->second.since < options_.timeout) {
       ++at;
@@ -271,7 +270,7 @@ void Negotiator::expire(double now) {
     late.push_back(std::move(at->second));
     at = table_.erase(at);
   }
-  for (const Asked& asked : late) {
+  for (const RankRequests& asked : late) {
     std::vector<int> missing;
     std::string name;
     for (size_t rank = 0; rank < asked.by_rank.size(); ++rank) {
@@ -280,7 +279,7 @@ void Negotiator::expire(double now) {
     }
     refuse_asked(asked, Error::timeout(name, std::move(missing), now - asked.since));
   }
-  // To wait long for the others' last data is what join() is for, as long as they ask for anything.
+  // A joined rank may wait for any time while the others make requests.
   if (joined_.any() && now - now_ >= options_.timeout)
     refuse_join(Error::timeout(join_name_, joined_.missing(), now - now_));
 }
@@ -292,10 +291,10 @@ void Negotiator::expire_groups(double now) {
       ++at;
       continue;
     }
-    // Nobody asked for the rest of it, or members named different sizes.
+    // No rank requested the other members, or ranks gave different group sizes.
     for (const Fusible& ready : group.ready) {
       const std::string what = at->first + " of " + std::to_string(ready.request.group_size) + ", of which " +
-                               std::to_string(group.settled) + " came";
+                               std::to_string(group.resolved) + " came";
       std::map<int, std::string> asked;
       for (int rank = 0; rank < options_.size; ++rank) asked[rank] = what;
       refused_.push_back({ready.request.name, Error::mismatch(ready.request.name, "group", std::move(asked))});
@@ -306,7 +305,7 @@ void Negotiator::expire_groups(double now) {
 
 std::vector<Negotiator::Stall> Negotiator::stalls(double since) const {
   std::vector<Stall> found;
-  const auto add = [&](const std::string& name, double begin, const auto& has_asked) {
+  const auto report = [&](const std::string& name, double begin, const auto& has_asked) {
     Stall stall{name, begin, {}, {}};
     for (int rank = 0; rank < options_.size; ++rank) {
       if (has_asked(rank)) stall.asked.push_back(rank);
@@ -316,18 +315,18 @@ std::vector<Negotiator::Stall> Negotiator::stalls(double since) const {
   };
   for (const Known& known : known_)
     if (!known.asked.empty() && known.since <= since)
-      add(known.request.name, known.since, [&](int rank) { return known.asked.has(rank); });
+      report(known.request.name, known.since, [&](int rank) { return known.asked.has(rank); });
   for (const auto& [name, asked] : table_)
     if (asked.since <= since)
-      add(name, asked.since, [&](int rank) { return asked.by_rank[static_cast<size_t>(rank)].has_value(); });
+      report(name, asked.since, [&](int rank) { return asked.by_rank[static_cast<size_t>(rank)].has_value(); });
   for (const auto& [name, group] : groups_)
-    if (group.since <= since) add(name, group.since, [](int) { return true; });
+    if (group.since <= since) report(name, group.since, [](int) { return true; });
   return found;
 }
 
 Plan Negotiator::decide(double now) {
-  if (options_.timeout > 0 && waiting() > 0 && now - looked_ >= 0.5) {
-    looked_ = now;
+  if (options_.timeout > 0 && waiting() > 0 && now - checked_ >= 0.5) {
+    checked_ = now;
     expire(now);
   }
   if (ready_.empty() && refused_.empty()) return {};

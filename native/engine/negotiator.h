@@ -16,71 +16,72 @@
 
 namespace farandole {
 
-/// Decides what runs: pure, without clocks, threads or sockets. Lives at the coordinator, rank 0.
+/// Decides which operations run; pure, without clocks, threads or sockets. Only the coordinator, rank 0, has one.
 ///
-/// Ranks ask in any order and at any time. What all ranks have asked for, alike, is ready; what they have asked for
-/// differently is refused, naming who asked for what. Ready operations are fused and leave as a plan. A rank that has
-/// joined counts as having asked for everything, until all have joined.
+/// Ranks make requests in any order and at any time. A request that all ranks have made alike is ready. Requests that
+/// differ are refused, with each rank's version. Ready operations are fused and returned as a plan. A joined rank
+/// counts as having made every request, until all have joined.
 class Negotiator {
  public:
   struct Options {
     int size = 1;
     size_t fusion_threshold = size_t{128} << 20;  // bytes per bucket; 0 switches fusion off
-    size_t cache_capacity = 16384;                // names with a number
-    double timeout = 0;      // seconds until an operation that not all ranks ask for fails; 0 = never
+    size_t cache_capacity = 16384;                // names that get a number
+    double timeout = 0;      // seconds until an operation fails that not all ranks request; 0 = never
     bool look_ahead = true;  // fusion looks past operations of another type
   };
 
   explicit Negotiator(Options options) : options_(options), joined_(options.size) {}
 
-  /// `rank` asks at time `now` (seconds, any epoch). Throws Error (Internal) when it asks twice.
-  void ask(int rank, Request request, double now);
+  /// Adds a request of `rank` at time `now` (seconds, any epoch). Throws Error (Internal) for a repeated request.
+  void add(int rank, Request request, double now);
 
-  /// The same by number, for a signature that was given one. Throws Error (Internal) for an unknown number.
-  void ask(int rank, uint32_t id, double now);
+  /// Adds a request by number. Throws Error (Internal) for an unknown number.
+  void add(int rank, uint32_t id, double now);
 
-  /// The same for several ranks at once, at a cost that hardly depends on how many they are.
-  void ask(const RankSet& ranks, uint32_t id, double now);
+  /// Adds a request of several ranks at once, at a cost that hardly depends on their count.
+  void add(const RankSet& ranks, uint32_t id, double now);
 
-  /// `gone` have left for good, after their last requests: what still lacks a request of theirs is refused, now and
-  /// later. `named` is the rank that the error names: the others may be cut off by its leaving.
+  /// Notes that the ranks `gone` have left, after their last requests. Operations that lack a request of theirs are
+  /// refused, now and later. The error names `named`: the others may be cut off because it left.
   void leave(const RankSet& gone, int named, const std::string& reason);
 
-  /// From the next plan on buckets hold at most so many bytes.
+  /// Limits the bytes of a bucket from the next plan on.
   void limit_buckets(size_t fusion_threshold) { options_.fusion_threshold = fusion_threshold; }
 
-  /// What has become ready or failed since the last call.
+  /// Returns the operations that became ready or failed since the last call.
   [[nodiscard]] Plan decide(double now);
 
-  /// An operation that some ranks have asked for, and others not.
+  /// An operation that some ranks have requested, and others not.
   struct Stall {
-    std::string name;  // or a group's, of which no rank has asked for some members: then none is missing
+    std::string name;  // or a group's, if no rank has requested some of its members; then no rank is missing
     double since;
     std::vector<int> asked, missing;
   };
-  /// What was asked for first before `since`.
+  /// Returns the operations first requested before `since`.
   [[nodiscard]] std::vector<Stall> stalls(double since) const;
 
-  /// Operations that some ranks have asked for and others not, and groups that are incomplete.
+  /// The number of operations requested by some ranks only, and of incomplete groups.
   [[nodiscard]] size_t waiting() const { return table_.size() + partial_ + groups_.size() + (joined_.any() ? 1 : 0); }
 
  private:
-  /// Who asked for a name, with the request in full.
-  struct Asked {
+  /// The full requests for one name, by rank.
+  struct RankRequests {
     std::vector<std::optional<Request>> by_rank;
     int count = 0;
     double since = 0;
   };
-  /// A signature with a number, and who asked by it. Once a rank spells its request out, all move to the table.
+  /// A signature with a number, and the ranks that requested it by number. Once a rank sends its request in full, all
+  /// of them move to the table.
   struct Known {
     Request request;
     RankSet asked;
     double since = 0;
-    bool spelled_out = false;
+    bool in_full = false;
   };
   struct Group {
     std::vector<Fusible> ready;
-    uint32_t settled = 0;
+    uint32_t resolved = 0;
     double since = 0;
   };
 
@@ -90,26 +91,27 @@ class Negotiator {
   };
 
   void join(int rank, const Request& request);
-  /// All ranks have asked for it, or have joined.
-  [[nodiscard]] bool is_complete(const Asked& asked) const;
-  /// From now on nothing becomes ready by number; the table knows who lacks what.
-  void spell_out_all();
+  /// Whether every rank has made the request or joined.
+  [[nodiscard]] bool is_complete(const RankRequests& asked) const;
+  /// Moves all numbered requests to the table, which knows the missing ranks. Nothing is complete by number from now
+  /// on.
+  void expand_all();
   void refuse_join(Error error);
-  /// Refuses what waits for a rank that has left.
-  void refuse_if_hopeless(const std::string& name);
-  void refuse_asked(const Asked& asked, Error error);
-  Asked& spell_out(const std::string& name, double now);
-  void settle(Asked asked);
+  /// Refuses the operation if it lacks a request of a rank that has left.
+  void refuse_if_impossible(const std::string& name);
+  void refuse_asked(const RankRequests& asked, Error error);
+  RankRequests& expand(const std::string& name, double now);
+  void resolve(RankRequests asked);
   void release(Fusible ready);
   void refuse(const Request& request, Error error);
-  /// One more member of a group is ready or refused; the last one sets the group free.
-  void settle_member(const Request& request, std::optional<Fusible> ready);
+  /// Counts a member of a group as ready or refused; the last one releases the group.
+  void resolve_member(const Request& request, std::optional<Fusible> ready);
   void expire(double now);
   void expire_groups(double now);
   [[nodiscard]] uint32_t number(const Request& request);
 
   Options options_;
-  std::unordered_map<std::string, Asked> table_;
+  std::unordered_map<std::string, RankRequests> table_;
   std::vector<Known> known_;                           // by number
   std::unordered_map<std::string, uint32_t> numbers_;  // by name
   std::unordered_map<std::string, Group> groups_;
@@ -117,13 +119,13 @@ class Negotiator {
   std::vector<Refusal> refused_;
   std::map<int, Loss> left_;
   Joined joined_;
-  std::string join_name_;  // what the ranks call it
-  size_t partial_ = 0;     // numbers that some ranks have asked for and others not
+  std::string join_name_;  // the name of the ranks' join
+  size_t partial_ = 0;     // numbers requested by some ranks only
   double now_ = 0;         // of the latest request
-  double looked_ = 0;      // when expiry was last checked
+  double checked_ = 0;     // when expiry was last checked
 };
 
-/// How the requests for one name differ, if they do; ranks that have joined may have none.
+/// Returns how the requests for one name differ, if they do; joined ranks may have none.
 [[nodiscard]] std::optional<Error> disagreement(const std::vector<std::optional<Request>>& asked);
 
 }  // namespace farandole

@@ -10,8 +10,8 @@
 
 namespace farandole {
 
-/// Finds the steps of a training loop among the operations: one has passed when some operation comes, by name, more
-/// often than any has before. Pure, without clocks; made for samples, so it stops at kMost of them.
+/// Finds the steps of a training loop among the operations: a step has passed when the count of some name exceeds all
+/// counts so far. Pure, without clocks. Meant for samples, so it stops at kMost steps.
 class Pace {
  public:
   static constexpr size_t kMost = 4096;
@@ -21,16 +21,16 @@ class Pace {
     uint64_t bytes;  // of all operations so far
   };
 
-  /// Forgets what it has seen.
+  /// Resets all counts.
   void restart();
 
-  /// `operations` ended at `now_ns`, when so many bytes had been reduced since any time.
+  /// Notes that `operations` completed at `now_ns`, after `bytes` reduced bytes in total.
   void add(std::span<const OperationPtr> operations, uint64_t now_ns, uint64_t bytes);
 
   [[nodiscard]] const std::vector<Mark>& marks() const { return marks_; }
 
  private:
-  static constexpr size_t kMostNames = 1 << 16;  // more are no steps
+  static constexpr size_t kMostNames = 1 << 16;  // a loop with more names has no steps
 
   std::unordered_map<std::string, size_t> seen_;
   std::vector<Mark> marks_;

@@ -22,8 +22,8 @@ void Pending::add(std::span<const OperationPtr> operations) {
   queue_.insert(queue_.end(), operations.begin(), operations.end());
   queued_.store(queue_.size(), std::memory_order_relaxed);
   count_.fetch_add(static_cast<int64_t>(operations.size()));
-  // Whoever is about to sleep looks at this once more after it has said that it sleeps, see Signal.
-  fresh_.store(true, std::memory_order_seq_cst);
+  // A thread that is about to sleep checks this again after it has registered as a sleeper, see Signal.
+  has_new_.store(true, std::memory_order_seq_cst);
 }
 
 void Pending::require_open() {
@@ -34,7 +34,7 @@ void Pending::require_open() {
 void Pending::withdraw(const std::string& name) {
   const auto found = names_.find(name);
   found->second.pending = nullptr;
-  // Names that get no number are not remembered: they may be new at every step.
+  // Names without a number are not kept: they may be new in every step.
   if (found->second.id == kNoId) names_.erase(found);
 }
 
@@ -51,20 +51,20 @@ uint32_t Pending::number_of(Recurring& recurring) {
   return recurring.number = names_.at(recurring.operations.front()->request.name).id;
 }
 
-Asking Pending::drain() {
-  Asking asking;
-  if (!fresh()) return asking;
+RequestBatch Pending::drain() {
+  RequestBatch batch;
+  if (!has_new()) return batch;
   const std::lock_guard lock(mu_);
-  fresh_.store(false, std::memory_order_relaxed);
-  asking.reserve(queue_.size());
+  has_new_.store(false, std::memory_order_relaxed);
+  batch.reserve(queue_.size());
   for (const OperationPtr& operation : queue_) {
     const Name& name = names_[operation->request.name];
-    if (name.id != kNoId && name.signature == operation->request) asking.emplace_back(name.id);
-    else asking.emplace_back(operation->request);
+    if (name.id != kNoId && name.signature == operation->request) batch.emplace_back(name.id);
+    else batch.emplace_back(operation->request);
   }
   queue_.clear();
   queued_.store(0, std::memory_order_relaxed);
-  return asking;
+  return batch;
 }
 
 OperationPtr Pending::take(const Entry& entry) {
@@ -77,15 +77,15 @@ OperationPtr Pending::take(const Entry& entry) {
   }
   if (name == nullptr || !name->pending)
     throw Error::internal("the plan holds '" + entry.name + "' (number " + std::to_string(entry.id) +
-                          "), which this rank did not ask for");
+                          "), which this rank did not request");
   OperationPtr operation = std::exchange(name->pending, nullptr);
-  let_go(operation);
+  remove(operation);
   if (entry.id == kNoId) {
     withdraw(operation->request.name);
   } else if (name->id != entry.id) {
     // The coordinator counts its numbers up from zero.
     if (entry.id > by_id_.size() + kMostNumbers)
-      throw Error::internal("the plan holds an absurd number, " + std::to_string(entry.id));
+      throw Error::internal("the plan holds an impossible number: " + std::to_string(entry.id));
     name->id = entry.id;
     name->signature = operation->request;
     ++numberings_;
@@ -100,12 +100,12 @@ OperationPtr Pending::take(const std::string& name) {
   const auto found = names_.find(name);
   if (found == names_.end()) return nullptr;
   OperationPtr operation = std::exchange(found->second.pending, nullptr);
-  if (operation) let_go(operation);
+  if (operation) remove(operation);
   if (found->second.id == kNoId) names_.erase(found);
   return operation;
 }
 
-void Pending::let_go(const OperationPtr& operation) {
+void Pending::remove(const OperationPtr& operation) {
   count_.fetch_sub(1);
   if (operation->request.kind == Kind::Join) joined_ = false;
 }

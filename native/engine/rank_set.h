@@ -7,7 +7,7 @@
 
 namespace farandole {
 
-/// Some of the ranks, 64 to a word: joining two sets is a handful of instructions also among thousands of ranks.
+/// A set of ranks, 64 to a word. A union takes a few instructions even for thousands of ranks.
 class RankSet {
  public:
   void add(int rank) {
@@ -19,7 +19,7 @@ class RankSet {
     words_[word] |= bit;
   }
 
-  /// Adds the members of `other`, none of which may be in this set already.
+  /// Adds the members of `other`. The sets must be disjoint.
   void add(const RankSet& other) {
     if (other.empty()) return;
     if (words_.size() < other.words_.size()) words_.resize(other.words_.size());
@@ -33,7 +33,7 @@ class RankSet {
     return word < words_.size() && (words_[word] >> (static_cast<unsigned>(rank) % 64) & 1) != 0;
   }
 
-  /// Have the two a member in common?
+  /// Whether the sets have a common member.
   [[nodiscard]] bool meets(const RankSet& other) const {
     for (size_t word = other.first_; word < other.words_.size() && word < words_.size(); ++word)
       if ((words_[word] & other.words_[word]) != 0) return true;
@@ -43,7 +43,7 @@ class RankSet {
   [[nodiscard]] size_t count() const { return count_; }
   [[nodiscard]] bool empty() const { return count_ == 0; }
 
-  /// Forgets the members and keeps the memory.
+  /// Removes all members; keeps the memory.
   void clear() {
     for (uint64_t& word : words_) word = 0;
     count_ = 0;
@@ -59,7 +59,7 @@ class RankSet {
 
  private:
   std::vector<uint64_t> words_;
-  size_t first_ = 0;  // no member is in a word before this one
+  size_t first_ = 0;  // no word before this one has a member
   size_t count_ = 0;
 };
 

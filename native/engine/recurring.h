@@ -9,20 +9,20 @@
 
 namespace farandole {
 
-/// Operations that this rank asks for together, perhaps again and again: one, or the members of a group. Their requests
-/// stay as they are from one time to the next, so what was found out about them stays true.
+/// Operations that this rank requests together, perhaps repeatedly: one, or the members of a group. Their requests do
+/// not change between calls, so facts about them are cached here.
 struct Recurring {
   std::vector<OperationPtr> operations;
 
-  /// Where each run of operations that go as one bucket ends; set by arrange().
+  /// Ends of the runs of operations that share a bucket; set by arrange().
   std::vector<size_t> buckets;
-  size_t bytes = 0;  // of all; set by arrange()
+  size_t bytes = 0;  // of all operations; set by arrange()
 
-  /// What Pending knows of the requests, and how many numbers it had given then.
+  /// The number that Pending found, and its count of numbers then.
   uint32_t number = kNoId;
   uint64_t numbered = 0;
 
-  /// Puts members of one type next to each other, the same on every rank that has asked for the same. To be called
+  /// Puts members of one type next to each other, in the same order on every rank with the same requests. Call it
   /// whenever requests have changed.
   void arrange();
 };

@@ -15,7 +15,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
-/// A hundredth of the faults where the system lets us have large pages; a wish, so whether it is granted is no matter.
+/// A hint: large pages take a hundredth of the page faults.
 std::byte* allocate(size_t capacity) {
   const bool large = capacity >= 2 * kHugePage;
   const size_t alignment = large ? kHugePage : ResultBuffer::kAlignment;
@@ -74,7 +74,7 @@ ResultBuffer ResultPool::take(size_t bytes) {
 }
 
 void ResultPool::give_back(Block block) noexcept {
-  // In a forked child a thread that does not exist here may hold the lock.
+  // In a forked child a missing thread may hold the lock.
   if (block.capacity >= kWorthKeeping && fork_number() == fork_number_) {
     const std::lock_guard lock(mu_);
     if (block.capacity <= limit_) {

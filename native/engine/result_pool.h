@@ -12,8 +12,8 @@ namespace farandole {
 
 class ResultPool;
 
-/// Memory for a result whose size only the plan tells. TensorFlow aborts on anything that is aligned to less than 64
-/// bytes. Goes back to the pool that it came from, if that still is, and else to the system.
+/// Memory for a result whose size comes from the plan. Aligned to 64 bytes, because TensorFlow aborts on less. Returns
+/// to its pool, or to the system if the pool is gone.
 class ResultBuffer {
  public:
   static constexpr size_t kAlignment = 64;
@@ -34,14 +34,14 @@ class ResultBuffer {
   std::weak_ptr<ResultPool> pool_;
 };
 
-/// Results that nobody uses any more, for the next ones: their pages are there already, and the kernel's clearing of
-/// fresh ones takes longer than the collective that fills them. Safe for use by any number of threads.
+/// Unused results kept for reuse. Their pages are mapped, while the kernel would clear fresh pages for longer than the
+/// collective needs to fill them. Thread-safe.
 ///
-/// Kept is what has at least kWorthKeeping bytes, up to `limit` in all; the longest unused goes first. A result takes
-/// the smallest that is large enough and not more than twice as large as it needs.
+/// Keeps results of at least kWorthKeeping bytes, up to `limit` in total, and evicts the longest unused first. A
+/// request takes the smallest kept result that fits and is at most twice as large as needed.
 class ResultPool : public std::enable_shared_from_this<ResultPool> {
  public:
-  static constexpr size_t kWorthKeeping = 64 << 10;  // malloc does as well below
+  static constexpr size_t kWorthKeeping = 64 << 10;  // smaller ones are as fast from malloc
 
   [[nodiscard]] static std::shared_ptr<ResultPool> make(size_t limit);
   ~ResultPool();
@@ -49,7 +49,7 @@ class ResultPool : public std::enable_shared_from_this<ResultPool> {
   /// Throws std::bad_alloc.
   [[nodiscard]] ResultBuffer take(size_t bytes);
 
-  /// Gives everything kept to the system; from now on nothing is kept.
+  /// Frees all kept results; keeps none from now on.
   void close();
 
   [[nodiscard]] size_t kept_bytes();
@@ -64,9 +64,9 @@ class ResultPool : public std::enable_shared_from_this<ResultPool> {
   void give_back(Block block) noexcept;
 
   const uint32_t fork_number_ = fork_number();
-  std::mutex mu_;            // guards what follows
+  std::mutex mu_;            // guards the members below
   std::vector<Block> kept_;  // the longest unused first
-  size_t bytes_ = 0;         // of them
+  size_t bytes_ = 0;         // of kept_
   size_t limit_;
 };
 

@@ -31,7 +31,7 @@ void Trace::stop() {
 void Trace::add(const TracedBucket& bucket, std::span<const OperationPtr> operations) {
   const uint64_t ended = ticks();
   const std::lock_guard lock(mu_);
-  // The caller may have read on() before a stop and a start.
+  // The caller may have read on() before stop() and start().
   if (!on() || ended < since_) return;
   const uint64_t begun = std::max(bucket.begun, since_);
   const uint64_t agreed = bucket.agreed == 0 ? begun : std::max(bucket.agreed, since_);

@@ -12,34 +12,34 @@
 
 namespace farandole {
 
-/// What ran together, as Trace::add takes it. Times are those of Trace::now().
+/// A bucket that ran, as input of Trace::add. Times are those of Trace::now().
 struct TracedBucket {
   Kind kind;
   const char* algorithm;  // a literal
-  uint64_t agreed;        // when this rank heard that all ranks had asked; 0: it was not looked at
+  uint64_t agreed;        // when this rank received the agreement; 0: not recorded
   uint64_t begun;
 };
 
-/// One phase of one operation, or a plan that begins. Times are those of now_ns().
+/// One phase of one operation, or the start of a plan. Times are those of now_ns().
 struct TraceEvent {
   uint32_t name;      // in TraceBatch::names
-  const char* phase;  // "negotiate", "queue", what the operation is called, or "plan"
+  const char* phase;  // "negotiate", "queue", the operation's kind, or "plan"
   uint64_t begin_ns;
   uint64_t end_ns;
-  const char* algorithm = nullptr;  // of an operation only
+  const char* algorithm = nullptr;  // for an operation only
   uint64_t bytes = 0;
-  uint64_t buckets = 0;  // of a plan only
+  uint64_t buckets = 0;  // for a plan only
 };
 
-/// What a trace took between two drains. It has no strings but names: what recurs is named once.
+/// The records of a trace between two drains. Names are its only strings, each stored once.
 class TraceBatch {
  public:
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
 
-  /// How many operations and plans there are, in the order in which they ended.
+  /// The number of operations and plans, in order of completion.
   [[nodiscard]] size_t size() const { return records_.size(); }
 
-  /// Calls `visit` with each phase of number `at`.
+  /// Calls `visit` with each phase of record `at`.
   template <class Visit>
   void visit_phases(size_t at, Visit visit) const {
     const Record& record = records_[at];
@@ -61,7 +61,8 @@ class TraceBatch {
  private:
   friend class Trace;
   static constexpr uint32_t kPlan = 0xffffffff;
-  static constexpr uint64_t kAtOnce = 5000;  // ns: from the plan to its first bucket there is always some time
+  static constexpr uint64_t kAtOnce =
+      5000;  // ns; a shorter gap between a plan and its first bucket is not shown as a phase
 
   struct Bucket {
     uint64_t agreed, begun, ended;
@@ -70,7 +71,7 @@ class TraceBatch {
   };
   struct Record {
     uint64_t asked;  // 0: unknown
-    uint64_t bytes;  // of a plan: its buckets
+    uint64_t bytes;  // of a plan: the number of its buckets
     uint32_t name;
     uint32_t bucket;  // in buckets_, or kPlan
   };
@@ -81,26 +82,25 @@ class TraceBatch {
   TickScale scale_;
 };
 
-/// Events since the last drain; nothing while off. Keeps at most a million operations and counts the rest.
+/// Recorded events since the last drain; nothing while off. Keeps at most a million operations and counts the rest.
 class Trace {
  public:
   [[nodiscard]] bool on() const { return on_.load(std::memory_order_relaxed); }
   [[nodiscard]] bool marks_plans() const { return marks_plans_.load(std::memory_order_relaxed); }
 
-  /// The present as add() takes it; 0 while off.
+  /// The time for add(); 0 while off.
   [[nodiscard]] uint64_t now() const { return on() ? ticks() : 0; }
 
-  /// Forgets what came before, and takes events from now on: what has begun earlier begins now.
+  /// Discards earlier records and records from now on; operations already under way begin now.
   void start(bool marks_plans);
 
-  /// Takes no more; what was taken can still be drained.
+  /// Stops recording; records can still be drained.
   void stop();
 
-  /// `operations` ran together until now. What each waited for before is shown from its `submitted_ticks` on, if there
-  /// are any.
+  /// Records that `operations` ran together until now. The phases before it begin at their `submitted_ticks`, if set.
   void add(const TracedBucket& bucket, std::span<const OperationPtr> operations);
 
-  /// A plan of so many buckets begins now.
+  /// Records that a plan of `buckets` buckets begins now.
   void add_plan(size_t buckets);
 
   [[nodiscard]] TraceBatch drain();
@@ -114,7 +114,7 @@ class Trace {
   std::atomic<bool> marks_plans_{false};
   std::mutex mu_;
   TraceBatch taken_;
-  uint64_t batch_ = 1;  // counts the drains
+  uint64_t batch_ = 1;  // drains so far
   uint32_t plan_name_ = TraceBatch::kPlan;
   uint64_t dropped_ = 0;
   uint64_t since_ = 0;

@@ -14,7 +14,7 @@ constexpr std::string_view kBegin = "[\n";
 constexpr std::string_view kBetween = ",\n";
 constexpr std::string_view kEnd = "\n]\n";
 
-/// How many bytes of `events` go into one write of `room` bytes: whole events, at least one.
+/// Bytes of `events` for one write of `room` bytes: whole events, at least one.
 size_t piece_of(std::string_view events, size_t room) {
   if (events.size() <= room) return events.size();
   size_t cut = events.rfind(kBetween, room);
@@ -24,7 +24,7 @@ size_t piece_of(std::string_view events, size_t room) {
 
 void cut_off(int fd, uint64_t end) {
   struct stat about{};
-  // Only a regular file can be truncated; a pipe or /dev/null stays as it is.
+  // Only a regular file can be truncated, not a pipe or /dev/null.
   if (fstat(fd, &about) == 0 && S_ISREG(about.st_mode)) static_cast<void>(!ftruncate(fd, static_cast<off_t>(end)));
 }
 
@@ -39,7 +39,7 @@ TraceFileState append_events(int fd, uint64_t end, std::string_view events,
     const size_t page_left = kPage - end % kPage;
     const size_t frame = before.size() + kEnd.size();
     const size_t size = piece_of(events, page_left > frame ? page_left - frame : 0);
-    // One call puts the events where the bracket was, and a bracket behind them.
+    // One write replaces the bracket by the events and a new bracket.
     body.assign(before).append(events.substr(0, size)).append(kEnd);
     for (size_t done = 0; done < body.size();) {
       const ssize_t written = write(fd, body.data() + done, body.size() - done, static_cast<off_t>(end + done));

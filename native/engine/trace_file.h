@@ -8,16 +8,16 @@
 
 namespace farandole {
 
-/// Where a trace file stands: `end` is the place of its closing bracket, 0 before anything was written.
+/// State of a trace file: `end` is the offset of its closing bracket, 0 before the first write.
 struct TraceFileState {
   uint64_t end = 0;
-  int error = 0;  // errno of a write that failed; what `end` tells of is there
+  int error = 0;  // errno of a failed write; the file is complete up to `end`
 };
 
-/// Adds `events`, JSON objects with a comma and a line's end between two, to the array in the file `fd`, which is
-/// complete again after each write, and so also when the writer has been killed. The kernel takes a write page by page
-/// and may end a killed writer's between two of them; so no write goes on into a second page, but for the one event in
-/// a page that would not fit. Blocks as the file does. `write` is pwrite(2), but in tests.
+/// Appends `events`, JSON objects separated by a comma and a newline, to the array in the file `fd`. The file is
+/// complete after each write, even if the writer is killed. The kernel writes page by page and may stop between two
+/// pages, so each write stays within one page, except for a single event that does not fit. Blocks as the file does.
+/// `write` is pwrite(2), except in tests.
 TraceFileState append_events(int fd, uint64_t end, std::string_view events,
                              ssize_t (*write)(int, const void*, size_t, off_t));
 

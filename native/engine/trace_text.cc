@@ -9,7 +9,7 @@ namespace farandole {
 namespace {
 
 constexpr size_t kPiece = size_t{256} << 10;
-constexpr size_t kUsual = 512;  // bytes of an operation
+constexpr size_t kUsual = 512;  // typical bytes per operation
 
 void add_number(uint64_t value, std::string& out) {
   std::array<char, 24> digits;
@@ -17,7 +17,7 @@ void add_number(uint64_t value, std::string& out) {
   out.append(digits.data(), static_cast<size_t>(end - digits.data()));
 }
 
-/// Nanoseconds as microseconds.
+/// Appends nanoseconds as microseconds.
 void add_time(uint64_t ns, std::string& out) {
   add_number(ns / 1000, out);
   const auto rest = static_cast<unsigned>(ns % 1000);

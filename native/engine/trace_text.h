@@ -10,16 +10,16 @@
 
 namespace farandole {
 
-/// Spells what the traces of one rank's engines took as Chrome's trace events: JSON objects, one a line, a comma and a
-/// line's end between two. One track per tensor. For one thread at a time.
+/// Formats the traces of one rank's engines as Chrome's trace events: JSON objects, one per line, separated by commas.
+/// One track per tensor. Use it on one thread at a time.
 class TraceText {
  public:
   explicit TraceText(int rank) : rank_(std::to_string(rank)) {}
 
-  /// Sets the events that next() spells; `label` is put before the names of their tensors. Discards unread events.
+  /// Sets the batch for next(), and discards unread events; `label` prefixes the names of the tensors.
   void take(TraceBatch batch, std::string_view label);
 
-  /// The next events, of some hundred KiB; empty when there are none.
+  /// Returns the next events, some hundred KiB; empty at the end.
   [[nodiscard]] std::string next();
 
  private:
@@ -35,7 +35,7 @@ class TraceText {
   TraceBatch batch_;
   size_t at_ = 0;                                  // in the batch
   std::vector<const Track*> of_names_;             // of the batch
-  std::unordered_map<std::string, Track> tracks_;  // by what is shown
+  std::unordered_map<std::string, Track> tracks_;  // by shown name
 };
 
 }  // namespace farandole

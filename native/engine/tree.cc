@@ -19,7 +19,7 @@ Tree::Tree(std::vector<int> parents) : parents_(std::move(parents)), children_(p
     throw Error::internal("the control connections are no tree with rank 0 as its root");
 }
 
-bool Tree::leads(int rank, int through) const {
+bool Tree::is_below(int rank, int through) const {
   while (rank != through && rank != -1) rank = parent(rank);
   return rank == through;
 }

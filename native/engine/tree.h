@@ -10,7 +10,7 @@ namespace farandole {
 /// The tree of control connections. Rank 0, the coordinator, is its root; a rank talks to its parent and its children.
 class Tree {
  public:
-  /// `parents[r]` is the rank that rank r asks, -1 for rank 0. Throws Error (Internal) unless all ways lead to rank 0.
+  /// `parents[r]` is the parent of rank r, -1 for rank 0. Throws Error (Internal) unless all paths lead to rank 0.
   explicit Tree(std::vector<int> parents);
 
   [[nodiscard]] int size() const { return static_cast<int>(parents_.size()); }
@@ -18,16 +18,16 @@ class Tree {
   [[nodiscard]] const std::vector<int>& children(int rank) const { return children_[static_cast<size_t>(rank)]; }
   [[nodiscard]] bool holds(int rank) const { return rank >= 0 && rank < size(); }
 
-  /// Does the way of `rank` to the coordinator lead through `through`, or is it that rank itself?
-  [[nodiscard]] bool leads(int rank, int through) const;
+  /// Whether `ancestor` is `rank` or on its path to the coordinator.
+  [[nodiscard]] bool is_below(int rank, int ancestor) const;
 
-  /// `rank` and all ranks whose way to the coordinator leads through it.
+  /// `rank` and all ranks below it.
   [[nodiscard]] const RankSet& below(int rank);
 
  private:
   std::vector<int> parents_;
   std::vector<std::vector<int>> children_;
-  std::unordered_map<int, RankSet> below_;  // as far as it was asked for
+  std::unordered_map<int, RankSet> below_;  // filled on use
 };
 
 }  // namespace farandole

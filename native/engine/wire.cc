@@ -8,11 +8,11 @@
 namespace farandole {
 namespace {
 
-enum class Tag : uint8_t { Gathered = 1, Plan = 2, Farewell = 3, Heartbeat = 4 };
+enum class Tag : uint8_t { CollectedRequests = 1, Plan = 2, Departure = 3, Heartbeat = 4 };
 
-/// How an item of a Gathered, or an entry of a bucket, is written.
-enum class Item : uint8_t { SendersNumbers = 0, RanksNumbers = 1, Spelled = 2 };
-enum class Form : uint8_t { Numbers = 0, Full = 1, WithRequest = 2 };
+/// Encodings of a request item, or of an entry of a bucket.
+enum class Item : uint8_t { SendersNumbers = 0, RanksNumbers = 1, FullRequest = 2 };
+enum class Form : uint8_t { NumberRange = 0, Full = 1, WithRequest = 2 };
 
 void write(Writer& w, const Request& request) {
   w.text(request.name);
@@ -43,7 +43,7 @@ Request read_request(Reader& r) {
   request.splits = r.sizes();
   request.group = r.text();
   request.group_size = r.small_number();
-  // The negotiator reads the first dimension of these without asking again.
+  // The negotiator reads the first dimension of these without a check.
   if ((request.kind == Kind::Allgather || request.kind == Kind::Alltoall) && request.shape.empty()) Reader::fail();
   return request;
 }
@@ -78,7 +78,7 @@ Error read_error(Reader& r) {
     const int rank = r.small_integer();
     asked[rank] = r.text();
   }
-  // All that a negotiation ends with.
+  // The only errors that end a negotiation.
   if (kind == ErrorKind::Joined) return Error::joined(std::move(name), std::move(reason));
   if (kind == ErrorKind::Mismatch) return Error::mismatch(std::move(name), std::move(what), std::move(asked));
   if (kind == ErrorKind::PeerLost) return Error::peer_lost(std::move(name), lost, std::move(reason));
@@ -86,7 +86,7 @@ Error read_error(Reader& r) {
   Reader::fail();
 }
 
-/// A run of numbers, which ends before kNoId.
+/// Writes a run of numbers, which ends before kNoId.
 void write_run(Writer& w, uint32_t first, uint32_t count) {
   w.number(first);
   w.number(count);
@@ -99,7 +99,7 @@ std::pair<uint32_t, uint32_t> read_run(Reader& r) {
   return {first, count};
 }
 
-void write(Writer& w, const Numbers& numbers) {
+void write(Writer& w, const NumberRange& numbers) {
   if (numbers.rank == kSender) {
     w.byte(static_cast<uint8_t>(Item::SendersNumbers));
   } else {
@@ -110,13 +110,13 @@ void write(Writer& w, const Numbers& numbers) {
   write_run(w, numbers.first, numbers.count);
 }
 
-std::variant<Numbers, Spelled> read_item(Reader& r) {
+std::variant<NumberRange, FullRequest> read_item(Reader& r) {
   const auto item = static_cast<Item>(r.below(3));
-  if (item == Item::Spelled) {
+  if (item == Item::FullRequest) {
     const int32_t rank = r.rank();
-    return Spelled{rank, read_request(r)};
+    return FullRequest{rank, read_request(r)};
   }
-  Numbers numbers;
+  NumberRange numbers;
   if (item == Item::RanksNumbers) {
     numbers.rank = r.rank();
     numbers.whole = r.below(2) != 0;
@@ -140,7 +140,7 @@ Knobs read_knobs(Reader& r) {
   return knobs;
 }
 
-/// How many of `entries`, from the first on, make one run of numbers, and of how many numbers.
+/// The number of leading `entries` that make one run of numbers, and the numbers in it.
 std::pair<size_t, uint32_t> run_of(std::span<const Entry> entries) {
   size_t length = 1;
   uint32_t count = entries[0].count;
@@ -160,7 +160,7 @@ void write(Writer& w, const Bucket& bucket) {
     const Entry& entry = entries[at];
     if (entry.is_number()) {
       const auto [length, count] = run_of(entries.subspan(at));
-      w.byte(static_cast<uint8_t>(Form::Numbers));
+      w.byte(static_cast<uint8_t>(Form::NumberRange));
       write_run(w, entry.id, count);
       at += length;
     } else {
@@ -181,7 +181,7 @@ Bucket read_bucket(Reader& r) {
   if (bucket.entries.empty()) Reader::fail();
   for (Entry& entry : bucket.entries) {
     const auto form = static_cast<Form>(r.below(3));
-    if (form == Form::Numbers) {
+    if (form == Form::NumberRange) {
       std::tie(entry.id, entry.count) = read_run(r);
       continue;
     }
@@ -195,19 +195,19 @@ Bucket read_bucket(Reader& r) {
 
 }  // namespace
 
-void encode(const Gathered& gathered, Bytes& out) {
+void encode(const CollectedRequests& collected, Bytes& out) {
   Writer w(out);
-  w.byte(static_cast<uint8_t>(Tag::Gathered));
-  w.number(gathered.size());
-  for (const auto& item : gathered) {
-    if (const auto* numbers = std::get_if<Numbers>(&item)) {
+  w.byte(static_cast<uint8_t>(Tag::CollectedRequests));
+  w.number(collected.size());
+  for (const auto& item : collected) {
+    if (const auto* numbers = std::get_if<NumberRange>(&item)) {
       write(w, *numbers);
       continue;
     }
-    const auto& spelled = std::get<Spelled>(item);
-    w.byte(static_cast<uint8_t>(Item::Spelled));
-    w.integer(spelled.rank);
-    write(w, spelled.request);
+    const auto& full = std::get<FullRequest>(item);
+    w.byte(static_cast<uint8_t>(Item::FullRequest));
+    w.integer(full.rank);
+    write(w, full.request);
   }
   w.close();
 }
@@ -230,13 +230,13 @@ void encode(const Plan& plan, Bytes& out) {
   w.close();
 }
 
-void encode(const Farewell& farewell, Bytes& out) {
+void encode(const Departure& departure, Bytes& out) {
   Writer w(out);
-  w.byte(static_cast<uint8_t>(Tag::Farewell));
-  w.integer(farewell.rank);
-  w.byte(farewell.clean ? 1 : 0);
-  w.text(farewell.reason);
-  w.integer(farewell.first);
+  w.byte(static_cast<uint8_t>(Tag::Departure));
+  w.integer(departure.rank);
+  w.byte(departure.clean ? 1 : 0);
+  w.text(departure.reason);
+  w.integer(departure.first);
   w.close();
 }
 
@@ -257,10 +257,10 @@ Message decode(std::span<const std::byte> body) {
   Reader r(body);
   Message message;
   switch (static_cast<Tag>(r.byte())) {
-    case Tag::Gathered: {
-      Gathered gathered;
-      for (size_t left = r.count(); left > 0; --left) gathered.push_back(read_item(r));
-      message = std::move(gathered);
+    case Tag::CollectedRequests: {
+      CollectedRequests collected;
+      for (size_t left = r.count(); left > 0; --left) collected.push_back(read_item(r));
+      message = std::move(collected);
       break;
     }
     case Tag::Plan: {
@@ -279,13 +279,13 @@ Message decode(std::span<const std::byte> body) {
       message = std::move(plan);
       break;
     }
-    case Tag::Farewell: {
-      Farewell farewell;
-      farewell.rank = r.small_integer();
-      farewell.clean = r.below(2) != 0;
-      farewell.reason = r.text();
-      farewell.first = r.small_integer();
-      message = std::move(farewell);
+    case Tag::Departure: {
+      Departure departure;
+      departure.rank = r.small_integer();
+      departure.clean = r.below(2) != 0;
+      departure.reason = r.text();
+      departure.first = r.small_integer();
+      message = std::move(departure);
       break;
     }
     case Tag::Heartbeat: message = Heartbeat{}; break;

@@ -14,63 +14,62 @@ namespace farandole {
 
 using Bytes = std::vector<std::byte>;
 
-/// In place of a rank: whoever sends the message.
+/// Stands for the rank that sends the message.
 inline constexpr int32_t kSender = -1;
 
-/// The numbers `first` to `first + count - 1` are asked for by `rank`, or, with `whole`, by all ranks below it in the
-/// tree as well, itself among them. The sender can only speak for its whole subtree.
-struct Numbers {
+/// Requests by number, from `first` to `first + count - 1`, of `rank` or, with `whole`, of `rank` and all ranks below
+/// it. A sender in place of a rank always stands for its whole subtree.
+struct NumberRange {
   int32_t rank = kSender;
   bool whole = true;
   uint32_t first = 0;
   uint32_t count = 1;
 
-  bool operator==(const Numbers&) const = default;
+  bool operator==(const NumberRange&) const = default;
 };
 
-/// A request in full by `rank`, whose signature has no number yet.
-struct Spelled {
+/// A full request of `rank`; its signature has no number yet.
+struct FullRequest {
   int32_t rank = 0;
   Request request;
 
-  bool operator==(const Spelled&) const = default;
+  bool operator==(const FullRequest&) const = default;
 };
 
-/// What goes up the tree to the coordinator.
-using Gathered = std::vector<std::variant<Numbers, Spelled>>;
+/// Requests on their way up the tree.
+using CollectedRequests = std::vector<std::variant<NumberRange, FullRequest>>;
 
-/// `rank` is gone: cleanly, after it had done all its part, or not, and then the job is over. `first` is who left
-/// before all others, as far as the sender knows: the others may only have followed.
-struct Farewell {
+/// `rank` has left: cleanly, after doing its part, or not, which ends the job. `first` is the rank that left first, as
+/// far as the sender knows; the others may only have followed.
+struct Departure {
   int32_t rank = -1;
   bool clean = false;
   std::string reason;
   int32_t first = -1;
 };
 
-/// A sign of life, for a connection that has nothing else to carry.
+/// A sign of life on an idle connection.
 struct Heartbeat {};
 
-using Message = std::variant<Gathered, Plan, Farewell, Heartbeat>;
+using Message = std::variant<CollectedRequests, Plan, Departure, Heartbeat>;
 
-/// Appends one message, framed by its length, to `out`. Entries of a plan that are only a number take a few bytes for
-/// each run of consecutive numbers.
-void encode(const Gathered& gathered, Bytes& out);
+/// Appends one message, prefixed by its length, to `out`. A run of consecutive numbers in a plan takes a few bytes.
+void encode(const CollectedRequests& collected, Bytes& out);
 void encode(const Plan& plan, Bytes& out);
-void encode(const Farewell& farewell, Bytes& out);
+void encode(const Departure& departure, Bytes& out);
 void encode(const Heartbeat& heartbeat, Bytes& out);
 
-/// Bytes of the length prefix of a frame.
+/// Bytes of a frame's length prefix.
 inline constexpr size_t kFrameHeader = 4;
 
-/// Longest frame that is accepted: a million requests in full.
+/// The longest accepted frame: a million full requests.
 inline constexpr uint32_t kLongestFrame = 256u << 20;
 
-/// The length of the frame's body from its header. Throws Error (Internal) when it is absurd.
+/// Returns the length of a frame's body. Throws Error (Internal) if it is above the limit.
 [[nodiscard]] uint32_t frame_length(std::span<const std::byte> header);
 
-/// Reads one message from the body of a frame. Throws Error (Internal) for anything that encode() cannot have written;
-/// never reads beyond `body` and never allocates more than a small multiple of it.
+/// Decodes the body of a frame. Throws Error (Internal) for input that encode() cannot have written. Never reads beyond
+/// `body`, and allocates at most a small multiple of it.
 [[nodiscard]] Message decode(std::span<const std::byte> body);
 
 }  // namespace farandole

@@ -1,4 +1,4 @@
-// How the numbers and texts of control messages are written as bytes.
+// Encoding of the numbers and texts of control messages.
 #pragma once
 
 #include <bit>
@@ -47,7 +47,7 @@ class Writer {
   size_t start_;
 };
 
-/// Reads what Writer has written; throws Error (Internal) for what it cannot have written.
+/// Reads the output of Writer; throws Error (Internal) for anything else.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> body) : left_(body) {}
@@ -78,7 +78,7 @@ class Reader {
     if (value > 0xffffffff) fail();
     return static_cast<uint32_t>(value);
   }
-  /// A count of things that take at least one byte each.
+  /// A count of items of at least one byte each.
   size_t count() {
     const uint64_t value = number();
     if (value > left_.size()) fail();

@@ -20,8 +20,8 @@ class LinkMaker {
  public:
   explicit LinkMaker(Wiring& wiring) : wiring_(wiring) {}
 
-  /// Return a link over the connection to `peer`, which has `place` in its mesh. A shared connection serves another
-  /// link too: no operation leaves bytes in it.
+  /// Return a link over the connection to `peer`, at index `place` of its mesh. Another link may share the connection:
+  /// no operation leaves bytes in it.
   std::unique_ptr<Link> link(int peer, int place, bool shared) {
     const auto remote = std::ranges::find(wiring_.remotes, peer, &Wiring::Remote::peer);
     if (remote == wiring_.remotes.end() || !remote->data.is_open())
@@ -42,7 +42,7 @@ class LinkMaker {
     return links;
   }
 
-  /// Return links to all ranks, by rank; those of this host through the segment.
+  /// Return links to all ranks, by rank; those of this host use the segment.
   std::vector<std::unique_ptr<Link>> all() {
     const auto& local = wiring_.local_ranks;
     const int own = wiring_.local_rank();
@@ -59,7 +59,7 @@ class LinkMaker {
     return links;
   }
 
-  std::vector<const TcpLink*> tcp;  // all that were made
+  std::vector<const TcpLink*> tcp;  // all TCP links made
 
  private:
   Wiring& wiring_;
@@ -89,19 +89,19 @@ EngineOptions EngineOptions::fitted_to(const Wiring& wiring) const {
 bool Wiring::has_spare_cores() const { return local_ranks.size() <= std::thread::hardware_concurrency(); }
 
 WiredWorld connect_world(Wiring& wiring, Guard& guard, std::chrono::nanoseconds spin) {
-  const Patience patience{spin};
+  const WaitPolicy policy{spin};
   const auto shared = [&] {
-    return SharedMesh(wiring.segment, wiring.local_rank(), wiring.local_ranks, guard, patience);
+    return SharedMesh(wiring.segment, wiring.local_rank(), wiring.local_ranks, guard, policy);
   };
   if (wiring.is_one_host()) return {make_world(shared()), {}};
   LinkMaker maker(wiring);
   std::optional<GridMesh> rows;
   if (const auto grid = grid_of(wiring.rank, wiring.hosts)) {
     const bool flat = is_flat(wiring, *grid);
-    rows.emplace(*grid, shared(), Mesh(grid->host, maker.column(*grid, flat), guard, patience));
+    rows.emplace(*grid, shared(), Mesh(grid->host, maker.column(*grid, flat), guard, policy));
     if (!flat) return {make_world(std::move(*rows)), std::move(maker.tcp)};
   }
-  auto links = std::make_unique<Mesh>(wiring.rank, maker.all(), guard, patience);
+  auto links = std::make_unique<Mesh>(wiring.rank, maker.all(), guard, policy);
   return {rows ? make_world(std::move(*rows), std::move(links)) : make_world(std::move(*links)), std::move(maker.tcp)};
 }
 

@@ -8,7 +8,7 @@
 namespace farandole::plugins {
 namespace {
 
-/// The operations of one request, until all of them are done.
+/// The operations of one request, until all of them have completed.
 class Submission {
  public:
   Submission(const Request& request, const std::string& name, const Listener& listener, int size)
@@ -86,7 +86,7 @@ void start(const Request& request, const std::string& name, const Listener& list
   auto submission = std::make_unique<Submission>(request, name, listener, engine.size());
   const std::vector<OperationPtr> operations = submission->operations();
   engine.submit(operations, true);
-  // Its operations own it from here on; it may be gone already.
+  // Its operations own it from here on, and may have deleted it already.
   static_cast<void>(submission.release());
 }
 

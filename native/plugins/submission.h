@@ -9,13 +9,13 @@
 
 namespace farandole::plugins {
 
-/// There is no engine for a request.
+/// Thrown when no engine serves a request.
 class NotStarted : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Starts `request` in `engine` under `name`; calls the listener when all members are done. Throws Error when nothing
-/// was started: then the listener has not been called.
+/// Starts `request` in `engine` under `name`; the listener is called when all members have completed. If it throws
+/// Error, nothing was started and the listener is not called.
 void start(const Request& request, const std::string& name, const Listener& listener, Engine& engine);
 
 /// Reports a failure to `listener`.

@@ -51,9 +51,9 @@ size_t Arena::used() {
 }
 
 void Arena::give_back(size_t offset, size_t bytes) noexcept {
-  // The memory is the parent's; and a thread that does not exist here may hold the lock.
+  // In a forked child the memory is the parent's, and a missing thread may hold the lock.
   if (fork_number() != fork_number_) return;
-  segment_->forget(rank_, offset, bytes);
+  segment_->release(rank_, offset, bytes);
   const std::lock_guard lock(mu_);
   used_ -= bytes;
   auto here = free_.emplace(offset, bytes).first;

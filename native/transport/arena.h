@@ -11,15 +11,14 @@
 
 namespace farandole {
 
-/// Hands out one rank's arena of the segment: memory that the other ranks of the host see, at the same offset. Safe for
-/// use by any number of threads.
+/// Allocator for one rank's arena of the segment. All ranks of the host see the memory at the same offset. Thread-safe.
 ///
-/// A buffer keeps the arena, and so the segment, until it goes; its memory then goes back to the system at once.
+/// A buffer keeps the arena, and with it the segment, alive. Freeing a buffer returns its memory to the system at once.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   [[nodiscard]] static std::shared_ptr<Arena> make(std::shared_ptr<Segment> segment, int rank);
 
-  /// A buffer of at least `bytes`, zeroed, at a page's begin. Throws Error (Invalid) when the arena has no such room.
+  /// Allocates a zeroed, page-aligned buffer of at least `bytes`. Throws Error (Invalid) when the arena is full.
   [[nodiscard]] std::shared_ptr<std::byte> take(size_t bytes);
 
   /// Bytes in use.
@@ -32,8 +31,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   const uint32_t fork_number_ = fork_number();
   std::shared_ptr<Segment> segment_;
   int rank_;
-  std::mutex mu_;                  // guards what follows
-  std::map<size_t, size_t> free_;  // offset -> bytes; no two of them touch
+  std::mutex mu_;                  // guards the members below
+  std::map<size_t, size_t> free_;  // offset -> bytes; adjacent parts are merged
   size_t used_ = 0;
 };
 

@@ -13,14 +13,14 @@ void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, std::chron
 /// Wakes every sleeper on `word`.
 void futex_wake_all(const std::atomic<uint32_t>& word);
 
-/// A word that one side changes and others wait for; the writer pays for a system call only when somebody sleeps.
+/// A word that one side changes and others wait for. The writer makes a system call only when a rank sleeps.
 struct alignas(128) Signal {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
 
-  /// Publishes `next`: earlier writes are visible to every reader of it.
+  /// Publishes `next`, with release semantics for earlier writes.
   void publish(uint32_t next) {
-    // The exchange is a full barrier: either the sleeper's count is seen here, or the sleeper sees the new value.
+    // The exchange is a full barrier: either the writer sees the sleeper's count, or the sleeper sees the new value.
     value.exchange(next, std::memory_order_seq_cst);
     wake();
   }
@@ -30,11 +30,11 @@ struct alignas(128) Signal {
   }
   [[nodiscard]] uint32_t load() const { return value.load(std::memory_order_acquire); }
 
-  /// True once `value` has reached `target`; counters wrap, hence the signed difference.
+  /// Whether `value` has reached `target`. Counters wrap, hence the signed difference.
   [[nodiscard]] bool reached(uint32_t target) const { return static_cast<int32_t>(load() - target) >= 0; }
 
-  /// For a writer of something else that sleepers on this signal look at: like bump(), but free when nobody sleeps.
-  void nudge() {
+  /// Like bump(), but free when there is no sleeper. For data beside the signal that sleepers check.
+  void wake_sleepers() {
     if (sleepers.load(std::memory_order_seq_cst) != 0) bump();
   }
 
@@ -43,7 +43,8 @@ struct alignas(128) Signal {
     sleep_unless(seen, timeout, [] { return false; });
   }
 
-  /// The same, unless `held` says that there is no more reason to; asked once the writer can see that somebody sleeps.
+  /// Like sleep(), but returns at once if `held()` is true. It is called after the sleeper has been counted, so the
+  /// writer either sees the sleeper or wrote before the call.
   template <class Held>
   void sleep_unless(uint32_t seen, std::chrono::nanoseconds timeout, Held held) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);

@@ -4,16 +4,16 @@
 
 namespace farandole {
 
-/// What may end a wait before its condition holds: an abort by another rank, a lost peer, a deadline.
+/// Ends a wait early: on another rank's abort, a lost peer or a deadline.
 class Guard {
  public:
   virtual ~Guard() = default;
 
-  /// Throws `Error` when waiting on makes no sense. Called every few microseconds while waiting, so it must be cheap.
+  /// Throws `Error` when the wait cannot succeed. Called every few microseconds during a wait, so it must be cheap.
   virtual void check() = 0;
 
-  /// Is somebody computing on the core that waiting would take? Then the wait spins for a moment only.
-  [[nodiscard]] virtual bool is_in_the_way() const { return false; }
+  /// Whether another thread computes on the core that the wait would occupy. The wait then spins only briefly.
+  [[nodiscard]] virtual bool spins_briefly() const { return false; }
 };
 
 }  // namespace farandole

@@ -16,7 +16,7 @@ uint64_t LaneRounds::pack(const Fields& fields) {
 
 int LaneRounds::compare(uint32_t word_tag, uint32_t round_tag) {
   if (word_tag == round_tag) return 0;
-  // Tags wrap; nobody is ever half their range behind.
+  // Tags wrap; no rank is ever half their range behind.
   return ((word_tag - round_tag) & 0xfffff) < 0x80000 ? 1 : -1;
 }
 
@@ -27,7 +27,7 @@ LaneRounds::Arrival LaneRounds::arrive(uint32_t round, uint32_t number, uint32_t
   for (;;) {
     Fields fields = unpack(seen);
     const int order = compare(fields.round, tag(round));
-    // A later round has the word: this one ended without us, so it was not agreed.
+    // A later round uses the word, so this round ended without this rank and was not agreed.
     if (order > 0) return Arrival::Missed;
     if (order == 0 && fields.spoiled != 0) return fields.instance == instance ? Arrival::Refused : Arrival::Missed;
     if (order < 0) fields = {tag(round), 0, number, instance, 0};

@@ -21,7 +21,7 @@ void Life::prepare() {
 }
 
 void Life::begin() {
-  // Never contended: every rank has a mutex of its own, and a segment serves one generation of ranks.
+  // Never contended: every rank has its own mutex, and a segment serves one generation of ranks.
   if (const int status = pthread_mutex_trylock(&alive_); status != 0)
     throw Error::internal("the life word of this rank is taken (errno " + std::to_string(status) + ")");
   state_.store(static_cast<uint32_t>(State::Alive), std::memory_order_release);
@@ -37,7 +37,7 @@ Life::State Life::state() const {
   if (state != State::Alive) return state;
   // The kernel sets this when the owner's thread is gone.
   const bool died = (word() & FUTEX_OWNER_DIED) != 0;
-  // The owner may have said goodbye between the two looks.
+  // The owner may have left between the two loads.
   if (died && static_cast<State>(state_.load(std::memory_order_acquire)) != State::Left) return State::Dead;
   return State::Alive;
 }
@@ -48,7 +48,7 @@ uint32_t Life::word() const {
 }
 
 bool Life::is_stopped() const {
-  // "TID (any name) STATE ..."; the ranks of a host have one table of processes, or there is no such file.
+  // "TID (any name) STATE ...". The file is missing if the ranks do not share a PID namespace.
   std::ifstream file("/proc/" + std::to_string(word() & FUTEX_TID_MASK) + "/stat");
   std::string line;
   std::getline(file, line);

@@ -10,18 +10,18 @@
 
 namespace farandole {
 
-/// One data link to every other rank, and what the algorithms over links need besides.
+/// Data links to the other ranks, with the guard, policy and scratch memory of algorithms over links.
 class Mesh {
  public:
-  /// `links[r]` leads to rank r; the own entry is null.
-  Mesh(int rank, std::vector<std::unique_ptr<Link>> links, Guard& guard, Patience patience)
-      : rank_(rank), links_(std::move(links)), guard_(guard), patience_(patience) {}
+  /// `links[r]` leads to rank r; this rank's own entry is null.
+  Mesh(int rank, std::vector<std::unique_ptr<Link>> links, Guard& guard, WaitPolicy policy)
+      : rank_(rank), links_(std::move(links)), guard_(guard), policy_(policy) {}
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(links_.size()); }
   [[nodiscard]] Link& link(int peer) { return *links_[static_cast<size_t>(peer)]; }
-  /// The largest chunk of what is sent in chunks, and what a rank receives in one step rather than in chunks. The same
-  /// on all ranks.
+  /// The largest chunk of a chunked transfer, and the most bytes that a rank receives in one step instead. Equal on all
+  /// ranks.
   [[nodiscard]] size_t chunk_bytes() const { return chunk_bytes_; }
   [[nodiscard]] size_t small_bytes() const { return small_bytes_; }
   void use_sizes(size_t chunk_bytes, size_t small_bytes) {
@@ -29,9 +29,9 @@ class Mesh {
     small_bytes_ = small_bytes;
   }
 
-  [[nodiscard]] Waiter waiter() { return Waiter(guard_, patience_); }
+  [[nodiscard]] Waiter waiter() { return Waiter(guard_, policy_); }
 
-  /// At least `bytes` of scratch memory, kept between operations; the content is undefined.
+  /// At least `bytes` of scratch memory, reused by later operations; uninitialized.
   [[nodiscard]] std::byte* scratch(size_t bytes) {
     if (scratch_.size() < bytes) scratch_.resize(bytes);
     return scratch_.data();
@@ -41,9 +41,9 @@ class Mesh {
   int rank_;
   std::vector<std::unique_ptr<Link>> links_;
   Guard& guard_;
-  Patience patience_;
-  // Larger chunks fall out of the second-level cache between arrival and use, smaller ones pay more system calls. Up to
-  // the other limit one step with more bytes beats two steps with fewer (bench/native_link.cc).
+  WaitPolicy policy_;
+  // Larger chunks fall out of the second-level cache between arrival and use; smaller ones need more system calls. Up
+  // to the other limit, one step with more bytes is faster than two steps with fewer (bench/native_link.cc).
   size_t chunk_bytes_ = size_t{256} << 10;
   size_t small_bytes_ = size_t{64} << 10;
   std::vector<std::byte> scratch_;

@@ -7,7 +7,7 @@
 
 namespace farandole {
 
-/// A byte queue in shared memory with one writer and one reader. Positions count bytes for ever and wrap at 2^64.
+/// A byte queue in shared memory with one writer and one reader. Positions count all bytes so far and wrap at 2^64.
 struct Ring {
   struct alignas(128) Position {
     std::atomic<uint64_t> bytes{0};
@@ -17,13 +17,13 @@ struct Ring {
   Position read;
   alignas(128) uint64_t capacity;  // a power of two; set by the creator of the segment
 
-  /// The bytes of the ring lie right behind the struct.
+  /// The ring's bytes, directly behind the struct.
   [[nodiscard]] std::byte* data() { return reinterpret_cast<std::byte*>(this + 1); }
 
-  /// Returns how many bytes of `bytes` were taken, 0 when the ring is full.
+  /// Returns the number of bytes taken; 0 when the ring is full.
   [[nodiscard]] size_t push(std::span<const std::byte> bytes);
 
-  /// Returns how many bytes were read, 0 when the ring is empty.
+  /// Returns the number of bytes read; 0 when the ring is empty.
   [[nodiscard]] size_t pop(std::span<std::byte> bytes);
 
   [[nodiscard]] bool empty() const {

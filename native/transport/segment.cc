@@ -40,7 +40,7 @@ struct Segment::Header {
   alignas(128) std::atomic<uint64_t> aborted;  // 0, or reason << 32 | rank
   LaneRounds lane;
 
-  // Offsets of the parts, in the order in which they lie.
+  // Offsets of the parts, in memory order.
   uint64_t areas, small, offers, lanes, control, pairs, slots, arenas, total;
 
   void lay_out() {
@@ -100,12 +100,12 @@ std::shared_ptr<Segment> Segment::attach(int fd) {
     if (own >= 0) close(own);
     throw Error::internal("the descriptor received is no shared segment of farandole");
   }
-  Header told{};
-  const bool ours = pread(own, &told, sizeof told, 0) == static_cast<ssize_t>(sizeof told) && told.magic == kMagic;
+  Header found{};
+  const bool ours = pread(own, &found, sizeof found, 0) == static_cast<ssize_t>(sizeof found) && found.magic == kMagic;
   Header expected{};
-  expected.ranks = told.ranks;
-  expected.pair_rings = told.pair_rings;
-  expected.slot_bytes = told.slot_bytes;
+  expected.ranks = found.ranks;
+  expected.pair_rings = found.pair_rings;
+  expected.slot_bytes = found.slot_bytes;
   expected.lay_out();
   const auto size = static_cast<size_t>(status.st_size);
   if (!ours || (size != expected.arenas && size != expected.total)) {
@@ -164,7 +164,7 @@ std::byte* Segment::arena(int rank) {
     if (base == MAP_FAILED)
       throw Error::internal("mapping " + std::to_string(bytes) +
                             " bytes of address space for registered buffers failed: " + std::strerror(errno));
-    // A wish: large pages where the system allows them for shared memory.
+    // A hint: large pages, where the system allows them for shared memory.
     madvise(base, bytes, MADV_HUGEPAGE);
     arenas_.store(static_cast<std::byte*>(base));
   }
@@ -176,7 +176,7 @@ std::byte* Segment::arena_if_mapped(int rank) {
   return arenas == nullptr ? nullptr : arenas + static_cast<size_t>(rank) * kArenaBytes;
 }
 
-void Segment::forget(int rank, size_t offset, size_t bytes) {
+void Segment::release(int rank, size_t offset, size_t bytes) {
   const size_t begin = header().arenas + static_cast<size_t>(rank) * kArenaBytes + offset;
   if (fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
                 static_cast<off_t>(bytes)) != 0)

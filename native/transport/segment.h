@@ -15,28 +15,28 @@
 namespace farandole {
 
 /// Stripes in flight per rank in the shared slots. With three or more, a slot is reused only after every reader has
-/// shown, by arriving at a later stripe, that it is done with it (see shm_allreduce.cc); the fourth is slack.
+/// arrived at a later stripe, which shows that it has read the slot (see shm_allreduce.cc). The fourth is slack.
 inline constexpr int kStripes = 4;
 
 /// Messages up to this size go through the small slots in one step.
 inline constexpr size_t kSmallBytes = 4096;
 
-/// How many buffers of a bucket a rank can offer to the others (see shm_direct.h).
+/// The most buffers of a bucket that a rank can offer to the others (see shm_direct.h).
 inline constexpr size_t kMostOffers = 511;
 
-/// What each rank owns in the segment. Written by its owner, read by its peers, one cache-line pair per concern.
+/// The signals of one rank in the segment, one cache-line pair each. The owner writes them, peers read them.
 struct RankArea {
   Life life;
-  Signal doorbell;  // somebody has something for this rank's driver
-  Signal arrived;   // stripes whose input lies in the slots
-  Signal reduced;   // stripes whose result lies in the slots, or whose input was read
-  Signal finished;  // operations that this rank has left
-  Signal small;     // small operations whose payload lies in the small slots
-  Signal offered;   // twice the number of an allreduce, and one more if all its buffers lie in this rank's arena
-  Signal settled;   // allreduces between arenas in which this rank has done its share
+  Signal doorbell;     // news for this rank's driver
+  Signal arrived;      // stripes whose input is in the slots
+  Signal reduced;      // stripes whose result is in the slots, or whose input was read
+  Signal finished;     // operations that this rank has left
+  Signal small;        // small operations whose payload is in the small slots
+  Signal offered;      // twice the number of an allreduce, plus one if all its buffers are in this rank's arena
+  Signal direct_done;  // direct allreduces in which this rank has done its share
 };
 
-/// Why a job ended before its time, as told by the first rank that knew.
+/// Why a job ended early, as reported by the first rank that noticed.
 struct Abort {
   enum class Reason : uint32_t { Died = 1, Left = 2, Unreachable = 3, Failed = 4, Silent = 5, Cut = 6, Late = 7 };
   int rank;
@@ -45,16 +45,16 @@ struct Abort {
 
 /// The memory that the ranks of one host share: signals, life words, slots for the collectives, and byte rings.
 ///
-/// It is a memfd, so nothing is left behind however the ranks die. The first rank creates it and hands the descriptor
-/// to the others over an authenticated Unix socket; ranks that are threads of one process share the object itself.
+/// It is a memfd, so nothing remains however the ranks die. The first rank creates it and passes the descriptor to the
+/// others over an authenticated Unix socket. Ranks that are threads of one process share the object.
 class Segment {
  public:
-  /// `slot_bytes` is the wished chunk per rank and stripe; it shrinks when many ranks would need too much memory.
+  /// `slot_bytes` is the requested chunk per rank and stripe; it shrinks when many ranks would need too much memory.
   /// With `pair_rings` every pair of ranks gets a byte ring in each direction (for worlds of several hosts).
   /// Throws std::system_error when the system refuses the memory.
   static std::shared_ptr<Segment> create(int ranks, size_t slot_bytes, bool pair_rings);
 
-  /// Maps a segment made by another process; `fd` stays the caller's. Throws `Error` when it is none of ours.
+  /// Maps a segment made by another process; the caller still owns `fd`. Throws `Error` when it is not a segment.
   static std::shared_ptr<Segment> attach(int fd);
 
   ~Segment();
@@ -71,25 +71,25 @@ class Segment {
   [[nodiscard]] std::byte* slot(int rank, int index);
   /// The small slot of `rank` with the given parity: kSmallBytes bytes.
   [[nodiscard]] std::byte* small_slot(int rank, int parity);
-  /// Where `rank` offers its buffers: kMostOffers offsets in its arena.
+  /// The place where `rank` offers its buffers: kMostOffers offsets in its arena.
   [[nodiscard]] uint64_t* offers(int rank);
 
-  /// Room for the registered buffers of `rank`, kArenaBytes of it; only what is written takes memory. Mapped when first
-  /// asked for. Throws Error: Invalid when files may not be that large, Internal when the address space is too small.
+  /// Address space for the registered buffers of `rank`: kArenaBytes, which use memory only once written. Mapped on
+  /// first use. Throws Error: Invalid when files may not be that large, Internal when the address space is too small.
   [[nodiscard]] std::byte* arena(int rank);
-  /// The same, or null as long as this process has asked for none.
+  /// The arena, or null if this process has not mapped it.
   [[nodiscard]] std::byte* arena_if_mapped(int rank);
-  /// Gives the memory of a part of an arena back to the system; it reads as zeros then.
-  void forget(int rank, size_t offset, size_t bytes);
+  /// Returns the memory of a part of an arena to the system; it reads as zeros afterwards.
+  void release(int rank, size_t offset, size_t bytes);
   static constexpr size_t kArenaBytes = size_t{4} << 30;
 
   [[nodiscard]] LaneRounds& lane();
-  /// What `rank` brings along into a round of the lane: kSmallBytes bytes.
+  /// The data that `rank` brings into a round of the lane: kSmallBytes bytes.
   [[nodiscard]] std::byte* lane_slot(int rank, uint32_t round);
   [[nodiscard]] Ring& control_ring(int from, int to);
   [[nodiscard]] Ring& pair_ring(int from, int to);
 
-  /// Ends the job for every rank of the host; the first call counts. Wakes all.
+  /// Ends the job for every rank of the host and wakes them all. Only the first call counts.
   void abort(Abort why);
   [[nodiscard]] std::optional<Abort> aborted() const;
 

@@ -5,7 +5,7 @@
 namespace farandole {
 namespace {
 
-/// While one waits for a peer of the same host, that peer's life is looked at too.
+/// Checks the guard and, because the peer is on this host, its life word.
 class PeerGuard : public Guard {
  public:
   PeerGuard(Guard& outer, const Life& life, Signal& signal, uint32_t target, int peer)
@@ -13,13 +13,13 @@ class PeerGuard : public Guard {
 
   void check() override {
     const Life::State state = life_.state();
-    if (signal_.reached(target_)) return;  // a peer that did its part before it went has not failed us
-    // Before blame: who leaves because another rank is lost has said so before it goes.
+    if (signal_.reached(target_)) return;  // the peer did its part before it left
+    // Check first: a rank that leaves because another is lost reports that other rank before it leaves.
     outer_.check();
     if (state == Life::State::Dead || state == Life::State::Left) throw Error::peer_lost("", peer_, reason_of(state));
   }
 
-  [[nodiscard]] bool is_in_the_way() const override { return outer_.is_in_the_way(); }
+  [[nodiscard]] bool spins_briefly() const override { return outer_.spins_briefly(); }
 
  private:
   Guard& outer_;
@@ -55,9 +55,9 @@ bool SharedMesh::all_offer(uint32_t number) {
   return true;
 }
 
-void SharedMesh::settle(uint32_t number) {
-  segment_->area(rank_).settled.publish(number);
-  await(&RankArea::settled, number);
+void SharedMesh::finish_direct(uint32_t number) {
+  segment_->area(rank_).direct_done.publish(number);
+  await(&RankArea::direct_done, number);
 }
 
 void SharedMesh::await_one(int peer, Signal RankArea::* signal, uint32_t target) {
@@ -65,7 +65,7 @@ void SharedMesh::await_one(int peer, Signal RankArea::* signal, uint32_t target)
   if ((area.*signal).reached(target)) [[likely]]
     return;
   PeerGuard guard(guard_, area.life, area.*signal, target, names_[static_cast<size_t>(peer)]);
-  Waiter(guard, patience_).until(area.*signal, target);
+  Waiter(guard, policy_).until(area.*signal, target);
 }
 
 bool SharedMesh::have(Signal RankArea::* signal, uint32_t target) {

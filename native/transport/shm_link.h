@@ -5,7 +5,7 @@
 
 namespace farandole {
 
-/// A link through two byte rings of a segment. With `ring_bell`, sending rings the peer's doorbell.
+/// A link through two byte rings of a segment. With `ring_bell`, sending signals the peer's doorbell.
 class ShmLink : public Link {
  public:
   ShmLink(int peer, RankArea& peer_area, Ring& out, Ring& in, bool ring_bell)

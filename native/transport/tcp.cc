@@ -41,7 +41,7 @@ void configure(int fd) {
     throw Error::internal("file descriptor " + std::to_string(fd) + " is no socket: " + text_of(errno));
   if (domain == AF_UNIX) return;
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  // Not TCP_USER_TIMEOUT: it also ends a connection whose peer lives but has not read for that long.
+  // Not TCP_USER_TIMEOUT: it also ends a connection to a live peer that has not read for that long.
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 15);
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
@@ -61,18 +61,18 @@ TcpLink::TcpLink(int peer, int fd, int rank) : Link(peer, rank), fd_(fd) {
 }
 
 TcpLink::~TcpLink() {
-  // Closing a socket with unread bytes sends a reset, and with that our own last words may be lost on their way.
+  // Closing a socket with unread bytes sends a reset, which may discard our last bytes in transit.
   std::array<std::byte, 16 << 10> unread;
   for (int reads = 0; reads < 64 && ::recv(fd_, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++reads) {
   }
-  own_.reset();  // before the number can be somebody else's
+  own_.reset();  // before the number is reused
   ::close(fd_);
 }
 
 bool TcpLink::is_unanswered() const {
   tcp_info info{};
   socklen_t size = sizeof info;
-  if (::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;  // no TCP
+  if (::getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;  // not TCP
   return (info.tcpi_unacked > 0 && info.tcpi_retransmits > 0) || info.tcpi_probes > 0;
 }
 
@@ -86,7 +86,7 @@ size_t TcpLink::try_send(std::span<const std::byte> bytes) {
 }
 
 size_t TcpLink::try_recv(std::span<std::byte> bytes) {
-  // recv() of nothing returns 0, which would look like the end.
+  // recv() of 0 bytes returns 0, which would look like the end of the stream.
   if (bytes.empty()) return 0;
   for (;;) {
     const ssize_t got = ::recv(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT);

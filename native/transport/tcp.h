@@ -9,15 +9,15 @@
 
 namespace farandole {
 
-/// A link over a connected stream socket (TCP, or AF_UNIX between the processes of one host).
+/// A link over a connected stream socket: TCP, or AF_UNIX between processes of one host.
 ///
-/// A peer that closes or resets the connection is lost. A host that vanishes without a word is noticed after about half
-/// a minute of silence while we wait for it (keepalive); a peer that lives but is late is not: that is the guard's
-/// matter. Forked children have no part in it, so that it ends with this process.
+/// A peer that closes or resets the connection is lost. Keepalive notices a vanished host after about half a minute of
+/// silence during a wait. A live but slow peer is the guard's concern. Forked children do not inherit the connection,
+/// so it ends with this process.
 class TcpLink final : public Link {
  public:
-  /// Takes ownership of `fd`, connected and authenticated, and makes it non-blocking. Throws `Error` when it is no
-  /// socket; `fd` is closed then too.
+  /// Takes ownership of the connected, authenticated `fd` and makes it non-blocking. Throws `Error` when `fd` is not a
+  /// socket, and closes it.
   TcpLink(int peer, int fd) : TcpLink(peer, fd, peer) {}
   TcpLink(int peer, int fd, int rank);
   ~TcpLink() override;
@@ -26,8 +26,8 @@ class TcpLink final : public Link {
   [[nodiscard]] size_t try_recv(std::span<std::byte> bytes) override;
   [[nodiscard]] int fd() const override { return fd_; }
 
-  /// Has the peer's kernel acknowledged nothing since what we sent was sent again, or its full buffer was asked after?
-  /// A peer that lives but does not read is not meant. Asks the system: not for a hot path.
+  /// Whether the peer's kernel has acknowledged nothing since data was retransmitted or its full buffer was probed.
+  /// False for a peer that lives but does not read. Makes a system call, so not for a hot path.
   [[nodiscard]] bool is_unanswered() const;
 
  private:

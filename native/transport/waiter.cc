@@ -9,7 +9,7 @@
 namespace farandole {
 namespace {
 
-// A sleeper looks up this often for what cannot wake it: a peer that died, an abort, a deadline.
+// Interval at which a sleeper checks for events that cannot wake it: a dead peer, an abort, a deadline.
 constexpr std::chrono::milliseconds kNap{5};
 constexpr uint64_t kLookEvery = 64;
 
@@ -29,10 +29,10 @@ bool Waiter::spin_on() {
     const uint64_t now = now_ns();
     if (pauses_ == kLookEvery) since_ns_ = now;
     guard_.check();
-    const uint64_t most = static_cast<uint64_t>(guard_.is_in_the_way() ? 0 : patience_.spin.count());
+    const uint64_t most = static_cast<uint64_t>(guard_.spins_briefly() ? 0 : policy_.spin.count());
     if (now - since_ns_ > most) return false;
-  } else if (pauses_ > kLookEvery && patience_.spin.count() < 10'000) {
-    // More ranks than cores: the awaited rank may need this core.
+  } else if (pauses_ > kLookEvery && policy_.spin.count() < 10'000) {
+    // With more ranks than cores, the awaited rank may need this core.
     sched_yield();
   }
   relax();
@@ -53,11 +53,11 @@ void Waiter::pause(std::span<pollfd> fds) {
   if (pollable) {
     ::poll(fds.data(), fds.size(), static_cast<int>(kNap.count()));
   } else {
-    // A link through memory has no descriptor; its peer is on this host and will be along shortly.
+    // A link through memory has no descriptor; its peer is on this host and will respond shortly.
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   guard_.check();
-  pauses_ = 0;  // what woke us may go on at once: spin again
+  pauses_ = 0;  // spin again: more data may follow at once
 }
 
 void Waiter::wait_for(Signal& signal, uint32_t target) {

@@ -15,28 +15,28 @@ namespace farandole {
 /// Tells the processor that this is a spin loop.
 void relax();
 
-/// How a thread waits: how long it spins before it sleeps. A spinning thread next to computing ones costs them their
-/// core, so the spin is short when there are more ranks than cores.
-struct Patience {
+/// How long a waiting thread spins before it sleeps. A spinning thread takes a core from computing ones, so the spin is
+/// short when there are more ranks than cores.
+struct WaitPolicy {
   std::chrono::nanoseconds spin{100'000};
 };
 
-/// One wait, from the last progress on: spins, then sleeps in short naps, asking the guard all along.
+/// One wait since the last progress: spins, then sleeps in short naps, and checks the guard throughout.
 class Waiter {
  public:
-  Waiter(Guard& guard, Patience patience) : guard_(guard), patience_(patience) {}
+  Waiter(Guard& guard, WaitPolicy policy) : guard_(guard), policy_(policy) {}
 
-  /// Progress was made: back to spinning.
+  /// Reports progress; the wait spins again.
   void moved() { pauses_ = 0; }
 
-  /// Nothing moved: waits a little. Throws what the guard throws.
+  /// Waits briefly after no progress. Throws what the guard throws.
   void pause() { pause(nullptr, nullptr); }
 
-  /// The same, waking when `reading` has bytes or `writing` has room (either may be null).
+  /// The same, but wakes when `reading` has bytes or `writing` has room; either may be null.
   void pause(const Link* reading, const Link* writing);
 
   /// The same for many links: `fds` as for poll(). A negative fd stands for a link through memory, which cannot wake a
-  /// sleeper: the naps are short then.
+  /// sleeper; naps are then short.
   void pause(std::span<pollfd> fds);
 
   /// Waits until `signal` has reached `target`.
@@ -52,7 +52,7 @@ class Waiter {
   void wait_for(Signal& signal, uint32_t target);
 
   Guard& guard_;
-  Patience patience_;
+  WaitPolicy policy_;
   uint64_t pauses_ = 0;
   uint64_t since_ns_ = 0;
 };

@@ -1,4 +1,5 @@
-// Checks for the native tests: print file, line and values, count, and go on; `return check::report();` ends main().
+// Checks for the native tests: a failure prints file, line and values, is counted, and does not stop the test. `return
+// check::report();` ends main().
 #pragma once
 
 #include <atomic>
@@ -16,7 +17,7 @@ namespace check {
 inline std::atomic<int> failures{0};
 
 inline void fail(const std::string& what, const std::source_location& where) {
-  // A broken loop fails a million times; the first lines say it all.
+  // A broken loop fails a million times; the first lines suffice.
   if (++failures <= 20) {
     std::ostringstream line;
     line << where.file_name() << ":" << where.line() << ": " << what << "\n";
@@ -37,7 +38,7 @@ std::string text(const T& value) {
   return out.str();
 }
 
-// The context names what the expression cannot: the dtype, the size, the offset of a loop.
+// The context adds what the expression lacks: the dtype, the size, the offset of a loop.
 inline void that(bool holds, const char* expression, const std::string& context = "",
                  const std::source_location& where = std::source_location::current()) {
   if (!holds) {
@@ -53,7 +54,7 @@ void equal(const A& got, const B& expected, const std::string& context = "",
   }
 }
 
-// Returns what was thrown, for a look at its fields.
+// Returns the thrown exception, to check its fields.
 template <class E, class F>
 E thrown(F&& body, const std::source_location& where = std::source_location::current()) {
   try {

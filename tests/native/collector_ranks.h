@@ -1,4 +1,5 @@
-// Ranks that ask and hear along a tree, simulated: collectors, the negotiator, and the messages on their way.
+// Simulated ranks that send requests and receive plans along a tree: collectors, the negotiator, and messages in
+// flight.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace collectors {
 
 using namespace farandole;
 
-inline constexpr double kPatience = 1;
+inline constexpr double kMergeWait = 1;
 inline constexpr double kTimeout = 10;
 
 inline Request request_of(const std::string& name, int64_t rows = 4) {
@@ -33,7 +34,7 @@ inline Request request_of(const std::string& name, int64_t rows = 4) {
   return request;
 }
 
-// What became of a name: "runs", or the error.
+// The outcome of a name: "runs", or the error.
 using Outcomes = std::map<std::string, std::string>;
 
 inline std::string text_of(const Error& error) {
@@ -44,43 +45,43 @@ inline std::string text_of(const Error& error) {
   return text;
 }
 
-// Ranks with their collectors, and the messages that are on their way between them.
+// Ranks with their collectors, and the messages between them.
 class Ranks {
  public:
   Ranks(std::vector<int> parents, unsigned seed)
       : tree_(parents), negotiator_(options(parents.size())), random_(seed), ranks_(parents.size()) {
     for (int rank = 0; rank < tree_.size(); ++rank)
-      ranks_[static_cast<size_t>(rank)].collector.emplace(rank, tree_.children(rank), kPatience);
+      ranks_[static_cast<size_t>(rank)].collector.emplace(rank, tree_.children(rank), kMergeWait);
   }
 
   static Negotiator::Options options(size_t size) {
     return {.size = static_cast<int>(size), .cache_capacity = 7, .timeout = kTimeout};
   }
 
-  void ask(int rank, const Request& request) {
+  void submit(int rank, const Request& request) {
     Rank& own = at(rank);
     const auto known = own.numbers.find(request.name);
     const bool by_number = known != own.numbers.end() && known->second.second == request;
     own.asked.insert(request.name);
     own.last[request.name] = request;
     if (rank == 0) {
-      Gathered gathered;
-      if (by_number) gathered.emplace_back(Numbers{0, false, known->second.first, 1});
-      else gathered.emplace_back(Spelled{0, request});
-      hand_over(std::move(gathered), 0, tree_, negotiator_, now);
+      CollectedRequests collected;
+      if (by_number) collected.emplace_back(NumberRange{0, false, known->second.first, 1});
+      else collected.emplace_back(FullRequest{0, request});
+      deliver(std::move(collected), 0, tree_, negotiator_, now);
       return;
     }
-    if (by_number) own.collector->ask(Asking{known->second.first}, now);
-    else own.collector->ask(Asking{request}, now);
+    if (by_number) own.collector->add(RequestBatch{known->second.first}, now);
+    else own.collector->add(RequestBatch{request}, now);
     if (random_() % 2 == 0) forward(rank);
   }
 
   void leave(int rank) {
     forward(rank);
-    at(rank).up.push_back(Farewell{rank, true, "it has shut down", rank});
+    at(rank).up.push_back(Departure{rank, true, "it has shut down", rank});
   }
 
-  // One message gets one step further, if there is one where chance looks.
+  // Moves one message by one step, if the chosen queue has one.
   void move() {
     const auto rank = static_cast<int>(random_() % ranks_.size());
     if (rank == 0) decide();
@@ -88,8 +89,8 @@ class Ranks {
     else sink(rank);
   }
 
-  // Everything arrives.
-  void settle() {
+  // Delivers all messages.
+  void exchange_messages() {
     for (int rounds = 0; rounds < 3 * tree_.size(); ++rounds) {
       for (int rank = 1; rank < tree_.size(); ++rank) forward(rank), rise(rank);
       decide();
@@ -107,25 +108,25 @@ class Ranks {
   double now = 0;
 
  private:
-  using Up = std::variant<Gathered, Farewell>;
-  using Down = std::variant<Plan, Farewell>;
+  using Up = std::variant<CollectedRequests, Departure>;
+  using Down = std::variant<Plan, Departure>;
   struct Rank {
     std::optional<Collector> collector;
     std::deque<Up> up;      // to its parent
     std::deque<Down> down;  // from its parent
     std::map<std::string, std::pair<uint32_t, Request>> numbers;
-    std::map<std::string, Request> last;  // asked for last under a name
-    std::set<std::string> asked;          // and not settled
+    std::map<std::string, Request> last;  // the last request of a name
+    std::set<std::string> asked;          // and not resolved
   };
 
   Rank& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
 
   void forward(int rank) {
-    Gathered gathered = at(rank).collector->drain(now);
-    if (gathered.empty()) return;
+    CollectedRequests collected = at(rank).collector->drain(now);
+    if (collected.empty()) return;
     Bytes frame;
-    encode(gathered, frame);
-    at(rank).up.push_back(std::get<Gathered>(decode(std::span(frame).subspan(kFrameHeader))));
+    encode(collected, frame);
+    at(rank).up.push_back(std::get<CollectedRequests>(decode(std::span(frame).subspan(kFrameHeader))));
     ++messages_up_;
   }
 
@@ -134,20 +135,20 @@ class Ranks {
     Up message = std::move(at(rank).up.front());
     at(rank).up.pop_front();
     const int parent = tree_.parent(rank);
-    if (auto* gathered = std::get_if<Gathered>(&message)) {
-      if (parent == 0) hand_over(std::move(*gathered), rank, tree_, negotiator_, now);
-      else at(parent).collector->ask(rank, std::move(*gathered), now);
+    if (auto* collected = std::get_if<CollectedRequests>(&message)) {
+      if (parent == 0) deliver(std::move(*collected), rank, tree_, negotiator_, now);
+      else at(parent).collector->add(rank, std::move(*collected), now);
       return;
     }
-    const auto& farewell = std::get<Farewell>(message);
+    const auto& departure = std::get<Departure>(message);
     if (parent == 0) {
-      negotiator_.leave(tree_.below(farewell.rank), farewell.rank, farewell.reason);
-      for (const int child : tree_.children(0)) at(child).down.push_back(farewell);
+      negotiator_.leave(tree_.below(departure.rank), departure.rank, departure.reason);
+      for (const int child : tree_.children(0)) at(child).down.push_back(departure);
       return;
     }
     at(parent).collector->leave();
     forward(parent);
-    at(parent).up.push_back(farewell);
+    at(parent).up.push_back(departure);
   }
 
   void decide() {
@@ -178,7 +179,7 @@ class Ranks {
     const Down word = std::move(own.down.front());
     own.down.pop_front();
     if (const auto* plan = std::get_if<Plan>(&word)) {
-      own.collector->heed(*plan);
+      own.collector->learn(*plan);
       obey(rank, *plan);
     } else {
       own.collector->leave();

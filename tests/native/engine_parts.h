@@ -1,4 +1,4 @@
-// The parts of one rank's engine, joined without threads: the test itself decides when each of them acts.
+// The parts of one rank's engine, joined without threads. The test decides when each of them acts.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace parts {
 
-// Work that a test scripts.
+// Scripted work.
 struct ScriptedWork : farandole::Work {
   std::function<bool()> on_progress = [] { return false; };
   std::atomic<int> checks{0};

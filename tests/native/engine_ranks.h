@@ -1,4 +1,4 @@
-// Ranks as threads, each with an engine of its own: on one host or on several, which then talk over socket pairs.
+// Ranks as threads with an engine each, on one host or on several that are connected by socket pairs.
 #pragma once
 
 #include <sys/socket.h>
@@ -28,8 +28,8 @@ using farandole::ReduceOp;
 using farandole::Segment;
 using farandole::Wiring;
 
-// Who asks whom: ranks the first of their host, and these each other, with `degree` children each. (Python decides it
-// for real jobs; few children make deep trees of few ranks.)
+// The tree of control connections: ranks below the first of their host, and these in a tree of `degree` children each.
+// (Python builds the tree of real jobs; few children make deep trees of few ranks.)
 inline std::vector<int> control_parents(const std::vector<int>& hosts, size_t degree) {
   std::map<int, int> leaders;
   std::vector<int> order;  // of the leaders
@@ -43,7 +43,7 @@ inline std::vector<int> control_parents(const std::vector<int>& hosts, size_t de
   return parents;
 }
 
-// hosts[r] is the host of rank r. With `flat`, ranks of a grid are connected to everybody too.
+// hosts[r] is the host of rank r. With `flat`, ranks of a grid are connected to all ranks too.
 inline std::vector<Wiring> wire(const std::vector<int>& hosts, size_t degree = 8, bool flat = false) {
   const int size = static_cast<int>(hosts.size());
   const std::vector<int> parents = control_parents(hosts, degree);
@@ -80,7 +80,7 @@ inline EngineOptions options(double timeout = 20) {
   return options;
 }
 
-// Runs `body` for every rank; returns what each threw, "" where nothing.
+// Runs `body` for every rank; returns the text of each rank's exception, "" without one.
 inline std::vector<std::string> run(const std::vector<int>& hosts, const std::function<void(Engine&)>& body,
                                     double timeout = 20, size_t degree = 8, bool flat = false) {
   std::vector<Wiring> wirings = wire(hosts, degree, flat);
@@ -118,7 +118,7 @@ inline OperationPtr sum(const std::string& name, std::vector<float>& values) {
                    values.data());
 }
 
-// Waits with a limit; throws what the operation ended with.
+// Waits with a limit; throws the operation's error.
 inline void finish(Engine& engine, const OperationPtr& operation) {
   if (!engine.wait(*operation, std::chrono::seconds(30)))
     throw Error::internal("'" + operation->request.name + "' hangs");

@@ -1,6 +1,6 @@
 // Runs a fuzz target without a fuzzer: fuzz_driver SECONDS SEED FOLDER replays the files of FOLDER and then mutates
-// them. SEED 0 draws one; the same seed makes the same inputs in the same order. A failure is a crash, after the seed
-// was printed.
+// them. SEED 0 draws a seed; a seed always gives the same inputs in the same order. A failure is a crash, after the
+// seed was printed.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -48,7 +48,7 @@ void mutate(Input& input, const Input& other, Random& random) {
     case 4: input.erase(at()); break;
     case 5: input.erase(at(), input.end()); break;
     default: {
-      // A part of another seed, in the middle of this one.
+      // A part of another input in the middle of this one.
       const size_t begin = below(random, other.size());
       const size_t length = below(random, other.size() - begin + 1);
       const auto from = other.begin() + static_cast<std::ptrdiff_t>(begin);

@@ -1,5 +1,5 @@
-// Fuzz target: whatever a peer's control stream holds, the decoder throws Error (Internal) or reads a message that
-// encode() can write. Built with fuzz_driver.cc by default; with Clang, also -fsanitize=fuzzer serves as its main().
+// Fuzz target: for any bytes of a peer, the decoder throws Error (Internal) or reads a message that encode() can write.
+// Built with fuzz_driver.cc by default; with Clang, -fsanitize=fuzzer can serve as its main().
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -15,7 +15,7 @@ using namespace farandole;
 
 namespace {
 
-// Fuzzers look for a crash, in any kind of build.
+// Aborts in every kind of build, because fuzzers look for a crash.
 void require(bool holds, const char* what) {
   if (holds) return;
   std::cerr << "fuzz_wire: " << what << std::endl;
@@ -30,7 +30,7 @@ Bytes encoded(const Message& message) {
 
 std::span<const std::byte> body_of(const Bytes& frame) { return std::span(frame).subspan(kFrameHeader); }
 
-/// What is read from `body`, written again, in the one way in which encode() writes it; empty when it is no message.
+/// Returns the message in `body` as encode() writes it; empty if it is not a message.
 Bytes normal_form(std::span<const std::byte> body) {
   try {
     return encoded(decode(body));
@@ -48,7 +48,7 @@ void fuzz_body(std::span<const std::byte> body) {
   require(normal_form(body_of(frame)) == frame, "what was read and written is read as something else");
 }
 
-/// A peer that has sent some bytes and says nothing more; they arrive a few at a time.
+/// A peer whose recorded bytes arrive a few at a time.
 class Recording final : public Link {
  public:
   Recording(std::span<const std::byte> bytes, size_t chunk) : Link(1), left_(bytes), chunk_(chunk) {}
@@ -68,7 +68,8 @@ class Recording final : public Link {
   size_t chunk_;
 };
 
-/// Sends `body` twice as frames and then `body` itself as a stream: the first two are heard however they are cut.
+/// Sends `body` twice as frames and then `body` itself as a stream. The first two must be received, however they are
+/// cut.
 void fuzz_stream(std::span<const std::byte> body, size_t chunk) {
   const Bytes frame = normal_form(body);
   Bytes stream;

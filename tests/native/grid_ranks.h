@@ -20,7 +20,7 @@ class GridRanks {
     for (size_t rank = 0; rank < hosts.size(); ++rank) members[hosts[rank]].push_back(static_cast<int>(rank));
     for (const auto& [host, local] : members)
       segments_[host] = farandole::Segment::create(static_cast<int>(local.size()), slot_bytes, false);
-    const farandole::Patience patience{std::chrono::microseconds(5)};
+    const farandole::WaitPolicy policy{std::chrono::microseconds(5)};
     std::map<std::pair<int, int>, int> ends;
     for (size_t each = 0; each < hosts.size(); ++each) {
       const auto rank = static_cast<int>(each);
@@ -38,17 +38,17 @@ class GridRanks {
       }
       meshes_[each] = std::make_unique<farandole::GridMesh>(
           grid,
-          farandole::SharedMesh(segments_[hosts[each]], grid.local, members[hosts[each]], *guards_.back(), patience),
-          farandole::Mesh(grid.host, std::move(links), *guards_.back(), patience));
+          farandole::SharedMesh(segments_[hosts[each]], grid.local, members[hosts[each]], *guards_.back(), policy),
+          farandole::Mesh(grid.host, std::move(links), *guards_.back(), policy));
     }
   }
 
   [[nodiscard]] size_t size() const { return meshes_.size(); }
 
-  /// Closes all links of `rank`, as its death would.
+  /// Closes all links of `rank`, like its death.
   void drop(int rank) { meshes_[static_cast<size_t>(rank)].reset(); }
 
-  /// Runs `body` on every rank; returns what each threw.
+  /// Runs `body` on every rank; returns each rank's exception.
   std::vector<std::optional<farandole::Error>> run(const Body& body) {
     std::vector<std::optional<farandole::Error>> errors(meshes_.size());
     std::vector<std::thread> threads;
@@ -65,7 +65,7 @@ class GridRanks {
     return errors;
   }
 
-  /// The same where nothing may fail.
+  /// The same, for bodies that must not fail.
   void must_run(const Body& body, const std::string& context) {
     const auto errors = run(body);
     for (size_t rank = 0; rank < errors.size(); ++rank)

@@ -16,14 +16,14 @@ class Elements {
  public:
   explicit Elements(farandole::DType dtype) : dtype_(dtype) {}
 
-  /// The elements [first, first + count) of `rank`.
+  /// Returns the elements [first, first + count) of `rank`.
   [[nodiscard]] std::vector<std::byte> fill(int rank, size_t first, size_t count) const {
     std::vector<std::byte> data(count * farandole::size_of(dtype_));
     for (size_t i = 0; i < count; ++i) store(data, i, value(rank, first + i));
     return data;
   }
 
-  /// What all ranks get of the same elements.
+  /// Returns the expected result of those elements.
   [[nodiscard]] std::vector<std::byte> reduced(int ranks, size_t first, size_t count,
                                                const farandole::Reduction& reduction) const {
     using farandole::ReduceOp;

@@ -29,7 +29,7 @@ namespace check {
 
 enum class Wire { Unix, Tcp };
 
-/// How many ranks a body is run on. A race shows with few as well, and under ThreadSanitizer every rank costs dearly.
+/// The numbers of ranks that a body runs on. A few ranks suffice to show a race, and ThreadSanitizer slows every rank.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool kSlow = true;
 inline const std::vector<int> kSizes{1, 2, 3, 5};
@@ -67,7 +67,7 @@ inline std::array<int, 2> unix_pair() {
   return fds;
 }
 
-/// Ends every wait after some time.
+/// Ends every wait after a limit.
 class Deadline final : public farandole::Guard {
  public:
   explicit Deadline(std::chrono::milliseconds limit) : limit_(limit), end_(std::chrono::steady_clock::now() + limit) {}
@@ -82,8 +82,7 @@ class Deadline final : public farandole::Guard {
   std::chrono::steady_clock::time_point end_;
 };
 
-/// Fully connected ranks of one test. The links of all live until the last rank is through, unless a body drops its
-/// own.
+/// Fully connected ranks of one test. All links live until the last rank has finished, unless a body drops its own.
 class Ranks {
  public:
   using Body = std::function<void(farandole::Mesh&)>;
@@ -99,21 +98,21 @@ class Ranks {
         links[b][a] = std::make_unique<farandole::TcpLink>(static_cast<int>(a), fds[1]);
       }
     }
-    // More threads than cores: spinning long would only keep the others from running.
-    const farandole::Patience patience{std::chrono::microseconds(5)};
+    // With more threads than cores, a long spin would only delay the others.
+    const farandole::WaitPolicy policy{std::chrono::microseconds(5)};
     for (int rank = 0; rank < size; ++rank) {
       guards_.push_back(std::make_unique<Deadline>(limit));
       meshes_.push_back(std::make_unique<farandole::Mesh>(rank, std::move(links[static_cast<size_t>(rank)]),
-                                                          *guards_.back(), patience));
+                                                          *guards_.back(), policy));
     }
   }
 
   [[nodiscard]] int size() const { return size_; }
 
-  /// Closes all links of `rank`, as its death would.
+  /// Closes all links of `rank`, like its death.
   void drop(int rank) { meshes_[static_cast<size_t>(rank)].reset(); }
 
-  /// Runs `body` on every rank; returns what each threw.
+  /// Runs `body` on every rank; returns each rank's exception.
   std::vector<std::optional<farandole::Error>> run(const Body& body) {
     std::vector<std::optional<farandole::Error>> errors(static_cast<size_t>(size_));
     std::vector<std::thread> threads;
@@ -130,7 +129,7 @@ class Ranks {
     return errors;
   }
 
-  /// The same where nothing may fail.
+  /// The same, for bodies that must not fail.
   void must_run(const Body& body, const std::string& context = "") {
     const auto errors = run(body);
     for (size_t rank = 0; rank < errors.size(); ++rank)

@@ -1,4 +1,4 @@
-// What reductions should give, element by element in wider types, and random elements to reduce.
+// Expected results of reductions, element by element in wider types, and random elements to reduce.
 #pragma once
 
 #include <cmath>
@@ -152,7 +152,7 @@ T random_value(std::mt19937_64& random) {
   T value;
   std::memcpy(&value, &bits, sizeof value);
   if constexpr (Half<T> || std::is_floating_point_v<T>) {
-    // Random bits are mostly huge or tiny; every second value is of the size of a gradient.
+    // Random bits are mostly huge or tiny values, so every second one has the size of a gradient.
     if ((bits >> 63) != 0) {
       return narrowed<T>(static_cast<double>(static_cast<int64_t>(bits << 1)) * 0x1p-62);
     }

@@ -1,4 +1,4 @@
-// Ranks of one host as threads, each with its view of a common segment, and inputs that all of them can compute.
+// Ranks of one host as threads, each with its view of a common segment, and inputs that every rank can compute.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace ranks {
 
 using Bytes = std::vector<std::byte>;
 
-// A rank that waits for one that has failed would wait for ever.
+// Ends the wait for a rank that has failed.
 class Limit : public farandole::Guard {
  public:
   void check() override {
@@ -37,7 +37,7 @@ inline std::vector<int> all_ranks(int size) {
   return all;
 }
 
-// Runs `body` on `size` threads; what one of them throws is a failed check.
+// Runs `body` on `size` threads; an exception is a failed check.
 inline void run(int size, size_t slot_bytes, const std::function<void(farandole::SharedMesh&)>& body) {
   const auto segment = farandole::Segment::create(size, slot_bytes, false);
   std::vector<std::jthread> threads;
@@ -53,7 +53,7 @@ inline void run(int size, size_t slot_bytes, const std::function<void(farandole:
     });
 }
 
-// `count` elements that rank `rank` brings to step `step`: small numbers of the type, so that no sum overflows.
+// The `count` elements of rank `rank` in step `step`: small numbers of the type, so that no sum overflows.
 inline Bytes input(farandole::DType dtype, size_t count, int rank, int step) {
   using farandole::DType;
   std::mt19937 random(static_cast<unsigned>(1000 * step + rank));

@@ -1,4 +1,4 @@
-// Adasum over every wiring against a tree in fp64: any number of ranks and hosts, tensors that share buckets.
+// Adasum over every wiring against a tree in fp64: several numbers of ranks and hosts, tensors that share buckets.
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -76,7 +76,7 @@ Values tree_of(std::vector<Values> level) {
   return level[0];
 }
 
-// What every rank brings, as the type holds it; rank 1 brings zeros for every third tensor.
+// The input of a rank, rounded to the type; rank 1 has zeros for every third tensor.
 Values values_of(DType dtype, size_t count, size_t tensor, int rank) {
   std::mt19937 random(static_cast<unsigned>(1000 * tensor) + static_cast<unsigned>(rank));
   std::normal_distribution<double> normal(0.3);
@@ -105,7 +105,7 @@ struct Tensors {
   std::vector<OperationPtr> asked;
 };
 
-Tensors ask(Engine& engine, DType dtype, double prescale, double postscale, bool group) {
+Tensors submit(Engine& engine, DType dtype, double prescale, double postscale, bool group) {
   Tensors tensors;
   for (size_t i = 0; i < kCounts.size(); ++i) {
     tensors.in.push_back(encode(dtype, values_of(dtype, kCounts[i], i, engine.rank())));
@@ -145,8 +145,8 @@ void check_all(Engine& engine, DType dtype, double prescale, double postscale, c
 void as_the_tree_says(Engine& engine) {
   for (const DType dtype : kTypes)
     for (const bool group : {false, true}) {
-      check_all(engine, dtype, 1, 1, ask(engine, dtype, 1, 1, group));
-      check_all(engine, dtype, 0.25, 3, ask(engine, dtype, 0.25, 3, group));
+      check_all(engine, dtype, 1, 1, submit(engine, dtype, 1, 1, group));
+      check_all(engine, dtype, 0.25, 3, submit(engine, dtype, 0.25, 3, group));
     }
 }
 

@@ -1,4 +1,4 @@
-// Registered buffers: what an arena hands out and takes back, and allreduces that happen where the buffers lie.
+// Registered buffers: allocation and release in an arena, and allreduces in place.
 #include <sys/stat.h>
 
 #include <cstring>
@@ -40,7 +40,7 @@ void test_taking_and_giving_back() {
   std::byte* const place = first.get();
   first.reset();
   second.reset();
-  // Both gaps became one, which is where the next buffer goes, zeroed.
+  // Both gaps became one, and the next buffer goes there, zeroed.
   auto fourth = arena->take(3 * MiB + 4096);
   CHECK(fourth.get() == place);
   CHECK(fourth.get()[0] == std::byte{0} && fourth.get()[3 * MiB - 1] == std::byte{0});
@@ -55,7 +55,7 @@ void test_taking_and_giving_back() {
 void test_exhausted() {
   const auto arena = Arena::make(Segment::create(1, 8192, false), 0);
   CHECK(CHECK_THROWS(Error, arena->take(Segment::kArenaBytes + 1)).kind == ErrorKind::Invalid);
-  const auto most = arena->take(Segment::kArenaBytes - MiB);  // untouched, so it takes no memory
+  const auto most = arena->take(Segment::kArenaBytes - MiB);  // unwritten, so it takes no memory
   const Error error = CHECK_THROWS(Error, arena->take(2 * MiB));
   CHECK(error.kind == ErrorKind::Invalid && std::string(error.what()).find("in use") != std::string::npos);
   const auto rest = arena->take(MiB);
@@ -90,7 +90,7 @@ void test_many_threads() {
   CHECK_EQ(arena->used(), size_t{0});
 }
 
-// In every second step all ranks' buffers are registered; in the others that of one rank is not, or not in place.
+// In every second step all ranks' buffers are registered; otherwise one rank's buffer is not, or is not in place.
 void reduce_where_they_lie(int size) {
   const auto segment = Segment::create(size, 8192, false);
   std::vector<std::jthread> threads;

@@ -1,4 +1,4 @@
-// A control stream over a link that takes and gives bytes as it pleases.
+// A control stream over a link that moves random numbers of bytes.
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -18,7 +18,7 @@ struct Wire {
   bool broken = false;
 };
 
-// Moves between nothing and `most` bytes per call.
+// Moves up to `most` bytes per call, possibly none.
 class FitfulLink : public Link {
  public:
   FitfulLink(int peer, Wire& out, Wire& in, size_t most, unsigned seed)
@@ -46,10 +46,10 @@ class FitfulLink : public Link {
   std::mt19937 random_;
 };
 
-Gathered asks_of(uint32_t number, size_t name_length) {
+CollectedRequests asks_of(uint32_t number, size_t name_length) {
   Request request;
   request.name = std::string(name_length, 'n');
-  return {Numbers{kSender, true, number, 1}, Spelled{1, request}};
+  return {NumberRange{kSender, true, number, 1}, FullRequest{1, request}};
 }
 
 void test_messages_arrive_whole_and_in_order() {
@@ -63,13 +63,13 @@ void test_messages_arrive_whole_and_in_order() {
     std::deque<size_t> lengths;
     while (got < 60) {
       if (sent < 60) {
-        // Beyond the read-ahead now and then.
+        // Sometimes longer than the read-ahead.
         lengths.push_back(random() % 10 == 0 ? 40'000 : random() % 50);
         sender.send(asks_of(sent++, lengths.back()));
       }
       sender.flush();
       while (const auto message = receiver.receive()) {
-        CHECK(std::get<Gathered>(*message) == asks_of(got, lengths.front()));
+        CHECK(std::get<CollectedRequests>(*message) == asks_of(got, lengths.front()));
         lengths.pop_front();
         ++got;
       }
@@ -82,20 +82,20 @@ void test_last_words_arrive_before_the_loss() {
   Wire there, back;
   ControlStream sender(std::make_unique<FitfulLink>(1, there, back, 1000, 1));
   ControlStream receiver(std::make_unique<FitfulLink>(0, back, there, 1000, 2));
-  sender.send(Farewell{1, true, "it has shut down", 1});
+  sender.send(Departure{1, true, "it has shut down", 1});
   while (!sender.flush()) {
   }
   there.broken = true;
   back.broken = true;
-  receiver.send(Farewell{0, true, "", 0});  // to a peer that takes nothing more
+  receiver.send(Departure{0, true, "", 0});  // to a peer that accepts no more bytes
   CHECK(!receiver.lost());
   std::optional<Message> message;
   for (int tries = 0; tries < 1000 && !message; ++tries) message = receiver.receive();
-  CHECK(message && std::get<Farewell>(*message).reason == "it has shut down");
+  CHECK(message && std::get<Departure>(*message).reason == "it has shut down");
   for (int tries = 0; tries < 10 && !receiver.lost(); ++tries) CHECK(!receiver.receive());
   CHECK(receiver.lost() && receiver.lost()->kind == ErrorKind::PeerLost);
-  // A stream to a lost peer swallows what it is given.
-  sender.send(Farewell{1, true, "", 1});
+  // A stream to a lost peer drops all messages.
+  sender.send(Departure{1, true, "", 1});
   CHECK(sender.flush() && !sender.lost());
   CHECK(!sender.receive() && sender.lost());
 }

@@ -1,5 +1,5 @@
-// The control trees of some ranks, moved by one thread: what goes up, what comes down, and how ranks that leave or fail
-// are announced.
+// The control trees of some ranks, run by one thread: requests up, plans down, and announcements of ranks that leave or
+// fail.
 #include <memory>
 #include <thread>
 #include <vector>
@@ -19,15 +19,15 @@ struct Rank {
   Rank(Wiring given, const EngineOptions& options)
       : wiring(std::move(given)), control(wiring, options, pending, trace) {}
 
-  void ask(const OperationPtr& operation) {
+  void submit(const OperationPtr& operation) {
     pending.add({&operation, 1});
-    control.ask();
+    control.send_requests();
     control.forward();
     control.flush();
   }
 
   void move() {
-    control.hear();
+    control.receive();
     control.decide();
     control.forward();
     control.flush();
@@ -47,8 +47,8 @@ Ranks make(const std::vector<int>& hosts, EngineOptions options = ranks::options
   return made;
 }
 
-// Until all messages have reached all ranks.
-void settle(const Ranks& all) {
+// Delivers all messages to all ranks.
+void exchange_messages(const Ranks& all) {
   for (size_t round = 0; round < 4 * all.size(); ++round)
     for (const auto& rank : all) rank->move();
 }
@@ -61,11 +61,11 @@ const Bucket& bucket_of(const AgreedPlan& agreed, size_t at = 0) { return std::g
 
 void test_all_ranks_hear_the_same_plan(const std::vector<int>& hosts) {
   const Ranks all = make(hosts);
-  for (size_t rank = 1; rank < all.size(); ++rank) all[rank]->ask(barrier("x"));
-  settle(all);
-  for (const auto& rank : all) CHECK(!rank->control.has_plans());  // rank 0 has not asked
-  all[0]->ask(barrier("x"));
-  settle(all);
+  for (size_t rank = 1; rank < all.size(); ++rank) all[rank]->submit(barrier("x"));
+  exchange_messages(all);
+  for (const auto& rank : all) CHECK(!rank->control.has_plans());  // rank 0 has not made the request
+  all[0]->submit(barrier("x"));
+  exchange_messages(all);
   for (const auto& rank : all) {
     const auto agreed = rank->control.next_plan();
     CHECK(agreed.has_value());
@@ -73,15 +73,15 @@ void test_all_ranks_hear_the_same_plan(const std::vector<int>& hosts) {
     CHECK_EQ(bucket_of(*agreed).entries.at(0).name, std::string("x"));
     CHECK_EQ(rank->pending.take(bucket_of(*agreed).entries[0])->request.name, std::string("x"));
     CHECK(!rank->control.next_plan());
-    CHECK_EQ(rank->control.asked().in_full, uint64_t{1});
+    CHECK_EQ(rank->control.request_counts().in_full, uint64_t{1});
   }
-  // The second time a number says it.
-  for (const auto& rank : all) rank->ask(barrier("x"));
-  settle(all);
+  // The second time, the request is a number.
+  for (const auto& rank : all) rank->submit(barrier("x"));
+  exchange_messages(all);
   for (const auto& rank : all) {
     const auto agreed = rank->control.next_plan();
     CHECK(agreed && bucket_of(*agreed).entries.at(0).is_number());
-    CHECK_EQ(rank->control.asked().by_number, uint64_t{1});
+    CHECK_EQ(rank->control.request_counts().by_number, uint64_t{1});
   }
 }
 
@@ -91,14 +91,14 @@ void test_knobs_go_with_the_next_bucket() {
   wanted.slot_bytes = 8192;
   all[0]->control.turn(wanted, true);
   CHECK(all[0]->control.is_turning());
-  settle(all);
+  exchange_messages(all);
   for (const auto& rank : all) CHECK(!rank->control.has_plans());
-  for (const auto& rank : all) rank->ask(barrier("x"));
-  settle(all);
+  for (const auto& rank : all) rank->submit(barrier("x"));
+  exchange_messages(all);
   for (const auto& rank : all) {
     const auto agreed = rank->control.next_plan();
     CHECK(agreed && std::get<Knobs>(agreed->plan.at(0)) == wanted);
-    CHECK(agreed && agreed->paced == rank->wiring.leads());
+    CHECK(agreed && agreed->paced == rank->wiring.is_coordinator());
   }
   CHECK(!all[0]->control.is_turning());
   CHECK(CHECK_THROWS(Error, all[1]->control.turn(wanted, false)).kind == ErrorKind::Invalid);
@@ -106,18 +106,19 @@ void test_knobs_go_with_the_next_bucket() {
   CHECK(CHECK_THROWS(Error, all[0]->control.turn(wanted, false)).kind == ErrorKind::Invalid);
 }
 
-// What waits for a rank that has left is refused on all ranks that have asked; the error names the rank.
+// Operations that lack a request of a departed rank are refused on all ranks that requested them; the error names the
+// rank.
 void test_departure_of_a_leaf() {
   const Ranks all = make({0, 0, 0});
-  all[0]->ask(barrier("x"));
-  all[1]->ask(barrier("x"));
-  settle(all);
+  all[0]->submit(barrier("x"));
+  all[1]->submit(barrier("x"));
+  exchange_messages(all);
   CHECK(!all[0]->control.has_departures());
   all[0]->control.note_departure(2);
   CHECK(all[0]->control.has_departures());
   all[0]->control.announce_departures();
   CHECK(!all[0]->control.has_departures() && all[0]->control.has_left(2));
-  settle(all);
+  exchange_messages(all);
   for (size_t rank = 0; rank < 2; ++rank) {
     const auto agreed = all[rank]->control.next_plan();
     CHECK(agreed.has_value());
@@ -128,26 +129,27 @@ void test_departure_of_a_leaf() {
   }
 }
 
-// Without its parent a rank has no way to the coordinator: an idle one need not care, another fails.
+// Without its parent a rank has no path to the coordinator: an idle rank continues, a rank with pending operations
+// fails.
 void test_departure_of_the_parent() {
   const Ranks all = make({0, 0});
   all[1]->control.note_departure(0);
   all[1]->control.announce_departures();
-  all[1]->ask(barrier("x"));
+  all[1]->submit(barrier("x"));
   const Error error = CHECK_THROWS(Error, all[1]->control.announce_departures());
   CHECK(error.kind == ErrorKind::PeerLost && error.rank == 0);
-  // Of a rank that is no neighbour, rank 0 tells.
+  // Rank 0 reports the departure of a rank that is not a neighbour.
   const Ranks three = make({0, 0, 0});
   three[1]->control.note_departure(2);
   CHECK(!three[1]->control.has_departures());
 }
 
-// By a farewell: the ranks of other hosts share no life words.
-void test_farewells_name_who_left_first() {
+// By message, because ranks of other hosts share no life words.
+void test_departures_name_the_first_to_leave() {
   const Ranks all = make({0, 1, 2});  // a chain
-  for (const size_t rank : {size_t{0}, size_t{1}}) all[rank]->ask(barrier("x"));
+  for (const size_t rank : {size_t{0}, size_t{1}}) all[rank]->submit(barrier("x"));
   all[2]->control.leave(true, now_ns() + 1'000'000'000);
-  settle(all);
+  exchange_messages(all);
   for (const size_t rank : {size_t{0}, size_t{1}}) {
     const auto agreed = all[rank]->control.next_plan();
     CHECK(agreed && std::get<Refusal>(agreed->plan.at(0)).error.rank == 2);
@@ -159,7 +161,7 @@ void test_failures_are_announced() {
   const Ranks all = make({0, 1});
   CHECK(all[0]->control.has_remote_peers());
   all[1]->control.announce_failure({1, false, "it failed: no memory", -1});
-  const Error error = CHECK_THROWS(Error, all[0]->control.hear());
+  const Error error = CHECK_THROWS(Error, all[0]->control.receive());
   CHECK(error.kind == ErrorKind::PeerLost && error.rank == 1);
   CHECK_EQ(error.reason, std::string("it failed: no memory"));
   CHECK(all[0]->control.announced() && all[0]->control.announced()->rank == 1);
@@ -170,10 +172,10 @@ void test_stalls_are_said_in_the_jobs_ranks() {
   options.stall = std::chrono::milliseconds(1);
   Ranks all = make({0, 0}, options);
   all[0]->wiring.members = {4, 9};
-  all[1]->ask(barrier("x"));
-  settle(all);
+  all[1]->submit(barrier("x"));
+  exchange_messages(all);
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  settle(all);
+  exchange_messages(all);
   const auto stalls = all[0]->control.stalls();
   CHECK_EQ(stalls.size(), size_t{1});
   CHECK(stalls.size() == 1 && stalls[0].asked == std::vector<int>{9} && stalls[0].missing == std::vector<int>{4});
@@ -187,7 +189,7 @@ int main() {
   test_knobs_go_with_the_next_bucket();
   test_departure_of_a_leaf();
   test_departure_of_the_parent();
-  test_farewells_name_who_left_first();
+  test_departures_name_the_first_to_leave();
   test_failures_are_announced();
   test_stalls_are_said_in_the_jobs_ranks();
   return check::report();

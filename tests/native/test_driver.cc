@@ -1,5 +1,5 @@
-// The driver alone, with scripted work: a waiting thread makes progress, the driver's own thread does when no thread
-// waits, and listeners are called without a lock.
+// The driver alone, with scripted work: a waiting thread makes progress, the driver's thread does when no thread waits,
+// and listeners are called without a lock.
 #include <chrono>
 #include <latch>
 #include <thread>
@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// A driver of one rank. Its work ends every pending operation whose turn has come.
+// A driver of one rank. Its work completes every pending operation that is due.
 struct Fixture {
   Fixture() : wiring(std::move(ranks::wire({0})[0])), driver(wiring, 10us, false, pending, work) {}
 
@@ -63,7 +63,7 @@ void test_wait_ends_at_its_limit() {
   const auto took = std::chrono::steady_clock::now() - begin;
   CHECK(took >= 50ms && took < 10s);
   CHECK(fixture.work.armed > 0);     // before each sleep
-  CHECK(fixture.driver.try_lock());  // a thread that has given up holds nothing
+  CHECK(fixture.driver.try_lock());  // a thread whose wait timed out holds no lock
 }
 
 void test_own_thread_drives_for_listeners() {
@@ -129,7 +129,7 @@ void test_errors_are_said_in_the_jobs_ranks() {
   CHECK_EQ(operation->error->name, std::string("x"));
 }
 
-// The thread that drives is stuck in a collective, which asks whether it is to stop.
+// The driving thread is inside a collective, which checks whether it must stop.
 void test_take_over_stops_a_running_collective() {
   Fixture fixture;
   const OperationPtr operation = fixture.add("x");

@@ -21,7 +21,7 @@ int main() {
   }
   CHECK_EQ(names.size(), static_cast<size_t>(kDTypes));
 
-  // What a hostile byte may hold.
+  // Values of a hostile byte.
   for (int value = kDTypes; value < 256; ++value) {
     const DType dtype = static_cast<DType>(value);
     CHECK(!is_dtype(static_cast<uint8_t>(value)));

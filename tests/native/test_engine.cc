@@ -1,5 +1,5 @@
-// The engine over every wiring: what ranks ask for in any order comes out right, what they disagree on fails by name,
-// and whoever leaves is named to those who wait.
+// The engine over every wiring: requests in any order give right results, disagreements fail by name, and waiting ranks
+// get errors that name the departed rank.
 #include <atomic>
 #include <chrono>
 #include <latch>
@@ -15,7 +15,7 @@ namespace {
 const std::vector<std::vector<int>> kWorlds = {{0},    {0, 0},    {0, 0, 0},    {0, 0, 0, 0, 0},
                                                {0, 1}, {0, 0, 1}, {0, 1, 0, 1}, {0, 1, 2}};
 
-// Hosts in a chain, so that there are ranks far from the coordinator.
+// Hosts in a chain, so that some ranks are far from the coordinator.
 const std::vector<std::vector<int>> kDeepWorlds = {{0, 1, 2, 3}, {0, 1, 1, 2, 0, 2, 3}};
 
 std::string text(const std::vector<int>& hosts) {
@@ -37,8 +37,8 @@ void sizes_from_one_to_many(Engine& engine) {
   }
 }
 
-// A group of two types, small and large: negotiated at first, then in the lane; a rank that submits it instead meets
-// those that wait at once.
+// A group of two types, small and large: negotiated first, then in the lane. A rank that submits it instead still meets
+// ranks that wait at once.
 void groups_run_as_one(Engine& engine) {
   for (const size_t count : {size_t{3}, size_t{70'000}}) {
     farandole::Recurring group;
@@ -71,7 +71,7 @@ void groups_run_as_one(Engine& engine) {
   }
 }
 
-// Each of two waiting threads drives when the other does not, and hears when the other has finished its operation.
+// Two waiting threads drive in turn, and each learns of its operation's completion from the other.
 void two_threads_wait(Engine& engine) {
   for (int round = 0; round < 50; ++round) {
     std::vector<float> one(5, 1.0f), two(3000, 2.0f);
@@ -136,7 +136,7 @@ void any_order_and_mixed_kinds(Engine& engine) {
   }
 }
 
-// Requests and plans of many names do not fit into the control rings at once.
+// Requests and plans of many names exceed the control rings.
 void more_names_than_a_ring_holds(Engine& engine) {
   constexpr int kTensors = 3000;
   const std::string prefix(200, 'n');
@@ -173,11 +173,11 @@ void disagreement_fails_alone(Engine& engine) {
     check::equal(error.asked.at(1), std::string("float32[4]"));
   }
   values.assign(5, 1.0f);
-  run_now(engine, sum("shape", values));  // the name is free again, and the job goes on
+  run_now(engine, sum("shape", values));  // the name is free again, and the job continues
   check::equal(values[4], static_cast<float>(engine.size()));
 }
 
-// `heard` counts down to when all but the absentee know.
+// `heard` counts the ranks that have the error, except the absent one.
 void absentee_is_named(Engine& engine, std::latch& heard) {
   if (engine.size() == 1) return;
   std::vector<float> values(3, 1.0f);
@@ -187,7 +187,7 @@ void absentee_is_named(Engine& engine, std::latch& heard) {
     check::that(error.ranks == std::vector<int>{1}, "error.ranks == {1}", error.what());
     heard.count_down();
   }
-  // All ranks stay until the last one has its answer: leaving would be the better news.
+  // All ranks stay until the last one has its error, because a departure would change the error.
   heard.wait();
   run_now(engine, operation(Kind::Barrier, "end", DType::UInt8, {}, nullptr, nullptr));
 }
@@ -197,23 +197,23 @@ void leaver_is_named(Engine& engine) {
   std::vector<float> values(3, 1.0f);
   if (engine.rank() == leaver) {
     run_now(engine, sum("together", values));
-    return;  // the destructor says goodbye
+    return;  // the destructor leaves
   }
   const auto begin = std::chrono::steady_clock::now();
   const Error error = check::thrown<Error>([&] {
-    // Another rank may already know that the job is over while this one is still at its first operation.
+    // Another rank may already know of the failure while this one is still at its first operation.
     run_now(engine, sum("together", values));
     run_now(engine, sum("alone", values));
   });
   check::that(error.kind == farandole::ErrorKind::PeerLost, "error.kind == PeerLost", error.what());
   check::that(error.rank >= 0, "the error names a rank that left", error.what());
   check::that(std::chrono::steady_clock::now() - begin < std::chrono::seconds(15), "noticed before the limit");
-  // Who comes later hears the same.
+  // Later operations get the same error.
   const Error again = check::thrown<Error>([&] { run_now(engine, sum("later", values)); });
   check::that(again.kind == farandole::ErrorKind::PeerLost, "again.kind == PeerLost", again.what());
 }
 
-// Without bytes nobody waits for anybody: a rank may be gone before another hears that the operation is agreed on.
+// An operation without bytes has no waits: a rank may leave before another receives the agreement.
 void leaving_after_the_last_operation_fails_nobody(Engine& engine) {
   std::vector<float> none;
   run_now(engine, sum("nothing", none));
@@ -227,12 +227,12 @@ void pending_at_shutdown_fails(Engine& engine) {
   try {
     submit(engine, never);
   } catch (const Error& error) {
-    taken = false;  // others were faster and are gone
+    taken = false;  // others were faster and have left
     check::that(error.kind == farandole::ErrorKind::PeerLost, "error.kind == PeerLost", error.what());
   }
   engine.shutdown();
   check::that(!taken || (never->done() && never->error.has_value()), "what was pending has failed");
-  engine.shutdown();  // twice is once
+  engine.shutdown();  // idempotent
   check::thrown<Error>([&] { submit(engine, sum("after", values)); });
 }
 
@@ -264,7 +264,7 @@ void try_all(const std::vector<int>& hosts, size_t degree) {
   expect_all_well(two_threads_at_once);
   expect_all_well(disagreement_fails_alone);
   std::latch heard(static_cast<std::ptrdiff_t>(hosts.size()) - 1);
-  // The limit holds for the barrier at the end too, for which all ranks come when the last one is told.
+  // The limit also holds for the final barrier, which all ranks reach when the last one has its error.
   expect_all_well([&](Engine& engine) { absentee_is_named(engine, heard); }, 1.0);
   expect_all_well(leaver_is_named);
   expect_all_well(pending_at_shutdown_fails);

@@ -1,4 +1,4 @@
-// The executor alone: the test hands it plans, without a coordinator.
+// The executor alone: the test gives it plans, without a coordinator.
 #include <thread>
 
 #include "check.h"
@@ -46,7 +46,7 @@ void test_a_bucket_runs(int size) {
   });
 }
 
-// A rank that has joined runs what the others ask for without having asked.
+// A joined rank runs the others' requests without its own.
 void test_a_joined_rank_stands_in() {
   run_on_all(2, [](Parts& rank) {
     std::vector<float> values(10, 3.0f);
@@ -67,10 +67,10 @@ void test_a_refusal_fails_one_operation() {
   rank.add(refused);
   rank.add(late);
   rank.executor.run(plan_of({Refusal{"x", Error::mismatch("x", "shape", {{0, "a"}})},
-                             Refusal{"never", Error::timeout("never", {3}, 1)},  // not asked for here
+                             Refusal{"never", Error::timeout("never", {3}, 1)},  // not requested here
                              Refusal{"late", Error::timeout("late", {0}, 1)}}));
   CHECK(refused->done() && refused->error && refused->error->kind == ErrorKind::Mismatch);
-  CHECK(!late->done());  // this rank's own request is still on its way
+  CHECK(!late->done());  // this rank's own request is still in flight
 }
 
 void test_a_plan_that_does_not_fit_ends_the_job() {
@@ -81,7 +81,7 @@ void test_a_plan_that_does_not_fit_ends_the_job() {
   rank.add(known);
   const Error error = CHECK_THROWS(Error, (rank.executor.run(plan_of({bucket({"known", "unknown"})})), 0));
   CHECK(error.kind == ErrorKind::Internal);
-  CHECK(known->done() && known->error);  // it was taken, and no one else would end it
+  CHECK(known->done() && known->error);  // taken from the pending operations, so the executor must fail it
 }
 
 void test_knobs_turn_and_mark_steps() {
@@ -107,7 +107,7 @@ void test_knobs_turn_and_mark_steps() {
 }
 
 void test_known_operations_run_in_the_lane() {
-  if (std::thread::hardware_concurrency() < 2) return;  // then there is no lane
+  if (std::thread::hardware_concurrency() < 2) return;  // without spare cores there is no lane
   run_on_all(2, [](Parts& rank) {
     std::vector<float> values(10, 1.0f);
     Recurring recurring;
@@ -118,7 +118,7 @@ void test_known_operations_run_in_the_lane() {
     rank.pending.add(recurring.operations);
     rank.executor.run(plan_of({bucket({"x"}, 0)}));
     CHECK_EQ(values[9], 2.0f);
-    // A rank may come too late for a round, but some round finds both.
+    // A rank may come too late for a round, but some round meets both.
     uint64_t runs = 0;
     for (int attempt = 0; attempt < 10'000 && runs == 0; ++attempt) {
       recurring.operations[0]->renew();

@@ -1,5 +1,5 @@
-// The failure detector alone: life words, aborts, sockets and clocks tell it who is lost, and poison ends the job for
-// what is pending and for what comes later.
+// The failure detector alone: it finds lost ranks by life words, aborts, sockets and clocks, and poison fails present
+// and future operations.
 #include <thread>
 
 #include "base/clock.h"
@@ -44,8 +44,8 @@ void test_a_rank_that_left_is_not_lost() {
 void test_the_end_of_a_connection_is_found() {
   auto all = parts::make({0, 1});
   CHECK(!all[0]->failures.find_lost());
-  all[1].reset();  // without a farewell
-  all[0]->control.hear();
+  all[1].reset();  // without a departure
+  all[0]->control.receive();
   const auto lost = all[0]->failures.find_lost();
   CHECK(lost && lost->kind == ErrorKind::PeerLost && lost->rank == 1);
   CHECK_EQ(CHECK_THROWS(Error, (all[0]->failures.check(), 0)).rank, 1);
@@ -62,7 +62,7 @@ void test_poison_ends_everything_once() {
   CHECK(pending->done() && pending->error && pending->error->rank == 1 && pending->error->name == "x");
   const Error later = CHECK_THROWS(Error, (first.add(barrier("y")), 0));
   CHECK(later.kind == ErrorKind::PeerLost && later.rank == 1);
-  // The other rank of the host reads the same in the segment, in and between collectives.
+  // The other rank of the host reads the abort in the segment, in and between collectives.
   for (const Error& heard : {CHECK_THROWS(Error, (all[1]->failures.check(), 0)),
                              CHECK_THROWS(Error, (void(all[1]->failures.find_lost()), 0))}) {
     CHECK(heard.kind == ErrorKind::PeerLost && heard.rank == 1);
@@ -73,12 +73,12 @@ void test_poison_ends_everything_once() {
 void test_poison_is_told_to_other_hosts() {
   const auto all = parts::make({0, 1});
   all[1]->failures.poison(Error::internal("no memory"));
-  const Error heard = CHECK_THROWS(Error, all[0]->control.hear());
+  const Error heard = CHECK_THROWS(Error, all[0]->control.receive());
   CHECK(heard.kind == ErrorKind::PeerLost && heard.rank == 1);
   check::that(heard.reason.starts_with("it failed: "), "the reason is told", heard.reason);
 }
 
-// A connection may break because its other end has given up on a third rank.
+// A connection may break because its other end has failed over a third rank.
 void test_the_root_cause_is_named() {
   const auto all = parts::make({0, 0, 0});
   const Error broken = Error::peer_lost("", 1, "its connection broke");
@@ -104,7 +104,7 @@ void test_timeouts() {
   failures.start_timeout(now);
   failures.check();
   failures.start_timeout(now - 100'000'000);
-  failures.check();  // late, and another host may name the rank
+  failures.check();  // late: another host may name the rank first
   failures.start_timeout(now - 2'000'000'000);
   CHECK(CHECK_THROWS(Error, (failures.check(), 0)).kind == ErrorKind::Timeout);
 }

@@ -1,4 +1,4 @@
-// Fusion is a pure function: nothing lost, nothing doubled, nothing mixed, no bucket over the threshold.
+// Fusion is a pure function: it keeps all operations, duplicates none, mixes no types, and obeys the threshold.
 #include <map>
 #include <random>
 #include <string>

@@ -13,7 +13,7 @@ using check::Elements;
 using check::GridRanks;
 using Bytes = std::vector<std::byte>;
 
-// Hosts in blocks, in turns, and in no order at all.
+// Hosts in blocks, in turns, and in no order.
 const std::vector<std::vector<int>> kPlacements{
     {0, 0, 1, 1}, {0, 1, 0, 1}, {0, 1, 1, 0}, {0, 0, 1, 1, 2, 2}, {0, 1, 2, 2, 1, 0, 0, 2, 1}};
 
@@ -23,7 +23,7 @@ std::string text_of(const std::vector<int>& hosts) {
   return text;
 }
 
-/// One bucket of pieces of so many elements each.
+/// Checks one bucket of pieces of the given numbers of elements.
 void check_allreduce(GridRanks& ranks, DType dtype, const std::vector<size_t>& sizes, const Reduction& reduction,
                      bool in_place, const std::string& context) {
   const Elements elements(dtype);
@@ -59,7 +59,7 @@ void every_type_and_operation() {
             Reduction{ReduceOp::Product}, Reduction{ReduceOp::Sum, 2, 3, 1}}) {
         const bool scaled = reduction.op == ReduceOp::Average || reduction.prescale != 1;
         if (dtype == DType::Bool && scaled) continue;
-        // Thirds are rounded at both levels; another test looks at that.
+        // Thirds are rounded at both levels; another test checks them.
         if (size_of(dtype) == 2 && is_floating(dtype) && reduction.op == ReduceOp::Average && size != 4) continue;
         const std::string context = text_of(hosts) + " " + name_of(dtype) + " " + name_of(reduction.op);
         for (const size_t count : {1U, 1000U, check::kSlow ? 20'000U : 70'001U})
@@ -85,7 +85,7 @@ void sizes_and_fusion() {
   }
 }
 
-/// Two slots of 8 KiB hold too little for a pipeline over so many hosts.
+/// Two slots of 8 KiB are too small for a pipeline over so many hosts.
 void more_hosts_than_slots_are_made_for() {
   std::vector<int> hosts;
   for (int host = 0; host < 9; ++host) hosts.insert(hosts.end(), {host, host});
@@ -96,7 +96,7 @@ void more_hosts_than_slots_are_made_for() {
   }
 }
 
-/// What is reduced has the same bits on all ranks, alone or fused, few or many.
+/// Results have the same bits on all ranks, alone or fused, few or many.
 void the_same_bits_everywhere() {
   for (const auto& hosts : kPlacements) {
     GridRanks ranks(hosts);
@@ -132,7 +132,7 @@ void the_same_bits_everywhere() {
   }
 }
 
-/// A host's sum of fp16 may not fit where the average does.
+/// A host's sum of fp16 may overflow where the average does not.
 void an_average_of_large_halves_is_finite() {
   GridRanks ranks({0, 0, 0, 1, 1, 1});
   for (const size_t count : {4U, 100'000U}) {

@@ -1,4 +1,4 @@
-// The collectives over a grid of hosts that only move bytes, which connections a grid needs, and what is no grid.
+// Data movement over a grid of hosts, the connections of a grid, and wirings that are not grids.
 #include <atomic>
 
 #include "collectives/grid_collectives.h"
@@ -30,7 +30,7 @@ void what_is_a_grid() {
   CHECK((data_peers(3, {4, 2, 2, 4}) == std::vector<int>{2}));
 }
 
-/// Bytes that tell where they come from and where they go.
+/// Bytes that encode their source and destination.
 Bytes message(int from, int to, size_t bytes) {
   Bytes data(bytes);
   for (size_t i = 0; i < bytes; ++i)

@@ -23,7 +23,7 @@ struct Format {
   [[nodiscard]] int special() const { return (1 << exponent_bits) - 1; }
 };
 
-// The value by the definition of the format; written without bit tricks on purpose.
+// The value by the definition of the format, deliberately without bit tricks.
 double model(const Format& format, uint16_t bits) {
   const int mantissa = bits & ((1 << format.mantissa_bits) - 1);
   const int exponent = (bits >> format.mantissa_bits) & format.special();
@@ -46,7 +46,7 @@ uint16_t model_narrow(const Format& format, float value) {
     (model(format, static_cast<uint16_t>(middle)) <= magnitude ? low : high) = middle;
   }
   const double below = model(format, static_cast<uint16_t>(low));
-  // Infinity takes the place of the value one step above the largest.
+  // Infinity replaces the value one step above the largest.
   const double step = std::ldexp(1, format.special() - 1 - format.bias() - format.mantissa_bits);
   const double next = model(format, static_cast<uint16_t>(high));
   const double above = std::isinf(next) ? below + step : next;
@@ -107,7 +107,7 @@ void test_rounding(const Format& format) {
 }
 
 void test_nan(const Format& format) {
-  // A payload only in the bits that are cut off must not turn into an infinity.
+  // A payload only in the bits that are cut off must not become an infinity.
   for (const uint32_t bits : {0x7F800001U, 0xFF800001U, 0x7FC00000U, 0xFFFFFFFFU, 0x7F801000U}) {
     const uint16_t narrow = format.narrow(std::bit_cast<float>(bits));
     check::that(std::isnan(model(format, narrow)), "NaN stays NaN", format.name);

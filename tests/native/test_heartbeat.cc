@@ -1,5 +1,5 @@
-// Heartbeats between hosts: every rank notices a host that falls silent without a word, and a rank that was stopped
-// itself does not take the others for lost.
+// Heartbeats between hosts: every rank notices a host that falls silent, and a rank that was stopped does not take
+// others for lost.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -33,7 +33,7 @@ void test_silence_is_measured_while_we_look() {
     for (uint64_t t = 0; t < ms; t += every) silence.look(now += every * kMs);
   };
   look_for(5000, 100);
-  CHECK(!silence.is_over_limit());  // it has not begun to speak
+  CHECK(!silence.is_over_limit());  // silence is measured from the first sign of life
   silence.hear();
   look_for(900, 100);
   CHECK(!silence.is_over_limit());
@@ -41,7 +41,7 @@ void test_silence_is_measured_while_we_look() {
   silence.hear();
   look_for(1000, 250);
   CHECK(silence.is_over_limit() && silence.left() == 0);
-  // Whoever does not look does not know: a minute of standing still leaves time to hear.
+  // A gap without checks counts for at most a quarter: after a minute's stop there is time to read.
   silence.hear();
   look_for(250, 50);
   silence.look(now += 60'000 * kMs);
@@ -72,8 +72,8 @@ void test_silence_counts_what_was_looked_at() {
   }
 }
 
-// Passes bytes on between ranks of different hosts, until one of the hosts is cut off: then its bytes get lost on the
-// way, both ways, and no connection ends.
+// A network between ranks of different hosts. After one host is cut off, its bytes are dropped both ways, and no
+// connection ends.
 class Network {
  public:
   Network(std::vector<Wiring>& wirings, const std::vector<int>& hosts) : hosts_(hosts), stop_(eventfd(0, 0)) {
@@ -142,7 +142,7 @@ class Network {
   std::thread thread_;
 };
 
-// Runs `body` for every rank, with a network between the hosts; gives what each rank threw.
+// Runs `body` for every rank, with a network between the hosts; returns each rank's exception.
 std::vector<std::optional<Error>> run_on_network(const std::vector<int>& hosts, size_t degree, milliseconds heartbeat,
                                                  const std::function<void(Engine&, Network&)>& body) {
   std::vector<Wiring> wirings = wire(hosts, degree);
@@ -160,7 +160,7 @@ std::vector<std::optional<Error>> run_on_network(const std::vector<int>& hosts, 
       } catch (const Error& error) {
         errors[rank] = error;
       }
-      // Nobody leaves before all know: leaving would be news.
+      // No rank leaves before all have the error, because a departure would be news.
       for (++done; done.load() < static_cast<int>(hosts.size());) std::this_thread::sleep_for(milliseconds(1));
     });
   }
@@ -188,7 +188,7 @@ void test_a_host_that_vanishes_is_named_by_all() {
       {{0, 1}, 8, 0, {0}, 100'000},
       {{0, 0, 1, 1}, 8, 1, {2}, 100'000},
       {{0, 1, 0, 1, 2}, 8, 1, {1}, 10},
-      // A chain of hosts: what is behind the one that vanishes has lost its way to the coordinator.
+      // A chain of hosts: ranks behind the vanished one have lost their path to the coordinator.
       {{0, 1, 2, 3}, 1, 3, {3}, 10},
       {{0, 1, 2, 3}, 1, 1, {1}, 1000},
   };
@@ -212,7 +212,7 @@ void test_a_host_that_vanishes_is_named_by_all() {
   }
 }
 
-// Blocks until `ranks` have come. Not by an operation: the cut must not hit its last bytes.
+// Blocks until `ranks` ranks have arrived. Not an operation, whose last bytes the cut could hit.
 void meet(std::atomic<int>& come, int ranks) {
   for (++come; come.load() < ranks;) std::this_thread::sleep_for(milliseconds(1));
 }
@@ -234,7 +234,7 @@ void test_ranks_that_wait_hear_it_also_when_their_parent_computes() {
       }
     }
     if (engine.rank() == 2) network.cut_off(2);
-    // Neither asks for anything.
+    // Neither rank makes a request.
     for (int i = 0; i < 20'000 && failed.load() == 0; ++i) std::this_thread::sleep_for(milliseconds(1));
   });
   check::that(errors[0] && errors[0]->kind == ErrorKind::PeerLost, "rank 0 hears of it");

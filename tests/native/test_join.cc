@@ -12,16 +12,16 @@
 
 using namespace ranks;
 using farandole::Bucket;
+using farandole::CollectedRequests;
 using farandole::Collector;
 using farandole::Entry;
 using farandole::ErrorKind;
-using farandole::Gathered;
+using farandole::FullRequest;
 using farandole::Negotiator;
-using farandole::Numbers;
+using farandole::NumberRange;
 using farandole::Plan;
 using farandole::Refusal;
 using farandole::Request;
-using farandole::Spelled;
 
 namespace {
 
@@ -53,11 +53,11 @@ const Refusal& only_refusal(const Plan& plan) {
 
 void test_who_has_joined_counts_as_asking() {
   Negotiator negotiator({.size = 3});
-  negotiator.ask(2, join_request(), 0);
+  negotiator.add(2, join_request(), 0);
   CHECK(negotiator.decide(0).empty());
-  negotiator.ask(0, request_of("x"), 0);
+  negotiator.add(0, request_of("x"), 0);
   CHECK(negotiator.decide(0).empty());
-  negotiator.ask(1, request_of("x"), 0);
+  negotiator.add(1, request_of("x"), 0);
   const Plan plan = negotiator.decide(0);
   const Entry& entry = only_bucket(plan).entries[0];
   CHECK_EQ(entry.name, std::string("x"));
@@ -67,10 +67,10 @@ void test_who_has_joined_counts_as_asking() {
 
 void test_what_waited_for_the_one_that_joins_runs_then() {
   Negotiator negotiator({.size = 2});
-  negotiator.ask(0, request_of("b"), 0);
-  negotiator.ask(0, request_of("a"), 0);
+  negotiator.add(0, request_of("b"), 0);
+  negotiator.add(0, request_of("a"), 0);
   CHECK(negotiator.decide(0).empty());
-  negotiator.ask(1, join_request(), 0);
+  negotiator.add(1, join_request(), 0);
   const Plan plan = negotiator.decide(0);
   CHECK_EQ(only_bucket(plan).entries.size(), 2U);
   CHECK_EQ(negotiator.waiting(), 1U);  // the join
@@ -79,54 +79,54 @@ void test_what_waited_for_the_one_that_joins_runs_then() {
 void test_the_last_one_is_named_and_then_all_is_as_before() {
   Negotiator negotiator({.size = 3});
   for (int round = 0; round < 3; ++round) {
-    for (const int rank : {2, 0}) negotiator.ask(rank, join_request(), 0);
+    for (const int rank : {2, 0}) negotiator.add(rank, join_request(), 0);
     CHECK(negotiator.decide(0).empty());
-    negotiator.ask(1, join_request(), 0);
+    negotiator.add(1, join_request(), 0);
     const Plan plan = negotiator.decide(0);
     CHECK(only_bucket(plan).kind == Kind::Join);
     CHECK(only_bucket(plan).entries[0].sizes == std::vector<int64_t>{1});
     CHECK_EQ(negotiator.waiting(), 0U);
-    negotiator.ask(0, request_of("x"), 0);
-    negotiator.ask(1, request_of("x"), 0);
-    CHECK(negotiator.decide(0).empty());  // rank 2 has not asked
-    negotiator.ask(2, request_of("x"), 0);
+    negotiator.add(0, request_of("x"), 0);
+    negotiator.add(1, request_of("x"), 0);
+    CHECK(negotiator.decide(0).empty());  // rank 2 has not made the request
+    negotiator.add(2, request_of("x"), 0);
     CHECK(!only_bucket(negotiator.decide(0)).entries[0].request);
   }
   check::thrown<Error>([&] {
-    negotiator.ask(0, join_request(), 0);
-    negotiator.ask(0, join_request(), 0);
+    negotiator.add(0, join_request(), 0);
+    negotiator.add(0, join_request(), 0);
   });
 }
 
 void test_numbers_are_looked_at_one_by_one() {
   Negotiator negotiator({.size = 2});
-  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("x"), 0);
+  for (int rank = 0; rank < 2; ++rank) negotiator.add(rank, request_of("x"), 0);
   const uint32_t id = only_bucket(negotiator.decide(0)).entries[0].id;
-  negotiator.ask(0, id, 0);
-  negotiator.ask(1, join_request(), 0);  // what was asked by number before counts as well
+  negotiator.add(0, id, 0);
+  negotiator.add(1, join_request(), 0);  // earlier requests by number count as well
   for (int again = 0; again < 2; ++again) {
     const Plan plan = negotiator.decide(0);
     CHECK(only_bucket(plan).entries[0].request == request_of("x"));
-    if (again == 0) negotiator.ask(0, id, 0);
+    if (again == 0) negotiator.add(0, id, 0);
   }
-  negotiator.ask(0, join_request(), 0);
+  negotiator.add(0, join_request(), 0);
   CHECK(only_bucket(negotiator.decide(0)).kind == Kind::Join);
-  negotiator.ask(0, id, 0);
-  negotiator.ask(1, id, 0);
+  negotiator.add(0, id, 0);
+  negotiator.add(1, id, 0);
   const Plan plan = negotiator.decide(0);
-  CHECK_EQ(only_bucket(plan).entries[0].id, id);  // the number still stands
+  CHECK_EQ(only_bucket(plan).entries[0].id, id);  // the number is still valid
   CHECK(!only_bucket(plan).entries[0].request);
 }
 
 void test_what_cannot_be_is_refused() {
   Negotiator negotiator({.size = 2});
-  negotiator.ask(1, join_request(), 0);
+  negotiator.add(1, join_request(), 0);
   Request broadcast = request_of("broadcast", Kind::Broadcast);
   broadcast.root = 1;
   Request alltoall = request_of("alltoall", Kind::Alltoall);
   alltoall.splits = {3, 1};
   for (const Request& each : {request_of("scatter", Kind::Reducescatter), broadcast, alltoall}) {
-    negotiator.ask(0, each, 0);
+    negotiator.add(0, each, 0);
     const Plan plan = negotiator.decide(0);
     const Error& error = only_refusal(plan).error;
     CHECK(error.kind == ErrorKind::Joined);
@@ -136,17 +136,17 @@ void test_what_cannot_be_is_refused() {
   broadcast.root = 0;
   alltoall.splits = {3, 0};
   for (const Request& each : {broadcast, alltoall, request_of("gather", Kind::Allgather)}) {
-    negotiator.ask(0, each, 0);
+    negotiator.add(0, each, 0);
     CHECK_EQ(only_bucket(negotiator.decide(0)).entries[0].name, each.name);
   }
 }
 
 void test_joined_and_other_operations_are_not_fused() {
   Negotiator negotiator({.size = 2});
-  negotiator.ask(0, request_of("both"), 0);
-  negotiator.ask(1, request_of("both"), 0);
-  negotiator.ask(0, request_of("one"), 0);
-  negotiator.ask(1, join_request(), 0);
+  negotiator.add(0, request_of("both"), 0);
+  negotiator.add(1, request_of("both"), 0);
+  negotiator.add(0, request_of("one"), 0);
+  negotiator.add(1, join_request(), 0);
   CHECK_EQ(negotiator.decide(0).size(), 2U);
 }
 
@@ -154,20 +154,20 @@ void test_losses_and_time() {
   farandole::RankSet leaver;
   leaver.add(0);
   Negotiator left({.size = 3});
-  left.ask(1, join_request(), 0);
+  left.add(1, join_request(), 0);
   left.leave(leaver, 0, "it has shut down");
   Plan plan = left.decide(0);
   CHECK(only_refusal(plan).error.kind == ErrorKind::PeerLost);
   CHECK_EQ(only_refusal(plan).error.rank, 0);
-  left.ask(2, join_request(), 0);  // later ones hear the same
+  left.add(2, join_request(), 0);  // later joins get the same error
   plan = left.decide(0);
   CHECK(only_refusal(plan).error.kind == ErrorKind::PeerLost);
 
   Negotiator late({.size = 3, .timeout = 10});
-  late.ask(1, join_request(), 0);
-  for (int step = 1; step < 5; ++step) {  // the others work: that is what a joined rank waits for
-    late.ask(0, request_of("x"), 6.0 * step);
-    late.ask(2, request_of("x"), 6.0 * step);
+  late.add(1, join_request(), 0);
+  for (int step = 1; step < 5; ++step) {  // the others work: a joined rank waits for that
+    late.add(0, request_of("x"), 6.0 * step);
+    late.add(2, request_of("x"), 6.0 * step);
     CHECK_EQ(only_bucket(late.decide(6.0 * step)).entries.size(), 1U);
   }
   CHECK(late.decide(33).empty());
@@ -178,8 +178,8 @@ void test_losses_and_time() {
 
 void test_timeouts_do_not_blame_who_has_joined() {
   Negotiator negotiator({.size = 3, .timeout = 10});
-  negotiator.ask(1, join_request(), 0);
-  negotiator.ask(0, request_of("x"), 1);
+  negotiator.add(1, join_request(), 0);
+  negotiator.add(0, request_of("x"), 1);
   for (const auto& item : negotiator.decide(20)) {
     const Error& error = std::get<Refusal>(item).error;
     if (error.name == "x") CHECK(error.ranks == std::vector<int>{2});
@@ -189,25 +189,25 @@ void test_timeouts_do_not_blame_who_has_joined() {
 void test_a_collector_holds_nothing_back_for_who_has_joined() {
   Collector collector(1, {2, 3}, 100);
   const auto learn = [&](const std::string& name, uint32_t id) {
-    collector.heed({Bucket{Kind::Allreduce, {Entry{name, id, {}}}}});
+    collector.learn({Bucket{Kind::Allreduce, {Entry{name, id, {}}}}});
   };
   learn("x", 0);
   learn("y", 1);
-  collector.ask(2, {Numbers{farandole::kSender, true, 0, 1}}, 0);
+  collector.add(2, {NumberRange{farandole::kSender, true, 0, 1}}, 0);
   CHECK(collector.drain(0).empty());
-  collector.ask(3, {Spelled{3, join_request()}}, 0);
-  const Gathered up = collector.drain(0);
-  CHECK_EQ(up.size(), 2U);  // what was held back, then the join
-  CHECK(std::holds_alternative<Numbers>(up[0]) && std::get<Numbers>(up[0]).rank == 2);
-  collector.ask(2, {Numbers{farandole::kSender, true, 1, 1}}, 0);
+  collector.add(3, {FullRequest{3, join_request()}}, 0);
+  const CollectedRequests up = collector.drain(0);
+  CHECK_EQ(up.size(), 2U);  // held requests, then the join
+  CHECK(std::holds_alternative<NumberRange>(up[0]) && std::get<NumberRange>(up[0]).rank == 2);
+  collector.add(2, {NumberRange{farandole::kSender, true, 1, 1}}, 0);
   CHECK_EQ(collector.drain(0).size(), 1U);
-  collector.heed({Bucket{Kind::Allreduce, {Entry{"x", farandole::kNoId, {}}}}});
-  collector.heed({Bucket{Kind::Allreduce, {Entry{"y", farandole::kNoId, {}}}}});
-  collector.heed({Bucket{Kind::Join, {Entry{"join", farandole::kNoId, {3}}}}});
-  for (const int child : {2, 3}) collector.ask(child, {Numbers{farandole::kSender, true, 0, 1}}, 0);
-  CHECK(collector.drain(0).empty());  // all is as before
-  collector.ask({uint32_t{0}}, 0);
-  CHECK(collector.drain(0) == (Gathered{Numbers{farandole::kSender, true, 0, 1}}));
+  collector.learn({Bucket{Kind::Allreduce, {Entry{"x", farandole::kNoId, {}}}}});
+  collector.learn({Bucket{Kind::Allreduce, {Entry{"y", farandole::kNoId, {}}}}});
+  collector.learn({Bucket{Kind::Join, {Entry{"join", farandole::kNoId, {3}}}}});
+  for (const int child : {2, 3}) collector.add(child, {NumberRange{farandole::kSender, true, 0, 1}}, 0);
+  CHECK(collector.drain(0).empty());  // normal operation again
+  collector.add({uint32_t{0}}, 0);
+  CHECK(collector.drain(0) == (CollectedRequests{NumberRange{farandole::kSender, true, 0, 1}}));
 }
 
 // The same with engines, over every wiring. Rank r has r + 1 steps of data.
@@ -222,7 +222,7 @@ int join(Engine& engine) {
   return operation->last_joined;
 }
 
-/// What a rank brings to a step.
+/// The input of a rank in a step.
 float value_of(int rank, int step) { return static_cast<float>(rank + 2) * static_cast<float>(step + 1); }
 
 void reduce_at(Engine& engine, int step, size_t count) {
@@ -236,7 +236,7 @@ void reduce_at(Engine& engine, int step, size_t count) {
   values.assign(count, value_of(engine.rank(), step));
   OperationPtr least = sum("min" + name, values);
   least->request.op = ReduceOp::Min;
-  least->request.prescale = -2;  // turns the order round
+  least->request.prescale = -2;  // reverses the order
   run_now(engine, least);
   check::equal(values.front(), -2 * value_of(engine.size() - 1, step), name);
 
@@ -291,7 +291,7 @@ void uneven_data(Engine& engine) {
     }
     const int last = join(engine);
     check::equal(last, engine.size() - 1);
-    std::vector<float> values(7, 1.0f);  // all as before
+    std::vector<float> values(7, 1.0f);  // normal operation again
     run_now(engine, sum("between", values));
     check::equal(values[3], static_cast<float>(engine.size()));
   }
@@ -310,7 +310,7 @@ void in_flight_when_joining(Engine& engine) {
   const float half = static_cast<float>((engine.size() + 1) / 2) / static_cast<float>(engine.size());
   for (size_t i = 0; i < mine; ++i) {
     finish(engine, asked[i]);
-    // Half the tensors come from every second rank only, and still all ranks divide.
+    // Half of the tensors come from every second rank only, and the divisor is still the number of all ranks.
     check::that(std::abs(values[i][0] - (i < values.size() / 2 ? 1.0f : half)) < 1e-6f, "the average is of all ranks");
   }
 }
@@ -338,7 +338,7 @@ void refused_while_joined(Engine& engine) {
 }
 
 void leaver_fails_the_join(Engine& engine) {
-  if (engine.rank() == engine.size() - 1) return;  // the destructor says goodbye
+  if (engine.rank() == engine.size() - 1) return;  // the destructor leaves
   const Error error = check::thrown<Error>([&] { join(engine); });
   check::that(error.kind == ErrorKind::PeerLost, "error.kind == PeerLost", error.what());
 }
@@ -355,7 +355,7 @@ void nobody_else_joins(Engine& engine) {
   run_now(engine, operation(Kind::Barrier, "end", DType::UInt8, {}, nullptr, nullptr));
 }
 
-// While a rank has joined, nobody waits for it in the lane.
+// While a rank has joined, no rank waits for it in the lane.
 void test_the_lane_is_closed_meanwhile() {
   const auto segment = Segment::create(2, 16 << 10, false);
   farandole::Lane lane(*segment, 0, std::chrono::milliseconds(1));
@@ -365,7 +365,7 @@ void test_the_lane_is_closed_meanwhile() {
   CHECK(!segment->lane().occupied(0));
   segment->lane().resume();
   CHECK(!lane.agree({0, 0, 0, {}, [] { return true; }, [] {}}));
-  CHECK(segment->lane().state(0, 2) == farandole::LaneRounds::State::Spoiled);  // it was there
+  CHECK(segment->lane().state(0, 2) == farandole::LaneRounds::State::Spoiled);  // the join spoiled the round
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Agreement in the lane is all or nothing: either every rank runs the operation from there, or none does.
+// Agreement in the lane is all or nothing: either every rank runs the operation there, or none does.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -17,30 +17,30 @@ using namespace farandole;
 namespace {
 
 constexpr int kSteps = 300;
-constexpr size_t kPayloads[] = {0, 8, 1000};  // nothing, what fits beside the round's word, what does not
+constexpr size_t kPayloads[] = {0, 8, 1000};  // none, beside the round's word, in a slot
 
 std::byte mark(size_t step, int rank) { return static_cast<std::byte>(7 * step + static_cast<size_t>(rank)); }
 
-Passage passage(int rank, size_t step, bool busy) {
+LaneAttempt attempt(int rank, size_t step, bool busy) {
   const size_t payload = kPayloads[step % 3];
-  Passage made{static_cast<uint32_t>(step % 3), static_cast<uint32_t>(step), payload, {}, {}, {}};
+  LaneAttempt made{static_cast<uint32_t>(step % 3), static_cast<uint32_t>(step), payload, {}, {}, {}};
   made.load = [=](std::byte* to) { std::memset(to, static_cast<int>(mark(step, rank)), payload); };
-  made.called_away = [busy] { return busy; };
-  made.settle = [] {};
+  made.interrupted = [busy] { return busy; };
+  made.before_wait = [] {};
   return made;
 }
 
-Passage empty(uint32_t number, uint32_t instance) {
+LaneAttempt empty(uint32_t number, uint32_t instance) {
   return {number, instance, 0, {}, [] { return false; }, [] {}};
 }
 
-// What the ranks share for one operation, in place of a coordinator and of the collective itself.
+// The shared state of one operation, in place of a coordinator and the collective.
 struct Step {
   std::atomic<int> asked{0};
   std::atomic<int> agreed{0};
 };
 
-// Every wait has an end: here it is the limit that ctest sets.
+// Waits; the limit is that of ctest.
 void await(const std::atomic<int>& count, int target) {
   while (count.load() < target) std::this_thread::yield();
 }
@@ -76,11 +76,11 @@ class Ranks {
     for (size_t k = 0; k < steps_.size(); ++k) {
       Step& step = steps_[k];
       const bool sync = random() % 100 < sync_percent_;
-      // Sometimes something else comes up while a rank waits, or a rank comes late.
+      // Sometimes a rank is interrupted or late.
       const bool busy = random() % 20 == 0;
       if (busy) ++busy_;
       if (random() % 30 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
-      if (sync && lane.agree(passage(rank, k, busy))) {
+      if (sync && lane.agree(attempt(rank, k, busy))) {
         const size_t bytes = kPayloads[k % 3];
         for (int peer = 0; peer < size_ && bytes > 0; ++peer) {
           const std::byte* brought = lane.payload(peer, bytes);
@@ -88,10 +88,10 @@ class Ranks {
                       "the payload of each is here");
         }
         step.agreed.fetch_add(1);
-        await(step.agreed, size_);  // the operation meets all ranks
+        await(step.agreed, size_);  // the operation synchronizes all ranks
         continue;
       }
-      lane.pass();
+      lane.leave();
       step.asked.fetch_add(1);
       await(step.asked, size_);
     }
@@ -111,14 +111,14 @@ void test_all_or_none() {
       for (const int spin_us : {0, 100}) Ranks(size, sync_percent, std::chrono::microseconds(spin_us)).run();
 }
 
-// Another operation, or one that the lane has no room for, sends both ranks to the coordinator.
+// Different numbers, or a number too large for the lane, send both ranks to the coordinator.
 void test_other_numbers() {
   const std::shared_ptr<Segment> segment = Segment::create(2, 8192, false);
   Lane first(*segment, 0, std::chrono::microseconds(0));
   Lane second(*segment, 1, std::chrono::microseconds(0));
   CHECK(!first.agree(empty(LaneRounds::kMostNumbers, 0)));
-  CHECK(!first.agree(empty(7, 0)));   // nobody comes
-  CHECK(!second.agree(empty(8, 0)));  // the other has given up: at once
+  CHECK(!first.agree(empty(7, 0)));   // no other rank arrives
+  CHECK(!second.agree(empty(8, 0)));  // the other rank has spoiled the round: fails at once
   std::atomic<int> agreed{0};
   {
     std::jthread other([&] { agreed += first.agree(empty(1, 5)) ? 1 : 0; });

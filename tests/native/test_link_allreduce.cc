@@ -30,7 +30,7 @@ std::string text_of(const Case& c, int size) {
          check::name_of(c.wire) + (c.in_place ? ", in place" : "");
 }
 
-/// One rank's tensors; each piece has its own allocation, so that running over an end is seen.
+/// One rank's tensors; each piece has its own allocation, so that an overrun is detected.
 struct Tensors {
   std::vector<std::vector<std::byte>> in, out;
   std::vector<Piece> pieces;
@@ -47,7 +47,7 @@ struct Tensors {
   }
 };
 
-/// Under a sanitizer one case in three: none of the loops below has a length that always leaves out the same ones.
+/// Under a sanitizer, run one case in three. No loop below has a length that would always skip the same cases.
 bool has_its_turn() {
   static unsigned turn = 0;
   return !check::kSlow || turn++ % 3 == 0;
@@ -148,8 +148,7 @@ void many_ranks_gather_by_doubling() {
   }
 }
 
-/// Awkward values, for which the order of additions shows: all ranks agree bit for bit, and the order is that of the
-/// ranks.
+/// With these values the order of additions shows: all ranks agree bit for bit, and add in rank order.
 void floats_are_added_in_rank_order() {
   for (const int size : {2, 3, 5, 8}) {
     Ranks ranks(size);
@@ -192,7 +191,7 @@ void floats_are_added_in_rank_order() {
   }
 }
 
-/// Operations follow each other on the same links without a word in between.
+/// Operations follow each other on the same links without synchronization.
 void back_to_back() {
   Ranks ranks(3, Wire::Tcp);
   ranks.must_run([](Mesh& mesh) {

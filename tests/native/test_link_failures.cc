@@ -14,7 +14,7 @@ using check::Wire;
 
 constexpr unsigned kLarge = check::kSlow ? 1 << 20 : 4 << 20;
 
-// What is heard before the limit was told by the dead rank's end, not by the clock; a busy machine takes its time.
+// An error before the limit comes from the rank's death, not from the clock; a busy machine is slow.
 constexpr auto kLimit = 60s;
 constexpr auto kSoon = 30s;
 
@@ -59,14 +59,14 @@ std::vector<Operation> operations(size_t bytes) {
   };
 }
 
-/// Sends a little to everybody, as a rank does that dies in the middle of its work.
+/// Sends a little to every rank, like a rank that dies in the middle of its work.
 void begin_and_stop(Mesh& mesh) {
   const std::vector<std::byte> some(100);
   for (int peer = 0; peer < mesh.size(); ++peer)
     if (peer != mesh.rank()) CHECK_EQ(mesh.link(peer).try_send(some), some.size());
 }
 
-/// Checks that every rank but `victim` hears, long before the limit, that it is gone.
+/// Checks that every rank but `victim` gets an error that names it, long before the limit.
 void check_all_hear(const char* name, int size, int victim, Wire wire, bool starts,
                     const std::function<void(Mesh&)>& body) {
   const std::string context = std::string(name) + ", rank " + std::to_string(victim) + " of " + std::to_string(size) +
@@ -106,7 +106,7 @@ void a_dead_rank_in_the_chain_is_named_by_those_below_it() {
   for (const size_t bytes : {4000U, kLarge}) {
     Ranks ranks(4, Wire::Tcp, kLimit);
     const auto begin = std::chrono::steady_clock::now();
-    // The victim is a leaf in no tree, so all below it starve; those above may be through before they notice.
+    // The victim is the root, so all other ranks starve.
     const auto errors = ranks.run([&](Mesh& mesh) {
       if (mesh.rank() == 0) return ranks.drop(0);
       std::vector<std::byte> data(bytes);
@@ -141,7 +141,7 @@ void a_silent_peer_ends_at_the_deadline() {
   }
 }
 
-/// A rank may leave while others still work, when they need nothing more from it.
+/// A rank may leave while others work, if they need nothing more from it.
 void leaving_after_the_own_part_is_no_failure() {
   for (const size_t bytes : {100U, 2U << 20}) {
     Ranks ranks(3, Wire::Tcp, kLimit);

@@ -15,7 +15,7 @@ using Bytes = std::vector<std::byte>;
 
 constexpr size_t kLarge = check::kSlow ? 2 << 20 : 16 << 20;
 
-/// Bytes that tell where they come from and where they go.
+/// Bytes that encode their source and destination.
 Bytes message(int from, int to, size_t bytes) {
   Bytes data(bytes);
   for (size_t i = 0; i < bytes; ++i)
@@ -64,7 +64,7 @@ void alltoall() {
     for (const int size : check::kSizes) {
       Ranks ranks(size, wire);
       for (const size_t unit : {0U, 1U, 1000U, 90'001U}) {
-        // What `from` sends to `to`; nothing for some.
+        // Bytes from one rank to another; zero for some.
         const auto bytes = [&](int from, int to) { return unit * static_cast<size_t>((from * 3 + to * 2) % 4); };
         ranks.must_run([&](Mesh& mesh) {
           std::vector<Bytes> send, got;

@@ -12,7 +12,7 @@ namespace {
 
 const std::vector<std::vector<int>> kWorlds = {{0}, {0, 0}, {0, 0, 0}, {0, 1}, {0, 0, 1, 1}};
 
-// One operation that asks for the next one when it is done, as often as it is told to.
+// Operations that each start the next one on completion, `left` times.
 struct Chain {
   Engine& engine;
   std::string name;
@@ -21,7 +21,7 @@ struct Chain {
   std::vector<float> values = std::vector<float>(100, 1.0f);
   std::atomic<int> heard{0}, failed{0};
 
-  void ask() {
+  void start() {
     values.assign(values.size(), 1.0f);
     const OperationPtr next = sum(name, values);
     next->listener = {&Chain::done, nullptr, this};
@@ -34,12 +34,12 @@ struct Chain {
     ++chain.heard;
     if (operation.error) ++chain.failed;
     else check::equal(chain.values[99], static_cast<float>(chain.engine.size()));
-    if (--chain.left > 0) chain.ask();
+    if (--chain.left > 0) chain.start();
     else chain.over.count_down();
   }
 };
 
-// Also while another thread drives, because it waits for operations of its own.
+// Also while another thread drives, for its own operations.
 void listeners_ask_again(Engine& engine) {
   constexpr int kChains = 4;
   constexpr int kLength = 50;
@@ -47,7 +47,7 @@ void listeners_ask_again(Engine& engine) {
   std::vector<std::unique_ptr<Chain>> chains;
   for (int i = 0; i < kChains; ++i)
     chains.push_back(std::make_unique<Chain>(engine, "chain " + std::to_string(i), kLength, over));
-  for (const auto& chain : chains) chain->ask();
+  for (const auto& chain : chains) chain->start();
   std::vector<float> values(3);
   for (int i = 0; i < kLength; ++i) {
     values.assign(3, 1.0f);
@@ -60,7 +60,7 @@ void listeners_ask_again(Engine& engine) {
   }
 }
 
-// A listener that itself waits for an operation holds up no other.
+// A listener that waits for an operation does not block others.
 void listener_waits(Engine& engine) {
   struct Waiting {
     Engine& engine;
@@ -79,7 +79,7 @@ void listener_waits(Engine& engine) {
   waiting.over.wait();
 }
 
-// A result whose size only the plan knows goes where the listener says.
+// A result sized by the plan is written to the listener's memory.
 void results_are_written_where_they_are_wanted(Engine& engine) {
   struct Room {
     std::vector<int> rows;
@@ -111,18 +111,18 @@ void failures_are_told(Engine& engine) {
   std::latch over(1);
   Chain differs{engine, "differs", 1, over};
   differs.values.resize(static_cast<size_t>(100 + engine.rank()));
-  differs.ask();
+  differs.start();
   over.wait();
   check::equal(differs.failed.load(), 1);
 
-  // Asked for by one rank only, and then the job ends.
+  // Requested by one rank only; then the job ends.
   std::latch end(1);
   Chain never{engine, "never " + std::to_string(engine.rank()), 1, end};
   bool taken = true;
   try {
-    never.ask();
+    never.start();
   } catch (const Error&) {
-    taken = false;  // others were faster and are gone
+    taken = false;  // others were faster and have left
   }
   engine.shutdown();
   check::equal(never.heard.load(), taken ? 1 : 0);

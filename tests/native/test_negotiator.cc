@@ -1,4 +1,4 @@
-// The negotiator is pure: simulated here with any number of ranks, without threads, sockets or clocks.
+// The negotiator is pure: simulated with any number of ranks, without threads, sockets or clocks.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -50,9 +50,9 @@ void test_order_of_arrival_changes_nothing() {
       std::map<std::string, int> asked;
       std::set<std::string> released;
       for (const auto& [rank, name] : arrivals) {
-        negotiator.ask(rank, request_of(name), 0);
+        negotiator.add(rank, request_of(name), 0);
         const Plan plan = negotiator.decide(0);
-        // Exactly when the last rank has asked.
+        // Ready exactly when the last rank has made the request.
         if (++asked[name] < size) CHECK(plan.empty());
         for (const Bucket& bucket : buckets_of(plan))
           for (const Entry& entry : bucket.entries) CHECK(entry.name == name && released.insert(name).second);
@@ -83,7 +83,7 @@ void test_each_disagreement_is_named() {
       for (int rank = 0; rank < 3; ++rank) {
         Request request = request_of("w");
         if (rank == odd) one.change(request);
-        negotiator.ask(rank, request, 0);
+        negotiator.add(rank, request, 0);
       }
       const Plan plan = negotiator.decide(0);
       const std::vector<Refusal> refusals = refusals_of(plan);
@@ -94,23 +94,23 @@ void test_each_disagreement_is_named() {
       CHECK_EQ(error.what_differs, one.what);
       CHECK_EQ(error.asked.at(odd), one.text);
       CHECK_EQ(error.asked.size(), 3U);
-      // The job goes on, with the same name.
-      for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("w"), 0);
+      // The job continues, with the same name.
+      for (int rank = 0; rank < 3; ++rank) negotiator.add(rank, request_of("w"), 0);
       CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 1U);
     }
   }
   Negotiator negotiator({.size = 2});
   Request root = request_of("w", Kind::Broadcast);
-  negotiator.ask(0, root, 0);
+  negotiator.add(0, root, 0);
   root.root = 1;
-  negotiator.ask(1, root, 0);
+  negotiator.add(1, root, 0);
   CHECK_EQ(refusals_of(negotiator.decide(0)).at(0).error.what_differs, "root rank");
 }
 
 void test_ragged_sizes_reach_the_plan() {
   Negotiator negotiator({.size = 2});
-  negotiator.ask(1, request_of("gather", Kind::Allgather, {5, 2}), 0);
-  negotiator.ask(0, request_of("gather", Kind::Allgather, {0, 2}), 0);
+  negotiator.add(1, request_of("gather", Kind::Allgather, {5, 2}), 0);
+  negotiator.add(0, request_of("gather", Kind::Allgather, {0, 2}), 0);
   const Bucket gather = buckets_of(negotiator.decide(0)).at(0);
   CHECK(gather.entries.at(0).sizes == (std::vector<int64_t>{0, 5}));
   CHECK_EQ(gather.entries.at(0).id, kNoId);  // the next one may have other sizes
@@ -118,54 +118,54 @@ void test_ragged_sizes_reach_the_plan() {
   Request mine = request_of("swap", Kind::Alltoall, {3});
   mine.splits = {1, 2};
   Request even = request_of("swap", Kind::Alltoall, {4});
-  negotiator.ask(0, mine, 0);
-  negotiator.ask(1, even, 0);
+  negotiator.add(0, mine, 0);
+  negotiator.add(1, even, 0);
   CHECK(buckets_of(negotiator.decide(0)).at(0).entries.at(0).sizes == (std::vector<int64_t>{1, 2, 2, 2}));
 
-  negotiator.ask(0, request_of("gather", Kind::Allgather, {5, 2}), 0);
-  negotiator.ask(1, request_of("gather", Kind::Allgather, {5, 3}), 0);
+  negotiator.add(0, request_of("gather", Kind::Allgather, {5, 2}), 0);
+  negotiator.add(1, request_of("gather", Kind::Allgather, {5, 3}), 0);
   CHECK_EQ(refusals_of(negotiator.decide(0)).at(0).error.what_differs, "shape");
 }
 
 void test_numbers() {
   Negotiator negotiator({.size = 2});
-  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("w"), 0);
+  for (int rank = 0; rank < 2; ++rank) negotiator.add(rank, request_of("w"), 0);
   const Entry first = buckets_of(negotiator.decide(0)).at(0).entries.at(0);
   CHECK(first.name == "w" && first.id != kNoId);
-  negotiator.ask(0, first.id, 1);
+  negotiator.add(0, first.id, 1);
   CHECK_EQ(negotiator.waiting(), 1U);
   CHECK(negotiator.decide(1).empty());
-  negotiator.ask(1, first.id, 1);
+  negotiator.add(1, first.id, 1);
   CHECK(buckets_of(negotiator.decide(1)).at(0).entries.at(0) == (Entry{"", first.id, {}}));
 
-  // One rank by number, the other in full: alike, in both orders.
+  // One rank by number, the other in full: equal, in both orders.
   for (int spells = 0; spells < 2; ++spells) {
     for (int rank = 0; rank < 2; ++rank) {
-      if (rank == spells) negotiator.ask(rank, request_of("w"), 2);
-      else negotiator.ask(rank, first.id, 2);
+      if (rank == spells) negotiator.add(rank, request_of("w"), 2);
+      else negotiator.add(rank, first.id, 2);
     }
     CHECK_EQ(buckets_of(negotiator.decide(2)).at(0).entries.at(0).id, first.id);
     CHECK_EQ(negotiator.waiting(), 0U);
   }
 
-  // A number stands for a signature: against another one it is a disagreement.
-  negotiator.ask(0, first.id, 3);
-  negotiator.ask(1, request_of("w", Kind::Allreduce, {9}), 3);
+  // A number stands for a signature: a different signature is a disagreement.
+  negotiator.add(0, first.id, 3);
+  negotiator.add(1, request_of("w", Kind::Allreduce, {9}), 3);
   CHECK_EQ(refusals_of(negotiator.decide(3)).at(0).error.what_differs, "shape");
 
-  // Another signature on all ranks gets a number of its own.
-  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("w", Kind::Allreduce, {9}), 4);
+  // Another signature on all ranks gets its own number.
+  for (int rank = 0; rank < 2; ++rank) negotiator.add(rank, request_of("w", Kind::Allreduce, {9}), 4);
   CHECK(buckets_of(negotiator.decide(4)).at(0).entries.at(0).id != first.id);
 }
 
 void test_full_cache_still_works() {
   Negotiator negotiator({.size = 1, .cache_capacity = 1});
-  negotiator.ask(0, request_of("a"), 0);
-  negotiator.ask(0, request_of("b"), 0);
+  negotiator.add(0, request_of("a"), 0);
+  negotiator.add(0, request_of("b"), 0);
   const Plan plan = negotiator.decide(0);
   CHECK_EQ(buckets_of(plan).at(0).entries.size(), 2U);
   CHECK_EQ(buckets_of(plan).at(0).entries.at(1).id, kNoId);
-  negotiator.ask(0, request_of("b"), 0);
+  negotiator.add(0, request_of("b"), 0);
   CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 1U);
 }
 
@@ -177,26 +177,26 @@ void test_groups_run_whole() {
     request.group_size = 2;
     return request;
   };
-  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, member("a"), 0);
-  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, request_of("alone"), 0);
+  for (int rank = 0; rank < 2; ++rank) negotiator.add(rank, member("a"), 0);
+  for (int rank = 0; rank < 2; ++rank) negotiator.add(rank, request_of("alone"), 0);
   CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 1U);  // "alone" does not wait for the group
-  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, member("b"), 0);
+  for (int rank = 0; rank < 2; ++rank) negotiator.add(rank, member("b"), 0);
   CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 2U);
 
-  // A refused member lets the rest of its group go.
+  // A refused member releases the rest of its group.
   Request other = member("a");
   other.dtype = DType::Float64;
-  negotiator.ask(0, member("a"), 0);
-  negotiator.ask(1, other, 0);
-  for (int rank = 0; rank < 2; ++rank) negotiator.ask(rank, member("b"), 0);
+  negotiator.add(0, member("a"), 0);
+  negotiator.add(1, other, 0);
+  for (int rank = 0; rank < 2; ++rank) negotiator.add(rank, member("b"), 0);
   const Plan plan = negotiator.decide(0);
   CHECK(refusals_of(plan).size() == 1 && buckets_of(plan).size() == 1);
 }
 
 void test_timeouts_name_the_missing() {
   Negotiator negotiator({.size = 4, .timeout = 10});
-  negotiator.ask(1, request_of("w"), 100);
-  negotiator.ask(3, request_of("w"), 105);
+  negotiator.add(1, request_of("w"), 100);
+  negotiator.add(3, request_of("w"), 105);
   CHECK(negotiator.decide(109).empty());
   const std::vector<Refusal> refusals = refusals_of(negotiator.decide(110.5));
   CHECK_EQ(refusals.size(), 1U);
@@ -205,29 +205,29 @@ void test_timeouts_name_the_missing() {
   CHECK_EQ(refusals.at(0).error.waited, 10.5);
   CHECK_EQ(negotiator.waiting(), 0U);
 
-  // The same for one asked by number, and the number is good afterwards.
-  for (int rank = 0; rank < 4; ++rank) negotiator.ask(rank, request_of("w"), 200);
+  // The same by number; the number remains valid.
+  for (int rank = 0; rank < 4; ++rank) negotiator.add(rank, request_of("w"), 200);
   const uint32_t id = buckets_of(negotiator.decide(200)).at(0).entries.at(0).id;
-  negotiator.ask(2, id, 300);
+  negotiator.add(2, id, 300);
   CHECK(refusals_of(negotiator.decide(311)).at(0).error.ranks == (std::vector<int>{0, 1, 3}));
-  for (int rank = 0; rank < 4; ++rank) negotiator.ask(rank, id, 400);
+  for (int rank = 0; rank < 4; ++rank) negotiator.add(rank, id, 400);
   CHECK_EQ(buckets_of(negotiator.decide(400)).at(0).entries.at(0).id, id);
 
   Negotiator patient({.size = 2, .timeout = 0});
-  patient.ask(0, request_of("w"), 0);
+  patient.add(0, request_of("w"), 0);
   CHECK(patient.decide(1e9).empty());
 }
 
 void test_stalls_name_who_asked_and_who_did_not() {
   Negotiator negotiator({.size = 3});
-  for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("known"), 0);
+  for (int rank = 0; rank < 3; ++rank) negotiator.add(rank, request_of("known"), 0);
   const Plan plan = negotiator.decide(0);
-  negotiator.ask(2, buckets_of(plan)[0].entries[0].id, 5);
-  for (const int rank : {0, 2}) negotiator.ask(rank, request_of("new"), 7);
+  negotiator.add(2, buckets_of(plan)[0].entries[0].id, 5);
+  for (const int rank : {0, 2}) negotiator.add(rank, request_of("new"), 7);
   Request member = request_of("member");
   member.group = "pair";
   member.group_size = 2;
-  for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, member, 8);
+  for (int rank = 0; rank < 3; ++rank) negotiator.add(rank, member, 8);
   CHECK(negotiator.stalls(4).empty());
   std::map<std::string, Negotiator::Stall> found;
   for (const auto& stall : negotiator.stalls(8)) found[stall.name] = stall;
@@ -239,14 +239,14 @@ void test_stalls_name_who_asked_and_who_did_not() {
 
   Request join = request_of("join", Kind::Join, {});
   join.cacheable = false;
-  negotiator.ask(1, join, 9);  // brings the rest of "new" with it
+  negotiator.add(1, join, 9);  // completes "new", which this rank had not requested
   for (const auto& stall : negotiator.stalls(10))
     CHECK(stall.name == "pair" || (stall.name == "known" && stall.missing == std::vector{0}));
 }
 
 void test_a_rank_that_left() {
   Negotiator negotiator({.size = 3});
-  for (int rank = 0; rank < 3; ++rank) negotiator.ask(rank, request_of("w"), 0);
+  for (int rank = 0; rank < 3; ++rank) negotiator.add(rank, request_of("w"), 0);
   const uint32_t id = buckets_of(negotiator.decide(0)).at(0).entries.at(0).id;
   const auto lost = [](const Plan& plan, const std::string& name) {
     const std::vector<Refusal> refusals = refusals_of(plan);
@@ -254,23 +254,23 @@ void test_a_rank_that_left() {
            refusals[0].error.kind == ErrorKind::PeerLost && refusals[0].error.rank == 1 &&
            refusals[0].error.reason == "it has shut down";
   };
-  // What it had asked for can still run; what lacks it cannot, by number or in full.
-  negotiator.ask(1, request_of("last"), 0);
-  negotiator.ask(0, request_of("last"), 0);
-  negotiator.ask(0, id, 0);
+  // Operations that it had requested can still run; others are refused, by number or in full.
+  negotiator.add(1, request_of("last"), 0);
+  negotiator.add(0, request_of("last"), 0);
+  negotiator.add(0, id, 0);
   CHECK(negotiator.decide(0).empty());
   RankSet gone;
   gone.add(1);
   negotiator.leave(gone, 1, "it has shut down");
   CHECK(lost(negotiator.decide(0), "w"));
-  negotiator.ask(2, request_of("last"), 0);
+  negotiator.add(2, request_of("last"), 0);
   CHECK_EQ(buckets_of(negotiator.decide(0)).size(), 1U);
 
-  // And from now on: every rank that asks hears it.
+  // Later requests get the same error.
   for (const int rank : {0, 2}) {
-    negotiator.ask(rank, id, 1);
+    negotiator.add(rank, id, 1);
     CHECK(lost(negotiator.decide(1), "w"));
-    negotiator.ask(rank, request_of("new"), 1);
+    negotiator.add(rank, request_of("new"), 1);
     CHECK(lost(negotiator.decide(1), "new"));
   }
   CHECK_EQ(negotiator.waiting(), 0U);
@@ -278,18 +278,18 @@ void test_a_rank_that_left() {
 
 void test_what_no_rank_may_ask() {
   Negotiator negotiator({.size = 2});
-  negotiator.ask(0, request_of("w"), 0);
-  CHECK(CHECK_THROWS(Error, negotiator.ask(0, request_of("w"), 0)).kind == ErrorKind::Internal);
-  CHECK(CHECK_THROWS(Error, negotiator.ask(1, 0U, 0)).kind == ErrorKind::Internal);
-  CHECK(CHECK_THROWS(Error, negotiator.ask(1, kNoId, 0)).kind == ErrorKind::Internal);
-  negotiator.ask(1, request_of("w"), 0);
+  negotiator.add(0, request_of("w"), 0);
+  CHECK(CHECK_THROWS(Error, negotiator.add(0, request_of("w"), 0)).kind == ErrorKind::Internal);
+  CHECK(CHECK_THROWS(Error, negotiator.add(1, 0U, 0)).kind == ErrorKind::Internal);
+  CHECK(CHECK_THROWS(Error, negotiator.add(1, kNoId, 0)).kind == ErrorKind::Internal);
+  negotiator.add(1, request_of("w"), 0);
   const uint32_t id = buckets_of(negotiator.decide(0)).at(0).entries.at(0).id;
-  negotiator.ask(0, id, 0);
-  CHECK(CHECK_THROWS(Error, negotiator.ask(0, id, 0)).kind == ErrorKind::Internal);
+  negotiator.add(0, id, 0);
+  CHECK(CHECK_THROWS(Error, negotiator.add(0, id, 0)).kind == ErrorKind::Internal);
 
   const auto refused = [](Request request) {
     Negotiator fresh({.size = 2});
-    return CHECK_THROWS(Error, fresh.ask(1, request, 0)).kind == ErrorKind::Invalid;
+    return CHECK_THROWS(Error, fresh.add(1, request, 0)).kind == ErrorKind::Invalid;
   };
   CHECK(refused(request_of("w", Kind::Allgather, {})));
   Request root = request_of("w", Kind::Broadcast);
@@ -304,7 +304,7 @@ void test_what_no_rank_may_ask() {
   CHECK(refused(splits));
 }
 
-// Ranks that submit the same operations in orders of their own, step after step, some by number and some in full.
+// Ranks that submit the same operations in their own orders, step after step, some by number and some in full.
 class Simulation {
  public:
   Simulation(int size, unsigned seed) : size_(size), random_(seed), negotiator_({.size = size, .cache_capacity = 6}) {}
@@ -313,7 +313,7 @@ class Simulation {
     for (int step = 0; step < steps; ++step) {
       std::vector<Request> wanted;
       for (int i = 0; i < 8; ++i) {
-        // One of the shapes changes now and then, and one name is new at every step.
+        // One of the shapes changes sometimes, and one name is new in every step.
         Request request = request_of("t" + std::to_string(i), Kind::Allreduce, {i == 3 ? step / 5 % 2 + 1 : i});
         if (i == 6) request.name += "." + std::to_string(step);
         if (i >= 4 && i < 6) request.group = "g", request.group_size = 2;
@@ -333,8 +333,8 @@ class Simulation {
     std::set<std::string> done;
     for (const auto& [rank, request] : arrivals) {
       const auto known = numbers_.find(request.name);
-      if (known != numbers_.end() && signatures_.at(known->second) == request) negotiator_.ask(rank, known->second, 0);
-      else negotiator_.ask(rank, request, 0);
+      if (known != numbers_.end() && signatures_.at(known->second) == request) negotiator_.add(rank, known->second, 0);
+      else negotiator_.add(rank, request, 0);
       ++asked[request.name];
       if (random_() % 3 != 0) continue;
       absorb(negotiator_.decide(0), wanted, asked, done);

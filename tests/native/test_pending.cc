@@ -1,4 +1,4 @@
-// What a rank remembers of its operations; and ranks with a negotiator, simulated without an engine.
+// The pending operations of a rank; and ranks with a negotiator, simulated without an engine.
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -39,28 +39,28 @@ void test_a_number_stands_for_a_signature() {
   const OperationPtr first = operation_of("w");
   CHECK_EQ(number_of(pending, first), kNoId);
   add(pending, first);
-  CHECK(pending.fresh());
-  CHECK(pending.drain() == (Asking{first->request}));
+  CHECK(pending.has_new());
+  CHECK(pending.drain() == (RequestBatch{first->request}));
   CHECK(pending.drain().empty());
   CHECK(pending.take(Entry{"w", 5, {}}) == first);
 
   const OperationPtr again = operation_of("w");
   CHECK_EQ(number_of(pending, again), 5U);
   add(pending, again);
-  CHECK(pending.drain() == (Asking{5U}));
+  CHECK(pending.drain() == (RequestBatch{5U}));
   CHECK(pending.take(Entry{"", 5, {}}) == again);
 
   const OperationPtr other = operation_of("w", 9);
   CHECK_EQ(number_of(pending, other), kNoId);
   add(pending, other);
-  CHECK(pending.drain() == (Asking{other->request}));
-  CHECK(pending.take(Entry{"w", kNoId, {}}) == other);  // no number for the new signature: the old one keeps its own
+  CHECK(pending.drain() == (RequestBatch{other->request}));
+  CHECK(pending.take(Entry{"w", kNoId, {}}) == other);  // no number for the new signature: the old one keeps its number
 
   add(pending, operation_of("w"));
-  CHECK(pending.drain() == (Asking{5U}));
+  CHECK(pending.drain() == (RequestBatch{5U}));
 }
 
-// One signature of many makes all of them new.
+// One new signature makes all members of a group new.
 void test_a_group_has_the_number_of_its_first() {
   Pending pending;
   Recurring group;
@@ -77,7 +77,7 @@ void test_a_group_has_the_number_of_its_first() {
   CHECK_EQ(pending.number_of(group), kNoId);
 }
 
-// Members of one type lie together, in the order in which they were given.
+// Members of one type are adjacent, in their given order.
 void test_arrangement() {
   Recurring group;
   for (const char* name : {"a", "b", "c", "d"}) group.operations.push_back(operation_of(name));
@@ -130,7 +130,7 @@ void test_overdue_is_the_oldest() {
   CHECK_EQ(pending.overdue(1000)->request.name, "old");
 }
 
-// One rank: asks in an order of its own, and runs what the plans say.
+// One rank: makes requests in its own order, and runs the plans.
 struct Rank {
   Pending pending;
   std::vector<OperationPtr> wanted;
@@ -147,7 +147,7 @@ class Simulation {
   void run(int steps) {
     for (int number = 0; number < steps; ++number) {
       want(number);
-      // One rank at a time submits one operation, or passes on what it has; plans may come in between.
+      // One rank at a time submits one operation, or sends its requests; plans may arrive in between.
       while (std::ranges::any_of(ranks_, [](const auto& rank) { return !rank->wanted.empty(); })) act();
       for (size_t rank = 0; rank < ranks_.size(); ++rank) tell(rank);
       decide();
@@ -165,7 +165,7 @@ class Simulation {
   void want(int number) {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       for (int i = 0; i < 6; ++i) {
-        // 0 to 2 repeat; 3 alternates between shapes; 4 is new at every step; 5 is asked for differently now and then.
+        // 0 to 2 recur; 3 alternates between shapes; 4 is new in every step; 5 sometimes differs between ranks.
         const bool odd_one_out = i == 5 && number % 4 == 3 && rank == 0;
         const int64_t elements = odd_one_out ? 7 : i == 3 ? number / 2 % 2 + 1 : i + 1;
         const std::string name = "t" + std::to_string(i) + (i == 4 ? "." + std::to_string(number) : "");
@@ -187,8 +187,8 @@ class Simulation {
 
   void tell(size_t rank) {
     for (auto& item : ranks_[rank]->pending.drain()) {
-      if (const auto* id = std::get_if<uint32_t>(&item)) negotiator_.ask(static_cast<int>(rank), *id, 0);
-      else negotiator_.ask(static_cast<int>(rank), std::get<Request>(item), 0);
+      if (const auto* id = std::get_if<uint32_t>(&item)) negotiator_.add(static_cast<int>(rank), *id, 0);
+      else negotiator_.add(static_cast<int>(rank), std::get<Request>(item), 0);
     }
   }
 

@@ -28,7 +28,7 @@ using reference::Truth;
 constexpr uint8_t kCanary = 0xA5;
 
 #if defined(__SANITIZE_THREAD__)
-constexpr size_t kCountStep = 11;  // one thread has no races: a sample will do
+constexpr size_t kCountStep = 11;  // one thread has no races, so a sample suffices
 #else
 constexpr size_t kCountStep = 1;
 #endif
@@ -37,7 +37,7 @@ struct Shape {
   size_t sources;
   size_t count;
   size_t offset;  // of every buffer from its allocation, in bytes
-  int in_place;   // which source is also the destination; -1: none
+  int in_place;   // the source that is also the destination; -1: none
 };
 
 template <class T>
@@ -65,7 +65,7 @@ void check_shape(DType dtype, const Reduction& reduction, const Shape& shape, st
     for (const std::vector<uint8_t>& buffer : buffers) {
       sources.push_back(buffer.data() + shape.offset);
     }
-    // The second place, where there is one, is another source (as slots are) or memory of its own.
+    // The second destination, if any, is another source (as with slots) or separate memory.
     std::vector<uint8_t> spare(shape.offset + bytes + 64, kCanary);
     std::vector<uint8_t>* also = nullptr;
     if (shape.count % 3 == 1) also = &spare;
@@ -131,7 +131,7 @@ void test_dtype(DType dtype) {
   for (const size_t sources : {1, 2, 3, 5}) {
     for (const Reduction& reduction : reductions_of(dtype, sources)) {
       for (size_t count = 0; count <= 67; count += kCountStep) {
-        // Rotating through places and offsets, with periods prime to each other, meets every pair of them.
+        // Cycling through places and offsets with coprime periods covers every pair of them.
         const int in_place = static_cast<int>(count % (sources + 1)) - 1;
         check_shape<T>(dtype, reduction, {sources, count, (count * 3) % 7, in_place}, random);
       }
@@ -191,13 +191,13 @@ void test_floats_by_hand() {
   CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x7BFF, 0x7BFF}), 0x7C00);   // 65504 + 65504 is infinite
   CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x0001, 0x0001}), 0x0002);   // subnormals
   CHECK_EQ(reduced<uint16_t>(DType::BFloat16, {}, {0x0001, 0x0001}), 0x0002);  // subnormals
-  // The average of two that overflow as fp16 does not: rounding is last.
+  // The average of two values whose sum overflows fp16 is finite, because rounding comes last.
   CHECK_EQ(reduced<uint16_t>(DType::Float16, {.op = ReduceOp::Average, .divisor = 2}, {0x7BFF, 0x7BFF}), 0x7BFF);
   // 2048 + 1 is not an fp16, 2048 + 1 + 1 is: one rounding instead of two.
   CHECK_EQ(reduced<uint16_t>(DType::Float16, {}, {0x6800, 0x3C00, 0x3C00}), 0x6801);
 }
 
-// Every bfloat16 alone and beside another, and the factor whose payload would round to zero.
+// Every bfloat16 alone and with another one, and the factor whose payload would round to zero.
 void test_nan_payloads() {
   std::vector<uint16_t> all(65536);
   for (size_t i = 0; i < all.size(); ++i) {
@@ -258,7 +258,7 @@ void test_copy() {
   }
 }
 
-// The first use picks the table; under ThreadSanitizer this shows that ranks as threads may do it at once.
+// The first use selects the table; under ThreadSanitizer this shows that several threads may do it at once.
 void test_first_use_from_many_threads() {
   std::vector<std::jthread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -269,7 +269,7 @@ void test_first_use_from_many_threads() {
   }
 }
 
-/// The levels are those that the kernel lists for this processor, whatever the compiler knows by name.
+/// The levels are those that the kernel lists for this processor, independent of the names that the compiler knows.
 void test_levels_of_this_processor() {
   std::ifstream file("/proc/cpuinfo");
   std::string line, flags;

@@ -1,4 +1,4 @@
-// Results that nobody uses any more come back; what is kept has a limit, and outlives nothing.
+// Unused results are reused; the pool has a limit, and buffers may outlive it.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ void test_reuse() {
     CHECK(again.data() == first);
     CHECK(pool->take(MiB).data() != first);  // in use
   }
-  CHECK(pool->take(MiB / 4).data() != first);  // more than twice what is needed
+  CHECK(pool->take(MiB / 4).data() != first);  // more than twice the needed size
   {
     const ResultBuffer small = pool->take(100);
     const ResultBuffer none = pool->take(0);
@@ -71,7 +71,7 @@ void test_a_result_outlives_its_pool() {
   std::optional<ResultBuffer> buffer = pool->take(MiB);
   pool.reset();
   std::memset(buffer->data(), 7, buffer->capacity());
-  buffer.reset();  // the address sanitizer sees whether it goes, once
+  buffer.reset();  // the address sanitizer checks that it is freed once
 }
 
 void test_many_threads() {

@@ -1,5 +1,5 @@
-// The collectives of one host, on 1 to 5 ranks: every type, sizes that divide into nothing, in place and not, one after
-// another, so that each finds the slots as the one before has left them.
+// The collectives of one host, on 1 to 5 ranks: every type, sizes without common divisors, in place and not, one after
+// another, so that each finds the slots as the previous one left them.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -20,11 +20,11 @@ constexpr DType kTypes[] = {DType::UInt8,    DType::Int8,    DType::Int32,   DTy
                             DType::BFloat16, DType::Float32, DType::Float64, DType::Bool,  DType::Int16,
                             DType::UInt16,   DType::UInt32,  DType::UInt64};
 #if defined(__SANITIZE_THREAD__)
-constexpr int kSteps = 40;  // what races, races in the first
+constexpr int kSteps = 40;  // races show in the first steps
 #else
 constexpr int kSteps = 150;
 #endif
-// In elements: nothing, one, one step through the small slots, and several rounds of all slots.
+// In elements: none, one, one step through the small slots, and several rounds of all slots.
 constexpr size_t kCounts[] = {0, 1, 7, 511, 1025, 2 * kSlot + 3, 45'001};
 
 std::string context(const SharedMesh& mesh, DType dtype, size_t count) {
@@ -61,7 +61,7 @@ void reduce_all(SharedMesh& mesh, DType dtype, size_t count, int step) {
   const std::vector<Bytes> all = ranks::inputs(dtype, count, mesh.size(), step);
   const Reduction reduction = reduction_for(dtype, step, mesh.size());
   Bytes mine = all[static_cast<size_t>(mesh.rank())];
-  // Whether it is done in place is each rank's own affair.
+  // Each rank decides by itself whether it works in place.
   const bool in_place = (step + mesh.rank()) % 2 == 0;
   Bytes other(mine.size());
   std::byte* out = in_place ? mine.data() : other.data();
@@ -176,7 +176,7 @@ void each_kind(SharedMesh& mesh) {
   }
 }
 
-// Every rank draws the same sequence of kinds and sizes: nothing may depend on what came before.
+// Every rank draws the same sequence of kinds and sizes: results must not depend on earlier operations.
 void in_any_order(SharedMesh& mesh) {
   std::mt19937 random(7);
   for (int step = 0; step < kSteps; ++step) {

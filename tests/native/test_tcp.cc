@@ -1,4 +1,4 @@
-// A link over a socket: what it takes, what it gives, how it ends.
+// A link over a socket: sending, receiving, and its end.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/wait.h>
@@ -40,7 +40,7 @@ void bytes_arrive_in_order_and_a_full_link_takes_none(Wire wire) {
   CHECK_EQ(b.try_recv({}), 0U);
   CHECK_EQ(a.try_send({}), 0U);
 
-  // Twice what any socket buffers by itself.
+  // Twice the largest socket buffer.
   const auto sent = pattern(64 << 20);
   size_t taken = 0;
   while (const size_t now = a.try_send(std::span(sent).subspan(taken))) taken += now;
@@ -82,7 +82,7 @@ void sending_to_the_gone_is_an_error(Wire wire) {
   TcpLink b(3, fds[1]);
   ::close(fds[0]);
   const auto sent = pattern(100);
-  // The first bytes to a closed TCP socket are answered by a reset, so the error may come a moment later.
+  // A closed TCP socket answers the first bytes by a reset, so the error may come a moment later.
   const Error error = check::thrown<Error>([&] {
     for (int i = 0; i < 5000; ++i) {
       (void)b.try_send(sent);
@@ -154,11 +154,11 @@ void forked_children_have_no_part_in_it() {
   const pid_t child = ::fork();
   if (child == 0) {
     ::close(alive[1]);
-    // What came for the parent is not the child's, and its number is not free for something else.
+    // The child does not get the parent's bytes, and its descriptor's number is not free for something else.
     std::array<std::byte, 100> got{};
     const bool apart = ::recv(fds[0], got.data(), got.size(), MSG_DONTWAIT) < 0 && ::fcntl(fds[0], F_GETFD) >= 0;
     a.reset();
-    static_cast<void>(::read(alive[0], got.data(), 1));  // until the parent has looked
+    static_cast<void>(::read(alive[0], got.data(), 1));  // until the parent has checked
     ::_exit(apart ? 0 : 1);
   }
   ::close(alive[0]);

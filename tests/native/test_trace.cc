@@ -1,5 +1,4 @@
-// What the timeline is made of: events with the engine's clock, named though they carry no names, none from before its
-// start and none without being counted.
+// The events of a timeline: named, on the engine's clock, none from before the start, and all counted.
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,7 +42,8 @@ std::vector<Phase> phases_of(const TraceBatch& batch) {
 }
 
 bool within(uint64_t at, uint64_t from, uint64_t to) {
-  constexpr uint64_t kError = 2'000;  // two clocks are read after each other, and a thread may be interrupted between
+  constexpr uint64_t kError =
+      2'000;  // two clocks are read one after the other, and the thread may be interrupted in between
   return at + kError >= from && at <= to + kError;
 }
 
@@ -109,7 +109,7 @@ void test_start_and_stop() {
   const uint64_t restarted = now_ns();
   trace.start(false);
   trace.add({Kind::Broadcast, "grid", begun, begun}, operations);
-  trace.add_plan(7);  // not asked for
+  trace.add_plan(7);  // marks are off
   trace.stop();
   trace.add({Kind::Broadcast, "grid", begun, begun}, operations);
   const auto phases = phases_of(trace.drain());
@@ -144,10 +144,10 @@ void test_text() {
   CHECK(events.ends_with(R"("args":{"tensor":")" + spelled + R"(","bytes":12,"algorithm":"links"}})"));
   CHECK_EQ(text.next(), std::string());
 
-  // A great many come in pieces that put together are whole.
+  // Many events come in pieces that form one document together.
   const std::array one{operation("x")};
   for (int i = 0; i < 10'000; ++i) {
-    const auto now = trace.now();  // once: a pause between two of them would be an event of its own
+    const auto now = trace.now();  // called once: a pause between two calls would be an event
     trace.add({Kind::Barrier, "links", now, now}, one);
   }
   text.take(trace.drain(), "");
@@ -176,7 +176,7 @@ ssize_t watched_write(int fd, const void* data, size_t size, off_t at) {
 void test_a_file_is_whole_after_every_write() {
   FILE* file = std::tmpfile();
   const int fd = fileno(file);
-  CHECK(ftruncate(fd, 100'000) == 0);  // what was there before
+  CHECK(ftruncate(fd, 100'000) == 0);  // earlier content
   std::string events;
   for (int i = 0; i < 2000; ++i)
     events += (i == 0 ? "{" : ",\n{") + std::string(static_cast<size_t>(i % 200), 'x') + "}";

@@ -47,7 +47,8 @@ void test_trees() {
   Tree tree({-1, 0, 0, 1, 3});
   const RankSet& below = tree.below(1);
   CHECK(below.count() == 3 && below.has(1) && below.has(3) && below.has(4));
-  CHECK(tree.leads(4, 1) && tree.leads(1, 1) && tree.leads(4, 0) && !tree.leads(4, 2) && !tree.leads(1, 3));
+  CHECK(tree.is_below(4, 1) && tree.is_below(1, 1) && tree.is_below(4, 0) && !tree.is_below(4, 2) &&
+        !tree.is_below(1, 3));
   CHECK(tree.children(0) == (std::vector<int>{1, 2}) && tree.parent(4) == 3);
   CHECK(tree.holds(4) && !tree.holds(5) && !tree.holds(-1));
   for (const std::vector<int>& none : {std::vector<int>{}, {0}, {-1, -1}, {-1, 2, 1}, {-1, 0, 3}, {-1, 1}})

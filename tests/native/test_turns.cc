@@ -1,5 +1,5 @@
-// Knobs that rank 0 turns while ranks work: all of them turn between the same two plans, whether they agree by way of
-// rank 0 or in the lane, and no result changes.
+// Rank 0 changes knobs while ranks work: all ranks change between the same two plans, whether they agree through rank 0
+// or in the lane, and results stay the same.
 #include <atomic>
 #include <random>
 #include <thread>
@@ -22,7 +22,7 @@ Knobs random_knobs(std::mt19937& random) {
           size_t{1} << random() % 20, random() % 2 == 0};
 }
 
-// What all ranks give to element `at` of tensor `i` in `round`: whole numbers, so that every order has the same sum.
+// Input of all ranks for element `at` of tensor `i` in `round`: whole numbers, so that every order has the same sum.
 float value(int rank, size_t i, int round, size_t at) {
   return static_cast<float>((static_cast<size_t>(rank) + 3 * i + static_cast<size_t>(round) + at) % 64);
 }
@@ -37,8 +37,8 @@ void check_sum(const std::vector<float>& got, int ranks, size_t i, int round) {
   CHECK_EQ(wrong, size_t{0});
 }
 
-// Steps of small and large tensors, asked for together, then one by one as who waits at once does; in between a
-// broadcast. A thread of rank 0 turns the knobs as fast as it can.
+// Steps of small and large tensors, submitted together, then one by one with a wait each, and a broadcast in between. A
+// thread of rank 0 changes the knobs as fast as it can.
 void work_while_turned(Engine& engine) {
   constexpr int kRounds = 60;
   const size_t counts[] = {3, 700, 5000, 60'000};
@@ -104,7 +104,7 @@ void all_ranks_have_turned(Engine& engine) {
     }
     CHECK(refused);
   }
-  // Known to all, with nothing else under way: without the turn it would run in the lane.
+  // Known to all ranks, with nothing else under way: without the change it would run in the lane.
   for (int step = 0; step < 3; ++step) run_now(engine, sum("first", one));
   const Engine::Tuned tuned = engine.tuned();
   CHECK(tuned.knobs == wanted);
@@ -113,7 +113,7 @@ void all_ranks_have_turned(Engine& engine) {
   if (engine.rank() == 0) CHECK_EQ(tuned.marks[2].bytes - tuned.marks[1].bytes, uint64_t{40});
 }
 
-// Steps are told by what comes again, in whatever order and in however many transfers it comes.
+// Steps are found by recurring names, in any order and number of transfers.
 void test_pace() {
   std::vector<float> none;
   const auto named = [&](const char* name) { return sum(name, none); };
@@ -131,7 +131,7 @@ void test_pace() {
   CHECK_EQ(pace.marks().size(), size_t{2});
   CHECK_EQ(pace.marks()[1].ns, uint64_t{3});
   CHECK_EQ(pace.marks()[1].bytes, uint64_t{300});
-  add({named("d")});  // for the second time: no more often than the others
+  add({named("d")});  // second time: no more often than the others
   CHECK_EQ(pace.marks().size(), size_t{2});
   pace.restart();
   CHECK(pace.marks().empty());
@@ -139,7 +139,7 @@ void test_pace() {
   CHECK_EQ(pace.marks().size(), Pace::kMost);
 }
 
-// With connections beyond the column a grid works in one level too.
+// With connections beyond the column, a grid works in one level too.
 void run_flat_too(const std::vector<int>& hosts, const std::function<void(Engine&)>& body) {
   for (const std::string& problem : run(hosts, body, 20, 8, true)) check::equal(problem, "");
 }

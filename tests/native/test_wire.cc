@@ -1,4 +1,4 @@
-// Control messages: what is written is read back, and no damaged or hostile byte does more than throw Error.
+// Control messages: encoded messages are decoded equally, and damaged or hostile bytes only throw Error.
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -19,8 +19,8 @@ size_t allocated_bytes = 0;
 
 }  // namespace
 
-// Counts what a decoder asks for; a claimed length must not become an allocation.
-// Not inline: GCC would take the pair for a mismatch.
+// Counts the decoder's allocations; a claimed length must not become one. Not inline, because GCC would report a
+// mismatched pair.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   allocated_bytes += bytes;
   void* memory = std::malloc(bytes);
@@ -66,22 +66,22 @@ uint32_t random_count(Random& random, uint32_t first) {
   return static_cast<uint32_t>(random() % std::min<uint64_t>(uint64_t{kNoId} - first, 1000)) + 1;
 }
 
-Gathered random_gathered(Random& random) {
-  Gathered gathered;
+CollectedRequests random_gathered(Random& random) {
+  CollectedRequests collected;
   for (size_t i = random() % 5; i > 0; --i) {
     const auto rank = static_cast<int32_t>(random() >> 33);
     const auto first = static_cast<uint32_t>(random() % kNoId);
     const uint32_t count = random_count(random, first);
     switch (random() % 3) {
-      case 0: gathered.emplace_back(Numbers{kSender, true, first, count}); break;
-      case 1: gathered.emplace_back(Numbers{rank, random() % 2 == 0, first, count}); break;
-      default: gathered.emplace_back(Spelled{rank, random_request(random)});
+      case 0: collected.emplace_back(NumberRange{kSender, true, first, count}); break;
+      case 1: collected.emplace_back(NumberRange{rank, random() % 2 == 0, first, count}); break;
+      default: collected.emplace_back(FullRequest{rank, random_request(random)});
     }
   }
-  return gathered;
+  return collected;
 }
 
-Farewell random_farewell(Random& random) {
+Departure random_departure(Random& random) {
   return {static_cast<int32_t>(random()), random() % 2 == 0, random_text(random), static_cast<int32_t>(random())};
 }
 
@@ -157,18 +157,18 @@ void check_same(const Plan& got, const Plan& expected) {
 void test_what_is_written_is_read() {
   Random random(1);
   for (int i = 0; i < 2000; ++i) {
-    const Gathered gathered = random_gathered(random);
-    const Bytes asked = encoded(gathered);
+    const CollectedRequests collected = random_gathered(random);
+    const Bytes asked = encoded(collected);
     CHECK_EQ(frame_length(std::span(asked).first(kFrameHeader)), asked.size() - kFrameHeader);
-    CHECK(std::get<Gathered>(decode(body_of(asked))) == gathered);
+    CHECK(std::get<CollectedRequests>(decode(body_of(asked))) == collected);
 
     const Plan plan = random_plan(random);
     check_same(std::get<Plan>(decode(body_of(encoded(plan)))), plan);
 
-    const Farewell farewell = random_farewell(random);
-    const auto heard = std::get<Farewell>(decode(body_of(encoded(farewell))));
-    CHECK(heard.rank == farewell.rank && heard.clean == farewell.clean && heard.reason == farewell.reason);
-    CHECK_EQ(heard.first, farewell.first);
+    const Departure departure = random_departure(random);
+    const auto heard = std::get<Departure>(decode(body_of(encoded(departure))));
+    CHECK(heard.rank == departure.rank && heard.clean == departure.clean && heard.reason == departure.reason);
+    CHECK_EQ(heard.first, departure.first);
   }
   CHECK(std::holds_alternative<Heartbeat>(decode(body_of(encoded(Heartbeat{})))));
 }
@@ -185,25 +185,25 @@ void test_runs_of_numbers_are_short() {
   const Bytes frame = encoded(plan_of(many));
   CHECK(frame.size() <= 16);
   check_same(std::get<Plan>(decode(body_of(frame))), {Bucket{Kind::Allreduce, {{{}, 0, {}, 10'000}}}});
-  CHECK(encoded(Gathered{Numbers{kSender, true, 0, 10'000}}).size() <= 16);
-  // What is no run stays in its order.
+  CHECK(encoded(CollectedRequests{NumberRange{kSender, true, 0, 10'000}}).size() <= 16);
+  // Numbers that make no run keep their order.
   check_same(std::get<Plan>(decode(body_of(encoded(plan_of({3, 4, 9, 8, 7, 8}))))),
              {Bucket{Kind::Allreduce, {{{}, 3, {}, 2}, {{}, 9, {}}, {{}, 8, {}}, {{}, 7, {}, 2}}}});
-  // A number that comes with a name is none of a run.
+  // A number with a name is not part of a run.
   const Plan named{Bucket{Kind::Allreduce, {{{}, 3, {}}, {"four", 4, {}}, {{}, 5, {}}}}};
   check_same(std::get<Plan>(decode(body_of(encoded(named)))), named);
 }
 
 void test_frames_follow_each_other() {
   Bytes stream;
-  encode(Gathered{Numbers{kSender, true, 7, 1}}, stream);
+  encode(CollectedRequests{NumberRange{kSender, true, 7, 1}}, stream);
   const size_t first = stream.size();
-  encode(Farewell{1, true, "it has shut down", 1}, stream);
+  encode(Departure{1, true, "it has shut down", 1}, stream);
   CHECK_EQ(frame_length(std::span(stream).first(kFrameHeader)), first - kFrameHeader);
   CHECK_EQ(frame_length(std::span(stream).subspan(first, kFrameHeader)), stream.size() - first - kFrameHeader);
 }
 
-// Decodes what may be anything: Error (Internal), or a message that encode() could have written.
+// Decodes arbitrary bytes: Error (Internal), or a message that encode() could have written.
 void survive(std::span<const std::byte> body) {
   allocated_bytes = 0;
   try {
@@ -223,10 +223,10 @@ void test_every_truncation_throws() {
   Random random(2);
   for (int i = 0; i < 300; ++i) {
     for (const Bytes& frame : {encoded(random_gathered(random)), encoded(random_plan(random)),
-                               encoded(random_farewell(random)), encoded(Heartbeat{})}) {
+                               encoded(random_departure(random)), encoded(Heartbeat{})}) {
       const auto body = body_of(frame);
       for (size_t length = 0; length < body.size(); ++length) {
-        // A copy of its own, so that AddressSanitizer sees a read beyond the end.
+        // A separate copy, so that AddressSanitizer detects a read beyond the end.
         const Bytes cut(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(length));
         CHECK(CHECK_THROWS(Error, decode(cut)).kind == ErrorKind::Internal);
       }
@@ -256,7 +256,7 @@ void test_mutations_and_noise() {
 
     Bytes noise(random() % 64 + 1);
     for (std::byte& value : noise) value = static_cast<std::byte>(random());
-    noise[0] = static_cast<std::byte>(random() % 6);  // mostly a known tag, to get further in
+    noise[0] = static_cast<std::byte>(random() % 6);  // mostly a known tag, to reach more code
     survive(noise);
   }
 }
@@ -267,7 +267,7 @@ void test_lengths_that_lie() {
     for (const int value : values) body.push_back(static_cast<std::byte>(value));
     return body;
   };
-  // A million of millions requests, buckets, letters: refused before any memory is asked for.
+  // A million millions of requests, buckets, letters: refused before any allocation.
   for (const int tag : {1, 2, 3, 4})
     for (const int next : {0, 1, 2, 0x7F, 0x80, 0xFF})
       survive(bytes({tag, next, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F}));
@@ -275,10 +275,10 @@ void test_lengths_that_lie() {
   CHECK_THROWS(Error, decode(bytes({0})));
   CHECK_THROWS(Error, decode(bytes({5})));
   CHECK_THROWS(Error, decode(bytes({1, 1, 3})));                 // neither numbers nor a request
-  CHECK_THROWS(Error, decode(bytes({1, 1, 0, 7, 0})));           // a run of nothing
+  CHECK_THROWS(Error, decode(bytes({1, 1, 0, 7, 0})));           // an empty run
   CHECK_THROWS(Error, decode(bytes({1, 1, 1, 1, 0, 7, 1})));     // of rank -1
-  CHECK_THROWS(Error, decode(bytes({2, 1, 0, 0, 1, 0, 7, 0})));  // a run of nothing in a plan
-  // Beyond the last number there is.
+  CHECK_THROWS(Error, decode(bytes({2, 1, 0, 0, 1, 0, 7, 0})));  // an empty run in a plan
+  // Beyond the largest number.
   CHECK_THROWS(Error, decode(bytes({1, 1, 0, 7, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F})));
   survive(bytes({1, 1, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F}));
   survive(bytes({2, 1, 0, 0, 1, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F}));

@@ -1,5 +1,5 @@
-// Writes what fuzz_wire starts from: write_wire_seeds FOLDER. To be run again, and its files committed, when the format
-// of control messages changes; with --check it compares, so that stale seeds are noticed.
+// Writes the seeds of fuzz_wire: write_wire_seeds FOLDER. Run it and commit its files when the format of control
+// messages changes. With --check it compares, so that stale seeds are noticed.
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -40,11 +40,12 @@ std::map<std::string, std::string> seeds() {
   Request broadcast = request(Kind::Broadcast, "broadcast.model");
   broadcast.root = 3;
 
-  Gathered many;
-  for (uint32_t id = 0; id < 300; ++id) many.emplace_back(Numbers{kSender, true, id * 50, id % 3 + 1});
-  const Gathered apart{Numbers{5, true, 0, 200}, Numbers{70000, false, 300, 1}};
-  const Gathered in_full{Spelled{0, alltoall}, Spelled{1, grouped}, Spelled{70000, broadcast},
-                         Numbers{kSender, true, 12, 1}, Spelled{2, request(Kind::Barrier, "barrier.noname.0")}};
+  CollectedRequests many;
+  for (uint32_t id = 0; id < 300; ++id) many.emplace_back(NumberRange{kSender, true, id * 50, id % 3 + 1});
+  const CollectedRequests apart{NumberRange{5, true, 0, 200}, NumberRange{70000, false, 300, 1}};
+  const CollectedRequests in_full{FullRequest{0, alltoall}, FullRequest{1, grouped}, FullRequest{70000, broadcast},
+                                  NumberRange{kSender, true, 12, 1},
+                                  FullRequest{2, request(Kind::Barrier, "barrier.noname.0")}};
   const Bucket fused{Kind::Allreduce, {{"a", 1, {}}, {"b", 2, {}}, {"c", 300, {}}}};
   const Bucket known{Kind::Allreduce, {{{}, 0, {}, 200}, {{}, 1000, {}}, {"new", 1001, {}}}};
   const Bucket ragged{Kind::Allgather, {{"rows", 7, {0, 5, int64_t{1} << 40}}}};
@@ -52,7 +53,7 @@ std::map<std::string, std::string> seeds() {
   const Bucket all_joined{Kind::Join, {{"join", kNoId, {2}}}};
   const Refusal lost_rows{"x", Error::joined("x", "Reducescatter is not supported with Join at this time")};
   return {
-      {"asking_nothing", body(Gathered{})},
+      {"asking_nothing", body(CollectedRequests{})},
       {"asking_by_number", body(many)},
       {"asking_apart", body(apart)},
       {"asking_in_full", body(in_full)},
@@ -63,8 +64,8 @@ std::map<std::string, std::string> seeds() {
       {"plan_mismatch", body(Plan{Refusal{"x", Error::mismatch("x", "dtype", {{0, "float32"}, {3, "float16"}})}})},
       {"plan_timeout", body(Plan{Refusal{"x", Error::timeout("x", {1, 2, 70000}, 600.5)}, fused})},
       {"plan_lost", body(Plan{Refusal{"x", Error::peer_lost("x", 5, "its process was killed or crashed")}})},
-      {"farewell_clean", body(Farewell{2, true, "it has shut down", 1})},
-      {"farewell_lost", body(Farewell{-1, false, ""})},
+      {"departure_clean", body(Departure{2, true, "it has shut down", 1})},
+      {"departure_lost", body(Departure{-1, false, ""})},
       {"heartbeat", body(Heartbeat{})},
       {"hostile_count", std::string("\x01\xff\xff\xff\xff\xff\xff\xff\xff\x7f", 10)},
       {"hostile_run", std::string("\x02\x01\x00\x00\x01\x00\x00\xff\xff\xff\xff\x0f", 12)},

@@ -1,4 +1,4 @@
-// The one custom call that JAX's programs contain: a collective operation of any number of arrays.
+// The one custom call in JAX's programs: a collective operation of any number of arrays.
 #include <array>
 #include <atomic>
 #include <bit>
@@ -18,7 +18,7 @@ namespace {
 
 std::atomic<const plugins::CoreTable*> core{nullptr};
 
-/// DType by XLA's type; -1 where there is none.
+/// DType by XLA's type; -1 for others.
 constexpr std::array<int, 17> kTypes = [] {
   std::array<int, 17> types{};
   types.fill(-1);
@@ -29,8 +29,8 @@ constexpr std::array<int, 17> kTypes = [] {
   return types;
 }();
 
-/// The places of what the attribute `numbers` says; an alltoall's splits follow.
-enum Number : size_t { kSlot, kProcessSet, kKind, kOp, kRoot, kGrouped, kPrescale, kPostscale, kNumbers };
+/// Indices into the attribute `numbers`; an alltoall's splits follow.
+enum Number : size_t { kRankId, kProcessSet, kKind, kOp, kRoot, kGrouped, kPrescale, kPostscale, kNumbers };
 
 xla::Code code_of(int32_t error) {
   if (error == plugins::kNotInitialized) return xla::Code::FailedPrecondition;
@@ -60,8 +60,8 @@ xla::Error* error_of(const xla::Api& api, xla::Code code, const char* message) {
   return api.create_error(&wanted);
 }
 
-/// One run of a custom call, from its start until XLA has been told of its end. XLA keeps the arrays until then, but
-/// not what describes them.
+/// One run of a custom call, from its start until XLA has its outcome. XLA keeps the arrays until then, but not their
+/// descriptions.
 class Run {
  public:
   explicit Run(const xla::CallFrame& frame) : api_(*frame.api) {
@@ -102,7 +102,7 @@ class Run {
 
   void start(xla::Future* future, const plugins::CoreTable& table) {
     future_ = future;
-    const plugins::Request request{static_cast<int32_t>(numbers_[kSlot]),
+    const plugins::Request request{static_cast<int32_t>(numbers_[kRankId]),
                                    static_cast<int32_t>(numbers_[kProcessSet]),
                                    static_cast<int32_t>(numbers_[kKind]),
                                    static_cast<int32_t>(numbers_[kOp]),
@@ -117,7 +117,7 @@ class Run {
                                    tensors_.data(),
                                    tensors_.size()};
     const plugins::Listener listener{&done, &allocate, this};
-    table.submit(&request, &listener);  // we may be gone when it returns
+    table.submit(&request, &listener);  // it may be deleted when this returns
   }
 
  private:
@@ -187,7 +187,7 @@ xla::Error* execute(xla::CallFrame& frame) {
   auto future = made<xla::FutureCreate>();
   if (xla::Error* error = frame.api->create_future(&future)) return error;
   frame.future = future.future;
-  // From then on it belongs to whoever completes the operation.
+  // The completion of the operation deletes it.
   run.release()->start(future.future, *table);
   return nullptr;
 }
@@ -197,7 +197,7 @@ xla::Error* execute(xla::CallFrame& frame) {
 
 extern "C" {
 
-/// Takes the core's functions; returns null, or what is wrong.
+/// Sets the core's functions; returns null, or an error text.
 __attribute__((visibility("default"))) const char* farandole_jax_connect(const void* table) {
   const auto* given = static_cast<const farandole::plugins::CoreTable*>(table);
   if (given->version != farandole::plugins::kTableVersion) return "it is not of the same build as the core";
@@ -205,11 +205,11 @@ __attribute__((visibility("default"))) const char* farandole_jax_connect(const v
   return nullptr;
 }
 
-/// What XLA calls, for every stage of a program's life.
+/// The entry point that XLA calls in every stage of a program.
 __attribute__((visibility("default"))) farandole::xla::Error* farandole_jax_collective(
     farandole::xla::CallFrame* frame) {
   using namespace farandole;  // NOLINT: outside of it only because of its C name
-  // Asked who we are, XLA before jaxlib 0.8 gives no api.
+  // When XLA before jaxlib 0.8 asks for metadata, it gives no api.
   if (frame->head.extension != nullptr && frame->head.extension->type == xla::kMetadata) {
     xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame->head.extension)->metadata;
     metadata.version.major = 0;

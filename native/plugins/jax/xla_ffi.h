@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// What we use of XLA's foreign function interface, an interface in C whose structs only grow at their ends. We speak
-/// version 0.1, which every XLA since jaxlib 0.4.35 takes. Layouts: xla/ffi/api/c_api.h, shipped with jaxlib.
+/// The used part of XLA's foreign function interface, a C interface whose structs only grow at their ends. Version 0.1,
+/// which every XLA since jaxlib 0.4.35 accepts. Layouts: xla/ffi/api/c_api.h, shipped with jaxlib.
 namespace farandole::xla {
 
 struct Extension {
@@ -14,7 +14,7 @@ struct Extension {
 };
 inline constexpr int32_t kMetadata = 1;
 
-/// How all arguments of functions, and most structs, begin.
+/// The start of all arguments of functions, and of most structs.
 struct Head {
   size_t struct_size;
   Extension* extension = nullptr;
@@ -66,7 +66,7 @@ struct FutureSetAvailable {
 struct FutureSetError {
   Head head;
   Future* future;
-  Error* error;  // XLA's from then on
+  Error* error;  // XLA owns it from then on
 };
 
 struct Buffer {
@@ -77,7 +77,7 @@ struct Buffer {
   const int64_t* dims;
 };
 
-/// Of arguments and of results.
+/// Arguments and results.
 struct Buffers {
   Head head;
   int64_t size;

@@ -79,7 +79,7 @@ class Attributes {
 struct Collective {
   Kind kind;
   std::string name;
-  int32_t slot, process_set;
+  int32_t rank_id, process_set;
   bool grouped = false, cacheable = false;
   int32_t op = 1, root = 0;
   double prescale = 1, postscale = 1;
@@ -96,7 +96,7 @@ void* create(TF_OpKernelConstruction* construction) {
   made->kind = kKind;
   made->name = attributes.text("tensor_name");
   made->cacheable = !made->name.ends_with('.');
-  made->slot = static_cast<int32_t>(attributes.integer("slot"));
+  made->rank_id = static_cast<int32_t>(attributes.integer("rank_id"));
   made->process_set = static_cast<int32_t>(attributes.integer("process_set"));
   if (made->has_tensors() && !made->takes_splits()) made->grouped = attributes.boolean("grouped");
   if constexpr (kKind == Kind::Allreduce || kKind == Kind::Reducescatter) {
@@ -113,25 +113,25 @@ void* create(TF_OpKernelConstruction* construction) {
 /// One run of a node, from its start until its done callback.
 class Run {
  public:
-  /// `done` points into the caller's frame (TensorFlow passes its own function by value, and us a pointer to that), so
-  /// it is copied: both sides are libstdc++'s, whose std::function has had one layout since GCC 5.
+  /// `done` points into the caller's frame (TensorFlow passes its function by value, and us a pointer to it), so it is
+  /// copied. Both sides use libstdc++, whose std::function has had one layout since GCC 5.
   Run(const Collective& node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
       : node_(node), context_(context), done_(*reinterpret_cast<std::function<void()>*>(done)) {}
 
   void start() {
     if (core == nullptr) return fail(kFailedPrecondition, "farandole has not handed over its core to TensorFlow");
     if (node_.has_tensors() && !take_tensors()) return end();
-    const plugins::Request request{node_.slot,         node_.process_set, static_cast<int32_t>(node_.kind),
+    const plugins::Request request{node_.rank_id,      node_.process_set, static_cast<int32_t>(node_.kind),
                                    node_.op,           node_.root,        node_.grouped,
                                    node_.cacheable,    node_.prescale,    node_.postscale,
                                    node_.name.c_str(), splits_.data(),    splits_.size(),
                                    tensors_.data(),    tensors_.size()};
     const plugins::Listener listener{&done, &allocate, this};
-    core->submit(&request, &listener);  // we may be gone when it returns
+    core->submit(&request, &listener);  // it may be deleted when this returns
   }
 
  private:
-  /// An input of any size, and its output where that has the same.
+  /// Takes an input of any size, and its output if that has the same size.
   bool take_tensors() {
     const auto count = static_cast<size_t>(node_.takes_splits() ? 1 : tf.NumInputs(context_));
     shapes_.resize(count);
@@ -150,9 +150,9 @@ class Run {
     types_[at] = tf.TensorType(input);
     for (int dim = 0; dim < tf.NumDims(input); ++dim) shapes_[at].push_back(tf.Dim(input, dim));
     const void* data = tf.TensorData(input);
-    // The context holds the input while we run; an own reference would keep TensorFlow from giving us its memory.
+    // The context holds the input during the run; a reference of ours would keep TensorFlow from reusing its memory.
     tf.DeleteTensor(input);
-    const int type = kTypes.at(static_cast<size_t>(types_[at]));  // the operation's definition admits no others
+    const int type = kTypes.at(static_cast<size_t>(types_[at]));  // the operation's definition admits only these
     const auto dims = static_cast<int>(shapes_[at].size());
     void* to = nullptr;
     if (node_.keeps_shapes()) {
@@ -261,13 +261,13 @@ Create creator_of(Kind kind) {
 
 /// The number that a FarandolePlace node returns: an index into `plugins::Place`, or whether the rank is a member.
 struct Question {
-  int32_t slot, process_set;
+  int32_t rank_id, process_set;
   int64_t what;
 };
 
 void* create_question(TF_OpKernelConstruction* construction) {
   Attributes attributes(construction);
-  auto* question = new Question{static_cast<int32_t>(attributes.integer("slot")),
+  auto* question = new Question{static_cast<int32_t>(attributes.integer("rank_id")),
                                 static_cast<int32_t>(attributes.integer("process_set")), attributes.integer("what")};
   attributes.check();
   return question;
@@ -277,7 +277,7 @@ void answer(void* node, TF_OpKernelContext* context) {
   const auto& question = *static_cast<Question*>(node);
   Status status;
   plugins::Place place{};
-  if (core == nullptr || core->find(question.slot, question.process_set, &place) != 0) {
+  if (core == nullptr || core->find(question.rank_id, question.process_set, &place) != 0) {
     const std::string set = std::to_string(question.process_set);
     status.set(kFailedPrecondition, question.process_set == 0
                                         ? "farandole is not initialized in this process; call init() first"

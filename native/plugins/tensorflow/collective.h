@@ -6,10 +6,10 @@
 
 namespace farandole::tensorflow {
 
-/// The core's functions, once Python has handed them over. Operations fail until then.
+/// The core's functions, set by Python. Operations fail until then.
 extern const plugins::CoreTable* core;
 
-/// Registers the kernel that asks for `kind` as TensorFlow's operation `op`. Returns whether it succeeded.
+/// Registers the kernel for `kind` as TensorFlow's operation `op`. Returns whether it succeeded.
 [[nodiscard]] bool register_collective(const char* op, Kind kind);
 
 /// Registers the kernel that returns this rank's numbers at run time. Returns whether it succeeded.

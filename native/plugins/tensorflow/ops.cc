@@ -8,12 +8,12 @@
 
 #include "plugins/tensorflow/collective.h"
 
-// The operations as TensorFlow knows them. They are registered while TensorFlow loads this library, so that it makes
+// TensorFlow's definitions of the operations. They are registered while TensorFlow loads this library, so that it makes
 // Python functions of them.
 namespace farandole::tensorflow {
 namespace {
 
-const char* problem = nullptr;  // why there are no operations
+const char* problem = nullptr;  // the reason for missing operations
 
 void keep_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeHandle* shape = tf.NewShapeHandle();
@@ -26,7 +26,7 @@ void keep_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
 }
 
 void forget_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
-  // The interface knows no way to forget one dimension only; our Python functions set the others.
+  // The interface cannot forget a single dimension; our Python functions set the others.
   tf.ShapeInferenceContextSetUnknownShape(context, status);
 }
 
@@ -54,7 +54,7 @@ bool define(const Definition& definition) {
   for (const char* input : definition.inputs) tf.OpDefinitionBuilderAddInput(builder, input);
   for (const char* output : definition.outputs) tf.OpDefinitionBuilderAddOutput(builder, output);
   for (const char* attribute : definition.attributes) tf.OpDefinitionBuilderAddAttr(builder, attribute);
-  tf.OpDefinitionBuilderAddAttr(builder, "slot: int");
+  tf.OpDefinitionBuilderAddAttr(builder, "rank_id: int");
   tf.OpDefinitionBuilderAddAttr(builder, "process_set: int");
   tf.OpDefinitionBuilderSetIsStateful(builder, true);
   tf.OpDefinitionBuilderSetShapeInferenceFunction(builder, definition.shapes);
@@ -116,7 +116,7 @@ bool has_twin() {
         return 0;
       },
       &paths);
-  int copies = 0;  // with this one
+  int copies = 0;  // including this one
   for (const std::string& path : paths) {
     void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
     if (library == nullptr) continue;
@@ -137,7 +137,7 @@ struct Loaded {
 }  // namespace
 }  // namespace farandole::tensorflow
 
-/// Takes the core's functions; returns null, or what our operations need and do not have here.
+/// Sets the core's functions; returns null, or the missing requirement.
 extern "C" __attribute__((visibility("default"))) const char* farandole_tensorflow_connect(const void* table) {
   using namespace farandole;  // NOLINT: outside of it only because of its C name
   const auto* core = static_cast<const plugins::CoreTable*>(table);

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from farandole._native import Slot
+from farandole._native import RankEngines
 from farandole.config import Config
 from farandole.core.monitoring.monitors import Monitors, warn_of_idle
 from farandole.core.monitoring.timeline import Timeline
@@ -55,9 +55,9 @@ class Context:
             self._monitors.close()
             raise
         self._monitors.follow(self.engine, self.rank)
-        self._slot = Slot(self.topology.local_rank, self.topology.local_size)
-        self._slot.add(GLOBAL, self.engine)
-        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._monitors, self._slot)
+        self._engines = RankEngines(self.topology.local_rank, self.topology.local_size)
+        self._engines.add(GLOBAL, self.engine)
+        self.sets = Sets(rendezvous, self.config, self.topology, self.engine, self._monitors, self._engines)
         self._monitors.tune(self.engine, self.topology, wiring.segment.slot_bytes)
 
     @property
@@ -69,9 +69,9 @@ class Context:
         return self._monitors.metrics.read()
 
     @property
-    def slot(self) -> int:
-        """The number under which what a framework has traced finds this rank."""
-        return self._slot.number
+    def rank_id(self) -> int:
+        """The number by which traced graphs find this rank."""
+        return self._engines.number
 
     @property
     def rank(self) -> int:
@@ -112,7 +112,7 @@ class Context:
         if os.getpid() != self._process:
             return
         self._monitors.quiet()
-        self._slot.close()
+        self._engines.close()
         self.sets.shutdown()
         self.engine.shutdown()
         self._monitors.close()

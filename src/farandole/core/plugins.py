@@ -10,7 +10,7 @@ from farandole.errors import InvalidRequest
 
 __all__ = ["Address", "address_of", "core_table", "plugin_path"]
 
-Address = tuple[int, int]  # the caller's slot, and the number of a process set
+Address = tuple[int, int]  # the caller's rank id, and the number of a process set
 
 
 def plugin_path(framework: str) -> Path:
@@ -29,7 +29,7 @@ def address_of(process_set: ProcessSet, what: str) -> Address:
     Without `init()` it is that of the next one, as far as all ranks go. Raises `InvalidRequest` for a set that the job
     does not know, or that the caller is no member of; `what` is being asked for."""
     if isinstance(process_set, GlobalProcessSet):
-        return default.context().slot if default.is_initialized() else 0, GLOBAL
+        return default.context().rank_id if default.is_initialized() else 0, GLOBAL
     require_registered(process_set, what)
     number = process_set.process_set_id
     assert number is not None
@@ -37,4 +37,4 @@ def address_of(process_set: ProcessSet, what: str) -> Address:
         raise InvalidRequest(
             what, f"Rank {default.rank()} is not a member of the provided process set, {process_set!r}"
         )
-    return default.context().slot, number
+    return default.context().rank_id, number

@@ -55,13 +55,13 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
     """Put the operation into the program. It runs when the program runs, whether its results are used or not.
 
     Raises `InvalidRequest` where a result would not have a shape that is known now."""
-    request, (slot, process_set) = traced.request, traced.at
+    request, (rank_id, process_set) = traced.request, traced.at
     wire = f"{request.stem}.{request.name}" if request.name is not None else f"{request.stem}.unnamed."
     membership = membership_of(request.process_set, wire)
     root = membership.place_of(request.root, wire) if request.kind == kinds.BROADCAST else 0
     op, prescale, postscale = request.reduction
     # JAX may hold 64 bit integers for 32 bit ones, but for attributes that are NumPy's.
-    numbers = [slot, process_set, request.kind, op, root, request.grouped, _bits(prescale), _bits(postscale)]
+    numbers = [rank_id, process_set, request.kind, op, root, request.grouped, _bits(prescale), _bits(postscale)]
     shapes = [
         _shape(traced, wire, place, tensor.shape, membership.rank, membership.size)
         for place, tensor in enumerate(tensors)

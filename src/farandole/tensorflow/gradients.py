@@ -35,7 +35,7 @@ class _Node:
     @classmethod
     def of(cls, op: Any) -> "_Node":
         name = op.get_attr("tensor_name")
-        return cls(name.decode(), (op.get_attr("slot"), op.get_attr("process_set")), op.get_attr("grouped"))
+        return cls(name.decode(), (op.get_attr("rank_id"), op.get_attr("process_set")), op.get_attr("grouped"))
 
     def reduce(self, tensors: Gradients, op: int, part: str = "", pre: float = 1.0, post: float = 1.0) -> Gradients:
         """Return `tensors` of the backward pass, reduced over the operation's ranks."""
@@ -140,7 +140,7 @@ def _of_reducescatter(op: Any, *grads: tf.Tensor) -> Gradients:
 
 @tf.RegisterGradient("FarandoleAlltoall")  # type: ignore[untyped-decorator]
 def _of_alltoall(op: Any, grad: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, None]:
-    at = (op.get_attr("slot"), op.get_attr("process_set"))
+    at = (op.get_attr("rank_id"), op.get_attr("process_set"))
     back, _counts = nodes.alltoall(grad, op.outputs[1], backward_name(op.get_attr("tensor_name").decode()), at)
     # Rows beyond the splits were not sent; their gradient is zero.
     shape = tf.shape(op.inputs[0])

@@ -101,8 +101,8 @@ def place(what: int, at: Address, name: str | None = None) -> tf.Tensor:
 
 
 def _of(at: Address) -> dict[str, int]:
-    slot, process_set = at
-    return {"slot": slot, "process_set": process_set}
+    rank_id, process_set = at
+    return {"rank_id": rank_id, "process_set": process_set}
 
 
 def _bits(value: float) -> int:

@@ -39,5 +39,5 @@ def process_set_included_op(process_set_id: int = GLOBAL, name: str | None = Non
 
 
 def _at(process_set: int) -> tuple[int, int]:
-    slot, _ = address_of(global_process_set, "place")
-    return slot, process_set
+    rank_id, _ = address_of(global_process_set, "place")
+    return rank_id, process_set

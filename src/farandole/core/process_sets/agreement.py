@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from farandole._native import Engine, Slot
+from farandole._native import Engine, RankEngines
 from farandole.config import Config
 from farandole.core.monitoring.monitors import Monitors
 from farandole.core.operations import kinds
@@ -47,10 +47,10 @@ class Sets:
         topology: Topology,
         engine: Engine,
         monitors: Monitors,
-        slot: Slot,
+        engines: RankEngines,
     ) -> None:
         self._rendezvous, self._config, self._topology = rendezvous, config, topology
-        self._engine, self._monitors, self._slot = engine, monitors, slot
+        self._engine, self._monitors, self._engines = engine, monitors, engines
         self._registry = Registry(topology.size)
         self._sets: dict[object, _Set] = {}
         self._generation = 0  # of the latest set
@@ -83,7 +83,7 @@ class Sets:
                 if not self._closed:
                     self._registry.add(members)
                     self._sets[key] = _Set(number, members, membership)
-                    self._slot.add(number, None if membership is None else membership.engine)
+                    self._engines.add(number, None if membership is None else membership.engine)
                     return
             self._end(membership)
             raise EngineClosed("it was shut down while a process set was added")
@@ -103,7 +103,7 @@ class Sets:
             with self._closing:
                 if self._sets.pop(key, None) is not None:
                     self._registry.remove(known.number)
-                    self._slot.remove(known.number)
+                    self._engines.remove(known.number)
             return True
 
     def shutdown(self) -> None:

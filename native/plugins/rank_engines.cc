@@ -1,4 +1,4 @@
-#include "plugins/slot.h"
+#include "plugins/rank_engines.h"
 
 #include <atomic>
 #include <map>
@@ -13,8 +13,8 @@
 namespace farandole::plugins {
 
 struct Member {
-  std::shared_ptr<Engine> engine;         // null: this rank is no member
-  std::map<std::string, uint64_t> asked;  // how often without a name of its own
+  std::shared_ptr<Engine> engine;         // null: this rank is not a member
+  std::map<std::string, uint64_t> asked;  // numbers of requests without a full name
 };
 
 struct Rank {
@@ -26,14 +26,14 @@ struct Rank {
 struct Ranks {
   const uint32_t fork = fork_number();
   std::mutex mu;
-  std::map<int32_t, Rank> by_slot;
+  std::map<int32_t, Rank> by_id;
 };
 
 namespace {
 
-/// Those of this process: a forked child starts with none, and takes no lock that a thread of its parent's may hold.
+/// The ranks of this process. A forked child starts with none, and takes no lock that a thread of its parent may hold.
 Ranks& ranks() {
-  // Never destroyed: a framework's threads may still ask while the process exits.
+  // Never destroyed: a framework's threads may still submit while the process exits.
   static std::atomic<Ranks*> current{new Ranks};
   Ranks* found = current.load();
   while (found->fork != fork_number()) {
@@ -43,11 +43,11 @@ Ranks& ranks() {
   return *found;
 }
 
-int32_t find(int32_t slot, int32_t process_set, Place* place) noexcept {
+int32_t find(int32_t rank_id, int32_t process_set, Place* place) noexcept {
   Ranks& all = ranks();
   const std::lock_guard lock(all.mu);
-  const auto rank = all.by_slot.find(slot);
-  if (rank == all.by_slot.end()) return kNotInitialized;
+  const auto rank = all.by_id.find(rank_id);
+  if (rank == all.by_id.end()) return kNotInitialized;
   const auto set = rank->second.sets.find(process_set);
   if (set == rank->second.sets.end()) return kNotInitialized;
   const Engine* engine = set->second.engine.get();
@@ -56,12 +56,12 @@ int32_t find(int32_t slot, int32_t process_set, Place* place) noexcept {
   return 0;
 }
 
-/// The engine that `request` goes to, and the whole name. Throws Error, and NotStarted.
+/// Returns the engine for `request`, and the full name. Throws Error and NotStarted.
 std::pair<std::shared_ptr<Engine>, std::string> addressed(const Request& request) {
   Ranks& all = ranks();
   const std::lock_guard lock(all.mu);
-  const auto rank = all.by_slot.find(request.slot);
-  if (rank == all.by_slot.end()) throw NotStarted("farandole is not initialized in this process; call init() first");
+  const auto rank = all.by_id.find(request.rank_id);
+  if (rank == all.by_id.end()) throw NotStarted("farandole is not initialized in this process; call init() first");
   const auto set = rank->second.sets.find(request.process_set);
   if (set == rank->second.sets.end())
     throw NotStarted("process set " + std::to_string(request.process_set) +
@@ -89,36 +89,36 @@ void submit(const Request* request, const Listener* listener) noexcept {
 
 }  // namespace
 
-Slot::Slot(int32_t local_rank, int32_t local_size) : ranks_(ranks()) {
+RankEngines::RankEngines(int32_t local_rank, int32_t local_size) : ranks_(ranks()) {
   const std::lock_guard lock(ranks_.mu);
-  while (ranks_.by_slot.contains(number_)) ++number_;
-  ranks_.by_slot.emplace(number_, Rank{local_rank, local_size, {}});
+  while (ranks_.by_id.contains(number_)) ++number_;
+  ranks_.by_id.emplace(number_, Rank{local_rank, local_size, {}});
 }
 
-void Slot::add(int32_t process_set, std::shared_ptr<Engine> engine) {
+void RankEngines::add(int32_t process_set, std::shared_ptr<Engine> engine) {
   const std::lock_guard lock(ranks_.mu);
-  if (open_) ranks_.by_slot.at(number_).sets[process_set] = {std::move(engine), {}};
+  if (open_) ranks_.by_id.at(number_).sets[process_set] = {std::move(engine), {}};
 }
 
-void Slot::remove(int32_t process_set) {
-  Member gone;  // perhaps with the last reference: engines are not to end under the lock
+void RankEngines::remove(int32_t process_set) {
+  Member gone;  // perhaps the last reference: an engine must not end under the lock
   const std::lock_guard lock(ranks_.mu);
   if (!open_) return;
-  auto& sets = ranks_.by_slot.at(number_).sets;
+  auto& sets = ranks_.by_id.at(number_).sets;
   if (const auto found = sets.find(process_set); found != sets.end()) {
     gone = std::move(found->second);
     sets.erase(found);
   }
 }
 
-void Slot::close() {
-  if (ranks_.fork != fork_number()) return;  // it is the parent's
+void RankEngines::close() {
+  if (ranks_.fork != fork_number()) return;  // it belongs to the parent
   Rank gone{};
   const std::lock_guard lock(ranks_.mu);
   if (!std::exchange(open_, false)) return;
-  const auto found = ranks_.by_slot.find(number_);
+  const auto found = ranks_.by_id.find(number_);
   gone = std::move(found->second);
-  ranks_.by_slot.erase(found);
+  ranks_.by_id.erase(found);
 }
 
 const CoreTable& core_table() {

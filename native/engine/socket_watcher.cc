@@ -1,4 +1,4 @@
-#include "engine/doorman.h"
+#include "engine/socket_watcher.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -26,7 +26,7 @@ bool has_unread(int fd) {
 
 }  // namespace
 
-Doorman::Doorman(std::deque<ControlStream>& streams, Signal& doorbell, std::chrono::nanoseconds heartbeat)
+SocketWatcher::SocketWatcher(std::deque<ControlStream>& streams, Signal& doorbell, std::chrono::nanoseconds heartbeat)
     : doorbell_(doorbell),
       heartbeat_(static_cast<uint64_t>(heartbeat.count())),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
@@ -47,37 +47,37 @@ Doorman::Doorman(std::deque<ControlStream>& streams, Signal& doorbell, std::chro
     if (stop_ >= 0) close(stop_);
     throw Error::internal("cannot watch the control sockets: " + why);
   }
-  thread_ = std::thread(&Doorman::watch, this);
+  thread_ = std::thread(&SocketWatcher::watch, this);
 }
 
-Doorman::~Doorman() {
+SocketWatcher::~SocketWatcher() {
   eventfd_write(stop_, 1);
   thread_.join();
   close(epoll_);
   close(stop_);
 }
 
-bool Doorman::control(int change, int fd, uint32_t events, uint64_t place) const {
+bool SocketWatcher::control(int change, int fd, uint32_t events, uint64_t place) const {
   epoll_event event{};
   event.events = events;
   event.data.u64 = place;
   return epoll_ctl(epoll_, change, fd, &event) == 0;
 }
 
-void Doorman::listen() {
+void SocketWatcher::listen() {
   for (uint64_t place = 0; place < watched_.size(); ++place) {
     Watched& each = watched_[place];
-    // What has ended rings for ever.
-    if (each.ended.load() || (each.listening.load() && !each.stream->stuck())) continue;
+    // An ended stream would ring for ever.
+    if (each.ended.load() || (each.listening.load() && !each.stream->has_unsent())) continue;
     each.listening.store(true);
     uint32_t news = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;
-    if (each.stream->stuck()) news |= EPOLLOUT;
+    if (each.stream->has_unsent()) news |= EPOLLOUT;
     if (!control(EPOLL_CTL_MOD, each.stream->fd(), news, place))
       throw Error::internal(std::string("cannot watch a control socket: ") + std::strerror(errno));
   }
 }
 
-void Doorman::watch() noexcept {
+void SocketWatcher::watch() noexcept {
   std::array<epoll_event, 16> events;
   for (;;) {
     const int count =
@@ -94,7 +94,7 @@ void Doorman::watch() noexcept {
       Watched& each = watched_[event.data.u64];
       each.listening.store(false);
       if ((event.events & EPOLLIN) != 0) each.silence.hear();
-      // Its end is heard by reading.
+      // Reading reports the end.
       if ((event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) each.ended.store(true);
     }
     if (count > 0) doorbell_.bump();
@@ -102,25 +102,25 @@ void Doorman::watch() noexcept {
   }
 }
 
-void Doorman::look(uint64_t now) {
+void SocketWatcher::look(uint64_t now) {
   for (Watched& each : watched_) {
     if (each.ended.load() || !each.silence.is_over_limit()) continue;
     if (has_unread(each.stream->fd())) {
-      // It is this rank that does not listen: there may be no room for what the peer has to say.
+      // This rank is not listening, so the peer may lack room to send.
       each.silence.hear();
       continue;
     }
     each.ended.store(true);
-    each.stream->give_up();
+    each.stream->mark_silent();
     doorbell_.bump();
   }
   if (now < next_beat_) return;
-  // A stream that was used since the last time is left alone, so that there is a sign in every fourth of the limit.
+  // Streams used since the last time are skipped, so that each carries a sign of life per quarter of the limit.
   next_beat_ = now + heartbeat_ / 8;
-  for (const Watched& each : watched_) each.stream->beat();
+  for (const Watched& each : watched_) each.stream->send_heartbeat();
 }
 
-int Doorman::milliseconds_to_sleep(uint64_t now) const {
+int SocketWatcher::milliseconds_to_sleep(uint64_t now) const {
   if (heartbeat_ == 0) return -1;
   uint64_t ns = next_beat_ > now ? next_beat_ - now : 0;
   for (const Watched& each : watched_)
