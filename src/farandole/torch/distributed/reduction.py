@@ -29,7 +29,7 @@ def reduction_of(asked: Any, dtype: torch.dtype, what: str) -> Reduction:
     if found is not None:
         return found
     if op == ReduceOp.PREMUL_SUM:
-        return Reduction(Sum, float(asked.factor))
+        return Reduction(Sum, float(asked.__getstate__()[1]))  # PyTorch 2.10 has no `factor`
     if dtype == torch.bool and op in _OF_BOOLS:
         return _OF_BOOLS[op]
     raise InvalidRequest(
