@@ -8,6 +8,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -272,6 +273,8 @@ void define_plugins(nb::module_& m) {
 NB_MODULE(_native, m) {
   using namespace farandole;  // NOLINT: the module is made of this namespace
   nb::register_exception_translator(translate);
+  // A forked child holds the engines of its parent and ends none of them: no leak of its own.
+  ::pthread_atfork(nullptr, nullptr, [] { nb::set_leak_warnings(false); });
   define_wiring(m);
   define_engine(m);
   define_trace(m);
