@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql import SparkSession
 
 from farandole.errors import ConfigError, PicklingError, RankFailed, SlotsError
@@ -294,6 +295,9 @@ def test_a_failing_query_is_not_blamed_on_a_rank(spark: SparkSession, mark: str)
     assert wait_until_gone(mark, 20) == []
 
 
+@pytest.mark.skipif(
+    pyspark.__version__.startswith("4.0."), reason="PySpark 4.0 calls Spark within a call on Ctrl-C: a Py4JError"
+)
 def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
     def main() -> None:
         send("started", {})
