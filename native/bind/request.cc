@@ -16,8 +16,8 @@ enum RequestField { kKind, kName, kReduction, kRoot, kSplits, kGrouped, kRequest
 enum ReductionField { kOp, kPrescale, kPostscale, kReductionFields };
 
 PyObject* require_tuple(PyObject* given, Py_ssize_t fields, const char* type) {
-  if (PyTuple_Check(given) && PyTuple_GET_SIZE(given) == fields) return given;
-  PyErr_Format(PyExc_TypeError, "expected a %s, got %s", type, Py_TYPE(given)->tp_name);
+  if (PyTuple_Check(given) && PyTuple_Size(given) == fields) return given;
+  PyErr_Format(PyExc_TypeError, "expected a %s, got %s", type, nb::inst_name(given).c_str());
   throw nb::python_error();
 }
 
@@ -48,22 +48,22 @@ std::string_view text_of(nb::handle name) {
 
 ReadRequest::ReadRequest(nb::handle request, std::string_view name) {
   PyObject* fields = require_tuple(request.ptr(), kRequestFields, "Request");
-  PyObject* reduction = require_tuple(PyTuple_GET_ITEM(fields, kReduction), kReductionFields, "Reduction");
-  const int kind = int_of(PyTuple_GET_ITEM(fields, kKind));
-  const int op = int_of(PyTuple_GET_ITEM(reduction, kOp));
+  PyObject* reduction = require_tuple(PyTuple_GetItem(fields, kReduction), kReductionFields, "Reduction");
+  const int kind = int_of(PyTuple_GetItem(fields, kKind));
+  const int op = int_of(PyTuple_GetItem(reduction, kOp));
   if (kind < 0 || kind >= kKinds) throw Error::invalid(std::string(name), "unknown kind of operation");
   if (op < 0 || op > 5) throw Error::invalid(std::string(name), "unknown reduce op " + std::to_string(op));
-  if (PyObject* splits = PyTuple_GET_ITEM(fields, kSplits); splits != Py_None)
+  if (PyObject* splits = PyTuple_GetItem(fields, kSplits); splits != Py_None)
     splits_ = nb::cast<std::vector<int64_t>>(nb::handle(splits));
   view_ = {.name = name,
            .kind = static_cast<Kind>(kind),
            .op = static_cast<ReduceOp>(op),
-           .prescale = double_of(PyTuple_GET_ITEM(reduction, kPrescale)),
-           .postscale = double_of(PyTuple_GET_ITEM(reduction, kPostscale)),
-           .root = int_of(PyTuple_GET_ITEM(fields, kRoot)),
+           .prescale = double_of(PyTuple_GetItem(reduction, kPrescale)),
+           .postscale = double_of(PyTuple_GetItem(reduction, kPostscale)),
+           .root = int_of(PyTuple_GetItem(fields, kRoot)),
            .splits = splits_,
-           .cacheable = PyTuple_GET_ITEM(fields, kName) != Py_None,
-           .grouped = PyTuple_GET_ITEM(fields, kGrouped) == Py_True};
+           .cacheable = PyTuple_GetItem(fields, kName) != Py_None,
+           .grouped = PyTuple_GetItem(fields, kGrouped) == Py_True};
 }
 
 }  // namespace farandole
