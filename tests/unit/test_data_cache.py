@@ -73,6 +73,26 @@ def test_a_clock_that_jumps_while_a_row_group_is_written_costs_no_row(
     assert "was removed before it was complete" in caplog.text
 
 
+def test_a_file_that_another_rank_completes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path / "data", LAYOUT)
+    source, folder = Counting(str(tmp_path / "data")), tmp_path / "cache"
+    folder.mkdir()
+    left = folder / ".unfinished-of-another-rank"
+    left.touch()
+    listed = Path.glob
+
+    def complete(where: Path, pattern: str) -> list[Path]:
+        found = list(listed(where, pattern))
+        left.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "glob", complete)
+    CachedSource(source, folder, 1 << 20)
+    assert not left.exists()
+
+
 def test_the_limit_holds_and_the_longest_unused_goes(tmp_path: Path) -> None:
     write_rows(tmp_path / "data", LAYOUT)
     source = Counting(str(tmp_path / "data"))

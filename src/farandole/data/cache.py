@@ -42,8 +42,7 @@ class CachedSource:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"{_UNFINISHED}*"):
-                if time.time() - left.stat().st_mtime > _ABANDONED:
-                    left.unlink(missing_ok=True)
+                _remove_if_abandoned(left)
         except OSError as error:
             raise CacheError(str(folder), f"cannot be used ({error.strerror}); name another folder") from error
 
@@ -118,6 +117,15 @@ class CachedSource:
                 break
             path.unlink(missing_ok=True)
             held -= size
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    try:
+        written = path.stat().st_mtime
+    except FileNotFoundError:
+        return  # complete by now, or removed by another rank
+    if time.time() - written > _ABANDONED:
+        path.unlink(missing_ok=True)
 
 
 def _name(row_group: RowGroup, columns: Sequence[str]) -> str:
