@@ -65,7 +65,7 @@ BURST = "256kb"
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
+    """The amount of work that is measured."""
 
     memory: Sequence[int]
     half: Sequence[int]
@@ -230,7 +230,7 @@ def measure(seat: Seat) -> dict[str, Times]:
 
 
 def fits(size: int, ranks: int) -> bool:
-    """Whether the ranks' buffers, theirs and the peers', take less than half of the memory."""
+    """Return whether the ranks' buffers, theirs and the peers', take less than half of the memory."""
     return 6 * size * ranks < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 

@@ -42,7 +42,7 @@ MUST = {"default": 0.95}
 
 @dataclass(frozen=True)
 class Found:
-    """What one job ended with, and the seconds of its steps: by setting, turn by turn."""
+    """The knobs with which one job ended, and the seconds of its steps: by setting, turn by turn."""
 
     knobs: Knobs
     samples: int

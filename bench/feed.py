@@ -67,7 +67,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Task:
-    """What is read."""
+    """The data that is read."""
 
     frame: DataFrame
     rows: int
@@ -85,7 +85,7 @@ class Reading:
 
 
 def read(source: str | ShardSource, batch: int) -> Reading:
-    """What each rank of ours runs."""
+    """Train on one rank of ours."""
     import farandole.numpy as hvd
 
     hvd.init()

@@ -264,7 +264,7 @@ def measure_timeline(seat: Seat, contexts: Mapping[str, Context], rounds: int) -
 
 
 def per_event(race: Race, events: int) -> Race:
-    """What one event costs, from operations with `events` each and operations without."""
+    """Return the cost of one event, from operations with `events` each and operations without."""
     pairs = zip(race.seconds[OURS], race.seconds[UNTRACED], strict=True)
     # The difference of two noisy times may be below zero; that is as good as nothing.
     return Race({OURS: [max((on - off) / events, 1e-10) for on, off in pairs]}, {})

@@ -24,7 +24,7 @@ LOCALHOST = "127.0.0.1"
 
 
 def nothing() -> int:
-    """What both run."""
+    """The function that both run."""
     return 42
 
 

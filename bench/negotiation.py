@@ -104,7 +104,7 @@ def simulate() -> tuple[str, list[Simulated]]:
 
 
 def verdict(simulated: list[Simulated]) -> str:
-    """Whether messages and bytes of the busiest rank in a repeated step grow with the number of ranks.
+    """Return whether messages and bytes of the busiest rank in a repeated step grow with the number of ranks.
 
     A rank has at most 7 ranks of its host, 8 hosts and its parent to talk to; with 512 ranks there is one that has."""
     later: Mapping[int, Simulated] = {row.ranks: row for row in simulated if row.step == "later"}

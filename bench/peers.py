@@ -1,4 +1,4 @@
-"""What the measurements share: ranks under each launcher, one barrier for all contenders, rounds in turn, one table.
+"""Parts that all measurements share: ranks under each launcher, one barrier for all contenders, turns, one table.
 
 A measurement is one script in two parts. Its `main` starts ranks of the same script with `run_ranks`; each of these
 takes its `Seat`, lets all contenders run in turn with `take_turns`, and leaves its times behind. The contenders live in
@@ -58,7 +58,7 @@ Times = dict[str, list[list[tuple[int, int]]]]
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """How ranks are started, and in which variable each finds its number."""
+    """The command that starts ranks, and the variable in which each finds its number."""
 
     name: str
     rank_variable: str
@@ -154,7 +154,7 @@ class Barrier:
 
 
 class Seat:
-    """What a rank is given: its number, the others, and the peers it is measured against."""
+    """The inputs of a rank: its number, the others, and the peers it is measured against."""
 
     def __init__(self, folder: Path) -> None:
         job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
@@ -221,7 +221,7 @@ def seat_of(command: Sequence[str]) -> Seat | None:
 
 
 def arguments(text: str) -> argparse.ArgumentParser:
-    """What every measurement can be told; quick is what happens without `--full`."""
+    """Add the options that every measurement takes; without `--full` it is quick."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", dest="full", action="store_false", help="few sizes and operations (the default)")

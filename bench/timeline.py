@@ -96,7 +96,7 @@ WORKS: Mapping[str, Callable[[Seat], Callable[[], object]]] = {
 
 
 def losses(races: Mapping[str, Race]) -> str:
-    """What the timeline takes of the speed, round by round: least, middle and greatest."""
+    """Return the share of the speed that the timeline takes, round by round: least, middle and greatest."""
     lines = ["loss of speed in % (min / median / max)"]
     for title, race in races.items():
         lines.append(f"  {title:<24}{spread([100 * (1 - ratio) for ratio in race.ratios[f'{WITHOUT} : {OURS}']])}")

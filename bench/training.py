@@ -178,7 +178,7 @@ def measure(seat: Seat) -> dict[str, Times]:
 
 
 def _nothing() -> None:
-    """What is not measured."""
+    """Do nothing, where a contender prepares nothing or a rank does not take part."""
 
 
 def compare_parameters(title: str, values: Mapping[str, torch.Tensor]) -> None:

@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is to be said of an entry."""
+    """The answer to an entry."""
 
     state: str
     remark: str = ""

@@ -21,12 +21,12 @@ def site_packages(paths: Sequence[str]) -> Iterator[Path]:
 
 
 def belongs_to(entry: str, package: str) -> bool:
-    """Whether an entry of site-packages is of `package`: pyspark, pyspark-4.0.1.dist-info, tensorflow_cpu-2.21..."""
+    """Return whether an entry of site-packages is of `package`, such as pyspark-4.0.1.dist-info."""
     return entry == package or entry.startswith((f"{package}-", f"{package}_", f"{package}."))
 
 
 def _leads_to(entry: Path, sources: Sequence[Path]) -> bool:
-    """Whether a .pth file does nothing but add folders that are looked through anyway."""
+    """Return whether a .pth file does nothing but add folders that are looked through anyway."""
     return entry.suffix == ".pth" and {*map(Path, entry.read_text(encoding="utf-8").split("\n")[:-1])} <= {*sources}
 
 

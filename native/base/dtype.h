@@ -24,7 +24,7 @@ enum class DType : uint8_t {
 
 inline constexpr int kDTypes = 13;
 
-// Whether `value` is a DType. Check every byte that a peer sends before using it as one.
+// Returns whether `value` is a DType. Check every byte that a peer sends before using it as one.
 [[nodiscard]] constexpr bool is_dtype(uint8_t value) { return value < kDTypes; }
 
 // Bytes per element; 0 for a value that is not a DType.
@@ -47,12 +47,12 @@ inline constexpr int kDTypes = 13;
   return 0;
 }
 
-// Whether factors are applied in floating point, without truncation.
+// Returns whether factors are applied in floating point, without truncation.
 [[nodiscard]] constexpr bool is_floating(DType dtype) {
   return dtype == DType::Float16 || dtype == DType::BFloat16 || dtype == DType::Float32 || dtype == DType::Float64;
 }
 
-// Whether the type has any reduction; check_reduction() in reduce.h checks a particular one.
+// Returns whether the type has any reduction; check_reduction() in reduce.h checks a particular one.
 [[nodiscard]] constexpr bool reducible(DType dtype) { return size_of(dtype) != 0; }
 
 // The name that users know: "float32", "bfloat16", "bool".

@@ -21,8 +21,8 @@ ReduceKernel& ReduceTable::at(DType dtype, Combine combine, Scaling scaling) {
 namespace {
 
 #if defined(__x86_64__)
-/// Whether the processor converts between float16 and float32. Clang's `__builtin_cpu_supports` knows "f16c" only from
-/// version 17 on. The AVX2 check covers whether the system saves the registers.
+/// Returns whether the processor converts between float16 and float32. Clang's `__builtin_cpu_supports` knows "f16c"
+/// only from version 17 on. The AVX2 check covers whether the system saves the registers.
 bool converts_float16() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;

@@ -17,7 +17,7 @@ struct Knobs {
 
   static constexpr size_t kLeastChunk = 4096;
 
-  /// Whether ranks can work with these. Chunks must hold whole elements of every type.
+  /// Returns whether ranks can work with these. Chunks must hold whole elements of every type.
   [[nodiscard]] bool valid() const {
     const auto is_chunk = [](size_t bytes) { return bytes >= kLeastChunk && bytes % 64 == 0; };
     return is_chunk(slot_bytes) && is_chunk(link_chunk);

@@ -41,7 +41,7 @@ class Collector {
   /// Returns the requests to send up now.
   [[nodiscard]] CollectedRequests drain(double now);
 
-  /// Whether no request is held or ready to be sent.
+  /// Returns whether no request is held or ready to be sent.
   [[nodiscard]] bool idle() const { return complete_.empty() && up_.empty() && held_count_ == 0; }
 
  private:

@@ -45,10 +45,10 @@ class ControlStream {
   /// Sends a heartbeat unless something was sent since the last call. For the watcher's thread.
   void send_heartbeat();
 
-  /// Whether anything was received since the last call. For the watcher's thread.
+  /// Returns whether anything was received since the last call. For the watcher's thread.
   [[nodiscard]] bool heard() { return heard_.exchange(false, std::memory_order_relaxed); }
 
-  /// Whether bytes wait for room in the link.
+  /// Returns whether bytes wait for room in the link.
   [[nodiscard]] bool has_unsent() const { return waiting_.load(std::memory_order_relaxed); }
 
   /// Notes that the peer has been silent for too long. For the watcher's thread.

@@ -19,7 +19,7 @@ struct LaneAttempt {
   /// rank can read all of them.
   size_t payload = 0;
   std::function<void(std::byte*)> load;
-  /// Whether the wait should end because new requests were submitted.
+  /// Returns whether the wait should end because new requests were submitted.
   std::function<bool()> interrupted;
   /// Called at most once, before a wait longer than about a microsecond.
   std::function<void()> before_wait;

@@ -91,7 +91,7 @@ class Negotiator {
   };
 
   void join(int rank, const Request& request);
-  /// Whether every rank has made the request or joined.
+  /// Returns whether every rank has made the request or joined.
   [[nodiscard]] bool is_complete(const RankRequests& asked) const;
   /// Moves all numbered requests to the table, which knows the missing ranks. Nothing is complete by number from now
   /// on.

@@ -30,7 +30,7 @@ class Pending {
   /// result in `recurring`. Call it like take(), with nothing pending.
   [[nodiscard]] uint32_t number_of(Recurring& recurring);
 
-  /// Whether operations were added since the last drain().
+  /// Returns whether operations were added since the last drain().
   [[nodiscard]] bool has_new() const { return has_new_.load(std::memory_order_seq_cst); }
 
   /// The number of operations added since the last drain().
@@ -60,7 +60,7 @@ class Pending {
   /// time.
   [[nodiscard]] OperationPtr overdue(uint64_t before_ns);
 
-  /// Whether no operation is pending.
+  /// Returns whether no operation is pending.
   [[nodiscard]] bool empty() const { return count_.load() == 0; }
 
  private:

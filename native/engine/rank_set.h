@@ -33,7 +33,7 @@ class RankSet {
     return word < words_.size() && (words_[word] >> (static_cast<unsigned>(rank) % 64) & 1) != 0;
   }
 
-  /// Whether the sets have a common member.
+  /// Returns whether the sets have a common member.
   [[nodiscard]] bool meets(const RankSet& other) const {
     for (size_t word = other.first_; word < other.words_.size() && word < words_.size(); ++word)
       if ((words_[word] & other.words_[word]) != 0) return true;

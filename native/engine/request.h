@@ -52,10 +52,10 @@ struct Request {
   [[nodiscard]] std::string type_text() const;
 };
 
-/// Whether the plan determines the size of the result.
+/// Returns whether the plan determines the size of the result.
 bool is_sized_by_plan(Kind kind);
 
-/// Whether the plan depends only on the request, so that a number can stand for it.
+/// Returns whether the plan depends only on the request, so that a number can stand for it.
 bool repeats_exactly(Kind kind);
 
 /// Throws Error (Invalid) for a request that no rank of a world of `size` could run, whatever the others request. Fills

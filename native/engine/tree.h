@@ -18,7 +18,7 @@ class Tree {
   [[nodiscard]] const std::vector<int>& children(int rank) const { return children_[static_cast<size_t>(rank)]; }
   [[nodiscard]] bool holds(int rank) const { return rank >= 0 && rank < size(); }
 
-  /// Whether `ancestor` is `rank` or on its path to the coordinator.
+  /// Returns whether `ancestor` is `rank` or on its path to the coordinator.
   [[nodiscard]] bool is_below(int rank, int ancestor) const;
 
   /// `rank` and all ranks below it.

@@ -30,7 +30,7 @@ struct alignas(128) Signal {
   }
   [[nodiscard]] uint32_t load() const { return value.load(std::memory_order_acquire); }
 
-  /// Whether `value` has reached `target`. Counters wrap, hence the signed difference.
+  /// Returns whether `value` has reached `target`. Counters wrap, hence the signed difference.
   [[nodiscard]] bool reached(uint32_t target) const { return static_cast<int32_t>(load() - target) >= 0; }
 
   /// Like bump(), but free when there is no sleeper. For data beside the signal that sleepers check.

@@ -12,7 +12,7 @@ class Guard {
   /// Throws `Error` when the wait cannot succeed. Called every few microseconds during a wait, so it must be cheap.
   virtual void check() = 0;
 
-  /// Whether another thread computes on the core that the wait would occupy. The wait then spins only briefly.
+  /// Returns whether another thread computes on the core that the wait would occupy. The wait then spins only briefly.
   [[nodiscard]] virtual bool spins_briefly() const { return false; }
 };
 

@@ -39,7 +39,7 @@ class LaneRounds {
   void resume() { suspended_.fetch_sub(1, std::memory_order_relaxed); }
   [[nodiscard]] bool suspended() const { return suspended_.load(std::memory_order_relaxed) != 0; }
 
-  /// Whether a rank waits in `round`.
+  /// Returns whether a rank waits in `round`.
   [[nodiscard]] bool occupied(uint32_t round) const;
 
   /// The place for `bytes` of data of `rank`, among `size` ranks, in the cache lines of the round's word. Reading the

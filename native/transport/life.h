@@ -27,7 +27,7 @@ class alignas(128) Life {
 
   [[nodiscard]] State state() const;
 
-  /// Whether a signal or a debugger has stopped the owner's process. Makes system calls, so not for a hot path.
+  /// Returns whether a signal or a debugger has stopped the owner's process. Makes system calls, so not for a hot path.
   [[nodiscard]] bool is_stopped() const;
 
  private:

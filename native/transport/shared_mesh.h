@@ -77,8 +77,8 @@ class SharedMesh {
   /// Announces whether all buffers of the next allreduce are in this rank's arena. Write their places to offers(rank())
   /// first. Returns the allreduce's number.
   uint32_t offer(bool mine);
-  /// Whether all ranks announced so; their places may then be read. Only for a rank that did so itself: no other rank
-  /// can finish this allreduce, and overwrite its announcement, before this rank takes part.
+  /// Returns whether all ranks announced so; their places may then be read. Only for a rank that did so itself: no
+  /// other rank can finish this allreduce, and overwrite its announcement, before this rank takes part.
   [[nodiscard]] bool all_offer(uint32_t number);
   /// Announces that this rank has done its share of a direct allreduce; waits for all ranks.
   void finish_direct(uint32_t number);

@@ -26,8 +26,8 @@ class TcpLink final : public Link {
   [[nodiscard]] size_t try_recv(std::span<std::byte> bytes) override;
   [[nodiscard]] int fd() const override { return fd_; }
 
-  /// Whether the peer's kernel has acknowledged nothing since data was retransmitted or its full buffer was probed.
-  /// False for a peer that lives but does not read. Makes a system call, so not for a hot path.
+  /// Returns whether the peer's kernel has acknowledged nothing since data was retransmitted or its full buffer was
+  /// probed. False for a peer that lives but does not read. Makes a system call, so not for a hot path.
   [[nodiscard]] bool is_unanswered() const;
 
  private:

@@ -1,1 +1,1 @@
-"""What all frameworks share: the context, the operations, and what a distributed optimizer decides."""
+"""The part that all frameworks share: context, operations, and the decisions of a distributed optimizer."""

@@ -1,4 +1,4 @@
-"""What Horovod programs ask about how their package was built. Nothing here is chosen at build time."""
+"""Answers to Horovod's questions about the build (`mpi_built` and its kind). Nothing here is chosen at build time."""
 
 from farandole.core import default
 from farandole.errors import ConfigError

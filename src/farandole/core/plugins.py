@@ -1,4 +1,4 @@
-"""What a framework's plugin needs of the core: its functions, and the numbers under which it finds ranks and sets."""
+"""The core's functions for a framework's plugin, and the numbers under which it finds ranks and process sets."""
 
 from pathlib import Path
 

@@ -62,7 +62,7 @@ class Files:
 
     @property
     def local(self) -> bool:
-        """Whether the files are this machine's."""
+        """Return whether the files are this machine's."""
         return isinstance(self.fs, LocalFileSystem)
 
     def look(self, paths: Sequence[str]) -> list[File]:

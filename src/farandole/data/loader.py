@@ -94,7 +94,7 @@ class Loader:
 
     @property
     def transforms(self) -> bool:
-        """Whether a transform makes the columns of batches."""
+        """Return whether a transform makes the columns of batches."""
         return self._reading.transform is not None
 
     def sample(self) -> Columns:

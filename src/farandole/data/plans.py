@@ -51,7 +51,7 @@ class GlobalPlan:
 
     @property
     def stride(self) -> int:
-        """How far a step moves the position."""
+        """Return how far a step moves the position."""
         return self.step_rows
 
     @property
@@ -168,7 +168,7 @@ class LocalPlan:
 
     @property
     def stride(self) -> int:
-        """How far a step moves the position."""
+        """Return how far a step moves the position."""
         return 1
 
     @property

@@ -52,7 +52,7 @@ class ShardSource:
 
 
 def is_own(source: Source) -> bool:
-    """Whether the rows of `source` are one rank's alone."""
+    """Return whether the rows of `source` are one rank's alone."""
     return any(group.file.mark == _OWN for group in source.row_groups)
 
 

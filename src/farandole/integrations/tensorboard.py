@@ -10,7 +10,7 @@ __all__ = ["EventFile", "write_metrics"]
 
 
 class Writer(Protocol):
-    """What PyTorch's `SummaryWriter` and tensorboardX's have."""
+    """The methods that PyTorch's `SummaryWriter` and tensorboardX's have in common."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object: ...
 

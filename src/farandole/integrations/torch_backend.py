@@ -1,4 +1,4 @@
-"""What `import torch` calls, as pyproject.toml asks it to, so that it knows the backend "farandole" by itself.
+"""Entry point that `import torch` calls (see pyproject.toml), so that torch.distributed knows the backend "farandole".
 
 TORCH_DEVICE_BACKEND_AUTOLOAD=0 is torch's switch against that; `import farandole.torch.distributed` does the same."""
 

@@ -1,4 +1,4 @@
-"""What makes training with JAX distributed: gradients that are reduced, and equal parameters to start from."""
+"""Distributed training with JAX: reduced gradients, and equal parameters to start from."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar

@@ -27,7 +27,7 @@ F = TypeVar("F", bound="Front")
 
 
 class Front(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
-    """What is put in front of an optimizer's class: the result is an optimizer of the user's class all the same."""
+    """The class that is derived from an optimizer's class; the result is still an optimizer of the user's class."""
 
     _exchange: Exchange
 

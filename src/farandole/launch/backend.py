@@ -97,7 +97,7 @@ class Agent(Protocol):
 
     @property
     def usable_cores(self) -> int:
-        """How many cores the ranks may keep busy: fewer than `cores` below a container's quota."""
+        """Return how many cores the ranks may keep busy: fewer than `cores` below a container's quota."""
         ...
 
     def reserve_port(self) -> int:

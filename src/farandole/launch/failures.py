@@ -53,7 +53,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exit:
-    """How a rank's process ended."""
+    """The end of a rank's process."""
 
     rank: int
     code: int  # as in subprocess: below zero the number of the signal

@@ -1,4 +1,4 @@
-"""What `make_spark_converter` gives: a DataFrame's rows by Petastorm's names, on the driver and on ranks.
+"""Result of `make_spark_converter`: a DataFrame's rows by Petastorm's names, on the driver and on ranks.
 
 Imports no more than a rank that gets one needs: no Spark."""
 

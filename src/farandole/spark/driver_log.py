@@ -81,7 +81,7 @@ class DriverLog:
 
     @property
     def failures(self) -> list[Failure]:
-        """What failed so far, in the order in which it was heard of."""
+        """Return the failures so far, in the order in which they were reported."""
         with self._changed:
             return list(self._failures)
 
@@ -93,7 +93,7 @@ class DriverLog:
 
     @property
     def feeding(self) -> bool:
-        """Whether no rank has its rows yet, so that no rank's function has begun."""
+        """Return whether no rank has its rows yet, so that no rank's function has begun."""
         with self._changed:
             return not self._fed
 

@@ -1,4 +1,4 @@
-"""What a rank tells the driver's progress display while it trains."""
+"""Messages from a rank to the driver's progress display while it trains."""
 
 import time
 

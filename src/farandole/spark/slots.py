@@ -1,4 +1,4 @@
-"""How many ranks a Spark application can run at once, known before a stage starts.
+"""Number of ranks that a Spark application can run at once, known before a stage starts.
 
 Spark itself waits ten minutes in silence before it refuses a barrier stage that cannot fit: 40 checks, 15 s apart
 (spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures and .interval, which count only when the application
@@ -29,7 +29,7 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What the configuration of a Spark application promises."""
+    """The slots that the configuration of a Spark application promises."""
 
     master: str
     instances: int | None = None  # executors, when their number is fixed

@@ -71,7 +71,7 @@ class FilesystemStore:
 
     @property
     def is_local(self) -> bool:
-        """Whether paths are those of this machine's own file system."""
+        """Return whether paths are those of this machine's own file system."""
         return isinstance(self._files(), LocalFileSystem)
 
     def read(self, path: str) -> bytes | None:

@@ -172,7 +172,7 @@ class RankTask:
             return call, self._failure(call)
 
     def _environment(self) -> dict[str, str]:
-        """What the rank's process starts with: the executor's variables, and the driver's on top of them."""
+        """Return the environment of the rank's process: the executor's variables, overridden by the driver's."""
         env = {name: value for name, value in os.environ.items() if name not in _SPARKS_OWN}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if self.plan.threads_set and "OMP_NUM_THREADS" in os.environ:
@@ -294,7 +294,7 @@ class RankTask:
         call.wait(FLUSH)  # its last messages are in the channel
 
     def _failure(self, call: RankCall) -> Failure | None:
-        """How the rank failed; ended because the job was over means that another one did."""
+        """Return how the rank failed; one that was ended because the job was over did not fail first."""
         failure = call.failure
         if failure is not None and self._cancelled.is_set():
             return dataclasses.replace(failure, consequence=True, killed=False)

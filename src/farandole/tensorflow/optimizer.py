@@ -20,7 +20,7 @@ Pairs = Iterable[tuple[Gradient, Source]]
 
 
 class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """What `DistributedOptimizer` puts in front of a tf.compat.v1 optimizer's class."""
+    """The class that `DistributedOptimizer` derives from a tf.compat.v1 optimizer's class."""
 
     _reducer: Reducer
     _aggregation: Aggregation
@@ -62,7 +62,7 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
 
 class _Combining(_Distributed):
-    """What stands there with op=Adasum: each rank steps with its own gradients, and Adasum combines the steps.
+    """The class that is derived with op=Adasum: each rank steps with its own gradients, and Adasum combines the steps.
 
     Of gradients combined before it, an optimizer such as Adam would undo the scale.
     """

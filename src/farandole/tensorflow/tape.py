@@ -18,7 +18,7 @@ Layer: TypeAlias = tf.keras.layers.Layer
 
 
 class _Front:
-    """What `DistributedGradientTape` puts in front of a tape's class.
+    """The class that `DistributedGradientTape` derives from a tape's class.
 
     The attributes have slots, since all else that the instance has is the wrapped tape's.
     """

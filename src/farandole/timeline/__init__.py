@@ -1,1 +1,1 @@
-"""What the timelines of a job's ranks tell once they are written: read, put on one clock, merged, reported."""
+"""Finished timelines of a job's ranks: read, put on one clock, merged, reported."""

@@ -19,7 +19,7 @@ ONE_CLOCK = 1_000_000  # ns: ranks that see an operation end so close together n
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What the clock that some ranks share shows beyond that of the first rank, in nanoseconds."""
+    """The offset of a clock that some ranks share from the first rank's clock, in nanoseconds."""
 
     host: str | None
     ranks: tuple[int, ...]
@@ -30,7 +30,10 @@ class Clock:
 
     @property
     def shift(self) -> int:
-        """What to subtract from the times of the ranks: `ahead` where it is sure and not explained by one clock."""
+        """Return the nanoseconds to subtract from the times of the ranks.
+
+        This is `ahead` where it is sure and not explained by one clock.
+        """
         return self.ahead if abs(self.ahead) > max(ONE_CLOCK, self.spread) else 0
 
     def __str__(self) -> str:

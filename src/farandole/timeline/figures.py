@@ -1,4 +1,4 @@
-"""What the timelines of a job's ranks come to in numbers. Times are nanoseconds."""
+"""Figures computed from the timelines of a job's ranks. Times are nanoseconds."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""How the page of a report looks, and the little that moves in it."""
+"""Style sheet and script of a report's page."""
 
 __all__ = ["SCRIPT", "STYLE"]
 

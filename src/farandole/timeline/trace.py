@@ -1,4 +1,4 @@
-"""What one rank did, as its timeline tells it. All times are nanoseconds of its host's steady clock."""
+"""One rank's operations, read from its timeline. All times are nanoseconds of its host's steady clock."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

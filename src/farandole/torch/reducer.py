@@ -60,12 +60,12 @@ class Reducer:
 
     @property
     def started(self) -> bool:
-        """Whether a gradient has accumulated since the last `finish` or `reset`."""
+        """Return whether a gradient has accumulated since the last `finish` or `reset`."""
         return self._passes.started
 
     @property
     def looked_at(self) -> bool:
-        """Whether a gradient was read since the last `finish` or `reset`, which waited for it."""
+        """Return whether a gradient was read, and so waited for, since the last `finish` or `reset`."""
         return self._looked_at
 
     def add(self, parameters: Sequence[Parameter], names: dict[Parameter, str]) -> None:

@@ -13,7 +13,7 @@ LARGEST_SLOT = 512 << 10  # bytes that autotune makes room for
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knobs:
-    """What all ranks work with between two turns; `Config` says what each one is."""
+    """The settings of all ranks between two turns; `Config` documents each one."""
 
     fusion_threshold: int
     slot_bytes: int

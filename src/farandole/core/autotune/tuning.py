@@ -1,4 +1,4 @@
-"""How good knobs are looked for: what to try next, and what the samples say. Decides only; `tuner` takes the samples.
+"""Search for good knobs: chooses what to try next and judges the samples. Pure; `tuner` takes the samples.
 
 Optuna's tree-structured Parzen estimator (Bergstra et al. 2011) proposes; it is the extra `autotune`."""
 
@@ -34,7 +34,7 @@ REFERENCE_EVERY = 5  # samples of the search, one is of the default
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What the next sample is to be taken with, and what for: "warmup", "search" or "confirm"."""
+    """The knobs and the purpose of the next sample: "warmup", "search" or "confirm"."""
 
     phase: str
     knobs: Knobs
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How much is tried: `warmup` samples that do not count, then `samples` of the search; `seed` is its chance."""
+    """The length of the search: `warmup` samples that do not count, then `samples`; `seed` is that of its chance."""
 
     warmup: int
     samples: int

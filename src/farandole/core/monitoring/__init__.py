@@ -1,1 +1,1 @@
-"""What looks at the engines of a rank: timeline, stall inspector, metrics."""
+"""Monitors of a rank's engines: timeline, stall inspector, metrics."""

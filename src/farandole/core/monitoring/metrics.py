@@ -1,4 +1,4 @@
-"""What a rank has done since its start, in numbers."""
+"""Counters of a rank's operations since its start."""
 
 import threading
 from collections import Counter

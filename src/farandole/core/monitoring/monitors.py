@@ -1,4 +1,4 @@
-"""All that looks at the engines of one rank while they work."""
+"""All monitors of one rank's engines, started and ended together."""
 
 import logging
 from functools import partial

@@ -1,4 +1,4 @@
-"""What farandole has to know about a framework's tensors; everything else is written once, here in `core`."""
+"""Interface to a framework's tensors; everything else is written once, here in `core`."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar

@@ -1,4 +1,4 @@
-"""What a distributed optimizer decides, for any framework: names, groups, and when a gradient is due. Pure."""
+"""Decisions of a distributed optimizer, for any framework: names, groups, and when a gradient is due. Pure."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -121,7 +121,7 @@ class Passes(Generic[P]):
 
     @property
     def started(self) -> bool:
-        """Whether any gradient was counted, or is due, since the last `reset`."""
+        """Return whether any gradient was counted, or is due, since the last `reset`."""
         return bool(self._done) or bool(self._due)
 
     def add(self, parameter: P) -> tuple[P, ...]:

@@ -19,7 +19,7 @@ Product: Final = 5
 
 # A NamedTuple, because the engine reads the fields by place (native/bind/request.cc).
 class Reduction(NamedTuple):
-    """How the ranks' tensors become one: an operator, and the factors before and after it."""
+    """The way in which the ranks' tensors become one: an operator, and the factors before and after it."""
 
     op: int
     prescale: float = 1.0

@@ -110,20 +110,7 @@ class Requests(Generic[T]):
 
     def reduce(self, request: Request, tensor: T, write: bool) -> T:
         """Perform an allreduce, into `tensor` itself with `write`, and return the result."""
-        # A small tensor is reduced in the time of a few Python calls, so there are as few as possible.
-        process_set = request.process_set
-        membership = (
-            default.membership()
-            if process_set is global_process_set
-            else membership_of(process_set, "allreduce", request.name)
-        )
-        wire = request.wire or membership.wire_name("allreduce", request.name)
-        if write:
-            self.adapter.overwrite(tensor, wire)
-            output = tensor
-        else:
-            self.adapter.check(tensor, wire)
-            output = self.adapter.empty_like(tensor)
+        membership, wire, output = self._prepare(request, tensor, write)
         try:
             membership.engine.run(request, wire, tensor, output)
         except Exception as error:
@@ -132,19 +119,7 @@ class Requests(Generic[T]):
 
     def start_reduce(self, request: Request, tensor: T, write: bool) -> Handle[T]:
         """Start an allreduce, into `tensor` itself with `write`. Never blocks."""
-        process_set = request.process_set
-        membership = (
-            default.membership()
-            if process_set is global_process_set
-            else membership_of(process_set, "allreduce", request.name)
-        )
-        wire = request.wire or membership.wire_name("allreduce", request.name)
-        if write:
-            self.adapter.overwrite(tensor, wire)
-            output = tensor
-        else:
-            self.adapter.check(tensor, wire)
-            output = self.adapter.empty_like(tensor)
+        membership, wire, output = self._prepare(request, tensor, write)
         try:
             part = membership.engine.start(request, wire, tensor, output)
         except Exception as error:
@@ -242,6 +217,14 @@ class Requests(Generic[T]):
         if kind != kinds.ALLTOALL:
             return lambda: self.adapter.adopt(part.result(), like)
         return lambda: (self.adapter.adopt(part.result(), like), self.adapter.make_splits(part.received_splits()))
+
+    def _prepare(self, request: Request, tensor: T, write: bool) -> tuple[Membership, str, T]:
+        membership, wire = _addressed(request)
+        if write:
+            self.adapter.overwrite(tensor, wire)
+            return membership, wire, tensor
+        self.adapter.check(tensor, wire)
+        return membership, wire, self.adapter.empty_like(tensor)
 
     def _prepare_group(
         self, request: Request, tensors: Sequence[T], write: bool

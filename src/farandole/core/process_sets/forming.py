@@ -41,7 +41,7 @@ class Forming:
             raise error from failure
 
     def _told(self, failure: Exception) -> tuple[str, list[int]]:
-        """What the others hear of `failure`: a text, and the ranks of the job that were missed."""
+        """Return what to tell the others of `failure`: a text, and the ranks of the job that were missed."""
         if isinstance(failure, RendezvousError) and failure.missing:
             # Members count themselves from 0 among themselves, and its text speaks of them so.
             missed = [self._members[place] for place in failure.missing]

@@ -1,4 +1,4 @@
-"""What an operation needs to know of the ranks that take part in it."""
+"""Membership of a rank in a process set: everything that an operation needs to know of its ranks."""
 
 import itertools
 from collections import defaultdict
@@ -11,7 +11,7 @@ __all__ = ["Counters", "Membership"]
 
 
 class Counters:
-    """How many operations without a name were asked for, by kind."""
+    """Counts operations without a name, by kind."""
 
     def __init__(self) -> None:
         self._next: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)

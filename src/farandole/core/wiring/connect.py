@@ -35,7 +35,7 @@ GRACE = timedelta(seconds=5)  # when its time is over, the first rank of a host 
 
 @dataclass
 class Wiring:
-    """What the native engine is built from; it takes over the descriptors of `remotes`.
+    """The parts from which the native engine is built; it takes over the descriptors of `remotes`.
 
     `companions` are connections from the first rank of this host to its other ranks, until `settle` or `abandon`."""
 
@@ -76,7 +76,7 @@ class Wiring:
                 sock.sendall(WORD.pack(word))
 
     def _hear(self, peer: int, sock: socket.socket, grace: timedelta) -> int | None:
-        """What `peer` says; None when it is gone."""
+        """Return the message of `peer`, None when it is gone."""
         try:
             sock.settimeout(self.deadline.remaining() + grace.total_seconds())
             said = sock.recv(WORD.size, socket.MSG_WAITALL)
@@ -95,7 +95,7 @@ class Wiring:
 
 @dataclass(frozen=True)
 class _Card:
-    """What a rank tells the others about itself."""
+    """The message in which a rank describes itself to the others."""
 
     host: str
     unix: str  # name in the abstract namespace: no file that could stay behind

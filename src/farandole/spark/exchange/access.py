@@ -62,7 +62,7 @@ def keeper_of(identity: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperPlan:
-    """How the tasks of a job reach their keepers."""
+    """Addresses and secret by which the tasks of a job reach their keepers."""
 
     secret: bytes = field(repr=False)
     driver: str  # host:port of the driver's log, whose connection is a keeper's lifeline

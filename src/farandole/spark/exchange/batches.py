@@ -1,4 +1,4 @@
-"""How many rows Spark puts in an Arrow batch, and the time that it takes to find that out."""
+"""Number of rows that Spark puts in an Arrow batch, estimated within a bounded time."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +49,6 @@ def _are_small(dataframes: Sequence[DataFrame]) -> bool:
 
 
 def _row_bytes(dataframe: DataFrame) -> float:
-    """What a row takes at most."""
+    """Return the bytes that a row takes at most."""
     kinds = [field.dataType for field in dataframe.schema.fields]
     return len(kinds) * _WIDEST if all(isinstance(kind, _FIXED) for kind in kinds) else math.inf

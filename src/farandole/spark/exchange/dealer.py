@@ -24,7 +24,7 @@ BATCH_ROWS = 10_000  # of what ranks read at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DealPlan:
-    """How the rows of the job's `number`-th DataFrame are dealt."""
+    """The dealing of the rows of the job's `number`-th DataFrame."""
 
     keeper: KeeperPlan
     number: int
