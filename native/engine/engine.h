@@ -42,8 +42,8 @@ class Engine : private Work {
   void submit(const OperationPtr& operation, bool wake) { submit({&operation, 1}, wake); }
 
   /// Run operations to completion if all ranks are about to run the same ones now; return whether they have completed.
-  /// If not, nothing has happened, and the caller submits them. `before_wait` is called before a wait longer than about
-  /// a microsecond. Blocks for a few milliseconds at most if other ranks do not arrive.
+  /// If not, nothing has happened, and the caller submits them. `before_wait` is called at most once, before a wait
+  /// longer than about a microsecond. Blocks for a few milliseconds at most if other ranks do not arrive.
   bool run_in_lane(Recurring& recurring, const std::function<void()>& before_wait);
 
   /// Drive until `operation` has completed or `limit` has passed; return whether it has completed. `operation->error`

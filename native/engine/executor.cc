@@ -161,7 +161,11 @@ bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& be
     }
   };
   attempt.interrupted = [this] { return pending_.has_new(); };
-  attempt.before_wait = before_wait;
+  bool called = false;
+  attempt.before_wait = [&] {
+    called = true;
+    before_wait();
+  };
   const uint64_t now = trace_.now();
   for (const OperationPtr& operation : recurring.operations) operation->submitted_ticks = now;
   if (!lane_->agree(attempt)) return false;
@@ -170,7 +174,7 @@ bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& be
   if (attempt.payload > 0 || first.kind == Kind::Barrier) {
     finish_in_lane(recurring, attempt.payload);
   } else {
-    before_wait();
+    if (!called) before_wait();
     run_all(recurring);
   }
   return true;

@@ -1,4 +1,5 @@
 // The executor alone: the test gives it plans, without a coordinator.
+#include <chrono>
 #include <thread>
 
 #include "check.h"
@@ -127,6 +128,25 @@ void test_known_operations_run_in_the_lane() {
     CHECK_EQ(runs, uint64_t{1});
     CHECK_EQ(values[9], 4.0f);
     CHECK_EQ(rank.executor.stats().in_lane, runs);
+  });
+  run_on_all(2, [](Parts& rank) {
+    std::vector<float> values(100'000, 1.0f);
+    Recurring recurring;
+    recurring.operations = {sum("large", values)};
+    recurring.arrange();
+    rank.pending.add(recurring.operations);
+    (void)rank.pending.drain();  // nothing new interrupts the wait
+    rank.executor.run(plan_of({bucket({"large"}, 0)}));
+    int calls = 0;
+    for (int attempt = 0; attempt < 10'000 && calls == 0; ++attempt) {
+      recurring.operations[0]->renew();
+      if (rank.wiring.rank == 1)
+        std::this_thread::sleep_for(std::chrono::microseconds(100));  // the other waits in the lane
+      int called = 0;
+      if (rank.executor.run_in_lane(recurring, [&] { ++called; })) calls = called;
+      CHECK(called <= 1);
+    }
+    CHECK_EQ(calls, 1);
   });
   Recurring gathers;
   std::vector<float> values(2);
