@@ -20,10 +20,11 @@ from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import Failure, to_payload
 from farandole.launch.messages import MARKER, Messages
 from farandole.launch.processes import GRACE
+from farandole.limits import naming_process_limit
 
 __all__ = ["main"]
 
-REACH = 10.0  # seconds for a connection to the rendezvous
+REACH = 10.0  # seconds for a connection to the address that the launcher tries
 GONE = timedelta(seconds=20)  # for ranks that are ended, beyond their grace
 FOR_EVER = timedelta(days=365)
 
@@ -49,7 +50,7 @@ def main() -> int:
 
 
 class _Service:
-    """What the launcher's messages ask for."""
+    """Answers the launcher's messages."""
 
     def __init__(self, messages: Messages, local: LocalAgent) -> None:
         self._messages, self._local = messages, local
@@ -73,13 +74,14 @@ class _Service:
         while True:
             kind, fields, blob = self._messages.receive()
             if kind == "reserve":
-                self._messages.send("port", {"port": self._local.reserve_port()})
+                self._messages.send("port", self._reserve_port())
             elif kind == "reach":
                 self._messages.send("reached", _reach(fields["address"]))
             elif kind == "start":
                 self._start(fields, blob)
             elif kind == "terminate":
-                self._ranks[fields["rank"]].terminate(timedelta(seconds=fields["grace"]))
+                if fields["rank"] in self._ranks:  # else it could not be started
+                    self._ranks[fields["rank"]].terminate(timedelta(seconds=fields["grace"]))
             else:
                 raise AssertionError(kind)
 
@@ -90,12 +92,31 @@ class _Service:
         for rank in self._ranks.values():
             rank.wait_gone(GRACE + GONE)
 
+    def _reserve_port(self) -> dict[str, object]:
+        try:
+            return {"port": self._local.reserve_port(), "problem": ""}
+        except OSError as error:
+            return {"port": 0, "problem": str(error)}
+
     def _start(self, fields: Mapping[str, Any], blob: bytes) -> None:
+        """Start a rank. A rank that this host cannot start has failed; the launcher is not gone."""
         number, host = fields["rank"], Host(**fields["host"])
         place = Place(rank=number, host=host, env=fields["env"], cores=tuple(fields["cores"]))
-        with self._starting:
-            self._ranks[number] = rank = self._local.start(place, _task(fields, blob), self._line, self._end)
-        threading.Thread(target=self._tell_gone, args=(rank,), name=f"farandole-gone-{number}", daemon=True).start()
+        try:
+            with naming_process_limit(OSError), self._starting:
+                self._ranks[number] = rank = self._local.start(place, _task(fields, blob), self._line, self._end)
+            with naming_process_limit(OSError):
+                gone = threading.Thread(
+                    target=self._tell_gone, args=(rank,), name=f"farandole-gone-{number}", daemon=True
+                )
+                gone.start()
+        except OSError as error:
+            failure = Failure(rank=number, reason=f"could not be started: {error}", code=126)
+            self._tell("end", {"rank": number, "failure": to_payload(failure)})
+            if number in self._ranks:  # it has no thread that waits for its end
+                self._ranks[number].terminate(timedelta(0))
+                self._ranks[number].wait_gone(GONE)
+            self._tell("gone", {"rank": number})
 
     def _line(self, rank: int, stream: str, line: str) -> None:
         self._messages.send("line", {"rank": rank, "stream": stream, "line": line})
@@ -126,7 +147,7 @@ def _task(fields: Mapping[str, Any], blob: bytes) -> Task:
 
 
 def _reach(address: str) -> dict[str, str]:
-    """Connect to the rendezvous: this host's own address on that way, or the problem."""
+    """Connect to `address`, where the launcher listens; return this host's own address on that way, or the problem."""
     try:
         with socket.create_connection(split_address(address), timeout=REACH) as probe:
             return {"own": probe.getsockname()[0], "problem": ""}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RankFailed, RendezvousError
 
 __all__ = [
+    "OUTPUT_REFUSED",
     "Exit",
     "Failure",
     "culprit",
@@ -23,6 +24,7 @@ __all__ = [
 
 # Errors that a rank raises because another rank failed or is missing.
 CONSEQUENCES = (PeerLost, EngineClosed, CollectiveTimeout, RendezvousError)
+OUTPUT_REFUSED = "was ended because nobody could take its output"  # and the error of the attempt
 LONGEST_TEXT = 1 << 18  # characters; the end of a traceback is what matters
 LARGEST_EXCEPTION = 1 << 20  # bytes; an exception that drags a data set along travels as its text only
 # Native code that loses its peer calls abort or writes to the closed connection.

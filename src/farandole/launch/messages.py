@@ -32,13 +32,14 @@ Message: TypeAlias = tuple[str, dict[str, Any], bytes]
 
 
 class Messages:
-    """One end of the pipes. Any thread sends, one receives.
+    """One end of the pipes. Any thread sends, one receives and closes.
 
     A thread says that this end is alive until the way out is closed."""
 
     def __init__(self, incoming: int, outgoing: int) -> None:
         self._incoming, self._outgoing = incoming, outgoing
-        self._sending = threading.Lock()
+        self._bell = os.eventfd(0)
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._stay_alive, name="farandole-alive", daemon=True)
         self._thread.start()
@@ -80,18 +81,32 @@ class Messages:
                 os.close(self._outgoing)
         self._thread.join()
 
+    def stop(self) -> None:
+        """Let `receive` raise `EOFError` in another thread, now and later. Idempotent, also once closed."""
+        with self._receiving:
+            if self._incoming >= 0:
+                os.eventfd_write(self._bell, 1)
+
     def close(self) -> None:
-        """Close both pipes, when no thread receives any more. Idempotent."""
+        """Close both pipes; only the thread that receives may call this. Idempotent."""
         self.close_outgoing()
-        if self._incoming >= 0:
-            os.close(self._incoming)
-            self._incoming = -1
+        with self._receiving:
+            if self._incoming >= 0:
+                os.close(self._incoming)
+                os.close(self._bell)
+                self._incoming = -1
 
     def _read(self, count: int, seconds: float = SILENCE) -> bytes:
         parts = []
+        poller = select.poll()  # select.select refuses descriptors from 1024 on
+        poller.register(self._incoming, select.POLLIN)
+        poller.register(self._bell, select.POLLIN)
         while count:
-            if not select.select([self._incoming], [], [], max(0.0, seconds))[0]:
+            ready = [descriptor for descriptor, _ in poller.poll(max(0.0, seconds) * 1000)]
+            if not ready:
                 raise TimeoutError(f"nothing came for {seconds:.0f} s")
+            if self._bell in ready:
+                raise EOFError("this end was closed")
             parts.append(os.read(self._incoming, min(count, 1 << 20)))
             if not parts[-1]:
                 raise EOFError("the connection was closed")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from farandole.launch.backend import OnLine
-from farandole.launch.failures import Exit, reason_of
+from farandole.launch.failures import OUTPUT_REFUSED, Exit, reason_of
 from farandole.launch.family import FAMILY, end_family, is_stopped, new_family
 from farandole.launch.lines import LineSplitter
 
@@ -261,7 +261,7 @@ class RankProcess:
 
     def _end(self, code: int, at: float, reason: str) -> None:
         if self._line_error is not None:
-            reason = f"was ended because nobody could take its output: {self._line_error}"
+            reason = f"{OUTPUT_REFUSED}: {self._line_error}"
         self.exit = Exit(rank=self.rank, code=code, at=at, reason=reason)
         self._ended.set()
         if self._on_exit is not None:

@@ -12,18 +12,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
+from farandole.acceptor import BACKLOG
 from farandole.errors import HostsError
 from farandole.handshake import join_address
 from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Task
 from farandole.launch.backends.local import LocalAgent
-from farandole.launch.failures import Failure, from_payload
+from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
 from farandole.launch.hosts import is_local
-from farandole.launch.messages import Messages
+from farandole.launch.messages import SILENCE, Messages
+from farandole.launch.processes import GRACE
 from farandole.topology import interface_address
 
 __all__ = ["Ssh", "SshBackend"]
@@ -34,8 +36,6 @@ AT_ONCE = 32  # connections that are opened at the same time
 ANSWER = 30.0  # seconds in which a host has to be reached, and its agent has to answer
 LEAVE = 15.0  # seconds for an agent to end
 LAST_LINES = 5  # of ssh's own output, which explain a failure
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ class Ssh:
         """Return the command that runs `program` on `host`. It asks for no password and trusts no unknown key."""
         options = ["-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={ANSWER:.0f}"]
         options += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+        options += ["-o", "ControlMaster=no"]  # a master would wait for connections that others make through it
         options += ["-p", str(self.port)] if self.port else []
         options += ["-i", self.identity_file] if self.identity_file else []
         return [*shlex.split(self.command), *options, host, program]
@@ -95,7 +96,8 @@ class SshBackend:
         for address in filter(None, candidates):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             try:
-                listener = socket.create_server((address, 0), family=family)
+                # All hosts connect at the same time, before anything is accepted.
+                listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
             except OSError:
                 continue  # it is no address of this machine
             with listener:
@@ -120,6 +122,7 @@ class SshAgent:
     def __init__(self, host: Host, ssh: Ssh) -> None:
         """Start the agent. Blocks until it has answered; raises `OSError` with the reason if it does not."""
         self.host, self.address = host, ""
+        self._listener: threading.Thread | None = None
         self._ranks: dict[int, _SshRank] = {}
         self._lost: str | None = None
         self._answers: dict[str, dict[str, Any]] = {}
@@ -147,11 +150,12 @@ class SshAgent:
                     f"it has farandole {hello['version']} in {sys.executable}, this machine {mine}; "
                     "install the same version"
                 )
-        except (EOFError, TimeoutError, ValueError) as error:
-            self._end_process()
-            raise OSError(self._why(error)) from error
-        except BaseException:
-            self._end_process()
+        except BaseException as error:
+            why = self._why(error)
+            self._messages.close()
+            self._end_process(0.0)
+            if isinstance(error, (EOFError, TimeoutError, ValueError)):
+                raise OSError(why) from error
             raise
         self.client, self.server, self.identity = hello["client"], hello["server"], hello["identity"]
         self.cores, self.usable_cores = hello["cores"], hello["usable_cores"]
@@ -166,8 +170,14 @@ class SshAgent:
         self.address = reached["own"]
 
     def reserve_port(self) -> int:
-        """Reserve a free port of the host until the agent is closed."""
-        return int(self._ask("reserve", {}, "port")["port"])
+        """Reserve a free port of the host until the agent is closed; raises `HostsError` with the reason."""
+        try:
+            reserved = self._ask("reserve", {}, "port")
+        except OSError as error:
+            raise HostsError({self.host.name: str(error)}) from error
+        if reserved["problem"]:
+            raise HostsError({self.host.name: f"no port can be reserved there: {reserved['problem']}"})
+        return int(reserved["port"])
 
     def start(self, place: Place, task: Task, on_line: OnLine, on_end: OnEnd) -> "_SshRank":
         """Have the host start the rank."""
@@ -196,8 +206,7 @@ class SshAgent:
     def close(self) -> None:
         """End the agent, which ends its ranks, and the connection. Idempotent."""
         self._messages.close_outgoing()
-        self._listener.join(LEAVE)
-        self._end_process()
+        self._end_process(LEAVE)
 
     def _ask(self, kind: str, fields: Mapping[str, object], answer: str) -> dict[str, Any]:
         """Send a question and wait for its answer; raises `OSError` when the agent is lost."""
@@ -222,19 +231,32 @@ class SshAgent:
                     self._ranks[fields["rank"]].hear(kind, fields, blob)
         except (EOFError, OSError) as error:  # TimeoutError too
             why = self._why(error)
+        except Exception as error:  # no rank may run on unheard
+            log.exception("the agent of %s sent a message that cannot be read", self.host.name)
+            why = f"its agent sent a message that cannot be read ({type(error).__name__}: {error})"
         with self._changed:
             self._lost = why
             self._changed.notify_all()
             ranks = list(self._ranks.values())
+        unseen = [str(rank.rank) for rank in ranks if not rank.is_gone()]
+        if unseen:
+            log.warning(
+                "%s was lost: its ranks (%s) cannot be seen to end; they end by themselves within %.0f s",
+                self.host.name,
+                ", ".join(unseen),
+                SILENCE,
+            )
         for rank in ranks:
             rank.lose(self.host.name, why)
+        self._messages.close()
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            text = line.decode(errors="replace").rstrip()
-            self._said.append(text)
-            log.info("%s: %s", self.host.name, text)
+        with self._process.stderr as said:
+            for line in said:
+                text = line.decode(errors="replace").rstrip()
+                self._said.append(text)
+                log.info("%s: %s", self.host.name, text)
 
     def _why(self, error: BaseException) -> str:
         """Say why the connection is gone: in ssh's last words, or else by its exit code."""
@@ -245,16 +267,19 @@ class SshAgent:
                 return "; ".join(self._said) or f"ssh ended with code {code}"
         return str(error)
 
-    def _end_process(self) -> None:
-        self._messages.close()
+    def _end_process(self, patience: float) -> None:
+        """Kill ssh unless it ends within `patience` seconds, and wait for the threads that read from it."""
         try:
-            self._process.wait(LEAVE)
+            self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._listener is not None:
+            # A process that ssh has left behind may hold the pipe open.
+            self._listener.join(LEAVE)
+            self._messages.stop()
+            self._listener.join(LEAVE)
         self._errors.join(LEAVE)
-        assert self._process.stderr is not None
-        self._process.stderr.close()
 
 
 class _SshRank:
@@ -262,6 +287,7 @@ class _SshRank:
 
     def __init__(self, rank: int, messages: Messages, on_line: OnLine, on_end: OnEnd) -> None:
         self.rank, self._messages, self._on_line, self._on_end = rank, messages, on_line, on_end
+        self._line_error: Exception | None = None  # raised by on_line, which gets no further lines
         self._value = b""
         self._ended = threading.Lock()  # held from the rank's end on
         self._gone = threading.Event()
@@ -269,21 +295,35 @@ class _SshRank:
     def hear(self, kind: str, fields: Mapping[str, Any], blob: bytes) -> None:
         """Take a message about this rank."""
         if kind == "line":
-            self._on_line(self.rank, fields["stream"], fields["line"])
+            self._pass_on(fields["stream"], fields["line"])
         elif kind == "gone":
             self._gone.set()
         elif self._ended.acquire(blocking=False):
             self._value, payload = blob, fields["failure"]
             # The clocks of two hosts have nothing in common: the failure gets the time of its arrival.
-            self._on_end(self.rank, from_payload(self.rank, payload, time.monotonic()) if payload else None)
+            failure = from_payload(self.rank, payload, time.monotonic()) if payload else None
+            if failure is not None and self._line_error is not None:
+                failure = replace(failure, reason=f"{OUTPUT_REFUSED}: {self._line_error}")
+            self._on_end(self.rank, failure)
+
+    def is_gone(self) -> bool:
+        """Return whether the host has said that no process of the rank is left."""
+        return self._gone.is_set()
 
     def lose(self, host: str, why: str) -> None:
         """Count the rank as failed, unless it has ended: its host is lost, and its guard ends it there."""
         if self._ended.acquire(blocking=False):
-            self._on_end(
-                self.rank, Failure(rank=self.rank, reason=f"its host {host} was lost: {why}", code=255, killed=True)
-            )
-        self._gone.set()
+            reason = f"its host {host} was lost: {why}"
+            self._on_end(self.rank, Failure(rank=self.rank, reason=reason, code=255, killed=True))
+        self._gone.set()  # nothing more will be heard of it
+
+    def _pass_on(self, stream: str, line: str) -> None:
+        if self._line_error is None:
+            try:
+                self._on_line(self.rank, stream, line)
+            except Exception as error:
+                self._line_error = error  # the host's other ranks are heard on
+                self.terminate(GRACE)
 
     def terminate(self, grace: timedelta) -> None:
         """Have the host end the rank. Does not wait."""
