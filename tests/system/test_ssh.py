@@ -1,21 +1,23 @@
-"""Ranks on two hosts that a real sshd serves: started, followed, ended, and every unusable host named."""
+"""Ranks on hosts that a real sshd serves: started, followed, ended, and every unusable host named."""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from namespaces import bridge, inside, namespaces, problem
+from namespaces import DEVICE, bridge, inside, ip, namespaces, problem
 
 import farandole
 from farandole.errors import RankFailed
+from helpers.hosts import SECOND_DEVICE
 from helpers.marked import wait_until_gone
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
@@ -28,28 +30,38 @@ pytestmark = [
 ]
 
 PORT = 2222
+PACKAGES = Path(sysconfig.get_path("purelib"))
 REDUCE = """
 import numpy, sys, farandole.numpy as hvd
 hvd.init()
 total = hvd.allreduce(numpy.arange(3.0) + hvd.rank(), op=hvd.Sum)
 print("sum", total.tolist(), "place", hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.cross_size(), flush=True)
 """
+WHERE = "import os; print('at', os.environ['FARANDOLE_RENDEZVOUS'], flush=True)\n"
 WAIT = "import time, farandole.numpy as hvd; hvd.init(); print('up', flush=True); time.sleep(100)"
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two hosts, and the words with which this machine reaches them."""
+    """Two hosts with a server each, this machine's way to them, and a third one without a server.
 
-    names: tuple[str, str]
+    Further servers of the first host see another file system: no Python, no farandole, another version of it."""
+
+    names: tuple[str, str]  # addresses
+    spaces: tuple[str, str, str]  # network namespaces
+    second: str  # the network of SECOND_DEVICE
     config: Path
 
     @property
     def options(self) -> list[str]:
-        return ["-p", str(PORT), "--ssh-command", f"ssh -F {self.config}"]
+        return ["--ssh-command", f"ssh -F {self.config}"]
 
     def slots(self, count: int) -> str:
         return ",".join(f"{name}:{count}" for name in self.names)
+
+
+def net_of(address: str) -> str:
+    return address.rpartition(".")[0] + "."
 
 
 def key(path: Path) -> Path:
@@ -57,45 +69,83 @@ def key(path: Path) -> Path:
     return path
 
 
+def other_file_systems(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Return, by alias, the path that is another one there, and that other path."""
+    (folder / "empty").mkdir()
+    (folder / "file").touch()
+    source = Path(farandole.__file__).parent
+    (metadata,) = PACKAGES.glob("farandole-*.dist-info/METADATA")
+    (folder / "METADATA").write_text(
+        metadata.read_text().replace(f"Version: {farandole.__version__}", "Version: 0.0.9")
+    )
+    return {
+        "no-python": (Path(sys.executable).resolve(), folder / "file"),
+        "no-farandole": (source, folder / "empty"),
+        "other-version": (metadata, folder / "METADATA"),
+    }
+
+
+def write_client_config(folder: Path, addresses: list[str], aliases: Iterable[str]) -> Path:
+    known, config = folder / "known_hosts", folder / "config"
+    public = (folder / "server.pub").read_text()
+    known.write_text("".join(f"{each} {public}" for each in (*(f"[{name}]:{PORT}" for name in addresses), "first")))
+    first = f"  HostName {addresses[0]}\n  HostKeyAlias first\n"
+    ports = "".join(f"Host {alias}\n{first}  Port {PORT + 1 + place}\n" for place, alias in enumerate(aliases))
+    config.write_text(
+        f"{ports}Host alias\n{first}"
+        f"Host wrong-key\n{first}  IdentityFile {folder / 'stranger'}\n"
+        f"Host * !wrong-key\n  IdentityFile {folder / 'mine'}\n"
+        f"Host *\n  User root\n  Port {PORT}\n  IdentitiesOnly yes\n  UserKnownHostsFile {known}\n"
+        "  StrictHostKeyChecking yes\n"
+    )
+    return config
+
+
+def serve(
+    folder: Path, space: str, port: int = PORT, hidden: tuple[Path, Path] | None = None
+) -> "subprocess.Popen[bytes]":
+    config = folder / f"sshd_config.{port}"
+    config.write_text(
+        f"Port {port}\nHostKey {folder / 'server'}\nAuthorizedKeysFile {folder / 'mine.pub'}\nPidFile none\n"
+        "StrictModes no\nUsePAM no\nClientAliveInterval 1\nClientAliveCountMax 3\n"
+    )
+    words = f"{SSHD} -D -e -f {config}"
+    if hidden is not None:
+        there, other = hidden
+        words = f"mount --make-rprivate / && mount --bind {other} {there} && exec {words}"
+    wall = ("unshare", "--mount") if hidden is not None else ()
+    return subprocess.Popen([*inside(space), *wall, "sh", "-c", words], stderr=subprocess.DEVNULL)
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("ssh")
     Path("/run/sshd").mkdir(exist_ok=True)
-    mine, stranger, server = key(folder / "mine"), key(folder / "stranger"), key(folder / "server")
-    public = server.with_suffix(".pub").read_text()
-    servers = []
-    with namespaces(2) as names, bridge(names) as address:
-        addresses = [f"{address.rpartition('.')[0]}.{place + 1}" for place in range(2)]
-        sshd_config = folder / "sshd_config"
-        sshd_config.write_text(
-            f"Port {PORT}\nHostKey {server}\nAuthorizedKeysFile {mine}.pub\nPidFile none\nStrictModes no\nUsePAM no\n"
-        )
-        known = folder / "known_hosts"
-        known.write_text("".join(f"[{each}]:{PORT} {public}" for each in addresses))
-        config = folder / "config"
-        config.write_text(
-            f"Host wrong-key\n  HostName {addresses[0]}\n  HostKeyAlias [{addresses[0]}]:{PORT}\n"
-            f"  IdentityFile {stranger}\n  IdentitiesOnly yes\n"
-            f"Host * !wrong-key\n  IdentityFile {mine}\n  IdentitiesOnly yes\n"
-            f"Host *\n  User root\n  UserKnownHostsFile {known}\n  StrictHostKeyChecking yes\n"
-        )
-        assert SSHD is not None
+    for name in ("mine", "stranger", "server"):
+        key(folder / name)
+    servers: list[subprocess.Popen[bytes]] = []
+    with namespaces(3) as spaces, bridge(spaces) as address, bridge(spaces, SECOND_DEVICE) as second:
+        addresses = [f"{net_of(address)}{place + 1}" for place in range(2)]
+        for place, space in enumerate(spaces):
+            ip("-n", space, "address", "add", f"fd77::{place + 1}/64", "dev", DEVICE, "nodad")
+        others = other_file_systems(folder)
+        config = write_client_config(folder, [*addresses, "fd77::1", "fd77::2"], others)
         try:
-            for name in names:
-                command = [*inside(name), SSHD, "-D", "-e", "-f", str(sshd_config)]
-                servers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-            for each in addresses:
-                wait_for_server(config, each)
-            yield Hosts((addresses[0], addresses[1]), config)
+            servers += [serve(folder, space) for space in spaces[:2]]
+            for place, hidden in enumerate(others.values()):
+                servers.append(serve(folder, spaces[0], PORT + 1 + place, hidden))
+            for name in (*addresses, *others):
+                wait_for_server(config, name)
+            yield Hosts((addresses[0], addresses[1]), (spaces[0], spaces[1], spaces[2]), net_of(second), config)
         finally:
             for each in servers:
                 each.kill()
                 each.wait()
 
 
-def wait_for_server(config: Path, address: str) -> None:
+def wait_for_server(config: Path, name: str) -> None:
     for _ in range(100):
-        words = ["ssh", "-F", str(config), "-p", str(PORT), address, "true"]
+        words = ["ssh", "-F", str(config), name, "true"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
         if done.returncode == 0:
             return
@@ -152,15 +202,22 @@ def test_values_and_exceptions_come_back(hosts: Hosts, monkeypatch: pytest.Monke
 
 
 def test_every_unusable_host_is_named_with_its_reason(hosts: Hosts, tmp_path: Path) -> None:
-    slots = f"{hosts.names[0]}:1,wrong-key:1,there.invalid:1,stranger@{hosts.names[1]}:1"
+    reasons = {
+        "wrong-key": "Permission denied",
+        f"stranger@{hosts.names[1]}": "",
+        "there.invalid": "Could not resolve hostname",
+        "no-python": f"{sys.executable}",
+        "no-farandole": "farandole",
+        "other-version": f"it has farandole 0.0.9 in {sys.executable}, this machine {farandole.__version__}",
+    }
+    slots = f"{hosts.names[0]}:1,{':1,'.join(reasons)}:1"
     done = subprocess.run(
-        command(hosts, slots, "true"), cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        command(hosts, slots, "true", count=7), cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 2
     assert f"\n  {hosts.names[0]}:" not in done.stderr
-    for host, reason in (("wrong-key", "Permission denied"), ("there.invalid", "Could not resolve hostname")):
+    for host, reason in reasons.items():
         assert any(line.startswith(f"  {host}: ") and reason in line for line in done.stderr.splitlines()), done.stderr
-    assert f"  stranger@{hosts.names[1]}: " in done.stderr
 
 
 def test_a_host_without_the_directory_is_named(hosts: Hosts, tmp_path: Path) -> None:
@@ -199,6 +256,78 @@ def test_a_death_leaves_nothing_behind(hosts: Hosts, mark: str, tmp_path: Path, 
         finally:
             process.kill()
     assert wait_until_gone(mark, 20.0) == []
+
+
+def test_a_pulled_cable_ends_both_sides(hosts: Hosts, mark: str, tmp_path: Path) -> None:
+    """Ssh and its server notice within three seconds here, by what the user and the administrator have set."""
+    words = command(hosts, hosts.slots(1), sys.executable, "-c", WAIT, count=2)
+    words[words.index("--ssh-command") + 1] += " -o ServerAliveInterval=1"
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env={**os.environ, "MARK": mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            assert {process.stdout.readline() for _ in range(2)} == {"[0] up\n", "[1] up\n"}
+            ip("-n", hosts.spaces[1], "link", "set", DEVICE, "down")
+            process.wait(40)
+            said = process.stderr.read()
+            assert process.returncode == 255, said
+            assert f"rank 1 failed: its host {hosts.names[1]} was lost" in said
+            assert f"{hosts.names[1]} was lost: its ranks (1) cannot be seen to end" in said
+            assert wait_until_gone(mark, 30.0) == []
+        finally:
+            process.kill()
+            ip("-n", hosts.spaces[1], "link", "set", DEVICE, "up")
+            ip("-n", hosts.spaces[1], "address", "replace", "fd77::2/64", "dev", DEVICE, "nodad")
+
+
+@pytest.mark.parametrize("way", ["IPv6", "interface", "alias"])
+def test_ways_to_name_hosts_and_networks(hosts: Hosts, tmp_path: Path, way: str) -> None:
+    """The launcher is on a host that has the interface, too: a program of the third namespace."""
+    places = ["0 0 0 2", "1 0 1 2"]
+    if way == "IPv6":
+        ip("-n", hosts.spaces[2], "address", "replace", "fd77::3/64", "dev", DEVICE, "nodad")
+        slots, options, net = "[fd77::1]:1,[fd77::2]:1", [], "[fd77::"
+    elif way == "interface":
+        slots, options, net = hosts.slots(1), ["--network-interface", SECOND_DEVICE], hosts.second
+    else:  # two names of one host
+        slots, options, net = f"alias:1,{hosts.names[0]}:1", [], net_of(hosts.names[0])
+        places = ["0 0 0 1", "1 1 0 1"]
+    words = command(hosts, slots, *options, sys.executable, "-c", REDUCE + WHERE, count=2)
+    done = subprocess.run(
+        [*inside(hosts.spaces[2]), *words], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.partition("sum ")[2] for line in done.stdout.splitlines() if "sum" in line)
+    assert lines == [f"[1.0, 3.0, 5.0] place {place}" for place in places]
+    assert done.stdout.count(f"at {net}") == 2, done.stdout
+
+
+def test_several_interfaces_are_refused_by_name(hosts: Hosts, tmp_path: Path) -> None:
+    words = command(hosts, hosts.slots(1), "--network-interfaces", "fd-host,lo", "true", count=2)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "--network-interfaces: name one interface, got 'fd-host,lo'" in done.stderr
+
+
+@pytest.mark.skipif("FARANDOLE_TEST_STARTS" not in os.environ, reason="long: FARANDOLE_TEST_STARTS=20 asks for it")
+def test_many_starts_leave_nothing(hosts: Hosts, mark: str, tmp_path: Path) -> None:
+    """Every other start fails at once."""
+    for number in range(int(os.environ["FARANDOLE_TEST_STARTS"])):
+        fails = "; raise SystemExit(3)" if number % 2 else ""
+        done = subprocess.run(
+            command(hosts, hosts.slots(2), sys.executable, "-c", f"import farandole.numpy as hvd; hvd.init(){fails}"),
+            cwd=tmp_path,
+            env={**os.environ, "MARK": mark},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == (3 if number % 2 else 0), done.stderr
+        assert wait_until_gone(mark, 10.0) == []
+        assert [line for line in command_lines() if b"farandole.launch.agent" in line] == []
 
 
 def environment_of(mark: str) -> dict[str, str]:

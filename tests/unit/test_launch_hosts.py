@@ -17,6 +17,17 @@ def test_parse_hosts() -> None:
     assert parse_hosts("a:2, b:4,c") == (Host("a", 2), Host("b", 4), Host("c", 1))
 
 
+def test_addresses_of_ipv6_stand_in_brackets(tmp_path: Path) -> None:
+    assert parse_hosts("[fd00::1]:2,me@[fd00::2],[::1]") == (Host("fd00::1", 2), Host("me@fd00::2", 1), Host("::1", 1))
+    file = tmp_path / "hosts"
+    file.write_text("fd00::1 slots=2\n[fd00::2] slots=3\n[fd00::3]:4\n")
+    assert read_hostfile(file) == (Host("fd00::1", 2), Host("fd00::2", 3), Host("fd00::3", 4))
+    with pytest.raises(
+        ConfigError, match=r"'fd00::1:2' is ambiguous; write the IPv6 address in brackets: \[fd00::1\]:2"
+    ):
+        parse_hosts("a:1,fd00::1:2")
+
+
 @pytest.mark.parametrize("text", ["", "a:", "a:0", "a:x", ":2", "a,,b"])
 def test_what_is_no_host_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="is no host"):

@@ -28,6 +28,15 @@ PRINT = [sys.executable, "-c", "import time; print('line', flush=True); time.sle
 SSH = '#!/bin/sh\n{before}for last; do :; done\nSSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" exec sh -c "$last"\n'
 
 
+# Refuses when as many are running as there are hosts, else waits.
+ALL_AT_ONCE = """#!/bin/sh
+: > {folder}/$$.up
+until [ $(ls {folder} | grep -c up) = {count} ]; do sleep 0.05; done
+echo no entry for you >&2
+exit 255
+"""
+
+
 class Ends:
     """The lines and the end of one rank."""
 
@@ -167,6 +176,16 @@ def test_an_agent_that_does_not_answer_is_ended_at_once(tmp_path: Path, monkeypa
     assert time.monotonic() - before < 10.0
 
 
+def test_hosts_are_tried_at_the_same_time(tmp_path: Path) -> None:
+    hosts = [Host(f"h{number}.invalid", 1) for number in range(6)]
+    (tmp_path / "ssh").write_text(ALL_AT_ONCE.format(folder=tmp_path, count=len(hosts)))
+    (tmp_path / "ssh").chmod(0o755)
+    backend = SshBackend(hosts, Ssh(command=str(tmp_path / "ssh")))
+    with pytest.raises(HostsError) as refused, backend.open_agents(hosts):
+        pass
+    assert refused.value.reasons == {host.name: "no entry for you" for host in hosts}
+
+
 def test_messages_of_a_launcher_with_many_open_files() -> None:
     """select(2) fails from the 1024th descriptor on."""
     with ExitStack() as stack:
@@ -188,6 +207,16 @@ def dup_from(descriptor: int, least: int) -> int:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= least:
         pytest.skip(f"this process may not have {least} open files (ulimit -n)")
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, least)
+
+
+def test_messages_of_an_end_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.launch.messages.SILENCE", 0.1)
+    incoming, theirs = os.pipe()
+    messages = Messages(incoming, os.open(os.devnull, os.O_WRONLY))
+    with pytest.raises(TimeoutError, match=r"nothing came for 0\.1 s"):
+        messages.receive()
+    messages.close()
+    os.close(theirs)
 
 
 def test_messages_that_are_stopped() -> None:

@@ -11,8 +11,8 @@ __all__ = ["fill_slots", "is_local", "parse_hosts", "read_hostfile"]
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Read "host1:2,host2:4"; a host without a number has one slot."""
-    return tuple(_host(each.strip(), *_split(each.strip()), setting="hosts") for each in text.split(","))
+    """Read "host1:2,host2:4,[fd00::1]:2"; a host without a number has one slot."""
+    return tuple(_host(each.strip(), *_split(each.strip(), "hosts"), "hosts") for each in text.split(","))
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -27,7 +27,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         if not name:
             continue
         slots = next((word.removeprefix("slots=") for word in words if word.startswith("slots=")), None)
-        hosts.append(_host(line, name, slots, "hostfile") if slots else _host(line, *_split(name), setting="hostfile"))
+        hosts.append(_host(line, *((name, slots) if slots else _split(name, "hostfile")), "hostfile"))
     if not hosts:
         raise ConfigError("hostfile", f"{path} names no host")
     return tuple(hosts)
@@ -46,7 +46,7 @@ def is_local(name: str) -> bool:
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
     try:
-        found = socket.getaddrinfo(name.strip("[]"), 0, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False  # an unknown name is not this machine's
     return any(_can_bind(family, address) for family, _, _, _, address in found)
@@ -61,12 +61,17 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
     return True
 
 
-def _split(entry: str) -> tuple[str, str]:
+def _split(entry: str, setting: str) -> tuple[str, str]:
     name, colon, slots = entry.rpartition(":")
-    return (name, slots) if colon else (entry, "1")
+    if not colon or slots.endswith("]"):
+        return entry, "1"
+    if ":" in name and not name.endswith("]"):
+        raise ConfigError(setting, f"{entry!r} is ambiguous; write the IPv6 address in brackets: [{name}]:{slots}")
+    return name, slots
 
 
 def _host(entry: str, name: str, slots: str, setting: str) -> Host:
+    name = name.replace("[", "").replace("]", "")  # ssh takes no brackets
     if not name or not slots.isascii() or not slots.isdigit() or int(slots) < 1:
         raise ConfigError(setting, f"{entry!r} is no host; write it as host:2, or as 'host slots=2' in a file")
     return Host(name, int(slots))

@@ -96,15 +96,15 @@ class Messages:
                 os.close(self._bell)
                 self._incoming = -1
 
-    def _read(self, count: int, seconds: float = SILENCE) -> bytes:
-        parts = []
+    def _read(self, count: int, seconds: float | None = None) -> bytes:
+        parts, seconds = [], SILENCE if seconds is None else seconds
         poller = select.poll()  # select.select refuses descriptors from 1024 on
         poller.register(self._incoming, select.POLLIN)
         poller.register(self._bell, select.POLLIN)
         while count:
             ready = [descriptor for descriptor, _ in poller.poll(max(0.0, seconds) * 1000)]
             if not ready:
-                raise TimeoutError(f"nothing came for {seconds:.0f} s")
+                raise TimeoutError(f"nothing came for {seconds:.3g} s")
             if self._bell in ready:
                 raise EOFError("this end was closed")
             parts.append(os.read(self._incoming, min(count, 1 << 20)))
