@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -67,6 +68,12 @@ def _slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
     """Order the tests so that no worker begins with a slow file when the others are about to end."""
     slow = {item.path for item in items if any(item.iter_markers("slow")) or any(item.iter_markers("spark"))}
     return sorted(items, key=lambda item: item.path not in slow)
+
+
+def pytest_sessionfinish() -> None:
+    """End the Spark session that modules share."""
+    if "helpers.spark_session" in sys.modules:
+        sys.modules["helpers.spark_session"].end_local_session()
 
 
 def pytest_collection_finish() -> None:

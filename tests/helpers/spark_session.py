@@ -1,45 +1,99 @@
-"""A Spark session for the tests of one module, and what Spark and the machine say about the jobs in it."""
+"""Spark sessions for tests, and reports of Spark and of the machine about the jobs in them."""
 
 import json
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-__all__ = ["last_job", "session", "tasks_of"]
+__all__ = ["end_local_session", "last_job", "local_session", "session", "tasks_of"]
 
 LOCALHOST = "127.0.0.1"
+
+_local: ExitStack | None = None  # the session that `local_session` has started in this process
+
+
+@contextmanager
+def local_session() -> Iterator[SparkSession]:
+    """Yield a session on local[2], which all modules of this process share: starting one takes ten seconds.
+
+    It keeps all its files, and an event log, below its "spark.local.dir".
+    """
+    global _local
+    if _local is None:
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-spark-"))
+            events = Path(folder, "events")
+            events.mkdir()
+            settings = {
+                "spark.local.dir": folder,
+                "spark.eventLog.enabled": "true",
+                "spark.eventLog.dir": events.as_uri(),
+                "spark.eventLog.compress": "false",
+                "spark.sql.session.timeZone": "UTC",
+                "spark.stage.maxConsecutiveAttempts": "2",  # for the tests that lose a keeper twice
+            }
+            stack.callback(_stop, _start("local[2]", settings))
+            _local = stack.pop_all()
+    with _environment():
+        yield SparkSession.builder.getOrCreate()
+
+
+def end_local_session() -> None:
+    """End the session that modules share, if there is one."""
+    global _local
+    if _local is not None:
+        _local.close()
+        _local = None
 
 
 @contextmanager
 def session(master: str, **settings: str) -> Iterator[SparkSession]:
-    """Start a session on `master` and stop it; only one can live in a process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)
-        patch.setenv("SPARK_LOCAL_IP", LOCALHOST)
-        builder = SparkSession.builder.master(master).appName("farandole tests")
-        for name, value in {
-            "spark.driver.host": LOCALHOST,
-            "spark.driver.bindAddress": LOCALHOST,
-            "spark.ui.enabled": "true",  # for its REST interface
-            "spark.ui.port": "0",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.log.level": "OFF",
-            "spark.sql.shuffle.partitions": "2",
-            **settings,
-        }.items():
-            builder = builder.config(name, value)
-        spark = builder.getOrCreate()
+    """Start a session of one module on `master` and stop it; only one can live in a process."""
+    end_local_session()
+    with _environment():
+        spark = _start(master, settings)
         try:
             yield spark
         finally:
-            spark.stop()
-            end_java()
+            _stop(spark)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("SPARK_LOCAL_IP", LOCALHOST)
+        yield
+
+
+def _start(master: str, settings: Mapping[str, str]) -> SparkSession:
+    builder = SparkSession.builder.master(master).appName("farandole tests")
+    for name, value in {
+        "spark.driver.host": LOCALHOST,
+        "spark.driver.bindAddress": LOCALHOST,
+        "spark.ui.enabled": "true",  # for its REST interface
+        "spark.ui.port": "0",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+        "spark.sql.shuffle.partitions": "2",
+        **settings,
+    }.items():
+        builder = builder.config(name, value)
+    with _environment():
+        return builder.getOrCreate()
+
+
+def _stop(spark: SparkSession) -> None:
+    spark.stop()
+    end_java()
 
 
 def end_java() -> None:

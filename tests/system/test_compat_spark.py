@@ -15,20 +15,14 @@ from pyspark.sql import SparkSession
 
 from farandole.compat import install, uninstall
 from farandole.errors import ConfigError, PicklingError
-from helpers.spark_session import last_job, session
+from helpers.spark_session import last_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    # The session is older than the answers, so that nothing of them reaches executors through the environment.
-    with session("local[2]") as started:
-        yield started
-
-
+# The session is older than the answers, so that nothing of them reaches executors through the environment.
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
+def installed(spark: SparkSession) -> Iterator[None]:
     install()
     yield
     uninstall()

@@ -28,7 +28,6 @@ from pyspark.sql import SparkSession
 from farandole.errors import ConfigError, DataError, NotInitializedError, PicklingError
 from farandole.spark import HorovodRunner, run
 from farandole.spark.converter import CACHE_SETTINGS, SparkDatasetConverter, make_spark_converter
-from helpers.spark_session import session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -39,12 +38,6 @@ def by_value() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    with session("local[2]") as started:
-        yield started
 
 
 @pytest.fixture(autouse=True)

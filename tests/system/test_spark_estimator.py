@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,19 +23,17 @@ from farandole.errors import ConfigError, DataError, RankFailed, SlotsError
 from farandole.spark.store import FilesystemStore, Store
 from farandole.spark.torch import TorchEstimator, TorchModel
 from farandole.spark.trainers.checkpoint import Checkpoint
-from helpers.spark_session import last_job, session
+from helpers.spark_session import last_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
 RATE = 2.0**-7
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+@pytest.fixture(scope="module", autouse=True)
+def warm_torch() -> None:
     # The first optimizer makes torch set a variable of its compiler, for good.
     torch.optim.SGD(line().parameters())
-    with session("local[2]") as started:
-        yield started
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from farandole.errors import ConfigError, DataError, RankFailed
 from farandole.spark import HorovodRunner, run
 from farandole.spark.exchange.batches import counted_by_rows
 from farandole.spark.exchange.shuffle import keys_of_partitions
-from helpers.spark_session import session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -34,17 +33,6 @@ def by_value() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("spark")
-
-
-@pytest.fixture(scope="module")
-def spark(scratch: Path) -> Iterator[SparkSession]:
-    with session("local[2]", **{"spark.local.dir": str(scratch), "spark.sql.session.timeZone": "UTC"}) as started:
-        yield started
 
 
 def read_epochs(rows: ShardSource, epochs: int) -> tuple[int, list[list[int]]]:

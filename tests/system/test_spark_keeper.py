@@ -23,7 +23,6 @@ from farandole.data import ShardSource
 from farandole.errors import CacheError, SourceError
 from farandole.spark import run
 from farandole.spark.barrier import run_barrier_job
-from helpers.spark_session import session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -36,13 +35,6 @@ def by_value() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    scratch = str(tmp_path_factory.mktemp("spark"))
-    with session("local[2]", **{"spark.local.dir": scratch, "spark.stage.maxConsecutiveAttempts": "2"}) as started:
-        yield started
 
 
 def keepers_below(folder: Path) -> list[int]:
@@ -105,20 +97,16 @@ def killer(folder: Path, scratch: Path, times: int) -> Iterator[list[float]]:
         thread.join()
 
 
-def scratch_of(spark: SparkSession) -> Path:
-    return Path(spark.sparkContext.getConf().get("spark.local.dir") or "")
-
-
-def test_rows_are_dealt_again_when_their_keeper_is_killed(spark: SparkSession, tmp_path: Path) -> None:
-    with killer(tmp_path, scratch_of(spark), 1) as killed:
+def test_rows_are_dealt_again_when_their_keeper_is_killed(spark: SparkSession, scratch: Path, tmp_path: Path) -> None:
+    with killer(tmp_path, scratch, 1) as killed:
         values = run(ids, (slow_rows(spark, tmp_path, waits=1),), num_proc=2)
     assert sorted(row for mine in values for row in mine) == list(range(30))
     assert len(killed) == 1
     assert time.monotonic() - killed[0] < SLOW, "the loss was noticed after the partition's wait only"
 
 
-def test_the_host_of_lost_rows_is_named_at_once(spark: SparkSession, tmp_path: Path) -> None:
-    with killer(tmp_path, scratch_of(spark), 2) as killed:
+def test_the_host_of_lost_rows_is_named_at_once(spark: SparkSession, scratch: Path, tmp_path: Path) -> None:
+    with killer(tmp_path, scratch, 2) as killed:
         with pytest.raises(SourceError, match=rf"the rows kept on {socket.gethostname()}: are gone"):
             run(ids, (slow_rows(spark, tmp_path, waits=2),), num_proc=2)
         assert time.monotonic() - killed[1] < SLOW / 2
@@ -126,8 +114,9 @@ def test_the_host_of_lost_rows_is_named_at_once(spark: SparkSession, tmp_path: P
 
 
 @pytest.mark.parametrize("also_a_rank", [False, True], ids=["keeper", "keeper and rank"])
-def test_a_keeper_killed_in_an_epoch_costs_no_row(spark: SparkSession, tmp_path: Path, also_a_rank: bool) -> None:
-    scratch = scratch_of(spark)
+def test_a_keeper_killed_in_an_epoch_costs_no_row(
+    spark: SparkSession, scratch: Path, tmp_path: Path, also_a_rank: bool
+) -> None:
 
     def main(rows: ShardSource) -> list[int]:
         import farandole.numpy as hvd
@@ -148,7 +137,7 @@ def test_a_keeper_killed_in_an_epoch_costs_no_row(spark: SparkSession, tmp_path:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_disk_without_room_for_the_rows_is_named(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], check=True)
     try:

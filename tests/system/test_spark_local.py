@@ -25,7 +25,7 @@ from farandole.spark.barrier import run_barrier_job
 from farandole.spark.child import shard
 from farandole.spark.logs import send
 from helpers.marked import processes_with, wait_until_gone
-from helpers.spark_session import last_job, session, tasks_of
+from helpers.spark_session import last_job, tasks_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -33,23 +33,6 @@ needs_native = pytest.mark.skipif(importlib.util.find_spec("farandole._native") 
 
 
 HANGS = 100  # seconds: a rank that nobody ends
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder to which Spark writes all that it writes, its log of events included."""
-    folder = tmp_path_factory.mktemp("scratch")
-    (folder / "events").mkdir()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def spark(scratch: Path) -> Iterator[SparkSession]:
-    events = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{scratch}/events"}
-    with session(
-        "local[2]", **{"spark.local.dir": str(scratch), "spark.eventLog.compress": "false", **events}
-    ) as started:
-        yield started
 
 
 @pytest.fixture

@@ -1,0 +1,25 @@
+"""The Spark session that most modules share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator["SparkSession"]:
+    """Yield the session on local[2]."""
+    from helpers.spark_session import local_session  # only where PySpark is installed
+
+    with local_session() as started:
+        yield started
+
+
+@pytest.fixture
+def scratch(spark: "SparkSession") -> Path:
+    """Return the folder below which Spark keeps all its files."""
+    return Path(spark.sparkContext.getConf().get("spark.local.dir") or "")
