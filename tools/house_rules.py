@@ -14,6 +14,7 @@ ENVIRONMENT = (
     PACKAGE / "config.py",
     PACKAGE / "topology.py",
     PACKAGE / "other_launchers.py",
+    PACKAGE / "bootstrap",
     PACKAGE / "launch",
     PACKAGE / "spark",
     PACKAGE / "compat" / "children.py",

@@ -138,6 +138,16 @@ class Config:
         default=None,
         metadata=_about("network", "text", "address or network interface that listeners bind", "HOROVOD_GLOO_IFACE"),
     )
+    mpi_library: str | None = field(
+        default=None,
+        metadata=_about(
+            "network", "text", "file of the MPI library by which ranks of mpirun meet; default: mpirun's own"
+        ),
+    )
+    rendezvous_folder: str | None = field(
+        default=None,
+        metadata=_about("network", "text", "folder of all hosts by which ranks of srun meet; default: ~/.farandole"),
+    )
     slot_bytes: int = field(
         default=128 << 10, metadata=_about("performance", "bytes", "chunk of a shared-memory transfer")
     )

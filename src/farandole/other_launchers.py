@@ -3,12 +3,16 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from farandole.errors import ConfigError
 
-__all__ = ["OtherLaunch", "find_other_launch", "note_launches", "refuse_other_launch"]
+__all__ = ["OtherLaunch", "Way", "find_other_launch", "note_launches", "refuse_other_launch"]
 
 OUTER = "FARANDOLE_OUTER_LAUNCHES"
+
+# How the processes of a launch can exchange bytes; "": not at all.
+Way: TypeAlias = Literal["mpi", "slurm", "torch", ""]
 
 # Each variable holds the number of processes of one launch. The first above 1 names the launcher: a process that
 # `mpirun` starts within a Slurm job has the variables of both.
@@ -21,18 +25,20 @@ _SIZES = {
     "HOROVOD_SIZE": "a launcher of Horovod",
     "WORLD_SIZE": "torchrun, or a launcher like it,",
 }
+_MPI = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _OURS = {"HOROVOD_": "HOROVOD_RANK", "WORLD_": "RANK"}  # prefixes of a size, and the rank that goes with it
 _SPECIAL_STEPS = 0xFFFFFFF0  # slurm.h: larger numbers are batch scripts and interactive shells, not srun's steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherLaunch:
-    """A launch of several processes: the launcher, and the variable that shows it."""
+    """A launch of several processes: the launcher, the variable that shows it, and the way in which they can meet."""
 
     launcher: str
     variable: str
     value: int
     size: int | None  # None: the launcher gives each process its rank alone
+    way: Way = ""
 
     def __str__(self) -> str:
         if self.size is None:
@@ -64,7 +70,7 @@ def refuse_other_launch(env: Mapping[str, str] | None = None, *, rank: int = 0, 
     if found is not None:
         raise ConfigError(
             found.variable,
-            f"is {found.value}: {found}. farandole cannot connect them, and each would train alone. Start the ranks "
+            f"is {found.value}: {found}, which cannot meet here, and each would train alone. Start the ranks "
             f"with: farandole run -np {found.size or 'N'} python train.py. To train alone on purpose, "
             f"unset {found.variable}",
         )
@@ -72,13 +78,28 @@ def refuse_other_launch(env: Mapping[str, str] | None = None, *, rank: int = 0, 
 
 def _launches(env: Mapping[str, str]) -> Iterator[OtherLaunch]:
     sizes = dict(_SIZES)
+    if "TORCHELASTIC_RUN_ID" in env:  # torchrun is the innermost launcher: mpirun and srun start it once per host
+        sizes = {"WORLD_SIZE": sizes["WORLD_SIZE"], **sizes}
     if "SLURM_STEP_NUM_TASKS" not in env and _in_step_of_srun(env):
         sizes["SLURM_NTASKS"] = "srun"
     for variable, launcher in sizes.items():
         if (size := _number(env, variable)) > 1:
-            yield OtherLaunch(launcher=launcher, variable=variable, value=size, size=size)
+            yield OtherLaunch(launcher=launcher, variable=variable, value=size, size=size, way=_way(variable, env))
     if (rank := _number(env, "PMIX_RANK")) > 0:
         yield OtherLaunch(launcher="a launcher with PMIx", variable="PMIX_RANK", value=rank, size=None)
+
+
+def _way(variable: str, env: Mapping[str, str]) -> Way:
+    if variable.startswith("SLURM_"):
+        return "slurm"
+    if variable in _MPI:
+        # srun with a plug-in for PMI sets the variables of MPICH, too.
+        same = (("SLURM_STEP_NUM_TASKS", "PMI_SIZE"), ("SLURM_PROCID", "PMI_RANK"))
+        by_srun = all(theirs in env and env.get(slurms) == env[theirs] for slurms, theirs in same)
+        return "slurm" if by_srun else "mpi"
+    if variable == "WORLD_SIZE" and all(env.get(name) for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")):
+        return "torch"
+    return ""
 
 
 def _in_step_of_srun(env: Mapping[str, str]) -> bool:

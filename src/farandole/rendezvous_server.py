@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -66,9 +67,12 @@ class RendezvousServer:
 
     It reads only the handshake of a connection until the peer has proved that it knows `secret`, and each state of a
     connection has a time limit. It watches ranks that stay connected after their answer, and reports a death to the
-    others that stay. Listens on `host` alone, and on a free port by default."""
+    others that stay. Listens on `host`, on a free port by default, and on `others`, further addresses of this machine,
+    on free ports; `addresses` has them all."""
 
-    def __init__(self, size: int, secret: bytes, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, size: int, secret: bytes, *, host: str = "127.0.0.1", port: int = 0, others: Sequence[str] = ()
+    ) -> None:
         if size < 1:
             raise ConfigError("size", f"must be >= 1, got {size}")
         if len(secret) < LEAST_SECRET:
@@ -83,10 +87,13 @@ class RendezvousServer:
         self._callers: dict[int, _Caller] = {}
         self._lines: dict[int, _Caller] = {}  # of ranks that stay connected; by ticket
         self._absent: dict[tuple[int, int], float] = {}  # (generation, rank): the time until which it may return
-        listener = _listen(host, port)
-        bound = listener.getsockname()
-        self.address = join_address(bound[0], bound[1])
-        self._acceptor = Acceptor([listener], secret, me=b"rendezvous", service=f"the rendezvous at {self.address}")
+        with contextlib.ExitStack() as undo:
+            listeners = [undo.enter_context(_listen(host, port))]
+            listeners += [undo.enter_context(_listen(other, 0)) for other in others]
+            undo.pop_all()  # the acceptor closes them
+        self.addresses = [join_address(*listener.getsockname()[:2]) for listener in listeners]
+        self.address = self.addresses[0]
+        self._acceptor = Acceptor(listeners, secret, me=b"rendezvous", service=f"the rendezvous at {self.address}")
         self._departures: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()  # None stops the server
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
@@ -197,6 +204,9 @@ class RendezvousServer:
             return
         except OSError as error:
             self._refuse(caller, str(error))
+            return
+        if not more and not caller.inbox and not caller.waits:
+            self._forget(caller)  # a rank that has tried this address
             return
         if not more or caller.waits:
             self._refuse(caller, "it hung up" if not more else "it spoke out of turn")

@@ -1,5 +1,6 @@
 """Places of ranks on hosts, and the environment variables that give a process its place."""
 
+import contextlib
 import fcntl
 import hashlib
 import ipaddress
@@ -14,10 +15,20 @@ from typing import Self
 
 from farandole.errors import ConfigError
 
-__all__ = ["CONTROL_DEGREE", "JobEnvironment", "Topology", "host_identity", "interface_address", "loopback_address"]
+__all__ = [
+    "CONTROL_DEGREE",
+    "JobEnvironment",
+    "Topology",
+    "host_identity",
+    "interface_address",
+    "loopback_address",
+    "own_addresses",
+]
 
 CONTROL_DEGREE = 8  # hosts below a host: three hops reach 585 hosts
 
+_GLOBAL = "00"  # the scope of an address in /proc/net/if_inet6
+_UNUSABLE = 0x48  # IFA_F_TENTATIVE | IFA_F_DADFAILED of linux/if_addr.h
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of a network interface
 
 
@@ -121,6 +132,23 @@ def interface_address(interface: str) -> str:
         except OSError as error:
             raise ConfigError("interface", f"{interface} has no IPv4 address ({error.strerror})") from error
     return socket.inet_ntoa(answer[20:24])
+
+
+def own_addresses() -> list[str]:
+    """Return this host's addresses: of the loopback interface first, then of each interface IPv4 before IPv6.
+
+    Addresses of one link alone (fe80::) are left out, because a name of an interface belongs to them."""
+    found = [loopback_address()]
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(ConfigError):  # it has none
+            found.append(interface_address(name))
+    with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            digits, _, _, scope, flags, _ = line.split()
+            if scope == _GLOBAL and not int(flags, 16) & _UNUSABLE:
+                found.append(str(ipaddress.IPv6Address(bytes.fromhex(digits))))
+    usable = [each for each in found[1:] if not ipaddress.ip_address(each).is_loopback]
+    return list(dict.fromkeys([found[0], *usable]))
 
 
 def loopback_address() -> str:

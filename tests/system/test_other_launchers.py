@@ -1,10 +1,12 @@
-"""Real launchers of other projects: several processes of one are refused, a single one is a job of one rank."""
+"""Real launchers of other projects: their processes meet, a single one is a job of one rank, mixtures are refused."""
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,24 @@ import sys
 import {module} as hvd
 hvd.init()
 sys.stdout.write(f"rank {{hvd.rank()}} of {{hvd.size()}}\\n")
+"""
+# Meets twice, as a notebook's cell that runs again does.
+MEET_TWICE = """
+import sys
+import numpy, farandole.numpy as hvd
+for _ in range(2):
+    hvd.init()
+    total = hvd.allreduce(numpy.arange(2.0) + hvd.rank(), op=hvd.Sum).tolist()
+    sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()}, {hvd.local_rank()} here: {total}\\n")
+    sys.stdout.flush()
+    hvd.shutdown()
+"""
+FAIL = """
+import farandole.numpy as hvd
+hvd.init()
+if hvd.rank() == 1:
+    raise LookupError("no such thing")
+hvd.barrier()
 """
 # As root, and with more processes than cores; Open MPI refuses both unless asked.
 OPEN_MPI = {
@@ -53,24 +73,72 @@ def program(module: str = "farandole.numpy") -> Sequence[str]:
     return sys.executable, "-c", PROGRAM.format(module=module)
 
 
-@pytest.mark.parametrize("module", ["farandole.numpy", "farandole.torch"])
-def test_several_processes_are_refused(mpirun: str, module: str) -> None:
-    pytest.importorskip(module.removeprefix("farandole."))
-    done = start(mpirun, "-n", "2", *program(module))
+def lines_of(size: int) -> list[str]:
+    total = [float(sum(range(size))), float(sum(range(size)) + size)]
+    return sorted(2 * [f"rank {rank} of {size}, {rank} here: {total}" for rank in range(size)])
+
+
+def test_processes_of_mpirun_meet(mpirun: str) -> None:
+    """A shell between launcher and program hides neither."""
+    done = start(mpirun, "-n", "2", "sh", "-c", f"{sys.executable} -c '{MEET_TWICE}'; exit $?")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == lines_of(2)
+
+
+def test_a_rank_of_mpirun_that_fails_ends_the_others(mpirun: str) -> None:
+    done = start(mpirun, "-n", "2", sys.executable, "-c", FAIL)
     assert done.returncode != 0
-    assert "rank 0 of" not in done.stdout
-    assert "started 2 processes. farandole cannot connect them" in done.stderr
-    assert "farandole run -np 2 python train.py" in done.stderr
+    assert "LookupError: no such thing" in done.stderr
 
 
-def test_horovods_name_is_refused_too(mpirun: str) -> None:
+def test_programs_of_horovod_meet_below_mpirun(mpirun: str) -> None:
     pytest.importorskip("torch")
-    done = start(
-        mpirun, "-n", "2", sys.executable, "-m", "farandole.compat", "-c", PROGRAM.format(module="horovod.torch")
-    )
+    program = PROGRAM.format(module="horovod.torch")
+    done = start(mpirun, "-n", "2", sys.executable, "-m", "farandole.compat", "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+@pytest.mark.skipif(open_mpi() is None or mpich() is None, reason="Open MPI or MPICH is not installed")
+def test_a_library_of_another_mpi_is_refused() -> None:
+    """Open MPI's library below MPICH's launcher sees each process alone."""
+    done = start(str(mpich()), "-n", "2", *program(), env={"FARANDOLE_MPI_LIBRARY": "libmpi.so.40"})
     assert done.returncode != 0
     assert "rank 0 of" not in done.stdout
-    assert "started 2 processes. farandole cannot connect them" in done.stderr
+    assert (
+        "PMI_SIZE: is 2: mpiexec of MPICH or Intel MPI started 2 processes, but libmpi.so.40 (Open MPI) sees only 1"
+        in (done.stderr)
+    )
+
+
+def test_a_library_that_is_not_there_is_refused(mpirun: str) -> None:
+    done = start(mpirun, "-n", "2", *program(), env={"FARANDOLE_MPI_LIBRARY": "/nowhere/libmpi.so"})
+    assert done.returncode != 0
+    assert "mpi_library: /nowhere/libmpi.so cannot be loaded" in done.stderr
+
+
+def test_processes_below_torchs_variables_alone_meet() -> None:
+    """As the training operator of Kubernetes starts them: rank 0 serves torch's store meanwhile."""
+    pytest.importorskip("torch")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    assert start_together([{**env, "RANK": str(rank)} for rank in range(2)]) == lines_of(2)
+
+
+def test_tasks_of_srun_meet(tmp_path: Path) -> None:
+    env = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "HOME": str(tmp_path)}
+    assert start_together([{**env, "SLURM_PROCID": str(rank)} for rank in range(2)]) == lines_of(2)
+    assert list((tmp_path / ".farandole").iterdir()) == []
+
+
+def start_together(envs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Run MEET_TWICE once with each environment, at the same time; return the sorted lines of all."""
+    with ThreadPoolExecutor(len(envs)) as pool:
+        runs = [pool.submit(start, sys.executable, "-c", MEET_TWICE, env=dict(env)) for env in envs]
+    for each in runs:
+        assert each.result().returncode == 0, each.result().stderr
+    return sorted(line for each in runs for line in each.result().stdout.splitlines())
 
 
 def test_a_single_process_is_met(mpirun: str) -> None:
@@ -97,7 +165,7 @@ def test_several_processes_of_one_rank_are_refused(mpirun: str, size: int) -> No
     done = start(*command("run", "-np", str(size), mpirun, "-n", "2", *program()))
     assert done.returncode != 0
     assert "rank 0 of" not in done.stdout
-    assert "started 2 processes. farandole cannot connect them" in done.stdout + done.stderr
+    assert "started 2 processes, which cannot meet here" in done.stdout + done.stderr
 
 
 def test_a_batch_script_of_slurm_runs_our_launcher() -> None:
@@ -105,12 +173,6 @@ def test_a_batch_script_of_slurm_runs_our_launcher() -> None:
     done = start(*command("run", "-np", "2", *program()), env=slurm)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
-
-
-def test_tasks_of_srun_are_refused() -> None:
-    done = start(*program(), env={"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
-    assert done.returncode != 0
-    assert "SLURM_STEP_NUM_TASKS: is 2: srun started 2 processes" in done.stderr
 
 
 NESTED = """

@@ -116,7 +116,7 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(("run", "--help"))
     out = capsys.readouterr().out
     assert all(f"--{setting.name.replace('_', '-')}" in out for setting in Config.settings())
-    assert "--mpi" not in out
+    assert "--mpi" not in out.replace("--mpi-library", "")  # horovodrun's, which is refused
     titles = {setting.topic for setting in Config.settings()} | {"ranks", "output", "information", "examples"}
     assert titles <= {line.removesuffix(":") for line in out.splitlines()}
 

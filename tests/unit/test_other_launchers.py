@@ -44,6 +44,39 @@ def test_a_launch_of_several_is_refused(launcher: str) -> None:
     assert str(find_other_launch(env)) in str(caught.value)
 
 
+WAYS = {
+    **dict.fromkeys(("Open MPI", "MVAPICH", "MPICH", "Intel MPI", "mpirun within srun"), "mpi"),
+    **dict.fromkeys(("srun", "a step of srun", "a task of srun"), "slurm"),
+    **dict.fromkeys(("a PMIx rank", "Horovod", "torchrun"), ""),  # this torchrun lacks a port
+}
+TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "a", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
+INNERMOST = {
+    "torchrun": (TORCHRUN, "WORLD_SIZE", "torch"),
+    "torchrun within srun": (SEVERAL["srun"][0] | TORCHRUN, "WORLD_SIZE", "torch"),
+    "torchrun within mpirun": (SEVERAL["Open MPI"][0] | TORCHRUN, "WORLD_SIZE", "torch"),
+    "variables of torch within mpirun": (
+        SEVERAL["Open MPI"][0] | {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        "OMPI_COMM_WORLD_SIZE",
+        "mpi",
+    ),
+    "srun with PMI": (SEVERAL["srun"][0] | {"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE", "slurm"),
+    "mpiexec within srun": (SEVERAL["srun"][0] | {"PMI_SIZE": "8", "PMI_RANK": "0"}, "PMI_SIZE", "mpi"),
+}
+
+
+@pytest.mark.parametrize("launcher", SEVERAL)
+def test_the_way_in_which_processes_can_meet(launcher: str) -> None:
+    found = find_other_launch(SEVERAL[launcher][0])
+    assert found is not None and found.way == WAYS[launcher]
+
+
+@pytest.mark.parametrize("launcher", INNERMOST)
+def test_the_innermost_launcher_counts(launcher: str) -> None:
+    env, variable, way = INNERMOST[launcher]
+    found = find_other_launch(env)
+    assert found is not None and (found.variable, found.way) == (variable, way)
+
+
 @pytest.mark.parametrize("launcher", ALONE)
 def test_a_single_process_is_a_job_of_one_rank(launcher: str) -> None:
     assert isinstance(from_environment(ALONE[launcher]), SoloRendezvous)
@@ -83,7 +116,7 @@ def test_the_sentence() -> None:
     with pytest.raises(ConfigError) as caught:
         from_environment({"OMPI_COMM_WORLD_SIZE": "2"})
     assert str(caught.value) == (
-        "OMPI_COMM_WORLD_SIZE: is 2: mpirun of Open MPI started 2 processes. farandole cannot connect them, and each "
+        "OMPI_COMM_WORLD_SIZE: is 2: mpirun of Open MPI started 2 processes, which cannot meet here, and each "
         "would train alone. Start the ranks with: farandole run -np 2 python train.py. To train alone on purpose, "
         "unset OMPI_COMM_WORLD_SIZE"
     )

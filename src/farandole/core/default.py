@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from farandole.bootstrap import find_rendezvous
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.process_sets.membership import Counters, Membership
 from farandole.errors import ConfigError, NotInitializedError
-from farandole.rendezvous import Rendezvous, from_environment
+from farandole.rendezvous import Rendezvous
 
 __all__ = [
     "context",
@@ -104,19 +105,17 @@ def init(
 ) -> None:
     """Meet the other ranks and start the engine; does nothing while already running.
 
-    Blocks until every rank has come or `Config.start_timeout` has passed. Without a launcher this process is the
-    only rank. Ends by itself at interpreter exit. `process_sets` are added as `add_process_set` does, in this order;
-    "dynamic" adds none, and sets can be added later in any case. Raises `RendezvousError` naming the ranks that are
-    missing, `ConfigError` for a `comm` other than all ranks or below another launcher (`mpirun`, `srun`, `torchrun`)
-    that has started several processes, and `ValueError` for a set given twice.
+    Blocks until every rank has come or `Config.start_timeout` has passed. `farandole run`, `mpirun`, `srun` or
+    `torchrun` may have started the ranks. Without a launcher this process is the only rank. Ends by itself at
+    interpreter exit. `process_sets` are added as `add_process_set` does, in this order; "dynamic" adds none, and sets
+    can be added later in any case. Raises `RendezvousError` naming the ranks that are missing, `ConfigError` for a
+    `comm` other than all ranks or when a launcher's processes cannot meet, and `ValueError` for a set given twice.
     """
     global _process, _atexit_registered
     sets = _checked_sets(process_sets)
     with _lock:
         if _thread.membership is None and _process is None:
-            met = from_environment() if rendezvous is None else rendezvous
-            _require_all_ranks(comm, met.size)
-            made = Context(met, config)
+            made = _join(comm, config or Config.from_environment(), rendezvous)
             _process = _ContextMembership(made, Counters())
             if not _atexit_registered:
                 atexit.register(shutdown)
@@ -127,6 +126,17 @@ def init(
     unknown = [each for each in sets if context().sets.number_of(each) is None]
     if unknown:
         raise ConfigError("process_sets", f"the job is running already; use add_process_set to add {unknown}")
+
+
+def _join(comm: Sequence[int] | None, config: Config, rendezvous: Rendezvous | None) -> Context:
+    met = find_rendezvous(config) if rendezvous is None else rendezvous
+    try:
+        _require_all_ranks(comm, met.size)
+        return Context(met, config)
+    except BaseException:
+        if rendezvous is None:
+            met.close()
+        raise
 
 
 def _checked_sets(process_sets: Sequence[RankSet] | str | None) -> Sequence[RankSet]:

@@ -1,0 +1,57 @@
+"""Rendezvous of a process's ranks, whichever launcher has started them: farandole's own, mpirun, srun or torchrun."""
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import cast
+
+from farandole.bootstrap.hosted import Exchange, meet
+from farandole.bootstrap.mpi import MpiExchange, require_hosts
+from farandole.bootstrap.slurm import FolderExchange
+from farandole.config import Config
+from farandole.errors import ConfigError
+from farandole.handshake import Deadline
+from farandole.other_launchers import OtherLaunch, find_other_launch
+from farandole.rendezvous import Rendezvous, from_environment
+from farandole.topology import JobEnvironment
+
+__all__ = ["find_rendezvous"]
+
+
+def find_rendezvous(config: Config, env: Mapping[str, str] | None = None) -> Rendezvous:
+    """Make the rendezvous for the variables that a launcher has set in `env` (default: `os.environ`).
+
+    Without a launcher this process is the only rank. Processes of mpirun, srun or torchrun exchange rank 0's address
+    and a new secret by the launcher's means, and then meet at rank 0. That blocks until all have come, up to
+    `config.start_timeout`. Raises `ConfigError` if the launcher's means are missing or see fewer processes than it has
+    started, and `RendezvousError` for ranks that do not find rank 0."""
+    env = os.environ if env is None else env
+    found = find_other_launch(env) if JobEnvironment.read(env) is None else None
+    if found is None or not found.way:
+        return from_environment(env)
+    deadline = Deadline(config.start_timeout)
+    met = meet(_exchange(found, config, env, deadline), config, deadline)
+    try:
+        if found.way == "mpi":
+            require_hosts(env, met.size, met.hosts)
+    except BaseException:
+        met.close()
+        raise
+    return met
+
+
+def _exchange(found: OtherLaunch, config: Config, env: Mapping[str, str], deadline: Deadline) -> Exchange:
+    if found.way == "mpi":
+        return MpiExchange(found, config.mpi_library, deadline)
+    assert found.size is not None
+    if found.way == "slurm":
+        return FolderExchange(env, found.size, config.rendezvous_folder)
+    try:
+        torch = importlib.import_module("farandole.torch.distributed.exchange")  # no layer below torch may name it
+    except ImportError as error:
+        raise ConfigError(
+            found.variable,
+            f"is {found.value}: {found}, whose ranks meet at torch's store, but torch cannot be imported ({error}). "
+            f"Install it, or start the ranks with: farandole run -np {found.size} python train.py",
+        ) from error
+    return cast(Exchange, torch.StoreExchange(int(env["RANK"]), found.size, deadline))

@@ -1,0 +1,45 @@
+"""Exchange of bytes between the processes of torchrun, by torch's store."""
+
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from farandole.errors import ConfigError, RendezvousError
+from farandole.handshake import Deadline
+
+__all__ = ["StoreExchange"]
+
+
+class StoreExchange:
+    """Exchange by the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 serves meanwhile.
+
+    Blocks until the store answers, up to `deadline`; raises `RendezvousError`. What the store holds is as secret as
+    the store: everybody who reaches it can read it."""
+
+    def __init__(self, rank: int, size: int, deadline: Deadline) -> None:
+        self.rank, self.size = rank, size
+        seconds = timedelta(seconds=deadline.remaining())
+        try:
+            store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=seconds)))
+        except ValueError as error:  # a variable is missing
+            raise ConfigError("MASTER_ADDR", str(error)) from error
+        except RuntimeError as error:  # of all kinds
+            raise RendezvousError(f"rank {rank} could not reach torch's store: {error}") from error
+        self._store = PrefixStore("farandole/init", store)
+        # Every call of init of one rank belongs to the call of the same number of each other.
+        self._key = f"card/{self._store.add(f'calls/{rank}', 1)}"
+
+    def share(self, payload: bytes, deadline: Deadline) -> bytes:
+        """Return rank 0's `payload` on every rank; blocks up to `deadline`, then raises `RendezvousError`."""
+        try:
+            if self.rank == 0:
+                self._store.set(self._key, payload)  # type: ignore[arg-type]  # it takes bytes, too
+            self._store.wait([self._key], timedelta(seconds=deadline.remaining()))
+            return bytes(self._store.get(self._key))
+        except (RuntimeError, TimeoutError) as error:  # stores raise different errors at the timeout
+            raise RendezvousError(f"rank 0 did not come to torch's store ({error})", missing=(0,)) from error
+
+    def close(self) -> None:
+        """Remove the payload."""
+        self._store.delete_key(self._key)

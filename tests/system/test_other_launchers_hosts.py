@@ -1,0 +1,76 @@
+"""Launchers of other projects on two hosts: the ranks find an address of rank 0 that all of them reach."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from namespaces import DEVICE, inside
+
+from helpers.ssh_hosts import Hosts, net_of, problem, serving_hosts
+from system.test_other_launchers import OPEN_MPI, mpich
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(problem()), reason=problem() or "hosts"),
+]
+
+MEET = """
+import sys
+import numpy, farandole.numpy as hvd
+hvd.init()
+total = hvd.allreduce(numpy.arange(2.0) + hvd.rank(), op=hvd.Sum).tolist()
+sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()} on host {hvd.cross_rank()} of {hvd.cross_size()}: {total}\\n")
+"""
+LINES = [f"rank {rank} of 2 on host {rank} of 2: [1.0, 3.0]" for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with serving_hosts(tmp_path_factory.mktemp("ssh")) as hosts:
+        yield hosts
+
+
+def start(*words: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        words, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed (openmpi-bin)")
+def test_open_mpi_on_two_hosts(hosts: Hosts) -> None:
+    net = f"{net_of(hosts.names[0])}0/24"
+    words = ["mpirun.openmpi", "--mca", "plm_rsh_agent", f"ssh -F {hosts.config}", "--host", ",".join(hosts.names)]
+    words += ["--mca", "oob_tcp_if_include", net, "--mca", "btl_tcp_if_include", net, "--mca", "btl", "self,tcp"]
+    done = start(*words, "-np", "2", sys.executable, "-c", MEET, env=OPEN_MPI)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == LINES
+
+
+@pytest.mark.skipif(mpich() is None, reason="MPICH is not installed (mpich)")
+def test_mpich_on_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    script = tmp_path / "ssh"
+    script.write_text(f'#!/bin/sh\nexec ssh -F {hosts.config} "$@"\n')
+    script.chmod(0o755)
+    words = [str(mpich()), "-launcher", "ssh", "-launcher-exec", str(script), "-hosts", ",".join(hosts.names)]
+    words += ["-iface", DEVICE, "-n", "2", "-ppn", "1"]
+    done = start(*inside(hosts.spaces[2]), *words, sys.executable, "-c", MEET)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == LINES
+
+
+def test_tasks_of_srun_on_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    env = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "HOME": str(tmp_path)}
+    with ThreadPoolExecutor(2) as pool:
+        runs = [
+            pool.submit(start, *inside(space), sys.executable, "-c", MEET, env={**env, "SLURM_PROCID": str(rank)})
+            for rank, space in enumerate(hosts.spaces[:2])
+        ]
+    for each in runs:
+        assert each.result().returncode == 0, each.result().stderr
+    assert sorted(line for each in runs for line in each.result().stdout.splitlines()) == LINES
