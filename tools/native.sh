@@ -1,13 +1,21 @@
 #!/usr/bin/env bash
-# Build and run the native tests: native.sh plain|thread|address. A sanitizer has a build folder of its own.
+# Build and run the native tests: native.sh plain|thread|address. A sanitizer has a build folder of its own; without one
+# the tests are linked to the core that `make setup` has built.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH="$PWD/.venv/bin:$PATH" # cmake and ninja may have come with `make setup`
 
 kind=${1:-plain}
 case $kind in
-  plain) sanitizer="" ;;
-  thread | address) sanitizer=$kind ;;
+  plain)
+    core=$(find build -path 'build/cp*/native/libfarandole_core.a' -printf '%T@ %p\n' | sort -n | tail -n 1)
+    [[ $core ]] || {
+      echo "native.sh: make setup has not built the core yet" >&2
+      exit 1
+    }
+    choices=(-DFARANDOLE_CORE="$PWD/${core#* }" -DCMAKE_CXX_FLAGS_RELEASE=-O1)
+    ;;
+  thread | address) choices=(-DFARANDOLE_SANITIZE="$kind") ;;
   *)
     echo "usage: native.sh plain|thread|address" >&2
     exit 2
@@ -15,6 +23,6 @@ case $kind in
 esac
 folder=build/native-$kind
 
-cmake -S . -B "$folder" -DFARANDOLE_PYTHON=OFF -DFARANDOLE_TESTS=ON -DFARANDOLE_SANITIZE="$sanitizer" >/dev/null
+cmake -S . -B "$folder" -DFARANDOLE_PYTHON=OFF -DFARANDOLE_TESTS=ON "${choices[@]}" >/dev/null
 cmake --build "$folder" --parallel "$(nproc)"
 ctest --test-dir "$folder" --output-on-failure --timeout 300
