@@ -1,5 +1,6 @@
 """Ranks on hosts that a real sshd serves: started, followed, ended, and every unusable host named."""
 
+import json
 import os
 import signal
 import subprocess
@@ -214,6 +215,33 @@ def test_many_starts_leave_nothing(hosts: Hosts, mark: str, tmp_path: Path) -> N
         assert done.returncode == (3 if number % 2 else 0), done.stderr
         assert wait_until_gone(mark, 10.0) == []
         assert [line for line in command_lines() if b"farandole.launch.agent" in line] == []
+
+
+def test_the_doctor_examines_hosts_and_their_network(hosts: Hosts, tmp_path: Path) -> None:
+    names = [*hosts.names, "alias", "wrong-key"]
+    words = ["doctor", "--fast", "--json", "-H", ",".join(names), *hosts.options]
+    done = subprocess.run(
+        [sys.executable, "-m", "farandole.launch.cli", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found["hosts"]) == names[:3]
+    assert list(found["unusable"]) == ["wrong-key"] and "Permission denied" in found["unusable"]["wrong-key"]
+    assert [(link["there"], link["here"]) for link in found["links"]] == [
+        (names[0], names[1]),
+        (names[0], "alias"),
+        (names[1], "alias"),
+    ]
+    for link in found["links"]:
+        assert link["problem"] == ""
+        assert 0 < link["latency"] < 1 and abs(link["clock"]) < 0.5  # one machine has one clock
+        assert link["out"] > 1e6 and link["back"] > 1e6
+    assert len(found["problems"]) == 1
 
 
 def environment_of(mark: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ import pytest
 import farandole
 from farandole.config import Config
 from farandole.launch import cli
+from farandole.launch.doctor.command import doctor_parser
 from farandole.launch.environment import with_settings
 from farandole.launch.options import ALIASES, Given, add_horovod_options, add_setting_options
 from farandole.launch.timeline_command import timeline_parser
@@ -127,13 +128,14 @@ def test_help_shows_commands_examples_and_where_to_read_on(capsys: pytest.Captur
     out = capsys.readouterr().out
     assert {line.split()[0] for line in out.partition("commands:\n")[2].partition("\n\n")[0].splitlines()} == {
         "run",
+        "doctor",
         "timeline",
     }
     examples = [line.split() for line in out.partition("examples:\n")[2].partition("\n\n")[0].splitlines()]
     for program, *words in examples:
         assert program == "farandole"
-        parser = cli.run_parser() if words[0] == "run" else timeline_parser()
-        parser.parse_args(words[1:], namespace=Given())
+        parsers = {"run": cli.run_parser, "doctor": doctor_parser, "timeline": timeline_parser}
+        parsers[words[0]]().parse_args(words[1:], namespace=Given())
     pages = [word for word in out.partition("read on:\n")[2].split() if word.endswith(".md")]
     assert len(pages) > 3
     assert all(Path(__file__).parents[2].joinpath(page).is_file() for page in pages)

@@ -22,7 +22,13 @@ from farandole.launch.environment import with_settings
 from farandole.launch.failures import Failure
 from farandole.launch.installed import report
 from farandole.launch.job import open_job
-from farandole.launch.options import Given, add_horovod_options, add_setting_options
+from farandole.launch.options import (
+    Given,
+    add_horovod_options,
+    add_setting_options,
+    add_ssh_options,
+    positive_count,
+)
 from farandole.launch.output import Output
 from farandole.launch.timeline_command import run_timeline
 
@@ -40,6 +46,7 @@ ABOUT = """Synchronous data-parallel training: starts one program as several ran
 
 commands:
   run        run a program as N ranks, on this machine or on others
+  doctor     report on this machine, or on hosts and the network between them
   timeline   merge the timelines of ranks into one trace, or make a page of them
 
 farandole COMMAND --help shows the command's options.
@@ -50,7 +57,7 @@ READ_ON = """examples:
   farandole run -np 8 -H node1:4,node2:4 python train.py
   farandole run -np 4 --timeline trace.json python train.py
   farandole timeline report trace.json
-  farandole run --check-build
+  farandole doctor -H node1,node2
 
 read on:
   docs/guide/migrating.md          programs written for Horovod, and horovodrun
@@ -79,8 +86,13 @@ class _Signaled(BaseException):
 def main(arguments: Sequence[str] | None = None) -> int:
     """The `farandole` command; returns its exit code: of `run` that of the rank that failed first, 128 + its signal."""
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if _farandole_parser().parse_args(words[:1]).command == "timeline":
+    command = _farandole_parser().parse_args(words[:1]).command
+    if command == "timeline":
         return run_timeline(words[1:])
+    if command == "doctor":
+        from farandole.launch.doctor.command import run_doctor  # here, as `farandole run` starts without cloudpickle
+
+        return run_doctor(words[1:])
     return launch(run_parser(), words[1:], os.environ)
 
 
@@ -186,7 +198,7 @@ def _farandole_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-v", "--version", action="version", version=VERSION)
-    parser.add_argument("command", choices=["run", "timeline"], help=argparse.SUPPRESS)
+    parser.add_argument("command", choices=["run", "doctor", "timeline"], help=argparse.SUPPRESS)
     return parser
 
 
@@ -205,7 +217,7 @@ def run_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     ranks = run.add_argument_group("ranks")
-    ranks.add_argument("-np", "--num-proc", type=_count, metavar="N", help="number of ranks")
+    ranks.add_argument("-np", "--num-proc", type=positive_count, metavar="N", help="number of ranks")
     where = ranks.add_mutually_exclusive_group()
     where.add_argument(
         "-H",
@@ -220,10 +232,7 @@ def run_parser(
         default="none",
         help="cores: each rank runs on its own share of this machine's cores (default: none)",
     )
-    ssh = run.add_argument_group("ssh", "to hosts other than this machine; ~/.ssh/config applies")
-    ssh.add_argument("-p", "--ssh-port", type=_count, metavar="PORT", help="port of the hosts' ssh servers")
-    ssh.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key")
-    ssh.add_argument("--ssh-command", default="ssh", metavar="COMMAND", help="ssh, with options of your own")
+    add_ssh_options(run)
     output = run.add_argument_group("output")
     output.add_argument("--output-filename", metavar="DIRECTORY", help="also write DIRECTORY/rank.N/stdout and stderr")
     output.add_argument(
@@ -243,12 +252,6 @@ def run_parser(
     add_horovod_options(run, but=() if config_file is None else ("--config-file",))
     run.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return run
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
-    return int(text)
 
 
 if __name__ == "__main__":

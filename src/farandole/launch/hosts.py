@@ -7,7 +7,7 @@ from pathlib import Path
 from farandole.errors import ConfigError, SlotsError
 from farandole.launch.backend import Host
 
-__all__ = ["fill_slots", "is_local", "parse_hosts", "read_hostfile"]
+__all__ = ["fill_slots", "is_local", "parse_hosts", "read_hostfile", "route_to"]
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
@@ -50,6 +50,17 @@ def is_local(name: str) -> bool:
     except OSError:
         return False  # an unknown name is not this machine's
     return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def route_to(address: str, port: int = 9) -> str:
+    """Return this machine's address on the way to `address`; "" when there is no way. Sends nothing."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:

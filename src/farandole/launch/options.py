@@ -10,7 +10,7 @@ from farandole.config import Config, Setting
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 
-__all__ = ["Given", "add_horovod_options", "add_setting_options"]
+__all__ = ["Given", "add_horovod_options", "add_setting_options", "add_ssh_options", "positive_count"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,21 @@ def add_setting_options(parser: argparse.ArgumentParser) -> None:
         _add_setting(groups[setting.topic], flag, setting, alias)
     for flag, alias in ALIASES.items():
         _add_setting(groups[settings[alias.setting].topic], flag, settings[alias.setting], alias, hidden=True)
+
+
+def add_ssh_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ssh, as a group."""
+    ssh = parser.add_argument_group("ssh", "to hosts other than this machine; ~/.ssh/config applies")
+    ssh.add_argument("-p", "--ssh-port", type=positive_count, metavar="PORT", help="port of the hosts' ssh servers")
+    ssh.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key")
+    ssh.add_argument("--ssh-command", default="ssh", metavar="COMMAND", help="ssh, with options of your own")
+
+
+def positive_count(text: str) -> int:
+    """Read a whole number of at least 1; raises argparse's error for anything else."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
+    return int(text)
 
 
 def add_horovod_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:

@@ -23,7 +23,7 @@ from farandole.handshake import join_address
 from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Task
 from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
-from farandole.launch.hosts import is_local
+from farandole.launch.hosts import is_local, route_to
 from farandole.launch.messages import SILENCE, Messages
 from farandole.launch.processes import GRACE
 from farandole.topology import interface_address
@@ -91,7 +91,7 @@ class SshBackend:
         else:
             # As the hosts see this machine, and as its own routes have it: the first may be a jump host's.
             seen = [agent.client for agent in agents.values()]
-            candidates = list(dict.fromkeys([*seen, *(_route_to(agent.server) for agent in agents.values())]))
+            candidates = list(dict.fromkeys([*seen, *(route_to(agent.server) for agent in agents.values())]))
         refused: HostsError | None = None
         for address in filter(None, candidates):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -361,14 +361,3 @@ def _program() -> str:
     variables = [f"PYTHONPATH={path}"] if path else []
     words = ["exec", "env", *variables, sys.executable, "-m", "farandole.launch.agent"]
     return f"cd {shlex.quote(os.getcwd())} && {shlex.join(words)}"
-
-
-def _route_to(address: str) -> str:
-    """Return this machine's address on the way to `address`; "" when there is no way."""
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)  # of a datagram socket: sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""

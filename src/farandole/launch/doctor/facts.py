@@ -1,0 +1,155 @@
+"""Facts of one machine: farandole, frameworks, libraries, launchers, limits."""
+
+import json
+import os
+import platform
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from farandole.launch.cores import available_cores
+from farandole.launch.doctor.libraries import LIBRARIES
+from farandole.launch.installed import installed_version, program_path
+from farandole.topology import own_addresses
+
+__all__ = ["Fact", "examine"]
+
+SECONDS = 120  # for a framework to load
+LEAST_FILES = 1024
+LEAST_MEMORY = 64 << 20  # bytes of /dev/shm, which loaders of PyTorch use; Docker's default
+
+# The package, its title, and a program that uses the binding to the point at which its library is loaded.
+FRAMEWORKS = (
+    ("numpy", "NumPy", "import farandole.numpy"),
+    ("torch", "PyTorch", "import farandole.torch"),
+    ("tensorflow", "TensorFlow", "from farandole.tensorflow.plugin import operations; operations()"),
+    ("keras", "Keras", "import farandole.keras"),
+    ("jax", "JAX", "from farandole.jax.plugin import register; register()"),
+    ("pyspark", "Spark", "import farandole.spark; farandole.spark.run"),
+)
+LAUNCHERS = ("ssh", "mpirun", "mpiexec", "srun", "torchrun")
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line of the report; `problem` says what is wrong and what helps, if anything."""
+
+    topic: str
+    name: str
+    value: str
+    problem: str = ""
+
+
+def examine(load: bool = True) -> list[Fact]:
+    """Return the facts of this machine. With `load` each framework's binding is loaded, in a process of its own."""
+    with ThreadPoolExecutor(2) as pool:  # each program has many threads of its own
+        frameworks = pool.map(lambda each: _framework(*each, load=load), FRAMEWORKS)
+        return [*_farandole(), *frameworks, *_libraries(), *map(_launcher, LAUNCHERS), *_machine()]
+
+
+def _farandole() -> Iterator[Fact]:
+    core = _run("import farandole._native as core; print(core.__file__)")
+    yield Fact("farandole", "version", version("farandole"))
+    yield Fact("farandole", "Python", f"{platform.python_version()} ({sys.executable})")
+    yield Fact("farandole", "native core", core.text, core.problem)
+
+
+def _framework(package: str, title: str, program: str, *, load: bool) -> Fact:
+    if find_spec(package) is None:
+        return Fact("frameworks", title, "not installed")
+    installed = installed_version(package) or "of an unknown version"
+    if not load:
+        return Fact("frameworks", title, installed)
+    outcome = _run(program)
+    problem = f"the binding does not load: {outcome.problem}" if outcome.problem else ""
+    return Fact("frameworks", title, installed if problem else f"{installed}, the binding loads", problem)
+
+
+def _libraries() -> Iterator[Fact]:
+    outcome = _run("-m", "farandole.launch.doctor.libraries")
+    if outcome.problem:
+        yield Fact("libraries", "all", "", outcome.problem)
+        return
+    found = json.loads(outcome.text)
+    for title in LIBRARIES:
+        path, about = found.get(title, ("not found", ""))
+        yield Fact("libraries", title, f"{path} ({about})" if about else path)
+
+
+def _launcher(name: str) -> Fact:
+    path = program_path(name)
+    problem = "ranks cannot be started on other hosts; install OpenSSH's client" if name == "ssh" and not path else ""
+    return Fact("launchers", name, path or "not found", problem)
+
+
+def _machine() -> Iterator[Fact]:
+    yield Fact("machine", "name", socket.gethostname())
+    yield Fact("machine", "system", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    bound, usable = len(os.sched_getaffinity(0)), available_cores()
+    quota = f", {usable} by the container's quota" if usable < bound else ""
+    yield Fact("machine", "cores", f"{bound} of {os.cpu_count()}{quota}")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield Fact("machine", "memory", f"{memory / (1 << 30):.1f} GiB")
+    yield _shared_memory(Path("/dev/shm"))
+    yield from _limits()
+    yield Fact("machine", "addresses", ", ".join(own_addresses()))
+
+
+def _shared_memory(folder: Path) -> Fact:
+    try:
+        about = os.statvfs(folder)
+    except OSError as error:
+        return Fact("machine", str(folder), f"{error.strerror}")
+    total, free = about.f_frsize * about.f_blocks, about.f_frsize * about.f_bavail
+    value = f"{free / (1 << 20):.0f} of {total / (1 << 20):.0f} MiB free"
+    problem = "loaders of PyTorch need more; with Docker: --shm-size=1g" if free < LEAST_MEMORY else ""
+    return Fact("machine", str(folder), value, problem)
+
+
+def _limits() -> Iterable[Fact]:
+    limits: tuple[tuple[str, int, Callable[[int], str]], ...] = (
+        (
+            "open files (ulimit -n)",
+            resource.RLIMIT_NOFILE,
+            lambda most: f"large jobs need more; ulimit -n {LEAST_FILES}" if most < LEAST_FILES else "",
+        ),
+        ("processes (ulimit -u)", resource.RLIMIT_NPROC, lambda most: ""),
+        ("locked memory (ulimit -l)", resource.RLIMIT_MEMLOCK, lambda most: ""),
+        (
+            "file size (ulimit -f)",
+            resource.RLIMIT_FSIZE,
+            lambda most: "it limits the ranks' shared memory, too; ulimit -f unlimited",
+        ),
+    )
+    for name, number, problem_of in limits:
+        most = resource.getrlimit(number)[0]
+        unlimited = most == resource.RLIM_INFINITY
+        yield Fact("machine", name, "unlimited" if unlimited else str(most), "" if unlimited else problem_of(most))
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    text: str
+    problem: str = ""
+
+
+def _run(*words: str) -> _Outcome:
+    """Run a program, or a module after "-m", by this Python; return its output, or its last word."""
+    arguments = words if words[0] == "-m" else ("-c", *words)
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return _Outcome("", f"it took more than {SECONDS} s")
+    if done.returncode == 0:
+        return _Outcome(done.stdout.strip())
+    said = done.stderr.strip().splitlines()
+    return _Outcome("", said[-1] if said else f"Python ended with code {done.returncode}")

@@ -1,0 +1,91 @@
+"""Files of CUDA, NCCL and MPI that the dynamic linker finds, as JSON: `python -m farandole.launch.doctor.libraries`.
+
+A process of its own loads them: some never leave a process again."""
+
+import contextlib
+import ctypes
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["find_libraries"]
+
+# PyPI's packages of NVIDIA keep their libraries in folders that torch alone knows.
+WHEELS = "nvidia/*/lib"
+
+LIBRARIES: Mapping[str, Sequence[str]] = {
+    "CUDA driver": ("libcuda.so.1",),
+    "CUDA runtime": ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"),
+    "NCCL": ("libnccl.so.2",),
+    "Open MPI": ("libmpi.so.40",),
+    "MPICH": ("libmpich.so.12", "libmpi.so.12"),
+    "MPI's standard ABI": ("libmpi_abi.so.1", "libmpi_abi.so.0"),
+}
+
+
+def find_libraries() -> dict[str, tuple[str, str]]:
+    """Return the file of each library that can be loaded, and a word on it: its version, or the number of devices."""
+    found = {}
+    for title, names in LIBRARIES.items():
+        for name in names:
+            library = _load(name)
+            if library is not None:
+                about = ABOUT[title](library) if title in ABOUT else ""
+                found[title] = (_file_of(name), about)
+                break
+    return found
+
+
+def _load(name: str) -> ctypes.CDLL | None:
+    wheels = Path(sysconfig.get_path("purelib")).glob(f"{WHEELS}/{name}")
+    for path in (name, *map(str, wheels)):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(path)
+    return None
+
+
+def _file_of(name: str) -> str:
+    """Return the file by which `name` has been loaded into this process."""
+    stem = name.partition(".so")[0] + ".so"
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if path.startswith("/") and Path(path).name.startswith(stem):
+            return path
+    return name
+
+
+def _devices(library: ctypes.CDLL) -> str:
+    version, count = ctypes.c_int(), ctypes.c_int()
+    code = library.cuInit(0)
+    if code != 0:
+        return f"no device can be used (cuInit: error {code})"
+    library.cuDriverGetVersion(ctypes.byref(version))
+    library.cuDeviceGetCount(ctypes.byref(count))
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}, {count.value} devices"
+
+
+def _version_of_nccl(library: ctypes.CDLL) -> str:
+    version = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(version))
+    return f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}"
+
+
+def _version_of_mpi(library: ctypes.CDLL) -> str:
+    text, length = ctypes.create_string_buffer(8192), ctypes.c_int()
+    library.MPI_Get_library_version(text, ctypes.byref(length))
+    return " ".join(text.value.decode(errors="replace").splitlines()[0].partition(",")[0].split())
+
+
+ABOUT: Mapping[str, Callable[[ctypes.CDLL], str]] = {
+    "CUDA driver": _devices,
+    "NCCL": _version_of_nccl,
+    "Open MPI": _version_of_mpi,
+    "MPICH": _version_of_mpi,
+    "MPI's standard ABI": _version_of_mpi,
+}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(find_libraries()))

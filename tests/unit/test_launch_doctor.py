@@ -1,0 +1,136 @@
+"""`farandole doctor`: facts, rounds of pairs, problems, tables."""
+
+import json
+import resource
+import socket
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from farandole.handshake import join_address
+from farandole.launch import cli
+from farandole.launch.doctor import facts as facts_module
+from farandole.launch.doctor import libraries
+from farandole.launch.doctor.facts import Fact, examine
+from farandole.launch.doctor.pairs import Link, Report, _measure, rounds_of
+from farandole.launch.doctor.report import Diagnosis
+from farandole.rendezvous import SoloRendezvous
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One framework, and no library: the others take seconds."""
+    monkeypatch.setattr(facts_module, "FRAMEWORKS", facts_module.FRAMEWORKS[:1])
+
+
+def value_of(facts: list[Fact], name: str) -> Fact:
+    (found,) = [each for each in facts if each.name == name]
+    return found
+
+
+def test_facts_of_this_machine(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = examine()
+    assert [fact for fact in facts if fact.problem] == []
+    assert value_of(facts, "native core").value.endswith(".so")
+    assert value_of(facts, "NumPy").value.endswith(", the binding loads")
+    assert sys.executable in value_of(facts, "Python").value
+    assert value_of(facts, "addresses").value.startswith(("127.0.0.1", "::1"))
+    assert {"farandole", "frameworks", "libraries", "launchers", "machine"} == {fact.topic for fact in facts}
+
+
+def test_a_binding_that_does_not_load(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "raise ImportError('no such symbol')"
+    monkeypatch.setattr(facts_module, "FRAMEWORKS", [("numpy", "NumPy", program), ("nowhere", "Nothing", program)])
+    facts = examine()
+    assert value_of(facts, "NumPy").problem == "the binding does not load: ImportError: no such symbol"
+    assert value_of(facts, "Nothing").value == "not installed"
+    assert value_of(examine(load=False), "NumPy").problem == ""
+
+
+def test_what_a_machine_lacks(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = {resource.RLIMIT_NOFILE: 256, resource.RLIMIT_FSIZE: 1000}
+    monkeypatch.setattr(resource, "getrlimit", lambda number: (most.get(number, resource.RLIM_INFINITY), 0))
+    monkeypatch.setattr(facts_module, "program_path", lambda name: None)
+    full = types.SimpleNamespace(f_frsize=4096, f_blocks=16384, f_bavail=100)
+    monkeypatch.setattr(facts_module.os, "statvfs", lambda folder: full)
+    facts = examine(load=False)
+    problems = {fact.name: fact.problem for fact in facts if fact.problem}
+    assert problems == {
+        "ssh": "ranks cannot be started on other hosts; install OpenSSH's client",
+        "/dev/shm": "loaders of PyTorch need more; with Docker: --shm-size=1g",
+        "open files (ulimit -n)": "large jobs need more; ulimit -n 1024",
+        "file size (ulimit -f)": "it limits the ranks' shared memory, too; ulimit -f unlimited",
+    }
+
+
+def test_libraries_by_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "LIBRARIES", {"C": ("libnone.so.1", "libc.so.6"), "none": ("libnone.so.1",)})
+    ((title, (path, about)),) = libraries.find_libraries().items()
+    assert title == "C" and Path(path).is_file() and Path(path).name.startswith("libc") and about == ""
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_each_pair_has_its_turn_and_no_host_two_at_once(count: int) -> None:
+    rounds = rounds_of(count)
+    pairs = [pair for each in rounds for pair in each]
+    assert sorted(pairs) == [(high, low) for high in range(count) for low in range(high)]
+    for each in rounds:
+        hosts = [host for pair in each for host in pair]
+        assert len(hosts) == len(set(hosts))
+
+
+def test_a_host_that_cannot_be_reached_is_a_problem_of_its_pair() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        closed = join_address(*other.getsockname())
+    link = _measure(SoloRendezvous(), 7, closed)
+    assert link.problem == f"nothing passes to {closed}: [Errno 111] Connection refused"
+    assert (link.here, link.there) == (0, 7)
+
+
+def report_of(version: str, *links: Link, problem: str = "") -> Report:
+    return Report([Fact("farandole", "version", version), Fact("machine", "cores", "2", problem)], list(links))
+
+
+def test_problems_and_tables() -> None:
+    link = Link(0, 1, latency=2e-4, clock=-3.04, out=1.17e8, back=1.2e8)
+    broken = Link(0, 2, problem="nothing passes to 10.0.0.1:5: timed out")
+    reports = [report_of("1.0"), report_of("1.1", link, problem="too few"), report_of("1.0", broken)]
+    diagnosis = Diagnosis.of(["a", "b", "c"], {"d": "Permission denied"}, reports)
+    assert diagnosis.problems() == [
+        "d cannot be used: Permission denied",
+        "b: cores: too few",
+        "b and a: their clocks differ by 3.0 s; let both follow a time server",
+        "c and a: nothing passes to 10.0.0.1:5: timed out",
+        "farandole version differs between hosts (a: 1.0, b: 1.1, c: 1.0); install the same",
+    ]
+    text = diagnosis.as_text()
+    assert "  ! cores    2\n" in text
+    assert "    between  and  round trip  clock ahead  MB/s there  MB/s back\n" in text
+    assert "    b        a    200 us      -3040.0 ms   117         120\n" in text
+    assert "  ! c and a: nothing passes" in text
+    assert text.endswith("  farandole version differs between hosts (a: 1.0, b: 1.1, c: 1.0); install the same\n")
+    whole = json.loads(diagnosis.as_json())
+    assert whole["problems"] == diagnosis.problems()
+    assert whole["links"][0] == {
+        **{"here": "b", "there": "a", "problem": "", "latency": 2e-4, "clock": -3.04},
+        **{"out": 1.17e8, "back": 1.2e8},
+    }
+    assert Diagnosis.of(["a"], {}, [report_of("1.0")]).as_text().endswith("\n\nno problems\n")
+
+
+def test_the_command(quick: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(("doctor", "--json", "--fast")) == 0
+    assert list(json.loads(capsys.readouterr().out)["hosts"]) == ["this machine"]
+    assert cli.main(("doctor", "-H", "a:0")) == 2
+
+
+def test_hosts_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho no entry for you >&2\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    words = ("doctor", "-H", "a.invalid:2,b.invalid", "--ssh-command", str(tmp_path / "ssh"))
+    assert cli.main(words) == 1
+    assert capsys.readouterr().out == (
+        "problems\n  a.invalid cannot be used: no entry for you\n  b.invalid cannot be used: no entry for you\n"
+    )
