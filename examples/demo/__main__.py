@@ -194,7 +194,7 @@ def main() -> None:
         predicted = model.transform(digits.where("held_out"))
         predicted.selectExpr("label", "transform(label__output, x -> round(x, 1)) as label__output").show(3, False)
         predicted_accuracy = score(predicted)
-        history = model.getHistory()
+        history = model.history
         estimator_speed = sum(each["steps"] for each in history) / sum(each["seconds"] for each in history)
 
     run = out / "runs" / "estimator"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-__all__ = ["hide_cause", "mask", "secret_values"]
+__all__ = ["hide_cause", "mask", "secret_values", "without_secrets"]
 
 _MASK = "***"
 
@@ -40,6 +40,12 @@ def mask(text: str, *secrets: str) -> str:
 def secret_values(options: Mapping[str, object]) -> list[str]:
     """Return the values of options whose names say that they are secret, those of nested mappings too."""
     return list(_values(options))
+
+
+def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
+    """Return `options` without those whose names say that they are secret, in nested mappings too."""
+    kept = {name: value for name, value in options.items() if not _NAME.fullmatch(str(name))}
+    return {name: without_secrets(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def hide_cause(error: BaseException, *secrets: str) -> BaseException | None:

@@ -115,18 +115,10 @@ IGNORED_PARAMS: Mapping[str, str] = {
 }
 _OWN_FUNCTION = "write the training function and run it with HorovodRunner"
 REFUSED_PARAMS: Mapping[str, str] = {
-    "backend": "set num_proc; ranks are the tasks of the DataFrame's own Spark session",
-    "sample_weight_col": "rows cannot be weighted yet; weight them in the loss",
     "transformation_fn": "transform the DataFrame before fit",
     "transformation_edit_fields": "transform the DataFrame before fit",
     "transformation_removed_fields": "select the columns before fit",
-    "train_steps_per_epoch": "an epoch is every row once",
-    "validation_steps_per_epoch": "validation is every validation row once",
-    "gradient_compression": "gradients travel uncompressed",
-    "backward_passes_per_step": "raise batch_size instead",
-    "label_shapes": "a label takes its output's shape",
     "data_module": "ranks read the DataFrame's rows",
-    "loss_constructors": "pass the loss function itself as loss",
     "train_minibatch_fn": _OWN_FUNCTION,
     "callbacks": _OWN_FUNCTION,
 }

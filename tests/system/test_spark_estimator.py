@@ -1,7 +1,11 @@
 """`TorchEstimator` and `TorchModel` on an embedded Spark, with real ranks."""
 
 import importlib.util
+import io
+import logging
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +19,8 @@ if importlib.util.find_spec("farandole._native") is None:
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pyspark.ml import Pipeline
+from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
 from torch import Tensor, nn
@@ -82,7 +88,7 @@ def test_a_step_is_the_mean_over_all_rows_of_all_ranks(spark: SparkSession, num_
     state = fitted.getModel().state_dict()
     np.testing.assert_allclose(state["weight"].numpy()[0], weight, rtol=1e-5)
     np.testing.assert_allclose(state["bias"].item(), bias, rtol=1e-5)
-    assert [(record["epoch"], record["steps"]) for record in fitted.getHistory()] == [(1, 1), (2, 1), (3, 1)]
+    assert [(record["epoch"], record["steps"]) for record in fitted.history] == [(1, 1), (2, 1), (3, 1)]
     assert model.state_dict()["weight"].eq(0.5).all(), "the user's own model must stay as it was"
 
 
@@ -96,6 +102,8 @@ def recorder(folder: Path) -> nn.Module:
             self.scale = nn.Parameter(torch.zeros(1))
 
         def forward(self, ids: Tensor) -> Tensor:
+            if torch.is_inference_mode_enabled():  # the row that is tried before training
+                return ids * 0 + self.scale
             kind = "train" if self.training else "val"
             with (folder / f"{kind}-{os.getpid()}").open("a") as out:
                 out.writelines(f"{int(each)}\n" for each in ids)
@@ -118,8 +126,8 @@ def test_every_row_once_per_epoch(spark: SparkSession, tmp_path: Path, batch_siz
     assert sorted(train + val) == sorted(3 * list(range(23)))
     assert 0 < len(val) < len(train)
     assert not set(train) & set(val)
-    assert [record["epoch"] for record in fitted.getHistory()] == [1, 2, 3]
-    assert all(record["val_loss"] > 0 for record in fitted.getHistory())
+    assert [record["epoch"] for record in fitted.history] == [1, 2, 3]
+    assert all(record["val_loss"] > 0 for record in fitted.history)
 
 
 def with_dropout() -> nn.Module:
@@ -143,18 +151,19 @@ def test_a_resumed_run_is_the_uninterrupted_one(spark: SparkSession, store: File
         assert content is not None
         saved = Checkpoint.load(content)
         assert saved.epoch == epochs
-        assert saved.optimizer is not None
-        assert [group["lr"] for group in saved.optimizer["param_groups"]] == [0.01]  # type: ignore[attr-defined]
+        assert saved.state is not None
+        state = torch.load(io.BytesIO(saved.state), weights_only=True)
+        assert [group["lr"] for group in state["optimizer"]["param_groups"]] == [0.01]
     for one, other in zip(straight.getModel().parameters(), resumed.getModel().parameters(), strict=True):
         assert torch.equal(one, other)
-    losses = [[record["loss"] for record in model.getHistory()] for model in (straight, resumed)]
+    losses = [[record["loss"] for record in model.history] for model in (straight, resumed)]
     assert losses[0] == losses[1]
     assert store.read(store.get_best_path("resumed")) is not None
 
     before = last_job(spark)["jobId"]
     again = fit("resumed", 3)
     assert last_job(spark)["jobId"] == before, "all epochs were finished: there is nothing to run"
-    assert again.getHistory() == resumed.getHistory()
+    assert again.history == resumed.history
     with pytest.raises(ConfigError, match="random_seed: is 8, but resumed was started with 9"):
         estimator(line(), store=store, run_id="resumed", random_seed=8).fit(data)
 
@@ -171,7 +180,7 @@ def test_what_a_run_leaves_in_its_store(spark: SparkSession, store: FilesystemSt
         curves.Tags()["scalars"]
     )
     assert "train/waiting_for_data_percent" in curves.Tags()["scalars"]
-    steps = sum(int(record["steps"]) for record in fitted.getHistory())
+    steps = sum(int(record["steps"]) for record in fitted.history)
     assert [point.step for point in curves.Scalars("train/batch_loss")] == list(range(1, steps + 1))
     written = [path for path in Path(store.get_run_path("curves")).parent.parent.rglob("*") if path.is_file()]
     assert {path.name.partition(".tfevents")[0] for path in written} == {"checkpoint", "best", "events.out"}
@@ -224,6 +233,86 @@ def test_vectors_booleans_two_labels_and_their_columns(spark: SparkSession) -> N
             scores, value = trained(vector[None], flag[None])
         np.testing.assert_allclose(row["class scores"], scores[0].numpy(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(row["value.out"], value.item(), rtol=1e-5, atol=1e-6)
+
+
+LOAD_AND_TRANSFORM = """
+import sys
+from pathlib import Path
+from pyspark.ml import Pipeline, PipelineModel
+from helpers.spark_session import session
+from farandole.spark.torch import TorchEstimator, TorchModel
+
+folder, data = sys.argv[1:]
+with session("local[2]") as spark:
+    rows = spark.read.parquet(data)
+    fitted = PipelineModel.load(folder + "/fitted")
+    for stage in (fitted, fitted.stages[-1]):
+        print("predicted", [row["guess"] for row in stage.transform(rows if stage is fitted else
+            fitted.stages[0].transform(rows)).orderBy("id").collect()])
+    model = fitted.stages[-1]
+    print("facts", type(model) is TorchModel, model.getRunId(), model.getHistory())
+    again = TorchModel(model=model.getModel(), feature_columns=["x"], label_columns=["y"]).setOutputCols(["guess"])
+    shown = again.transform(fitted.stages[0].transform(rows))
+    print("again", [row["guess"] for row in shown.orderBy("id").collect()])
+    estimator = Pipeline.load(folder + "/unfitted").getStages()[-1]
+    print("estimator", type(estimator) is TorchEstimator, estimator.getStore().prefix_path, estimator.getEpochs())
+    resumed = Pipeline.load(folder + "/unfitted").fit(rows).stages[-1]
+    print("resumed", [record["epoch"] for record in resumed.history])
+"""
+
+
+def test_saved_estimators_and_models_work_in_a_new_session(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = spark.createDataFrame(
+        [(float(i % 7), float(i % 3), i / 12, i) for i in range(12)], "a double, b double, y double, id bigint"
+    )
+    data.coalesce(1).write.parquet(str(tmp_path / "rows"))
+
+    class Net(nn.Module):  # of this function: another process can import it from nowhere
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x)
+
+    where = Store.create(str(tmp_path / "store"), {"key": "secret of the store", "auto_mkdir": True})
+    stages = [
+        VectorAssembler(inputCols=["a", "b"], outputCol="x"),
+        estimator(
+            Net(), store=where, run_id="kept", num_proc=1, metrics=[lambda output, label: (output - label).mean()]
+        ),
+    ]
+    pipeline = Pipeline(stages=stages)
+    fitted = pipeline.fit(data)
+    fitted.stages[-1].setOutputCols(["guess"])
+    fitted.write().overwrite().save(str(tmp_path / "fitted"))
+    fitted.write().overwrite().save(str(tmp_path / "fitted"))
+    pipeline.getStages()[-1].setEpochs(2)
+    with caplog.at_level(logging.WARNING):
+        pipeline.save(str(tmp_path / "unfitted"))
+    assert "is saved without its secret options" in caplog.text
+    written = b"".join(path.read_bytes() for path in (tmp_path / "unfitted").rglob("*") if path.is_file())
+    assert b"secret of the store" not in written
+    with pytest.raises(ConfigError, match="load it with that class"):
+        TorchEstimator.load(str(next((tmp_path / "fitted" / "stages").glob("1_*"))))
+
+    want = [row["guess"] for row in fitted.transform(data).orderBy("id").collect()]
+    command = [sys.executable, "-c", LOAD_AND_TRANSFORM, str(tmp_path), str(tmp_path / "rows")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [
+        line for line in done.stdout.splitlines() if line.startswith(("pred", "facts", "again", "esti", "resumed"))
+    ] == [
+        f"predicted {want}",
+        f"predicted {want}",
+        f"facts True kept {fitted.stages[-1].getHistory()}",
+        f"again {want}",
+        f"estimator True {where.prefix_path} 2",
+        "resumed [1, 2]",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -279,6 +368,7 @@ def test_progress_in_plain_lines(spark: SparkSession, capfd: pytest.CaptureFixtu
     fitted = shown.fit(points(spark, 20), {shown.epochs: 2})
     out = capfd.readouterr().out
     assert "[0] shown: 20 rows train, 0 validate; 1 steps per epoch on 2 ranks; features x float64[2] as float32" in out
+    assert "as float32 [rows, 2]; labels y float64" in out
     assert "epoch 2/2 step 1/1" in out
     assert "epoch 2: loss" in out
-    assert len(fitted.getHistory()) == 2
+    assert len(fitted.history) == 2

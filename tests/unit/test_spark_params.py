@@ -15,6 +15,7 @@ import torch
 
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_PARAMS, REFUSED_PARAMS
+from farandole.spark.backend import SparkBackend
 from farandole.spark.store import Store
 from farandole.spark.torch import TorchEstimator
 
@@ -45,6 +46,14 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters()),
         "loss": [torch.nn.functional.mse_loss],
+        "loss_constructors": [torch.nn.MSELoss],
+        "backend": SparkBackend(num_proc=2, env={"A": "b"}),
+        "sample_weight_col": "w",
+        "gradient_compression": object(),
+        "label_shapes": [(-1, 1)],
+        "train_steps_per_epoch": 4,
+        "validation_steps_per_epoch": 5,
+        "backward_passes_per_step": 2,
         "loss_weights": [1.0],
         "metrics": [torch.nn.functional.l1_loss],
         "feature_cols": ["x"],
@@ -95,6 +104,11 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         ("store", "/tmp/store"),
         ("run_id", 7),
         ("verbose", 3),
+        ("backend", object()),
+        ("label_shapes", [[3]]),
+        ("train_steps_per_epoch", 0),
+        ("backward_passes_per_step", 0),
+        ("loss_constructors", 1),
     ],
 )
 def test_a_value_that_cannot_be_right_is_refused_at_once(name: str, value: object) -> None:
@@ -110,17 +124,32 @@ def test_a_value_given_to_fit_is_checked_as_well() -> None:
 
 def test_what_horovod_had_and_means_nothing_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        TorchEstimator(partitions_per_process=10, use_gpu=True, backend=None)
+        TorchEstimator(partitions_per_process=10, use_gpu=True, transformation_fn=None)
     (record,) = caplog.records
     assert "partitions_per_process (no Parquet is written)" in record.getMessage()
     assert "use_gpu" in record.getMessage()
-    assert "backend" not in record.getMessage()
+    assert "transformation_fn" not in record.getMessage()
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_PARAMS))
 def test_what_would_change_the_result_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name}: is not supported: "):
         TorchEstimator(**{name: object()})  # type: ignore[arg-type]
+
+
+def test_what_is_refused_is_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        TorchEstimator(callbacks=[1], data_module=object(), partitions_per_process=10)
+    assert str(refused.value).startswith("callbacks, data_module: are not supported: callbacks: write the training")
+
+
+def test_what_the_example_of_horovod_passes_is_taken() -> None:
+    """The defaults of Horovod's parameters among them."""
+    estimator = TorchEstimator(
+        backend=SparkBackend(num_proc=2), backward_passes_per_step=1, train_steps_per_epoch=None, label_shapes=None
+    )
+    assert estimator.getBackend().num_processes() == 2  # type: ignore[union-attr]
+    assert estimator.getBackwardPassesPerStep() == 1
 
 
 @pytest.mark.parametrize("setter", ["setPartitionsPerProcess", "setTrainReaderNumWorker", "setInMemoryCacheAll"])
@@ -133,11 +162,11 @@ def test_setters_without_meaning_warn(setter: str, caplog: pytest.LogCaptureFixt
 
 def test_setters_and_getters_of_what_is_not_supported() -> None:
     estimator = TorchEstimator()
-    assert estimator.setBackend(None) is estimator
-    with pytest.raises(ConfigError, match="backend: is not supported: set num_proc"):
-        estimator.setBackend(object())
-    with pytest.raises(AttributeError, match=r"getBackend is not part of farandole .*: set num_proc"):
-        estimator.getBackend()
+    assert estimator.setDataModule(None) is estimator
+    with pytest.raises(ConfigError, match="data_module: is not supported: ranks read"):
+        estimator.setDataModule(object())
+    with pytest.raises(AttributeError, match=r"getDataModule is not part of farandole .*: ranks read"):
+        estimator.getDataModule()
     with pytest.raises(AttributeError, match="'TorchEstimator' object has no attribute 'setNothing'"):
         estimator.setNothing(1)
 
@@ -170,5 +199,11 @@ def test_settings_that_do_not_go_together() -> None:
         estimator.copy({estimator.loss_weights: [0.5, 0.5]})._check()
     with pytest.raises(ConfigError, match="loss: has 2 functions for 1 label"):
         estimator.copy({estimator.loss: [torch.nn.functional.mse_loss] * 2})._check()
+    with pytest.raises(ConfigError, match="label_shapes: has 2 shapes for 1 label"):
+        estimator.copy({estimator.label_shapes: [(-1,), (-1,)]})._check()
+    with pytest.raises(ConfigError, match="loss_constructors: is set, and loss as well"):
+        estimator.copy({estimator.loss_constructors: [torch.nn.MSELoss]})._check()
+    with pytest.raises(ConfigError, match="backend: is set, and num_proc as well"):
+        estimator.copy({estimator.backend: SparkBackend(2), estimator.num_proc: 2})._check()
     with pytest.raises(ConfigError, match="model: has no parameters"):
         estimator.copy({estimator.model: torch.nn.ReLU()})._check()

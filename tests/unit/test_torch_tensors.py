@@ -16,7 +16,8 @@ import pandas as pd
 import torch
 
 from farandole.errors import ConfigError, DataError
-from farandole.spark.trainers.torch_predict import Predictor, column_type
+from farandole.spark.trainers.predict import column_type
+from farandole.spark.trainers.torch_predict import Predictor
 from farandole.spark.trainers.torch_tensors import Inputs, fit_label, outputs_of
 
 

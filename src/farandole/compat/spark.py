@@ -2,13 +2,14 @@
 
 import functools
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from farandole.compat.hook import install
 from farandole.launch.pickling import dumps
+from farandole.spark.backend import Backend, default_num_proc
+from farandole.spark.backend import SparkBackend as OwnBackend
 from farandole.spark.runner import HorovodRunner as Runner
-from farandole.spark.session import active_session
 from farandole.spark.session import run as run_in_spark
 
 __all__ = ["Backend", "HorovodRunner", "SparkBackend", "default_num_proc", "run"]
@@ -49,44 +50,8 @@ class HorovodRunner(Runner):
         return super().run(_answering(main), **kwargs)
 
 
-def default_num_proc() -> int:
-    """Return how many ranks a Spark job has by default."""
-    return active_session().sparkContext.defaultParallelism
+class SparkBackend(OwnBackend):
+    """The class `horovod.spark.common.backend.SparkBackend`; see `farandole.spark.backend.SparkBackend`."""
 
-
-class Backend:
-    """Base of a user's backend, which runs a function on all ranks."""
-
-    def run(
-        self,
-        fn: Callable[..., T],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> list[T]:
-        """Return the values of `fn(*args, **kwargs)` by rank."""
-        raise NotImplementedError
-
-    def num_processes(self) -> int:
-        """Return the number of ranks."""
-        raise NotImplementedError
-
-
-class SparkBackend(Backend):
-    """Backend that calls `run`; `kwargs` are further arguments of `run`."""
-
-    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        self._num_proc, self._env, self._kwargs = num_proc or default_num_proc(), env, kwargs
-
-    def run(
-        self,
-        fn: Callable[..., T],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> list[T]:
-        merged = {**(self._env or {}), **(env or {})}
-        return run(fn, args, kwargs, num_proc=self._num_proc, env=merged, **self._kwargs)
-
-    def num_processes(self) -> int:
-        return self._num_proc
+    def _call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+        return run(fn, *args, **kwargs)

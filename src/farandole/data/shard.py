@@ -188,12 +188,12 @@ class ShardLoader:
         if len(self.rows) != self.plan.rows[self.rank]:
             raise ValueError(f"the plan gives rank {self.rank} {self.plan.rows[self.rank]} rows, not {len(self.rows)}")
 
-    def epoch(self, epoch: int) -> Iterator[ShardBatch]:
-        """Yield as many batches on every rank, each row in one of them; an empty batch has 0 rows."""
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[ShardBatch]:
+        """Yield as many batches on every rank, from step `first` on, each row in one of them; one may have 0 rows."""
         order = self.rows
         if self.seed is not None:
             order = self.rows[permutation(len(self.rows), epoch, self.rank, seed=self.seed)]
-        for step in range(self.plan.steps):
-            first, last = self.plan.bounds(self.rank, step)
-            taken = {name: column.take(order[first:last]) for name, column in self.columns.items()}
-            yield ShardBatch(taken, last - first, self.plan.weight(self.rank, step))
+        for step in range(first, self.plan.steps):
+            begin, end = self.plan.bounds(self.rank, step)
+            taken = {name: column.take(order[begin:end]) for name, column in self.columns.items()}
+            yield ShardBatch(taken, end - begin, self.plan.weight(self.rank, step))

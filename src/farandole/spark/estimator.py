@@ -4,13 +4,14 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pyspark.ml import Estimator, Model
-from pyspark.sql import DataFrame
+from pyspark.ml.param import Param
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from farandole.config import Config
 from farandole.errors import ConfigError, DataError, RankFailed
@@ -18,33 +19,24 @@ from farandole.spark.barrier import run_barrier_job
 from farandole.spark.display import Display
 from farandole.spark.feed import Feed, plan_feed
 from farandole.spark.params import EstimatorParams
+from farandole.spark.persistence import PARAMETERS, Folder, Saved, dumped_parameters, loaded_parameters
+from farandole.spark.session import active_session
 from farandole.spark.slots import all_slots
-from farandole.spark.store import FilesystemStore
+from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.rows import RowsWanted
+from farandole.spark.trainers.run import RunPlan
 
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Model)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """One call of `fit`, with all its settings settled."""
-
-    run_id: str
-    store: FilesystemStore | None
-    feed: Feed
-    rows: RowsWanted
-    epochs: int
-    seed: int
-    finished: int  # epochs that the store's checkpoint holds
-    verbose: int
+_HELD = "__farandole_validates"
 
 
-class DataFrameEstimator(Estimator[M], EstimatorParams):
+class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
     """Feeds a DataFrame's rows to ranks, every row exactly once per epoch, and returns the model that they trained.
 
-    A checkpoint is bytes here; each framework has its own content.
+    A framework adds its parameters and its trainer. Ranks, rows, checkpoints, reports and saving are the same for all.
     """
 
     _prefix: ClassVar[str]  # of the names of runs that the user did not name
@@ -54,16 +46,48 @@ class DataFrameEstimator(Estimator[M], EstimatorParams):
         """Raise `ConfigError` for parameters that do not go together."""
 
     @abstractmethod
-    def _read(self, checkpoint: bytes) -> tuple[int, int]:
-        """Return how many epochs a checkpoint holds, and the run's seed."""
+    def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
+        """Return what each rank runs: `trainers.run.train` with the framework's trainer."""
 
     @abstractmethod
-    def _task(self, fit: Fit) -> Callable[[], bytes | None]:
-        """Return what each rank runs; rank 0 returns the last checkpoint."""
-
-    @abstractmethod
-    def _model(self, fit: Fit, checkpoint: bytes) -> M:
+    def _trained(self, run_id: str, checkpoint: Checkpoint) -> M:
         """Return the model in a checkpoint."""
+
+    def _environment(self) -> dict[str, str]:
+        """Return the variables that ranks need."""
+        backend = self.getBackend()
+        return {} if backend is None else dict(backend.env)
+
+    def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
+        return {}, {PARAMETERS: dumped_parameters(self)}
+
+    @classmethod
+    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+        estimator = cls()
+        estimator._set(**loaded_parameters(folder.read(PARAMETERS)))
+        return estimator
+
+    def fit_on_parquet(self, params: dict[Param[Any], Any] | None = None, dataset_idx: int | None = None) -> M:
+        """Fit to Parquet files that are in the store already: `intermediate_train_data` and `intermediate_val_data`.
+
+        `dataset_idx` chooses among several, such as `intermediate_train_data.0`. Rows of the second folder validate, if
+        there is one. Raises `ConfigError` without a store or without training rows."""
+        if params:
+            return self.copy(params).fit_on_parquet(dataset_idx=dataset_idx)
+        store = self.getStore()
+        if store is None:
+            raise ConfigError("store", "is not set; fit_on_parquet reads the Parquet files in it")
+        spark = active_session()
+        train, held = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
+        if not store.exists(train):
+            raise ConfigError("store", f"has no rows to train on: {train} does not exist")
+        rows = spark.read.parquet(store.url(train))
+        if not store.exists(held):
+            return self.fit(rows)
+        marked = rows.withColumn(_HELD, F.lit(False)).unionByName(
+            spark.read.parquet(store.url(held)).withColumn(_HELD, F.lit(True))
+        )
+        return self.copy({self.validation: _HELD}).fit(marked)
 
     def _fit(self, dataset: DataFrame) -> M:
         self._check()
@@ -72,22 +96,23 @@ class DataFrameEstimator(Estimator[M], EstimatorParams):
             dataset.schema,
             features=self.getFeatureCols(),
             labels=self.getLabelCols(),
+            weight=self.getSampleWeightCol(),
             validation=validation if isinstance(validation, str) else None,
         )
-        fit, saved = self._settle(feed, validation)
-        if saved is not None and fit.finished >= fit.epochs:
-            log.info("%s: all %d epochs are finished already", fit.run_id, fit.epochs)
-            return self._model(fit, saved)
-        return self._model(fit, self._run(fit, dataset))
+        plan, saved = self._settle(feed, validation)
+        if saved is not None and (saved.epoch >= plan.epochs or saved.stopped):
+            log.info("%s: all %d epochs are finished already", plan.run_id, saved.epoch)
+            return self._trained(plan.run_id, saved)
+        return self._trained(plan.run_id, Checkpoint.load(self._run(plan, feed, dataset)))
 
-    def _settle(self, feed: Feed, validation: float | str | None) -> tuple[Fit, bytes | None]:
+    def _settle(self, feed: Feed, validation: float | str | None) -> tuple[RunPlan, Checkpoint | None]:
         store, asked_seed = self.getStore(), self.getRandomSeed()
         run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}"
-        saved = None if store is None else store.read(store.get_checkpoint_path(run_id))
+        content = None if store is None else store.read(store.get_checkpoint_path(run_id))
+        saved = None if content is None else Checkpoint.load(content)
         seed = secrets.randbits(31) if asked_seed is None else asked_seed
-        finished = 0
         if saved is not None:
-            finished, seed = self._read(saved)
+            seed = saved.seed
             if asked_seed not in (None, seed):
                 raise ConfigError("random_seed", f"is {asked_seed}, but {run_id} was started with {seed}")
         rows = RowsWanted(
@@ -98,32 +123,40 @@ class DataFrameEstimator(Estimator[M], EstimatorParams):
             val_batch_size=self.getValBatchSize(),
             shuffle=self.getShuffle(),
         )
-        fit = Fit(
+        plan = RunPlan(
             run_id=run_id,
             store=store,
-            feed=feed,
             rows=rows,
+            label_cols=tuple(self.getLabelCols()),
             epochs=self.getEpochs(),
-            seed=seed,
-            finished=finished,
+            train_steps=self.getTrainStepsPerEpoch(),
+            validation_steps=self.getValidationStepsPerEpoch(),
+            start=Checkpoint(epoch=0 if saved is None else saved.epoch, seed=seed),
             verbose=self.getVerbose(),
         )
-        return fit, saved
+        return plan, saved
 
-    def _run(self, fit: Fit, dataset: DataFrame) -> bytes:
+    def _ranks(self, spark: SparkSession) -> int:
+        backend = self.getBackend()
+        if backend is not None:
+            return backend.num_processes()
+        return self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
+
+    def _run(self, plan: RunPlan, feed: Feed, dataset: DataFrame) -> bytes:
         spark = dataset.sparkSession
-        num_proc = self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
-        task = self._task(fit)
-        display = Display(f"{type(self).__name__} {fit.run_id}") if fit.verbose else None
+        num_proc = self._ranks(spark)
+        task = self._task(plan)
+        display = Display(f"{type(self).__name__} {plan.run_id}") if plan.verbose else None
         try:
             with display or nullcontext():
                 values = run_barrier_job(
                     spark,
                     task,
                     num_proc=num_proc,
-                    dataframe=fit.feed.frame(dataset, num_proc),
-                    description=f"{type(self).__name__} {fit.run_id}: {num_proc} ranks",
-                    verbosity="all" if fit.verbose > 1 else "log_callback_only",
+                    dataframe=feed.frame(dataset, num_proc),
+                    description=f"{type(self).__name__} {plan.run_id}: {num_proc} ranks",
+                    verbosity="all" if plan.verbose > 1 else "log_callback_only",
+                    env=self._environment(),
                     on_message=display.hear if display is not None else None,
                     results="first",
                 )
@@ -134,7 +167,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams):
             raise
         trained = values[0]
         assert trained is not None
-        path = None if fit.store is None else fit.store.get_checkpoint_path(fit.run_id)
-        if fit.store is not None and path is not None and fit.store.read(path) is None:
+        path = None if plan.store is None else plan.store.get_checkpoint_path(plan.run_id)
+        if plan.store is not None and path is not None and plan.store.read(path) is None:
             log.warning("rank 0 wrote %s, which the driver does not see; use a store that all hosts share", path)
         return trained

@@ -50,8 +50,15 @@ class Feed:
         return rows.select(*columns, *extra).repartition(num_proc)
 
 
-def plan_feed(schema: StructType, *, features: Sequence[str], labels: Sequence[str], validation: str | None) -> Feed:
-    """Choose the columns; `validation` names the column whose true rows validate.
+def plan_feed(
+    schema: StructType,
+    *,
+    features: Sequence[str],
+    labels: Sequence[str],
+    weight: str | None = None,
+    validation: str | None,
+) -> Feed:
+    """Choose the columns; `weight` names that of the rows' weights, `validation` the one whose true rows validate.
 
     Raises `ConfigError` without features or labels, `DataError` naming a column that is not there or whose type no
     tensor holds.
@@ -59,8 +66,12 @@ def plan_feed(schema: StructType, *, features: Sequence[str], labels: Sequence[s
     for setting, names in (("feature_cols", features), ("label_cols", labels)):
         if not names:
             raise ConfigError(setting, "name at least one column")
-    columns = tuple(dict.fromkeys([*features, *labels]))
+    columns = tuple(dict.fromkeys([*features, *labels, *([] if weight is None else [weight])]))
     check_columns(schema, columns)
+    if weight is not None and not isinstance(_type_of(schema, weight), _NUMBERS):
+        raise DataError(
+            weight, f"is {_type_of(schema, weight).simpleString()}; sample_weight_col holds one number per row"
+        )
     if validation is not None:
         kind = _type_of(schema, validation)
         if not isinstance(kind, (BooleanType, *_INTEGERS)):

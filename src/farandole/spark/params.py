@@ -12,6 +12,8 @@ from pyspark.ml.param import Param, Params
 import farandole
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_PARAMS, REFUSED_PARAMS
+from farandole.spark import checks
+from farandole.spark.backend import SparkBackend
 from farandole.spark.store import FilesystemStore
 
 log = logging.getLogger(__name__)
@@ -27,61 +29,6 @@ SPELLED: Mapping[str, str] = {
 }
 
 
-def at_least(name: str, least: int) -> Callable[[object], int]:
-    """Return a check for whole numbers."""
-
-    def check(value: object) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(name, f"must be a whole number >= {least}, got {value!r}")
-        return value
-
-    return check
-
-
-def names_of_columns(name: str) -> Callable[[object], list[str]]:
-    """Return a check for lists of column names."""
-
-    def check(value: object) -> list[str]:
-        names = list(value) if isinstance(value, (list, tuple)) else []
-        if not names or not all(isinstance(each, str) for each in names):
-            raise ConfigError(name, f"must be a list of column names, got {value!r}")
-        return names
-
-    return check
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError("shuffle", f"must be True or False, got {value!r}")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigError("run_id", f"must be a text, got {value!r}")
-    return value
-
-
-def _validation(value: object) -> float | str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
-        return float(value)
-    raise ConfigError("validation", f"must be a fraction in [0, 1) or the name of a column, got {value!r}")
-
-
-def _store(value: object) -> FilesystemStore:
-    if not isinstance(value, FilesystemStore):
-        raise ConfigError("store", f"must be what Store.create(...) returns, got {value!r}")
-    return value
-
-
-def _verbose(value: object) -> int:
-    if value not in (0, 1, 2) or isinstance(value, bool):
-        raise ConfigError("verbose", f"must be 0 (quiet), 1 (progress) or 2 (all output of the ranks), got {value!r}")
-    return at_least("verbose", 0)(value)
-
-
 def param(name: str, doc: str, check: Callable[[object], T]) -> "Param[T]":
     """Return a parameter whose values `check` makes right, or refuses with `ConfigError`."""
     return Param(Params._dummy(), name, doc, typeConverter=check)
@@ -93,24 +40,50 @@ class EstimatorParams(Params):
     Setters raise `ConfigError` for values that cannot be right.
     """
 
-    num_proc = param("num_proc", "ranks; by default as many as Spark has slots", at_least("num_proc", 1))
+    num_proc = param("num_proc", "ranks; by default as many as Spark has slots", checks.at_least("num_proc", 1))
+    backend = param("backend", "SparkBackend with the number of ranks, in place of num_proc", checks.backend)
     feature_cols = param(
-        "feature_cols", "columns that the model takes, one input each", names_of_columns("feature_cols")
+        "feature_cols", "columns that the model takes, one input each", checks.names_of_columns("feature_cols")
     )
-    label_cols = param("label_cols", "columns that the loss compares outputs with", names_of_columns("label_cols"))
-    validation = param("validation", "fraction of rows, or column whose true rows validate", _validation)
-    batch_size = param("batch_size", "rows per step and rank", at_least("batch_size", 1))
-    val_batch_size = param("val_batch_size", "the same in validation; batch_size", at_least("val_batch_size", 1))
-    epochs = param("epochs", "how often every row is learned, all fits of the run together", at_least("epochs", 1))
-    shuffle = param("shuffle", "another order of a rank's rows in each epoch", _flag)
-    random_seed = param("random_seed", "of orders, split and ranks; random", at_least("random_seed", 0))
-    store = param("store", "where checkpoints and logs are kept; nowhere", _store)
-    run_id = param("run_id", "name of the run in the store; fitting again resumes it", _text)
-    verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", _verbose)
+    label_cols = param(
+        "label_cols", "columns that the loss compares outputs with", checks.names_of_columns("label_cols")
+    )
+    sample_weight_col = param(
+        "sample_weight_col", "column of numbers by which rows' losses count", checks.text("sample_weight_col")
+    )
+    label_shapes = param(
+        "label_shapes", "shape of each label, -1 first; its output's", checks.shapes("label_shapes", "label column")
+    )
+    loss_weights = param("loss_weights", "share of each label's loss; equal shares", checks.weights)
+    validation = param("validation", "fraction of rows, or column whose true rows validate", checks.validation)
+    batch_size = param("batch_size", "rows per step and rank", checks.at_least("batch_size", 1))
+    val_batch_size = param("val_batch_size", "the same in validation; batch_size", checks.at_least("val_batch_size", 1))
+    epochs = param(
+        "epochs", "how often every row is learned, all fits of the run together", checks.at_least("epochs", 1)
+    )
+    train_steps_per_epoch = param(
+        "train_steps_per_epoch", "steps of an epoch; every row once", checks.at_least("train_steps_per_epoch", 1)
+    )
+    validation_steps_per_epoch = param(
+        "validation_steps_per_epoch", "the same in validation", checks.at_least("validation_steps_per_epoch", 1)
+    )
+    backward_passes_per_step = param(
+        "backward_passes_per_step",
+        "batches whose gradients are averaged before a step",
+        checks.at_least("backward_passes_per_step", 1),
+    )
+    gradient_compression = param(
+        "gradient_compression", "Compression of the binding, for gradients that travel", lambda value: value
+    )
+    shuffle = param("shuffle", "another order of a rank's rows in each epoch", checks.flag("shuffle"))
+    random_seed = param("random_seed", "of orders, split and ranks; random", checks.at_least("random_seed", 0))
+    store = param("store", "where checkpoints and logs are kept; nowhere", checks.store)
+    run_id = param("run_id", "name of the run in the store; fitting again resumes it", checks.text("run_id"))
+    verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
 
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(batch_size=32, epochs=1, shuffle=True, verbose=1)
+        self._setDefault(batch_size=32, epochs=1, backward_passes_per_step=1, shuffle=True, verbose=1)
 
     if not TYPE_CHECKING:  # mypy would take every name for one that is there
 
@@ -180,6 +153,54 @@ class EstimatorParams(Params):
     def getEpochs(self) -> int:
         return self._required(self.epochs)
 
+    def setBackend(self, value: SparkBackend | None) -> Self:
+        return self._set(backend=value)
+
+    def getBackend(self) -> SparkBackend | None:
+        return self._value(self.backend)
+
+    def setSampleWeightCol(self, value: str | None) -> Self:
+        return self._set(sample_weight_col=value)
+
+    def getSampleWeightCol(self) -> str | None:
+        return self._value(self.sample_weight_col)
+
+    def setLabelShapes(self, value: Sequence[Sequence[int]] | None) -> Self:
+        return self._set(label_shapes=value)
+
+    def getLabelShapes(self) -> list[tuple[int, ...]] | None:
+        return self._value(self.label_shapes)
+
+    def setLossWeights(self, value: Sequence[float] | None) -> Self:
+        return self._set(loss_weights=value)
+
+    def getLossWeights(self) -> list[float] | None:
+        return self._value(self.loss_weights)
+
+    def setTrainStepsPerEpoch(self, value: int | None) -> Self:
+        return self._set(train_steps_per_epoch=value)
+
+    def getTrainStepsPerEpoch(self) -> int | None:
+        return self._value(self.train_steps_per_epoch)
+
+    def setValidationStepsPerEpoch(self, value: int | None) -> Self:
+        return self._set(validation_steps_per_epoch=value)
+
+    def getValidationStepsPerEpoch(self) -> int | None:
+        return self._value(self.validation_steps_per_epoch)
+
+    def setBackwardPassesPerStep(self, value: int) -> Self:
+        return self._set(backward_passes_per_step=value)
+
+    def getBackwardPassesPerStep(self) -> int:
+        return self._required(self.backward_passes_per_step)
+
+    def setGradientCompression(self, value: object | None) -> Self:
+        return self._set(gradient_compression=value)
+
+    def getGradientCompression(self) -> object | None:
+        return self._value(self.gradient_compression)
+
     def setShuffle(self, value: bool) -> Self:
         return self._set(shuffle=value)
 
@@ -226,17 +247,34 @@ class Foreign:
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Warn of arguments that mean nothing any more, by name; raise `ConfigError` for all others."""
-    known = sorted(known)
-    ignored = []
-    for name in names:
-        if name in IGNORED_PARAMS:
-            ignored.append(f"{name} ({IGNORED_PARAMS[name]})")
-        elif name in REFUSED_PARAMS:
-            raise ConfigError(name, f"is not supported: {REFUSED_PARAMS[name]}")
-        else:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(name, f"no such parameter; {hint}the parameters are {', '.join(known)}")
+    """Warn of arguments that mean nothing any more; raise one `ConfigError` that names all others."""
+    known, names = sorted(known), sorted(names)
+    ignored = [name for name in names if name in IGNORED_PARAMS and name not in known]
+    refused = [name for name in names if name in REFUSED_PARAMS]
+    unknown = [name for name in names if name not in ignored and name not in refused]
+    if unknown:
+        near = [difflib.get_close_matches(name, known, 1) for name in unknown]
+        meant = [each[0] for each in near if each]
+        hint = f"did you mean {', '.join(meant)}? " if meant else ""
+        raise ConfigError(", ".join(unknown), f"no such parameter; {hint}the parameters are {', '.join(known)}")
+    if len(refused) == 1:
+        raise ConfigError(refused[0], f"is not supported: {REFUSED_PARAMS[refused[0]]}")
+    if refused:
+        reasons = "; ".join(f"{name}: {REFUSED_PARAMS[name]}" for name in refused)
+        raise ConfigError(", ".join(refused), f"are not supported: {reasons}")
     if ignored:
-        log.warning("these parameters have no effect: %s", "; ".join(ignored))
+        reasons = "; ".join(f"{name} ({IGNORED_PARAMS[name]})" for name in ignored)
+        log.warning("these parameters have no effect: %s", reasons)
+
+
+def check_together(estimator: EstimatorParams, losses: int) -> None:
+    """Raise `ConfigError` for parameters that do not go together, whatever the framework; `losses` is their number."""
+    labels = estimator.getLabelCols()
+    if losses not in (1, len(labels)):
+        raise ConfigError("loss", f"has {losses} functions for {len(labels)} label columns")
+    for setting, given in (("loss_weights", estimator.getLossWeights()), ("label_shapes", estimator.getLabelShapes())):
+        if given is not None and len(given) != len(labels):
+            what = setting.partition("_")[2]
+            raise ConfigError(setting, f"has {len(given)} {what} for {len(labels)} label columns")
+    if estimator.getBackend() is not None and estimator.getNumProc() is not None:
+        raise ConfigError("backend", "is set, and num_proc as well; set one of them")

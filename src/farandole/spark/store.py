@@ -4,12 +4,13 @@ Layout: `<prefix>/runs/<run_id>/checkpoint` (the last finished epoch), `.../best
 `.../logs/` (TensorBoard event files). There is no intermediate data.
 """
 
+import logging
 import os
 import posixpath
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from farandole.extras import importing
@@ -20,7 +21,9 @@ with importing(__name__):
 
 
 from farandole.errors import ConfigError
-from farandole.masking import hide_cause, mask, secret_values
+from farandole.masking import hide_cause, mask, secret_values, without_secrets
+
+log = logging.getLogger(__name__)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 
@@ -69,10 +72,46 @@ class FilesystemStore:
         """Return the folder of a run's event files."""
         return posixpath.join(self.get_run_path(run_id), "logs")
 
+    def get_train_data_path(self, idx: int | None = None) -> str:
+        """Return the folder of Parquet files that `fit_on_parquet` trains on."""
+        return self._data_path("intermediate_train_data", idx)
+
+    def get_val_data_path(self, idx: int | None = None) -> str:
+        """Return the folder of Parquet files that `fit_on_parquet` validates with."""
+        return self._data_path("intermediate_val_data", idx)
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file or a folder."""
+        return bool(self._files().exists(path))
+
+    def url(self, path: str) -> str:
+        """Return the path with its scheme, as Spark takes it."""
+        found: str = self._files().unstrip_protocol(path)
+        return found
+
+    def _data_path(self, name: str, idx: int | None) -> str:
+        root: str = self._files()._strip_protocol(self.prefix_path)
+        return posixpath.join(root, name if idx is None else f"{name}.{idx}")
+
     @property
     def is_local(self) -> bool:
         """Return whether paths are those of this machine's own file system."""
         return isinstance(self._files(), LocalFileSystem)
+
+    def without_secrets(self) -> "FilesystemStore":
+        """Return the store to keep in a file: without the options whose names say that they are secret.
+
+        Logs a warning if some are left out. Raises `ConfigError` for a URL with credentials."""
+        if mask(self.prefix_path) != self.prefix_path:
+            raise ConfigError(
+                "store",
+                f"the URL {mask(self.prefix_path)} holds credentials, which are not written to a file; give "
+                "them as storage_options, or by the environment",
+            )
+        kept = without_secrets(self.storage_options)
+        if kept != dict(self.storage_options):
+            log.warning("the store %r is saved without its secret options; give it anew with setStore", self)
+        return replace(self, storage_options=kept)
 
     def read(self, path: str) -> bytes | None:
         """Return a file's content, None when there is no such file."""

@@ -2,8 +2,9 @@
 
 import copy
 import functools
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import cloudpickle
 
@@ -13,17 +14,25 @@ from farandole.extras import importing
 with importing(__name__):
     import pandas as pd
     import torch
+    from pyspark.sql import DataFrame
 
-    from farandole.spark.estimator import DataFrameEstimator, Fit
-    from farandole.spark.params import param, refuse_unknown
+    from farandole.spark import checks
+    from farandole.spark.backend import SparkBackend
+    from farandole.spark.estimator import DataFrameEstimator
+    from farandole.spark.params import check_together, param, refuse_unknown
+    from farandole.spark.persistence import Folder
     from farandole.spark.store import FilesystemStore
     from farandole.spark.trainers.checkpoint import Checkpoint
-    from farandole.spark.trainers.torch import Loss, Metric, TorchJob, train
-    from farandole.spark.trainers.torch_predict import Predictor, column_type
-    from farandole.spark.trainers.torch_tensors import Inputs, Output, dtype_of
-    from farandole.spark.transformer import DataFrameModel
+    from farandole.spark.trainers.predict import column_type
+    from farandole.spark.trainers.run import RunPlan
+    from farandole.spark.trainers.torch import Loss, Metric, TorchJob, train, weights_of
+    from farandole.spark.trainers.torch_predict import Predictor
+    from farandole.spark.trainers.torch_tensors import Inputs, dtype_of
+    from farandole.spark.transformer import DataFrameModel, first_row
 
 __all__ = ["TorchEstimator", "TorchModel"]
+
+_FILE = "model.pt"  # of a saved TorchModel; torch.load reads it
 
 
 def _model(value: object) -> torch.nn.Module:
@@ -36,31 +45,6 @@ def _optimizer(value: object) -> torch.optim.Optimizer:
     if not isinstance(value, torch.optim.Optimizer):
         raise ConfigError("optimizer", f"must be a torch.optim.Optimizer, got {type(value).__name__}")
     return value
-
-
-def _functions(name: str) -> Callable[[object], list[Callable[..., torch.Tensor]]]:
-    def check(value: object) -> list[Callable[..., torch.Tensor]]:
-        given = list(value) if isinstance(value, (list, tuple)) else [value]
-        functions = [each for each in given if callable(each)]
-        if len(functions) != len(given):
-            raise ConfigError(name, f"must be a function of (output, label), or a list of them, got {value!r}")
-        return functions
-
-    return check
-
-
-def _weights(value: object) -> list[float]:
-    weights = list(value) if isinstance(value, (list, tuple)) else []
-    if not weights or not all(isinstance(each, (int, float)) and each >= 0 for each in weights):
-        raise ConfigError("loss_weights", f"must be a list of numbers >= 0, got {value!r}")
-    return [float(each) for each in weights]
-
-
-def _shapes(value: object) -> list[tuple[int, ...]]:
-    shapes = [tuple(each) for each in value] if isinstance(value, (list, tuple)) else []
-    if not shapes or not all(shape and shape[0] == -1 and min(shape[1:], default=1) > 0 for shape in shapes):
-        raise ConfigError("input_shapes", f"must be one shape per feature column, -1 first, got {value!r}")
-    return shapes
 
 
 class TorchEstimator(DataFrameEstimator["TorchModel"]):
@@ -80,32 +64,54 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
 
     model = param("model", "the torch.nn.Module to train", _model)
     optimizer = param("optimizer", "made from the model's parameters", _optimizer)
-    loss = param("loss", "function of (output, label), one for all labels or one each", _functions("loss"))
-    loss_weights = param("loss_weights", "share of each label's loss; equal shares", _weights)
-    metrics = param("metrics", "functions of (output, label) to report as well", _functions("metrics"))
-    input_shapes = param("input_shapes", "shape of each input, -1 first; (rows,) or (rows, length)", _shapes)
+    loss = param(
+        "loss",
+        "function of (output, label), one for all labels or one each",
+        checks.functions("loss", "(output, label)"),
+    )
+    loss_constructors = param(
+        "loss_constructors",
+        "functions without arguments that make the losses, in place of loss",
+        checks.functions("loss_constructors", "no arguments"),
+    )
+    metrics = param(
+        "metrics", "functions of (output, label) to report as well", checks.functions("metrics", "(output, label)")
+    )
+    input_shapes = param(
+        "input_shapes",
+        "shape of each input, -1 first; (rows,) or (rows, length)",
+        checks.shapes("input_shapes", "feature column"),
+    )
 
     def __init__(
         self,
         *,
         num_proc: int | None = None,
         model: torch.nn.Module | None = None,
+        backend: SparkBackend | None = None,
+        store: FilesystemStore | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         loss: Loss | Sequence[Loss] | None = None,
-        loss_weights: Sequence[float] | None = None,
+        loss_constructors: Callable[[], Loss] | Sequence[Callable[[], Loss]] | None = None,
         metrics: Sequence[Metric] | None = None,
+        loss_weights: Sequence[float] | None = None,
+        sample_weight_col: str | None = None,
+        gradient_compression: object | None = None,
         feature_cols: Sequence[str] | None = None,
-        label_cols: Sequence[str] | None = None,
         input_shapes: Sequence[Sequence[int]] | None = None,
         validation: float | str | None = None,
+        label_cols: Sequence[str] | None = None,
+        label_shapes: Sequence[Sequence[int]] | None = None,
         batch_size: int | None = None,
         val_batch_size: int | None = None,
         epochs: int | None = None,
-        shuffle: bool | None = None,
-        random_seed: int | None = None,
-        store: FilesystemStore | None = None,
-        run_id: str | None = None,
         verbose: int | None = None,
+        random_seed: int | None = None,
+        shuffle: bool | None = None,
+        run_id: str | None = None,
+        train_steps_per_epoch: int | None = None,
+        validation_steps_per_epoch: int | None = None,
+        backward_passes_per_step: int | None = None,
         **others: object,
     ) -> None:
         """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""
@@ -132,11 +138,11 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
     def getLoss(self) -> list[Loss]:
         return self._required(self.loss)
 
-    def setLossWeights(self, value: Sequence[float] | None) -> Self:
-        return self._set(loss_weights=value)
+    def setLossConstructors(self, value: Callable[[], Loss] | Sequence[Callable[[], Loss]] | None) -> Self:
+        return self._set(loss_constructors=value)
 
-    def getLossWeights(self) -> list[float] | None:
-        return self._value(self.loss_weights)
+    def getLossConstructors(self) -> list[Callable[[], Loss]] | None:
+        return self._value(self.loss_constructors)
 
     def setMetrics(self, value: Sequence[Metric]) -> Self:
         return self._set(metrics=value)
@@ -151,15 +157,17 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
     def getInputShapes(self) -> list[tuple[int, ...]] | None:
         return self._value(self.input_shapes)
 
+    def _losses(self) -> list[Loss]:
+        constructors = self.getLossConstructors()
+        if constructors is not None and self._value(self.loss) is not None:
+            raise ConfigError("loss_constructors", "is set, and loss as well; set one of them")
+        return self.getLoss() if constructors is None else [make() for make in constructors]
+
     def _check(self) -> None:
-        features, labels, shapes = self.getFeatureCols(), self.getLabelCols(), self.getInputShapes()
+        features, shapes = self.getFeatureCols(), self.getInputShapes()
         if shapes is not None and len(shapes) != len(features):
             raise ConfigError("input_shapes", f"has {len(shapes)} shapes for {len(features)} feature columns")
-        if len(self.getLoss()) not in (1, len(labels)):
-            raise ConfigError("loss", f"has {len(self.getLoss())} functions for {len(labels)} label columns")
-        weights = self.getLossWeights()
-        if weights is not None and len(weights) != len(labels):
-            raise ConfigError("loss_weights", f"has {len(weights)} weights for {len(labels)} label columns")
+        check_together(self, len(self._losses()))
         dtype_of(self.getModel())
         of_model = {id(parameter) for parameter in self.getModel().parameters()}
         updated = [parameter for group in self.getOptimizer().param_groups for parameter in group["params"]]
@@ -168,44 +176,37 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
                 "optimizer", "updates parameters that are not the model's; make it from model.parameters()"
             )
 
-    def _read(self, checkpoint: bytes) -> tuple[int, int]:
-        saved = Checkpoint.load(checkpoint)
-        return saved.epoch, saved.seed
-
-    def _task(self, fit: Fit) -> Callable[[], bytes | None]:
-        losses, labels = self.getLoss(), self.getLabelCols()
-        weights = self.getLossWeights() or [1.0 / len(labels)] * len(labels)
+    def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
+        losses, labels = self._losses(), self.getLabelCols()
+        shapes = self.getLabelShapes()
         job = TorchJob(
+            plan=plan,
             model=self.getModel(),
             optimizer=self.getOptimizer(),
             losses=tuple(losses if len(losses) == len(labels) else losses * len(labels)),
-            loss_weights=tuple(weights),
+            loss_weights=tuple(self.getLossWeights() or [1.0 / len(labels)] * len(labels)),
             metrics=tuple(self.getMetrics()),
-            label_cols=tuple(labels),
             inputs=self._inputs(),
-            rows=fit.rows,
-            epochs=fit.epochs,
-            start=Checkpoint(epoch=fit.finished, seed=fit.seed),
-            store=fit.store,
-            run_id=fit.run_id,
-            verbose=fit.verbose,
+            weight_col=self.getSampleWeightCol(),
+            label_shapes=None if shapes is None else tuple(shapes),
+            compression=self.getGradientCompression(),
+            passes=self.getBackwardPassesPerStep(),
         )
         return functools.partial(train, job)
 
-    def _model(self, fit: Fit, checkpoint: bytes) -> "TorchModel":
-        saved = Checkpoint.load(checkpoint)
-        assert saved.model is not None and saved.outputs is not None
+    def _trained(self, run_id: str, checkpoint: Checkpoint) -> "TorchModel":
+        assert checkpoint.state is not None and checkpoint.outputs is not None
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
         model = copy.deepcopy(self.getModel())
-        model.load_state_dict(saved.model)
+        model.load_state_dict(weights_of(checkpoint.state))
         return TorchModel(
             model=model,
             feature_columns=self.getFeatureCols(),
             label_columns=self.getLabelCols(),
             input_shapes=self.getInputShapes(),
-            outputs=[Output(dtype, tuple(shape)) for dtype, shape in saved.outputs],
-            history=saved.history,
-            run_id=fit.run_id,
+            outputs=checkpoint.outputs,
+            history=checkpoint.history,
+            run_id=run_id,
         )
 
     def _inputs(self) -> Inputs:
@@ -213,7 +214,11 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
 
 
 class TorchModel(DataFrameModel):
-    """A trained model; `transform` adds one column per label, a number or an array for each row."""
+    """A trained model; `transform` adds one column per label, a number or an array for each row.
+
+    Made by `TorchEstimator.fit`, or from any `torch.nn.Module`. `outputs` holds the type and the shape of one row of
+    each output; without it the first `transform` runs the model on one row of its DataFrame.
+    """
 
     def __init__(
         self,
@@ -221,19 +226,45 @@ class TorchModel(DataFrameModel):
         model: torch.nn.Module,
         feature_columns: Sequence[str],
         label_columns: Sequence[str],
-        outputs: Sequence[Output],
+        outputs: Sequence[tuple[str, Sequence[int]]] | None = None,
         input_shapes: Sequence[Sequence[int]] | None = None,
         history: Sequence[Mapping[str, float]] = (),
         run_id: str = "",
     ) -> None:
         super().__init__(feature_columns=feature_columns, label_columns=label_columns, history=history, run_id=run_id)
-        self._model, self._outputs, self._shapes = model, list(outputs), input_shapes
+        self._model = _model(model)
+        self._shapes = None if input_shapes is None else checks.shapes("input_shapes", "feature column")(input_shapes)
+        self._outputs = None if outputs is None else [(dtype, [*shape]) for dtype, shape in outputs]
 
     def getModel(self) -> torch.nn.Module:
         return self._model
 
+    def setModel(self, value: torch.nn.Module) -> Self:
+        """Predict with another model; its outputs may have other shapes."""
+        self._model, self._outputs = _model(value), None
+        return self
+
+    def getHistory(self) -> list[dict[str, object]]:
+        """Return each epoch in Horovod's form: "epoch", counted from 0, "train" and, if rows validated, "validation".
+
+        Both hold "loss" and "all_metrics", a list with the name and the value of each metric."""
+        return [_as_horovod(record) for record in self.history]
+
+    def _facts(self) -> dict[str, object]:
+        return {"outputs": self._outputs, "input_shapes": self._shapes}
+
+    def _dumped(self) -> tuple[str, bytes]:
+        file = io.BytesIO()
+        torch.save(self._model, file, pickle_module=cloudpickle)  # classes of a notebook go along
+        return _FILE, file.getvalue()
+
+    @classmethod
+    def _loaded(cls, folder: Folder) -> Any:
+        # Unpickles, as loading an estimator does; SECURITY.md says so.
+        return torch.load(io.BytesIO(folder.read(_FILE)), map_location="cpu", weights_only=False)
+
     def _predictor(
-        self, names: Sequence[str]
+        self, names: Sequence[str], dataset: DataFrame
     ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
         predictor = Predictor(
             model=cloudpickle.dumps(self._model),
@@ -241,7 +272,9 @@ class TorchModel(DataFrameModel):
             label_cols=tuple(self.getLabelColumns()),
             names=tuple(names),
         )
-        return predictor, [column_type(output.dtype, output.shape) for output in self._outputs]
+        if self._outputs is None:
+            self._outputs = predictor.outputs(first_row(dataset, self.getFeatureColumns()))
+        return predictor, [column_type(dtype, shape) for dtype, shape in self._outputs]
 
 
 def _inputs(model: torch.nn.Module, features: Sequence[str], shapes: Sequence[Sequence[int]] | None) -> Inputs:
@@ -250,3 +283,15 @@ def _inputs(model: torch.nn.Module, features: Sequence[str], shapes: Sequence[Se
         shapes=None if shapes is None else tuple(tuple(shape) for shape in shapes),
         dtype=dtype_of(model),
     )
+
+
+def _as_horovod(record: Mapping[str, float]) -> dict[str, object]:
+    validation = {name.removeprefix("val_"): value for name, value in record.items() if name.startswith("val_")}
+    other = ("epoch", "steps", "seconds", "rows_per_s", "waited")
+    train = {name: value for name, value in record.items() if name not in other and not name.startswith("val_")}
+    parts = {"train": train, "validation": validation} if validation else {"train": train}
+    told: dict[str, object] = {"epoch": int(record["epoch"]) - 1}
+    for part, values in parts.items():
+        metrics = [{name: value} for name, value in values.items() if name != "loss"]
+        told[part] = {"loss": values["loss"], "all_metrics": metrics}
+    return told

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import pandas as pd
 from pyspark.ml import Model
@@ -12,13 +12,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 
 from farandole.errors import DataError
+from farandole.spark.checks import names_of_columns
 from farandole.spark.feed import as_numbers, check_columns
-from farandole.spark.params import names_of_columns
+from farandole.spark.persistence import Folder, Saved
 
 _PREDICTED = "__farandole_predicted"
 
 
-class DataFrameModel(Model, Params):
+class DataFrameModel(Model, Saved):
     """What an estimator's `fit` returns; `transform` keeps all columns and adds `<label>__output` for each label."""
 
     feature_columns = Param(
@@ -46,9 +47,34 @@ class DataFrameModel(Model, Params):
 
     @abstractmethod
     def _predictor(
-        self, names: Sequence[str]
+        self, names: Sequence[str], dataset: DataFrame
     ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
-        """Return what gives the columns `names` for batches of feature columns, and their Spark types."""
+        """Return what gives the columns `names` for batches of feature columns, and their Spark types.
+
+        `dataset` is asked only if the model does not know the shapes of its outputs."""
+
+    @abstractmethod
+    def _facts(self) -> dict[str, object]:
+        """Return the framework's arguments of the constructor, but for the model, as JSON holds them."""
+
+    @abstractmethod
+    def _dumped(self) -> tuple[str, bytes]:
+        """Return the name and the content of the model's own file."""
+
+    @classmethod
+    @abstractmethod
+    def _loaded(cls, folder: Folder) -> Any:
+        """Return the model in the file that `_dumped` gave."""
+
+    def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
+        columns = {"feature_columns": self.getFeatureColumns(), "label_columns": self.getLabelColumns()}
+        facts = {**columns, "history": self._history, "run_id": self._run_id, **self._facts()}
+        name, content = self._dumped()
+        return facts, {name: content}
+
+    @classmethod
+    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+        return cls(model=cls._loaded(folder), **facts)  # type: ignore[call-arg]
 
     def setFeatureColumns(self, value: Sequence[str]) -> Self:
         return self._set(feature_columns=value)
@@ -68,8 +94,9 @@ class DataFrameModel(Model, Params):
         names: list[str] = self.getOrDefault(self.output_cols)
         return list(names)
 
-    def getHistory(self) -> list[dict[str, float]]:
-        """Return what each epoch came to: "epoch", "loss", "val_loss", "seconds", "rows_per_s", ..."""
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The values of each epoch, counted from 1: "epoch", "loss", "val_loss", "seconds", "rows_per_s", ..."""
         return [dict(record) for record in self._history]
 
     def getRunId(self) -> str:
@@ -83,7 +110,7 @@ class DataFrameModel(Model, Params):
                 raise DataError(name, "is in the DataFrame already; choose other names with setOutputCols")
         # Fields of a struct, whose names may not hold all that a column's name may.
         fields = [f"o{index}" for index in range(len(names))]
-        predictor, types = self._predictor(fields)
+        predictor, types = self._predictor(fields, dataset)
         schema = ", ".join(f"{field} {kind}" for field, kind in zip(fields, types, strict=True))
 
         def predict(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
@@ -93,3 +120,12 @@ class DataFrameModel(Model, Params):
         predicted = dataset.withColumn(_PREDICTED, udf(*[as_numbers(dataset.schema, name) for name in features]))
         outputs = [F.col(_PREDICTED).getField(field).alias(name) for field, name in zip(fields, names, strict=True)]
         return predicted.select("*", *outputs).drop(_PREDICTED)
+
+
+def first_row(dataset: DataFrame, features: Sequence[str]) -> tuple[pd.Series, ...]:
+    """Return one row's feature columns as a predictor gets them; runs a Spark job, raises `DataError` without rows."""
+    columns = [as_numbers(dataset.schema, name).alias(f"c{place}") for place, name in enumerate(features)]
+    rows: pd.DataFrame = dataset.select(*columns).limit(1).toPandas()
+    if rows.empty:
+        raise DataError(features[0], "there are no rows; the model's outputs cannot be learned from an empty DataFrame")
+    return tuple(rows[name] for name in rows.columns)

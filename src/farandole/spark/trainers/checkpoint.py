@@ -1,16 +1,19 @@
-"""Checkpoint of a PyTorch run, written after each epoch and read when a fit with the same run id starts."""
+"""Checkpoint of a run, written after each epoch and read when a fit with the same run id starts."""
 
 import io
-from dataclasses import dataclass, field
+import json
+import zipfile
+from dataclasses import dataclass, field, fields
 
-import torch
-
+from farandole.errors import DataError
 from farandole.spark.trainers.report import Record
+
+_FACTS, _STATE = "run.json", "state"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state after `epoch` finished epochs, as plain values and tensors.
+    """The state after `epoch` finished epochs: a zip of JSON and the framework's own state. Nothing in it is a pickle.
 
     The random generators are not in it: each epoch seeds them anew from `seed`, its number and the rank.
     """
@@ -18,20 +21,35 @@ class Checkpoint:
     epoch: int = 0
     step: int = 0
     seed: int
-    model: dict[str, object] | None = None
-    # With the learning rate that the user set, so that any number of resumes, on any number of ranks, scales it once.
-    optimizer: dict[str, object] | None = None
+    # Weights and optimizer, as the trainer wrote them. The learning rate is the user's, so that any number of resumes,
+    # on any number of ranks, scales it once.
+    state: bytes | None = None
     history: list[Record] = field(default_factory=list)
     best: Record | None = None  # the epoch of the smallest validation loss
     outputs: list[tuple[str, list[int]]] | None = None  # type and shape of one row of each output
+    stopped: bool = False  # a callback ended the training before its last epoch
 
     def dump(self) -> bytes:
         """Return the file's content."""
+        facts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "state"}
         file = io.BytesIO()
-        torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, file)
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(_FACTS, json.dumps(facts))
+            if self.state is not None:
+                archive.writestr(_STATE, self.state)
         return file.getvalue()
 
     @classmethod
     def load(cls, content: bytes) -> "Checkpoint":
-        """Read what `dump` gave; only tensors and plain values, so that a foreign file cannot run code."""
-        return cls(**torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+        """Read what `dump` gave; raises `DataError` for another file. Runs no code of the file's."""
+        try:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                facts = json.loads(archive.read(_FACTS))
+                state = archive.read(_STATE) if _STATE in archive.namelist() else None
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise DataError(
+                "checkpoint", "is not of farandole's estimators, or was cut off; use another run_id"
+            ) from error
+        outputs = facts.pop("outputs")
+        outputs = None if outputs is None else [(dtype, shape) for dtype, shape in outputs]
+        return cls(state=state, outputs=outputs, **facts)

@@ -18,7 +18,7 @@ class Meter:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._rows = 0
+        self.rows = 0
         self._sums = [0.0] * len(names)
         self._waited = 0.0
         self._started = time.perf_counter()
@@ -29,18 +29,22 @@ class Meter:
         """Count the time inside as waiting for data."""
         before = time.perf_counter()
         yield
-        self.wait = time.perf_counter() - before
-        self._waited += self.wait
+        self.count_waiting(time.perf_counter() - before)
+
+    def count_waiting(self, seconds: float) -> None:
+        """Count so many seconds as waiting for data."""
+        self.wait = seconds
+        self._waited += seconds
 
     def add(self, rows: int, means: Sequence[float]) -> None:
         """Add a batch, given the mean of each value over its rows."""
-        self._rows += rows
+        self.rows += rows
         self._sums = [total + rows * mean for total, mean in zip(self._sums, means, strict=True)]
 
     def over_ranks(self, sum_over_ranks: Callable[[list[float]], list[float]], size: int) -> tuple[Record, Record]:
         """Return the means over the rows of all ranks, and the time they took. A collective."""
         seconds = time.perf_counter() - self._started
-        *sums, rows, seconds, waited = sum_over_ranks([*self._sums, float(self._rows), seconds, self._waited])
+        *sums, rows, seconds, waited = sum_over_ranks([*self._sums, float(self.rows), seconds, self._waited])
         means = {name: total / rows for name, total in zip(self._names, sums, strict=True)}
         return means, {"seconds": seconds / size, "rows_per_s": rows * size / seconds, "waited": waited / seconds}
 

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from farandole.data import ArrowShard, Gather, LocalPlan, ShardLoader, agree_on_column, validation_mask
+from farandole.data import ArrowShard, Column, Gather, LocalPlan, ShardLoader, agree_on_column, validation_mask
 from farandole.errors import DataError
 
 # Names of columns in the feed. The user's own names may hold dots, which Spark reads as fields of structs.
 HASH = "hash"
 VALIDATES = "validates"
+
+_ROWS_AT_ONCE = 1 << 14  # that are copied out of the file to look at them
 
 
 def fed_as(place: int) -> str:
@@ -38,6 +40,7 @@ class Rows:
     train: ShardLoader
     validate: ShardLoader | None
     kinds: Mapping[str, str]  # column -> "float32[64]", for the log
+    nans: Mapping[str, int]  # column -> rows of all ranks that hold NaN; columns without any are left out
 
 
 def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: Gather) -> Rows:
@@ -66,8 +69,10 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
         validates = validation_mask(hashes, fraction=wanted.validation or 0.0, seed=seed)
     parts = order[~validates[order]], order[validates[order]]
 
-    counts = gather([len(part) for part in parts])
+    holding = [_rows_with_nan(column, shard.rows) for column in columns.values()]
+    counts = gather([*(len(part) for part in parts), *holding])
     train_rows, val_rows = (tuple(count[part] for count in counts) for part in (0, 1))
+    nans = {name: sum(count[place] for count in counts) for place, name in enumerate(columns, len(parts))}
     if not sum(train_rows):
         raise DataError(wanted.columns[0], f"all {sum(val_rows)} rows validate; none is left to train on")
     train_plan = LocalPlan(rows=train_rows, batch_size=wanted.batch_size)
@@ -79,4 +84,15 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
         if sum(val_rows)
         else None,
         kinds=kinds,
+        nans={name: count for name, count in nans.items() if count},
     )
+
+
+def _rows_with_nan(column: Column, rows: int) -> int:
+    if column.windows.dtype.kind != "f":
+        return 0
+    found = 0
+    for first in range(0, rows, _ROWS_AT_ONCE):
+        values = column.take(np.arange(first, min(rows, first + _ROWS_AT_ONCE)))
+        found += int(np.isnan(values.reshape(len(values), -1)).any(1).sum())
+    return found

@@ -1,6 +1,6 @@
 """Columns as the tensors that a PyTorch model takes, and its outputs as columns; the same in training and transform."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,19 @@ class Inputs:
     columns: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...] | None  # -1 first, for the rows
     dtype: torch.dtype
+
+    def describe(self, kinds: Mapping[str, str]) -> str:
+        """Say, for each column, its type and the shape and type of the input that it becomes."""
+        return ", ".join(
+            f"{name} {kinds[name]} as {spell(self.dtype)} {self._shape(index, kinds[name])}"
+            for index, name in enumerate(self.columns)
+        )
+
+    def _shape(self, index: int, kind: str) -> str:
+        if self.shapes is None:
+            _, listed, width = kind.partition("[")
+            return f"[rows, {width}" if listed else "[rows]"
+        return f"[{', '.join(['rows', *map(str, self.shapes[index][1:])])}]"
 
     def tensor(self, index: int, values: NDArray[Number]) -> Tensor:
         """Return one input; raises `DataError` for integers that the type cannot hold and shapes that do not fit."""
@@ -71,13 +84,16 @@ def outputs_of(given: object, labels: Sequence[str]) -> list[Tensor]:
     return outputs
 
 
-def fit_label(label: NDArray[np.generic], output: Tensor, dtype: torch.dtype) -> Tensor:
+def fit_label(
+    label: NDArray[np.generic], output: Tensor, dtype: torch.dtype, shape: Sequence[int] | None = None
+) -> Tensor:
     """Return a label as the loss takes it: integers stay int64, other numbers become `dtype`.
 
     A label with as many numbers as the output takes its shape and type: a loss would spread (rows,) against (rows, 1)
-    over rows x rows, and refuse integers.
+    over rows x rows, and refuse integers. `shape`, of which the first number stands for the rows, takes precedence.
     """
     tensor = torch.from_numpy(label)
-    if tensor.numel() == output.numel():
+    if shape is None and tensor.numel() == output.numel():
         return tensor.reshape(output.shape).to(output.dtype)
-    return tensor.to(dtype if tensor.is_floating_point() else torch.int64)
+    tensor = tensor.to(dtype if tensor.is_floating_point() else torch.int64)
+    return tensor if shape is None else tensor.reshape(len(label), *shape[1:])

@@ -1,0 +1,60 @@
+"""Number and environment of an estimator's ranks, by Horovod's names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from farandole.spark.session import active_session, run
+
+__all__ = ["Backend", "SparkBackend", "default_num_proc"]
+
+T = TypeVar("T")
+
+
+def default_num_proc() -> int:
+    """Return how many ranks a Spark job has by default."""
+    return active_session().sparkContext.defaultParallelism
+
+
+class Backend:
+    """Base of a user's backend, which runs a function on all ranks."""
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[T]:
+        """Return the values of `fn(*args, **kwargs)` by rank."""
+        raise NotImplementedError
+
+    def num_processes(self) -> int:
+        """Return the number of ranks."""
+        raise NotImplementedError
+
+
+class SparkBackend(Backend):
+    """Backend of the session's own tasks; `kwargs` are further arguments of `farandole.spark.run`.
+
+    An estimator takes the number of ranks and their environment from it. Its ranks are tasks of its own job, which its
+    DataFrame feeds."""
+
+    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        self._num_proc, self.env, self._kwargs = num_proc or default_num_proc(), dict(env or {}), kwargs
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[T]:
+        """Return the values of `fn(*args, **kwargs)` by rank."""
+        return self._call(fn, args, kwargs, num_proc=self._num_proc, env={**self.env, **(env or {})}, **self._kwargs)
+
+    def num_processes(self) -> int:
+        """Return the number of ranks."""
+        return self._num_proc
+
+    def _call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
+        return run(fn, *args, **kwargs)

@@ -1,0 +1,127 @@
+"""Checks of estimators' parameters: each returns the value made right, or raises `ConfigError`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from farandole.errors import ConfigError
+from farandole.spark.backend import SparkBackend
+from farandole.spark.store import FilesystemStore
+
+
+def at_least(name: str, least: int) -> Callable[[object], int]:
+    """Return a check for whole numbers."""
+
+    def check(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(name, f"must be a whole number >= {least}, got {value!r}")
+        return value
+
+    return check
+
+
+def names_of_columns(name: str) -> Callable[[object], list[str]]:
+    """Return a check for lists of column names."""
+
+    def check(value: object) -> list[str]:
+        names = list(value) if isinstance(value, (list, tuple)) else []
+        if not names or not all(isinstance(each, str) for each in names):
+            raise ConfigError(name, f"must be a list of column names, got {value!r}")
+        return names
+
+    return check
+
+
+def flag(name: str) -> Callable[[object], bool]:
+    """Return a check for True and False."""
+
+    def check(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ConfigError(name, f"must be True or False, got {value!r}")
+        return value
+
+    return check
+
+
+def text(name: str) -> Callable[[object], str]:
+    """Return a check for texts."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, str):
+            raise ConfigError(name, f"must be a text, got {value!r}")
+        return value
+
+    return check
+
+
+def objects(name: str) -> Callable[[object], list[Any]]:
+    """Return a check for lists; one object counts as a list of one."""
+
+    def check(value: object) -> list[Any]:
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+
+    return check
+
+
+def functions(name: str, arguments: str) -> Callable[[object], list[Callable[..., Any]]]:
+    """Return a check for functions of `arguments`, one or a list."""
+
+    def check(value: object) -> list[Callable[..., Any]]:
+        given = objects(name)(value)
+        if not all(callable(each) for each in given):
+            raise ConfigError(name, f"must be a function of {arguments}, or a list of them, got {value!r}")
+        return given
+
+    return check
+
+
+def weights(value: object) -> list[float]:
+    """Check the weights of losses."""
+    given = list(value) if isinstance(value, (list, tuple)) else []
+    if not given or not all(isinstance(each, (int, float)) and each >= 0 for each in given):
+        raise ConfigError("loss_weights", f"must be a list of numbers >= 0, got {value!r}")
+    return [float(each) for each in given]
+
+
+def shapes(name: str, of: str) -> Callable[[object], list[tuple[int, ...]]]:
+    """Return a check for shapes, one per `of`."""
+
+    def check(value: object) -> list[tuple[int, ...]]:
+        given = [tuple(each) for each in value] if isinstance(value, (list, tuple)) else []
+        if not given or not all(shape and shape[0] == -1 and min(shape[1:], default=1) > 0 for shape in given):
+            raise ConfigError(name, f"must be one shape per {of}, -1 first, got {value!r}")
+        return given
+
+    return check
+
+
+def backend(value: object) -> SparkBackend:
+    """Check a backend."""
+    if not isinstance(value, SparkBackend):
+        kind = type(value).__name__
+        raise ConfigError(
+            "backend", f"must be a SparkBackend, as the ranks are tasks that the DataFrame's session feeds, got {kind}"
+        )
+    return value
+
+
+def validation(value: object) -> float | str:
+    """Check a fraction or the name of a column."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
+        return float(value)
+    raise ConfigError("validation", f"must be a fraction in [0, 1) or the name of a column, got {value!r}")
+
+
+def store(value: object) -> FilesystemStore:
+    """Check a store."""
+    if not isinstance(value, FilesystemStore):
+        raise ConfigError("store", f"must be what Store.create(...) returns, got {value!r}")
+    return value
+
+
+def verbose(value: object) -> int:
+    """Check how much to show."""
+    if value not in (0, 1, 2) or isinstance(value, bool):
+        raise ConfigError("verbose", f"must be 0 (quiet), 1 (progress) or 2 (all output of the ranks), got {value!r}")
+    return at_least("verbose", 0)(value)

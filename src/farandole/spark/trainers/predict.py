@@ -1,0 +1,87 @@
+"""Application of a model to a DataFrame's rows, batch by batch, in Spark's Python workers."""
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pyspark.ml.model_cache import ModelCache
+
+from farandole.data import Number
+from farandole.errors import DataError
+
+__all__ = ["BatchPredictor", "Predict", "column_type"]
+
+Predict: TypeAlias = Callable[[list[NDArray[Number]]], list[NDArray[np.generic]]]
+
+ROWS_AT_ONCE = 1024  # bounds the memory of the model's activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPredictor(ABC):
+    """A pickled model; each Python worker loads it once. A framework adds `columns` and `load`."""
+
+    names: tuple[str, ...]  # of the columns it gives, one per label
+    key: uuid.UUID = field(default_factory=uuid.uuid4)
+
+    @property
+    @abstractmethod
+    def columns(self) -> Sequence[str]:
+        """The names of the feature columns."""
+
+    @abstractmethod
+    def load(self) -> Predict:
+        """Load the model; the result gives, for a batch of each feature column, one array of each output."""
+
+    def __call__(self, batches: Iterator[tuple[pd.Series, ...] | pd.Series]) -> Iterator[pd.DataFrame]:
+        """Yield the outputs for each batch of feature columns; raises `DataError` for null and ragged rows."""
+        predict = ModelCache.get(self.key)
+        if predict is None:
+            predict = self.load()
+            ModelCache.add(self.key, predict)
+        for batch in batches:
+            # Spark gives a single column without its tuple, whatever the function's type says.
+            columns_given = batch if isinstance(batch, tuple) else (batch,)
+            rows = len(columns_given[0])
+            if rows == 0:
+                continue
+            values = self.arrays(columns_given)
+            parts = [
+                [_row_shaped(each) for each in predict([column[first : first + ROWS_AT_ONCE] for column in values])]
+                for first in range(0, rows, ROWS_AT_ONCE)
+            ]
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            yield pd.DataFrame({name: list(column) for name, column in zip(self.names, columns, strict=True)})
+
+    def outputs(self, row: tuple[pd.Series, ...]) -> list[tuple[str, list[int]]]:
+        """Return the type and the shape of one row of each output."""
+        return [(each.dtype.name, [*each.shape[1:]]) for each in self.load()(self.arrays(row))]
+
+    def arrays(self, columns: Sequence[pd.Series]) -> list[NDArray[Number]]:
+        """Return the feature columns as arrays, rows first; raises `DataError` for null and ragged rows."""
+        return [_array(name, series) for name, series in zip(self.columns, columns, strict=True)]
+
+
+def column_type(dtype: str, shape: Sequence[int]) -> str:
+    """Return the Spark type of an output: a number for one number per row, an array for more."""
+    number = {"float64": "double", "int64": "bigint", "int32": "int", "bool": "boolean"}.get(dtype, "float")
+    return number if int(np.prod(shape)) == 1 else f"array<{number}>"
+
+
+def _array(name: str, series: pd.Series) -> NDArray[Number]:
+    if series.isna().any():
+        raise DataError(name, f"{int(series.isna().sum())} of {len(series)} rows are null; fill or drop them first")
+    try:
+        array: NDArray[Number] = np.stack(series.to_list()) if series.dtype == object else series.to_numpy(copy=True)
+    except ValueError as error:
+        raise DataError(name, "arrays of different lengths; a tensor needs one length: pad or cut them") from error
+    return array
+
+
+def _row_shaped(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    flat = values.reshape(len(values), -1)
+    return flat[:, 0] if flat.shape[1] == 1 else flat

@@ -1,0 +1,242 @@
+"""A rank's part of an estimator's run, for the trainer of any framework: rows, start, reports and checkpoints."""
+
+import math
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from farandole.core.operations.objects import allgather_object, broadcast_object
+from farandole.core.public import init, rank, shutdown, size
+from farandole.data import ShardBatch
+from farandole.errors import ConfigError
+from farandole.spark.child import shard
+from farandole.spark.logs import log_to_driver, send
+from farandole.spark.progress import Progress
+from farandole.spark.store import FilesystemStore
+from farandole.spark.trainers.checkpoint import Checkpoint
+from farandole.spark.trainers.report import Curves, Record
+from farandole.spark.trainers.rows import RowsWanted, open_rows
+
+__all__ = ["Run", "RunPlan", "Trainer", "train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """The settings of a run that do not depend on the framework; the same on every rank."""
+
+    run_id: str
+    store: FilesystemStore | None
+    rows: RowsWanted
+    label_cols: tuple[str, ...]
+    epochs: int
+    train_steps: int | None  # steps of an epoch; None: every row once
+    validation_steps: int | None
+    start: Checkpoint  # as the driver knows it: the seed, and how many epochs are finished
+    verbose: int
+
+
+class Trainer(Protocol):
+    """One framework's part of a rank's run. `RunPlan` and `Run` serve all of them."""
+
+    def restore(self, state: bytes) -> None:
+        """Take over the weights and the optimizer that `state` gave, on any rank of any number of ranks."""
+
+    def train(self, run: "Run") -> None:
+        """Train the epochs that are left; call `run.finish` after each, on every rank."""
+
+    def state(self, *, whole: bool) -> bytes:
+        """Return the weights; with `whole` the optimizer too, with the learning rate that the user set."""
+
+
+def train(plan: RunPlan, make: Callable[["Run"], Trainer], path: Path | None = None) -> bytes | None:
+    """Train until `plan.epochs` epochs are finished, starting after the last one that the store holds.
+
+    `path` is the rank's rows, by default those that its Spark task was fed. Returns the last checkpoint, without the
+    optimizer, on rank 0. Raises `DataError` for rows that no tensor holds, `ConfigError` when rank 0 and the driver see
+    different stores.
+    """
+    init()
+    try:
+        run = Run(plan, path)
+        trainer = make(run)
+        if run.checkpoint.state is not None:
+            trainer.restore(run.checkpoint.state)
+        run.trainer = trainer
+        try:
+            trainer.train(run)
+            run.seal()
+        finally:
+            run.close()
+        return replace(run.checkpoint, state=trainer.state(whole=False)).dump() if rank() == 0 else None
+    finally:
+        shutdown()
+
+
+class Run:
+    """One rank's rows, and where its values go."""
+
+    trainer: Trainer
+
+    def __init__(self, plan: RunPlan, path: Path | None = None) -> None:
+        self.plan, self.rank, self.size = plan, rank(), size()
+        self.checkpoint = _agree_on_start(plan)
+        path = path or shard()
+        assert path is not None, "an estimator's job has a DataFrame"
+        self.rows = open_rows(path, plan.rows, seed=self.checkpoint.seed, rank=self.rank, gather=allgather_object)
+        self.steps = plan.train_steps or self.rows.train.plan.steps
+        held = self.rows.validate
+        self.validation_steps = 0 if held is None else min(held.plan.steps, plan.validation_steps or held.plan.steps)
+        first = plan.store is not None and self.rank == 0
+        self._curves = Curves(plan.store, plan.run_id) if first and plan.store is not None else None
+        self._progress: Progress | None = None
+        self._step = self.checkpoint.step
+        self._lost = False  # the loss is no number any more
+
+    @property
+    def epochs(self) -> range:
+        """The epochs that are left, counted from 0."""
+        return range(self.checkpoint.epoch, self.plan.epochs)
+
+    def describe(self, features: str) -> None:
+        """Show, on rank 0, how many rows and steps there are, and `features`: how the framework gets the columns.
+
+        Show columns that hold NaN, too."""
+        for name, count in self.rows.nans.items() if self.rank == 0 else ():
+            total = self.rows.train.plan.total + (0 if self.rows.validate is None else self.rows.validate.plan.total)
+            log_to_driver(
+                f"warning: column {name!r}: {count} of {total} rows hold NaN; fill them or drop these rows first"
+            )
+        if self.rank == 0 and self.plan.verbose:
+            log_to_driver(self._description(features))
+
+    def sample(self) -> ShardBatch | None:
+        """Return this rank's first row; None if it has no row to train on."""
+        rows = self.rows.train.rows[:1]
+        taken = {name: column.take(rows) for name, column in self.rows.train.columns.items()}
+        return ShardBatch(taken, 1, 1.0) if len(rows) else None
+
+    def seed(self, epoch: int) -> int:
+        """Return the seed of this rank's random generators in an epoch."""
+        return int(np.random.SeedSequence(self.checkpoint.seed, spawn_key=(epoch, self.rank, 1)).generate_state(1)[0])
+
+    def begin(self, epoch: int) -> None:
+        """Begin to report the steps of an epoch."""
+        self._progress = Progress(epochs=self.plan.epochs, steps=self.steps, epoch=epoch)
+
+    def batches(self, epoch: int) -> Iterator[ShardBatch]:
+        """Yield `steps` batches. Every row comes once before any comes again, also if epochs have other steps."""
+        natural = self.rows.train.plan.steps
+        source = None
+        for place in range(epoch * self.steps, (epoch + 1) * self.steps):
+            if source is None or place % natural == 0:
+                source = self.rows.train.epoch(place // natural, first=place % natural)
+            yield next(source)
+
+    def rows_of(self, epoch: int, step: int) -> int:
+        """Return how many rows the batch of a step has."""
+        plan = self.rows.train.plan
+        return plan.batch(self.rank, (epoch * self.steps + step) % plan.steps)
+
+    def validation_batches(self) -> Iterator[ShardBatch]:
+        """Yield `validation_steps` batches, the same ones each time."""
+        if self.rows.validate is not None:
+            source = self.rows.validate.epoch(0)
+            for _ in range(self.validation_steps):
+                yield next(source)
+
+    def done(self, rows: int, loss: float | None, waited: float) -> None:
+        """Report a step of `rows` rows, for which this rank waited so many seconds; `loss` is None without rows."""
+        assert self._progress is not None
+        self._step += 1
+        self._progress.step(rows=rows, loss=loss, waited=waited)
+        if loss is None:
+            return
+        if not math.isfinite(loss) and not self._lost:
+            self._lost = True
+            log_to_driver(
+                f"the loss of rank {self.rank} is {loss} in step {self._step}; lower the learning rate, or look for "
+                "extreme values in the columns"
+            )
+        if self._curves is not None:
+            self._curves.add_step(loss, self._step)
+
+    def finish(
+        self, epoch: int, record: Record, outputs: Sequence[tuple[str, Sequence[int]]] | None, *, stopped: bool = False
+    ) -> None:
+        """End an epoch: rank 0 reports `record` and writes the checkpoint. Blocks until every rank has come.
+
+        `outputs` is None on a rank that has seen no output yet."""
+        seen = next((each for each in allgather_object(outputs) if each is not None), None)
+        before, best = self.checkpoint, self.checkpoint.best
+        record = {"epoch": epoch + 1, "steps": self.steps, **record}
+        improved = "val_loss" in record and (best is None or record["val_loss"] < best["val_loss"])
+        self.checkpoint = Checkpoint(
+            epoch=epoch + 1,
+            step=before.step + self.steps,
+            seed=before.seed,
+            history=[*before.history, record],
+            best=record if improved else best,
+            outputs=before.outputs if seen is None else [(dtype, [*shape]) for dtype, shape in seen],
+            stopped=stopped,
+        )
+        if self.rank != 0:
+            return
+        send("epoch", dict(record))
+        if self._curves is not None:
+            self._curves.add_epoch(record, self.checkpoint.step)
+        store, run_id = self.plan.store, self.plan.run_id
+        if store is not None:
+            content = replace(self.checkpoint, state=self.trainer.state(whole=True)).dump()
+            store.write(store.get_checkpoint_path(run_id), content)
+            if improved:
+                store.write(store.get_best_path(run_id), content)
+
+    def seal(self) -> None:
+        """Write the last weights of a stopped run; a callback may have chosen those of an earlier epoch."""
+        store = self.plan.store
+        if self.checkpoint.stopped and self.rank == 0 and store is not None:
+            content = replace(self.checkpoint, state=self.trainer.state(whole=True)).dump()
+            store.write(store.get_checkpoint_path(self.plan.run_id), content)
+
+    def close(self) -> None:
+        """Close the curves."""
+        if self._curves is not None:
+            self._curves.close()
+
+    def _description(self, features: str) -> str:
+        plan, kinds = self.rows.train.plan, self.rows.kinds
+        labels = ", ".join(f"{each} {kinds[each]}" for each in self.plan.label_cols)
+        held = 0 if self.rows.validate is None else self.rows.validate.plan.total
+        text = (
+            f"{self.plan.run_id}: {plan.total} rows train, {held} validate; {self.steps} steps per epoch on "
+            f"{self.size} ranks; features {features}; labels {labels}; seed {self.checkpoint.seed}"
+        )
+        if self.checkpoint.epoch:
+            text += f"; resumed after epoch {self.checkpoint.epoch}"
+        if held == 0 and (self.plan.rows.validation or self.plan.rows.validation_col):
+            text += "; validation was asked for, but no row was chosen for it"
+        return text
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    """Return the sum over ranks of each value, the same bits on every rank. Blocks until every rank has come."""
+    return [math.fsum(each) for each in zip(*allgather_object(values), strict=True)]
+
+
+def _agree_on_start(plan: RunPlan) -> Checkpoint:
+    content = None
+    if plan.store is not None and rank() == 0:
+        content = plan.store.read(plan.store.get_checkpoint_path(plan.run_id))
+        finished = Checkpoint.load(content).epoch if content is not None else 0
+        if finished < plan.start.epoch:
+            raise ConfigError(
+                "store",
+                f"the driver sees {plan.start.epoch} finished epochs of {plan.run_id}, rank 0 on "
+                f"{socket.gethostname()} sees {finished}; use a store that is the same on every host",
+            )
+    content = broadcast_object(content, root_rank=0)
+    return plan.start if content is None else Checkpoint.load(content)

@@ -1,0 +1,126 @@
+"""One row through a copy of the model and the loss, before training: errors in words of columns and shapes."""
+
+import traceback
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import cloudpickle
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from farandole.data import ShardBatch
+from farandole.errors import ConfigError
+from farandole.spark.logs import log_to_driver
+from farandole.spark.trainers.run import Run
+from farandole.spark.trainers.torch_tensors import Inputs
+
+__all__ = ["probe"]
+
+# Errors that a model or a loss raises for shapes and types that it does not take.
+_OF_SHAPES = (IndexError, RuntimeError, TypeError, ValueError)
+_HINT = "give input_shapes, or put the columns together into one vector with pyspark.ml.feature.VectorAssembler"
+
+
+class _Job(Protocol):
+    @property
+    def model(self) -> torch.nn.Module: ...
+    @property
+    def losses(self) -> Sequence[Any]: ...
+    @property
+    def inputs(self) -> Inputs: ...
+    @property
+    def label_cols(self) -> Sequence[str]: ...
+
+
+class _Judge(Protocol):
+    @property
+    def job(self) -> _Job: ...
+    def predict(self, model: torch.nn.Module, batch: ShardBatch) -> list[Tensor]: ...
+    def pairs(self, batch: ShardBatch, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]: ...
+
+
+def probe(judge: _Judge, run: Run) -> None:
+    """Run this rank's first row, a few times over, through the model and the loss.
+
+    Raises `ConfigError` for a model or a loss that does not take the columns' shapes, and for a label that torch's own
+    losses would spread over the output. Shows a warning where a loss of the user's does so.
+    """
+    sample = run.sample()
+    if sample is None:
+        return
+    job = judge.job
+    rows = _row_count(sample)
+    batch = ShardBatch({name: values.repeat(rows, 0) for name, values in sample.columns.items()}, rows, 1.0)
+    # A copy made as the rank's own was: layers that are built by their first input stay as they are.
+    model = cloudpickle.loads(cloudpickle.dumps(job.model)).eval()
+    with torch.inference_mode():
+        try:
+            outputs = judge.predict(model, batch)
+        except ConfigError:
+            raise
+        except _OF_SHAPES as error:
+            raise ConfigError(
+                "model",
+                f"fails on the first row: {_told(error)}. Its inputs: {job.inputs.describe(run.rows.kinds)}; {_HINT}",
+            ) from error
+        for place, (output, label) in enumerate(judge.pairs(batch, outputs)):
+            _check(job.losses[place], job.label_cols[place], output, label)
+
+
+def _check(loss: Any, name: str, output: Tensor, label: Tensor) -> None:
+    shapes = f"label {name!r} has the shape {_shape(label)}, the model's output {_shape(output)}, without the rows"
+    own = (getattr(loss, "__module__", None) or type(loss).__module__).startswith("torch.nn")
+    of_classes = getattr(loss, "__name__", type(loss).__name__).replace("_", "").lower() in _OF_CLASSES
+    if own and of_classes and output.dim() > 1 and output.shape[1] == 1:
+        raise ConfigError("loss", f"compares classes, but the model gives one number per row; {shapes}")
+    if own and not of_classes and label.numel() != output.numel() and label.shape != output.shape:
+        raise ConfigError("label_cols", f"{shapes}; the loss would spread one over the other: make them equal")
+    with _Spreading(len(label)) as spreading:
+        try:
+            loss(output, label)
+        except _OF_SHAPES as error:
+            raise ConfigError("loss", f"fails on the first row: {_told(error)}; {shapes}") from error
+    if spreading.shapes is not None:
+        log_to_driver(
+            f"warning: the loss of {name!r} compares every row with every other one: it combines tensors of "
+            f"{spreading.shapes} for {len(label)} rows; {shapes}"
+        )
+
+
+_OF_CLASSES = ("crossentropy", "crossentropyloss", "nllloss")
+
+
+class _Spreading(TorchDispatchMode):
+    """Notes the first element-wise operation that makes rows x rows numbers out of fewer."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rows = rows
+        self.shapes: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [each for each in args if isinstance(each, Tensor)]
+        if isinstance(result, Tensor) and len(given) > 1 and self.shapes is None and "mm" not in str(func):
+            spread = list(result.shape).count(self._rows) > 1
+            if spread and all(list(each.shape).count(self._rows) < 2 for each in given):
+                self.shapes = " and ".join(str(list(each.shape)) for each in given)
+        return result
+
+
+def _row_count(sample: ShardBatch) -> int:
+    """Return a number of rows that no other dimension of the columns has, so that rows can be told from the rest."""
+    taken = {size for values in sample.columns.values() for size in values.shape}
+    return next(number for number in (5, 7, 11, 13, 17, 19, 23) if number not in taken)
+
+
+def _told(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    place = f" ({last.filename}:{last.lineno})" if last is not None else ""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{place}"
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape[1:]))

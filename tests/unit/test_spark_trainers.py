@@ -1,0 +1,239 @@
+"""Trainers of estimators on one rank in this process, with rows from a file: no Spark."""
+
+import importlib.util
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("torch")
+if importlib.util.find_spec("farandole._native") is None:
+    pytest.skip("the native core is not built", allow_module_level=True)
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from farandole.errors import ConfigError, DataError
+from farandole.spark.store import Store
+from farandole.spark.trainers import run as running
+from farandole.spark.trainers import torch_probe
+from farandole.spark.trainers.checkpoint import Checkpoint
+from farandole.spark.trainers.rows import HASH, RowsWanted, fed_as
+from farandole.spark.trainers.run import RunPlan
+from farandole.spark.trainers.torch import Judge, TorchJob, TorchTrainer, score_names
+from farandole.spark.trainers.torch_tensors import Inputs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settled_torch() -> None:
+    """The first optimizer makes torch set a variable of its compiler, for good."""
+    torch.optim.SGD(nn.Linear(1, 1).parameters())
+
+
+def shard_of(folder: Path, columns: dict[str, Any]) -> Path:
+    """Write columns as a rank is fed them."""
+    arrays = {fed_as(place): pa.array(values) for place, values in enumerate(columns.values())}
+    table = pa.table({**arrays, HASH: pa.array(range(len(next(iter(columns.values())))), pa.int64())})
+    path = folder / "rows.arrow"
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table)
+    return path
+
+
+def plan_of(columns: dict[str, Any], **changes: Any) -> RunPlan:
+    wanted = RowsWanted(
+        columns=tuple(columns), validation=None, validation_col=None, batch_size=2, val_batch_size=2, shuffle=False
+    )
+    settings: dict[str, Any] = {
+        "run_id": "here", "store": None, "rows": wanted, "label_cols": ("y",), "epochs": 1, "train_steps": None,
+        "validation_steps": None, "start": Checkpoint(seed=1), "verbose": 0,
+    }  # fmt: skip
+    return RunPlan(**(settings | changes))
+
+
+def job_of(model: nn.Module, columns: dict[str, Any], plan: RunPlan, **changes: Any) -> TorchJob:
+    features = tuple(name for name in columns if name not in ("y", "w"))
+    settings: dict[str, Any] = {
+        "plan": plan, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "losses": (F.mse_loss,),
+        "loss_weights": (1.0,), "metrics": (), "inputs": Inputs(columns=features, shapes=None, dtype=torch.float32),
+        "weight_col": None, "label_shapes": None, "compression": None, "passes": 1,
+    }  # fmt: skip
+    return TorchJob(**(settings | changes))
+
+
+def trained(folder: Path, columns: dict[str, Any], job: TorchJob) -> Checkpoint:
+    content = running.train(job.plan, lambda run: TorchTrainer(job, run), shard_of(folder, columns))
+    assert content is not None
+    return Checkpoint.load(content)
+
+
+def weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    assert checkpoint.state is not None
+    found: dict[str, Tensor] = torch.load(io.BytesIO(checkpoint.state), weights_only=True)["model"]
+    return found
+
+
+def zero_line() -> nn.Module:
+    model = nn.Linear(2, 1)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+LINE = {"x": [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 1.0]], "y": [1.0, 2.0, 3.0, 4.0]}
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, nn.MSELoss()])
+def test_rows_count_by_their_weight(tmp_path: Path, loss: Any) -> None:
+    columns = {**LINE, "w": [2.0, 0.0, 1.0, 0.0]}
+    plan = plan_of(columns)
+    plan = replace(plan, rows=replace(plan.rows, batch_size=4))
+    got = trained(tmp_path, columns, job_of(zero_line(), columns, plan, losses=(loss,), weight_col="w"))
+    # The gradient of sum(w * (0 - y)^2) / rows at weights of 0.
+    x, y, w = (np.array(columns[name]) for name in ("x", "y", "w"))
+    want = 0.1 * (2 * (w * y)[:, None] * x).sum(0) / 4
+    np.testing.assert_allclose(weights(got)["weight"][0], want, rtol=1e-6)
+    assert got.history[0]["loss"] == pytest.approx(float((w * y**2).sum() / 4))
+
+
+def test_two_passes_are_one_step_of_twice_the_batch(tmp_path: Path) -> None:
+    whole, halves = plan_of(LINE), plan_of(LINE)
+    whole = replace(whole, rows=replace(whole.rows, batch_size=4))
+    one = trained(tmp_path, LINE, job_of(zero_line(), LINE, whole))
+    two = trained(tmp_path, LINE, job_of(zero_line(), LINE, halves, passes=2))
+    left_over = trained(tmp_path, LINE, job_of(zero_line(), LINE, halves, passes=3))
+    for name, value in weights(one).items():
+        torch.testing.assert_close(weights(two)[name], value)
+        torch.testing.assert_close(weights(left_over)[name], value)
+
+
+def test_epochs_of_given_steps_go_through_all_rows(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :1] * self.weight
+
+    def noting(output: Tensor, label: Tensor) -> Tensor:
+        if not torch.is_inference_mode_enabled():
+            seen.extend(label.flatten().tolist())
+        return F.mse_loss(output, label)
+
+    columns = {"x": [[float(n), 0.0] for n in range(6)], "y": [float(n) for n in range(6)]}
+    plan = plan_of(columns, epochs=3, train_steps=2)
+    got = trained(tmp_path, columns, job_of(Noting(), columns, plan, losses=(noting,)))
+    assert seen == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5], "three natural steps: the second epoch goes on where it was"
+    assert [record["steps"] for record in got.history] == [2, 2, 2]
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path / "store"))
+    columns = {"x": [[float(n % 7), float(n % 3)] for n in range(20)], "y": [n / 20 for n in range(20)]}
+
+    def fit(run_id: str, epochs: int) -> Checkpoint:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        plan = plan_of(columns, run_id=run_id, store=store, epochs=epochs)
+        plan = replace(plan, rows=replace(plan.rows, validation=0.2, shuffle=True))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        return trained(tmp_path, columns, job_of(model, columns, plan, optimizer=optimizer))
+
+    straight = fit("straight", 3)
+    for epochs in (1, 2, 3):
+        resumed = fit("resumed", epochs)
+    for name, value in weights(straight).items():
+        assert torch.equal(weights(resumed)[name], value)
+    losses = [[(record["loss"], record["val_loss"]) for record in each.history] for each in (straight, resumed)]
+    assert losses[0] == losses[1]
+    saved = store.read(store.get_checkpoint_path("resumed"))
+    assert saved is not None
+    state = Checkpoint.load(saved).state
+    assert state is not None
+    (group,) = torch.load(io.BytesIO(state), weights_only=True)["optimizer"]["param_groups"]
+    assert group["lr"] == 0.01
+    assert store.read(store.get_best_path("resumed")) is not None
+    assert list(Path(store.get_logs_path("resumed")).iterdir())
+
+
+def test_metrics_have_distinct_names() -> None:
+    first, second = (lambda output, label: output.mean()), (lambda output, label: label.mean())
+    assert score_names([first, second, F.l1_loss], ["y"]) == ["lambda", "lambda_2", "l1_loss"]
+
+
+PAIRS = {"x": [[1.0, 1.0]] * 4}
+
+
+def scalar(value: float) -> dict[str, Any]:
+    return {"x": [value] * 4, "y": [1.0, 2.0, 3.0, 4.0]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "model", "loss", "text"),
+    [
+        (scalar(1.0), nn.Linear(1, 1), F.mse_loss, r"model: fails on the first row: RuntimeError: .*x float64 as "
+         r"float32 \[rows\]; give input_shapes, or put the columns together .*VectorAssembler"),
+        ({"a": [1.0] * 4, "b": [1.0] * 4, "y": [1.0] * 4}, nn.Linear(1, 1), F.mse_loss,
+         "model: fails on the first row: TypeError"),
+        ({**PAIRS, "y": [[1.0, 2.0, 3.0]] * 4}, nn.Linear(2, 1), F.mse_loss,
+         r"label_cols: label 'y' has the shape \[3\], the model's output \[1\], without the rows"),
+        ({**PAIRS, "y": [12, 3, 4, 5]}, nn.Linear(2, 1), F.cross_entropy,
+         "loss: compares classes, but the model gives one"),
+        ({**PAIRS, "y": [12, 3, 4, 5]}, nn.Linear(2, 3), nn.CrossEntropyLoss(),
+         "loss: fails on the first row: IndexError"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said_before_training(
+    tmp_path: Path, columns: dict[str, Any], model: nn.Module, loss: Any, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        trained(tmp_path, columns, job_of(model, columns, plan_of(columns), losses=(loss,)))
+
+
+def test_a_loss_that_compares_all_rows_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(torch_probe, "log_to_driver", told.append)
+
+    def square(output: Tensor, label: Tensor) -> Tensor:
+        return ((output.squeeze(1) - label) ** 2).mean()  # (rows,) - (rows, 1)
+
+    trained(tmp_path, LINE, job_of(zero_line(), LINE, plan_of(LINE), losses=(square,)))
+    (warning,) = told
+    assert "the loss of 'y' compares every row with every other one" in warning
+    trained(tmp_path, LINE, job_of(zero_line(), LINE, plan_of(LINE)))
+    assert told == [warning], "torch's own loss over equal shapes"
+
+
+def test_numbers_that_are_none_are_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(running, "log_to_driver", told.append)
+    columns = {"x": [[1.0, 0.0], [float("nan"), 1.0], [1.0, 1.0], [2.0, 1.0]], "y": [1.0, 2.0, 3.0, 4.0]}
+    got = trained(tmp_path, columns, job_of(zero_line(), columns, plan_of(columns)))
+    assert np.isnan(got.history[0]["loss"])
+    assert told[0] == "warning: column 'x': 1 of 4 rows hold NaN; fill them or drop these rows first"
+    assert told[1].startswith("the loss of rank 0 is nan in step 1; ")
+    assert len(told) == 2
+
+
+def test_a_checkpoint_is_no_pickle() -> None:
+    content = Checkpoint(seed=3, epoch=2, state=b"weights", history=[{"loss": 0.5}]).dump()
+    got = Checkpoint.load(content)
+    assert (got.seed, got.epoch, got.state, got.history) == (3, 2, b"weights", [{"loss": 0.5}])
+    for broken in (content[:-20], b"\x80\x05N."):
+        with pytest.raises(DataError, match="is not of farandole's estimators, or was cut off"):
+            Checkpoint.load(broken)
+
+
+def test_outputs_are_those_of_the_last_batch(tmp_path: Path) -> None:
+    judge = Judge(job_of(zero_line(), LINE, plan_of(LINE)))
+    assert judge.outputs is None
+    assert trained(tmp_path, LINE, judge.job).outputs == [("float32", [1])]
