@@ -110,5 +110,7 @@ def test_estimators_and_stores(spark: SparkSession) -> None:
 
     assert TorchEstimator is farandole.spark.torch.TorchEstimator
     assert isinstance(Store.create("/tmp"), LocalStore)
-    with pytest.raises(ConfigError, match="set num_proc"):
-        TorchEstimator(backend=SparkBackend(num_proc=2))
+    backend = SparkBackend(num_proc=2)
+    assert TorchEstimator(backend=backend).getBackend() is backend
+    with pytest.raises(ConfigError, match="must be a SparkBackend"):
+        TorchEstimator(backend=object())
