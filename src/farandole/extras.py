@@ -9,6 +9,7 @@ __all__ = ["importing"]
 
 # Package: its title, and the extras that bring it.
 _EXTRAS = {
+    "deltalake": ("deltalake", "delta"),
     "fsspec": ("fsspec", "data", "spark"),
     "jax": ("JAX", "jax"),
     "jaxlib": ("JAX", "jax"),
@@ -16,6 +17,7 @@ _EXTRAS = {
     "pandas": ("pandas", "spark"),
     "py4j": ("PySpark", "spark"),
     "pyarrow": ("PyArrow", "data", "spark"),
+    "pyiceberg": ("PyIceberg", "iceberg"),
     "pyspark": ("PySpark", "spark"),
     "tensorflow": ("TensorFlow", "tensorflow"),
     "torch": ("PyTorch", "torch"),

@@ -1,9 +1,7 @@
 """Ranks that take steps together: what one cannot make, all hear of at the same step."""
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,25 +9,7 @@ from hypothesis import strategies as st
 
 from farandole.data.agreement import AHEAD_BYTES, in_step
 from farandole.errors import SourceError
-
-
-class Meeting:
-    """An all-gather among threads, which counts its exchanges."""
-
-    def __init__(self, size: int) -> None:
-        self.exchanges = 0
-        self._told: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size, timeout=20)
-
-    def of(self, rank: int) -> Any:
-        def gather(mine: object) -> list[object]:
-            self._told[rank] = mine
-            self._barrier.wait()
-            told = list(self._told)
-            self.exchanges += self._barrier.wait() == 0
-            return told
-
-        return gather
+from helpers.meeting import Meeting
 
 
 def items(count: int, fails_at: int | None) -> Iterator[int]:

@@ -54,7 +54,7 @@ ROWS = 122
 
 
 def test_all_of_petastorms_arguments_are_known() -> None:
-    own = {"nulls", "reading"}
+    own = {"gather", "nulls", "reading", "version"}
     assert {each.name for each in fields(ReaderOptions)} - own == set(PETASTORM.split())
 
 

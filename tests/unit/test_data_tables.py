@@ -1,5 +1,6 @@
-"""Tables that have a log are refused: a plain reader would give the rows that were removed from them."""
+"""Tables that have a log: their files are never read without it, as they also hold rows that were removed."""
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,10 +20,15 @@ from farandole.errors import SourceError
 
 # The file that marks a table, below the table's folder, and the text that names the kind.
 MARKS = {
-    "_delta_log/00000000000000000000.json": "is a Delta table .*deltalake",
-    "metadata/00001-aaaa.metadata.json": "is an Iceberg table .*pyiceberg",
+    "_delta_log/00000000000000000000.json": "is a Delta table .*Name this folder alone.*DeltaSource",
+    "metadata/00001-aaaa.metadata.json": "is an Iceberg table .*Name this folder alone.*IcebergSource",
     ".hoodie/hoodie.properties": "is a Hudi table .*Spark",
     "_spark_metadata/0": "is the output of a Spark stream .*Spark",
+}
+# The package that reads the log of a table, and the text that names the extra which brings it.
+EXTRAS = {
+    "_delta_log/00000000000000000000.json": ("deltalake", r"is a Delta table .*pip install 'farandole\[delta\]'"),
+    "metadata/00001-aaaa.metadata.json": ("pyiceberg", r"is an Iceberg table .*pip install 'farandole\[iceberg\]'"),
 }
 
 
@@ -45,18 +51,47 @@ def mark_table(folder: str, mark: str) -> None:
     fs.pipe_file(path, b"{}")
 
 
-@pytest.mark.parametrize("mark", MARKS)
-@pytest.mark.parametrize("read", [ParquetSource, make_batch_reader])
-def test_a_table_that_was_overwritten_is_refused(folder: str, mark: str, read) -> None:  # type: ignore[no-untyped-def]
-    # As an overwritten table lies there: 100 rows that it has, 100 that it had before.
+class Hider:
+    """A finder that makes a package look as if it were not installed."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.split(".")[0] == self._package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def write_overwritten_table(folder: str, mark: str) -> str:
+    """Write 100 rows that a table has, and 100 that it had before; return its URL."""
     write(f"{folder}/table/part-0.parquet", range(100))
     write(f"{folder}/table/part-1.parquet", range(100))
     assert sum(group.rows for group in ParquetSource(f"{folder}/table").row_groups) == 200
     mark_table(f"{folder}/table", mark)
+    return f"{folder}/table"
+
+
+@pytest.mark.parametrize("mark", [mark for mark in MARKS if mark not in EXTRAS])
+@pytest.mark.parametrize("read", [ParquetSource, make_batch_reader])
+def test_a_table_whose_log_cannot_be_read_is_refused(folder: str, mark: str, read) -> None:  # type: ignore[no-untyped-def]
+    url = write_overwritten_table(folder, mark)
     with pytest.raises(SourceError, match=MARKS[mark]) as refused:
-        read(f"{folder}/table")
+        read(url)
     assert refused.value.path.endswith("/table")
     assert "write its rows to another folder as plain Parquet" in refused.value.problem
+
+
+@pytest.mark.parametrize("mark", EXTRAS)
+@pytest.mark.parametrize("read", [ParquetSource, make_batch_reader])
+def test_a_table_is_refused_without_its_extra(  # type: ignore[no-untyped-def]
+    folder: str, mark: str, read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, (package, text) = write_overwritten_table(folder, mark), EXTRAS[mark]
+    for name in [each for each in sys.modules if each.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Hider(package), *sys.meta_path])
+    with pytest.raises(SourceError, match=text):
+        read(url)
 
 
 @pytest.mark.parametrize("mark", MARKS)
@@ -93,7 +128,7 @@ def test_a_link_to_a_part_of_a_table_is_refused(tmp_path: Path) -> None:
     write(f"{tmp_path}/table/day=1/part-0.parquet", range(3))
     (tmp_path / "table" / "_delta_log").mkdir()
     (tmp_path / "today").symlink_to(tmp_path / "table" / "day=1")
-    for url in (f"{tmp_path}/today", f"{tmp_path}/today/part-0.parquet", f"{tmp_path}/table"):
+    for url in (f"{tmp_path}/today", f"{tmp_path}/today/part-0.parquet"):
         with pytest.raises(SourceError, match="is a Delta table"):
             ParquetSource(url)
 

@@ -32,6 +32,18 @@ STATEMENTS = [
     ("jax", "import farandole.jax", "farandole.jax needs JAX", "jax"),
     ("pyarrow", "from farandole.data import make_batch_reader", "farandole.data needs PyArrow", "data"),
     ("fsspec", "from farandole.data import ParquetSource", "farandole.data needs fsspec", "data"),
+    (
+        "deltalake",
+        "from farandole.data import DeltaSource; DeltaSource('.')",
+        "farandole.data needs deltalake",
+        "delta",
+    ),
+    (
+        "pyiceberg",
+        "from farandole.data import IcebergSource; IcebergSource('.')",
+        "farandole.data needs PyIceberg",
+        "iceberg",
+    ),
     ("pyspark", "from farandole.spark import HorovodRunner", "farandole.spark needs PySpark", "spark"),
     ("pyspark", "from farandole.spark import run", "farandole.spark needs PySpark", "spark"),
     ("pyspark", "import farandole.spark.torch", "farandole.spark.torch needs PySpark", "spark"),
@@ -39,7 +51,12 @@ STATEMENTS = [
     ("fsspec", "import farandole.spark.store", "farandole.spark.store needs fsspec", "spark"),
 ]
 # Packages that a statement loads before the one that it misses.
-FIRST = {"import farandole.spark.torch": ["pandas", "torch"], "from farandole.data import ParquetSource": ["pyarrow"]}
+FIRST = {
+    "import farandole.spark.torch": ["pandas", "torch"],
+    "from farandole.data import ParquetSource": ["pyarrow"],
+    "from farandole.data import DeltaSource; DeltaSource('.')": ["fsspec", "pyarrow"],
+    "from farandole.data import IcebergSource; IcebergSource('.')": ["fsspec", "pyarrow"],
+}
 
 
 @pytest.mark.parametrize(("package", "statement", "need", "extra"), STATEMENTS, ids=lambda value: value.split(" ")[-1])

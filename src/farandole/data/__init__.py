@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from farandole.data.agreement import Gather, together
     from farandole.data.batches import Batch
     from farandole.data.cache import CachedSource
+    from farandole.data.delta import DeltaSource
+    from farandole.data.feed_loader import FeedLoader
     from farandole.data.fields import FieldOptions
-    from farandole.data.loader import FeedLoader, Loader
+    from farandole.data.iceberg import IcebergSource
+    from farandole.data.loader import Loader
     from farandole.data.meter import Metrics
     from farandole.data.order import Order, choose_lanes, permutation
     from farandole.data.plans import GlobalPlan, LocalPlan, Policy
@@ -33,10 +36,12 @@ __all__ = [
     "CachedSource",
     "Column",
     "ColumnFacts",
+    "DeltaSource",
     "FeedLoader",
     "FieldOptions",
     "Gather",
     "GlobalPlan",
+    "IcebergSource",
     "Loader",
     "LocalPlan",
     "Metrics",
@@ -70,8 +75,11 @@ _HOMES = {
     "agreement": "Gather together",
     "batches": "Batch",
     "cache": "CachedSource",
+    "delta": "DeltaSource",
+    "feed_loader": "FeedLoader",
     "fields": "FieldOptions",
-    "loader": "FeedLoader Loader",
+    "iceberg": "IcebergSource",
+    "loader": "Loader",
     "meter": "Metrics",
     "order": "Order choose_lanes permutation",
     "plans": "GlobalPlan LocalPlan Policy",

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from farandole.data.pruning import Bounded, Bounds
 from farandole.data.row_groups import RowGroup, Source
+from farandole.data.versions import at_version, version_of
 from farandole.errors import CacheError, ConfigError
 
 __all__ = ["CachedSource"]
@@ -53,6 +54,15 @@ class CachedSource:
     def bounds(self, column: str) -> Bounds | None:
         """Return the bounds of the source, if it knows any."""
         return self._source.bounds(column) if isinstance(self._source, Bounded) else None
+
+    @property
+    def version(self) -> int:
+        """The version of the source, if it reads a table."""
+        return version_of(self._source)
+
+    def at(self, version: int) -> "CachedSource":
+        """Return a cache, in the same folder, of another version of the source."""
+        return CachedSource(at_version(self._source, version), self._folder, self._limit)
 
     def check(self) -> None:
         """Check the source: its files must not change although they are read once."""

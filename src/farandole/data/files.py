@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import fsspec
 import pyarrow as pa
@@ -17,7 +18,7 @@ from farandole.data.tables import refuse_listed_table, refuse_table_above
 from farandole.errors import FarandoleError, SourceError
 from farandole.masking import hide_cause, mask, secret_values
 
-__all__ = ["Files"]
+__all__ = ["Files", "open_url"]
 
 # Looking at remote files is waiting, not work.
 _LOOKERS = 16
@@ -28,6 +29,8 @@ class Files:
     """A file system of fsspec: local, s3, gs, abfs, hdfs, memory, ... Can be pickled."""
 
     fs: fsspec.AbstractFileSystem = field(default_factory=LocalFileSystem)
+    # For files that are written once, such as a table's: why one is not there. Their marks are not the store's.
+    gone: str = ""
 
     @classmethod
     def find(
@@ -42,7 +45,7 @@ class Files:
         asked = [urls] if isinstance(urls, str) else list(urls)
         if not asked:
             raise SourceError("[]", "no URL was given")
-        places = [_open_url(url, options or {}) for url in asked]
+        places = [open_url(url, options or {}) for url in asked]
         fs = places[0][0]
         if any(other != fs for other, _ in places):
             raise SourceError(asked[0], "the URLs belong to several file systems; copy the data to one of them")
@@ -65,6 +68,13 @@ class Files:
         """Return whether the files are this machine's."""
         return isinstance(self.fs, LocalFileSystem)
 
+    def place(self, location: str) -> str:
+        """Return the path in this file system of a file's URL, or of a path."""
+        if isinstance(self.fs, ArrowFSWrapper):
+            parts = urlsplit(location)
+            return f"{parts.netloc}{parts.path}" if parts.scheme else location
+        return str(self.fs._strip_protocol(location))
+
     def look(self, paths: Sequence[str]) -> list[File]:
         """Look at each file anew; raises `SourceError` for one that has vanished."""
         self.fs.invalidate_cache()
@@ -76,7 +86,7 @@ class Files:
     def check(self, files: Sequence[File]) -> None:
         """Raise `SourceError` naming the first file that has changed or vanished since it was listed."""
         for was, now in zip(files, self.look([file.path for file in files]), strict=True):
-            if was != now:
+            if was.size != now.size if self.gone else was != now:
                 raise SourceError(
                     was.path,
                     f"has changed while it was being read ({was.size} bytes, {was.mark}, are now {now.size} bytes, "
@@ -98,7 +108,7 @@ class Files:
                 with self.fs.open(file.path, "rb") as stream, pa.PythonFile(stream, mode="r") as opened:
                     yield opened
         except FileNotFoundError as error:
-            problem = "has vanished since it was listed; open the data again"
+            problem = self.gone or "has vanished since it was listed; open the data again"
             raise SourceError(file.path, problem) from hide_cause(error)
         except FarandoleError:
             raise
@@ -122,7 +132,7 @@ class Files:
         except FarandoleError:
             raise
         except FileNotFoundError as error:
-            problem = "is not there, or has vanished since it was listed"
+            problem = self.gone or "is not there, or has vanished since it was listed"
             raise SourceError(path, problem) from hide_cause(error)
         except Exception as error:  # each file system has its own
             raise self._told(path, "cannot be looked at", error) from hide_cause(error, *self._secrets)
@@ -154,7 +164,7 @@ class Files:
         return [path for path in found if path.endswith(suffix)] or found
 
 
-def _open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
+def open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
     """Find the file system of a URL: fsspec's, or Arrow's own (s3, gs, hdfs) if fsspec's package is not installed."""
     secrets = secret_values(options)
     try:

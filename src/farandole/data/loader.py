@@ -1,13 +1,11 @@
 """One rank's batches: every row once per epoch, equal steps on all ranks, resumable."""
 
-import hashlib
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import NoReturn
 
-import numpy as np
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, agree, in_step, together
@@ -20,11 +18,11 @@ from farandole.data.reading import Reading, read_pieces, transformed
 from farandole.data.rounds import Columns, Reader
 from farandole.data.row_groups import RowGroup, Source, fingerprint
 from farandole.data.shard_source import is_own
-from farandole.data.shares import check_shares, look_at_share
-from farandole.data.state import NO_SEED, State
+from farandole.data.state import NO_SEED, NO_VERSION, State
+from farandole.data.versions import at_version, same_version, version_of
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["FeedLoader", "Loader"]
+__all__ = ["LANES_BYTES", "ROUND_BYTES", "SMALLER", "Loader"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ ROUND_BYTES = 4 << 20
 LANES_BYTES = 512 << 20
 LEAST_WINDOW = 64
 
-_SMALLER = "take a smaller batch_size, or policy='join'"
+SMALLER = "take a smaller batch_size, or policy='join'"
 
 
 class Loader:
@@ -73,7 +71,7 @@ class Loader:
         self._source, self._rank, self._size, self._batch_size = source, rank, size, batch_size
         self._reading, self._report = reading or Reading(), report
         self._policy: Policy = policy
-        self._columns = list(source.schema.names if columns is None else columns)
+        self._asked_columns = columns
         self._known: dict[RowGroup, pa.Table] = {}  # read already: the first epoch takes it from here
         self._none: Columns | None = None
         self._prepare(gather)
@@ -166,15 +164,25 @@ class Loader:
             lanes=self._order.lanes,
             window=self._order.window,
             fingerprint=self._fingerprint,
+            version=version_of(self._source),
         ).as_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on at the state of another loader over the same data, with any number of ranks and any batch size.
 
-        Takes the order from the state: seed, lanes and window. Raises `ConfigError` when the data is not the same."""
+        Takes the order from the state: seed, lanes and window. If the state has another version of the table, all ranks
+        open that one together. Raises `ConfigError` for other data, `SourceError` for a version that is gone."""
         found = State.of(state)
+        if found.version != version_of(self._source):
+            self._source = together(lambda: at_version(self._source, found.version), self._gather)
+            self._prepare(self._gather)
         if found.fingerprint != self._fingerprint:
-            raise ConfigError("state", "belongs to other data: the row groups of this data have other sizes")
+            problem = (
+                "the row groups of this data have other sizes"
+                if found.version == NO_VERSION
+                else "files or columns of this table differ"
+            )
+            raise ConfigError("state", f"belongs to other data: {problem}")
         if not 0 <= found.visited <= self.rows:
             raise ConfigError("state", f"has visited {found.visited} of {self.rows} rows")
         seed = None if found.seed == NO_SEED else found.seed
@@ -188,6 +196,8 @@ class Loader:
         """Plan columns, order and steps, with the other ranks."""
         if self._size > 1 and is_own(self._source):
             raise ConfigError("source", "has the rows of this rank alone, which others cannot read; use FeedLoader")
+        source = self._source = same_version(self._source, gather)
+        self._columns = list(source.schema.names if self._asked_columns is None else self._asked_columns)
         together(self._look, gather)
         asked, rows = self._reading, [group.rows for group in self._source.row_groups]
         nbytes = self._source.nbytes(self._columns)
@@ -196,16 +206,16 @@ class Loader:
         lanes = asked.lanes or (choose_lanes(rows, nbytes, most_bytes=LANES_BYTES) if asked.shuffle else self._size)
         round_bytes = ROUND_BYTES if asked.shuffle else ROUND_BYTES * self._size
         self._order = order = self._make_order(lanes, round_bytes, asked.seed)
-        self._fingerprint = fingerprint(self._source.row_groups)
+        self._fingerprint = fingerprint(source.row_groups, of_table=version_of(source) != NO_VERSION)
         agree("the data", f"{len(rows)} row groups of {sum(rows)} rows, fingerprint {self._fingerprint:x}", gather)
         agree("the columns", self._kinds_text(), gather)
         agree("the loader", f"{self._settings()}, lanes {lanes}, window {order.window}, seed {order.seed}", gather)
         self._plan = plan = self._global_plan(order)
         if not plan.steps:
-            self._refuse(f"{plan.rows} rows make no step of {plan.step_rows}; {_SMALLER}")
+            self._refuse(f"{plan.rows} rows make no step of {plan.step_rows}; {SMALLER}")
         if self._policy == "pad" and plan.rows < self._size:
             self._refuse(f"{plan.total} rows for {self._size} ranks: some have none to repeat")
-        if len(rows) < self._size:
+        if len(rows) < self._size and self._rank == 0:
             text = "%d row groups for %d ranks: several ranks read each of them; write smaller row groups to read less"
             log.warning(text, len(rows), self._size)
 
@@ -311,85 +321,3 @@ class Loader:
             # From no rows a transform could not tell the types of its result.
             self._none = self._few_rows() if self.transforms else self._no_rows
         return empty_like(self._none)
-
-
-class FeedLoader(Loader):
-    """Batches for one rank of the rows in `source`, which no other rank has.
-
-    As `Loader`, with these differences. Every row comes once per epoch, on the rank where it lies; ranks do the same
-    number of steps, however many rows each has. `policy`: "join" spreads the rows of ranks that have fewer, with
-    weights; "pad" repeats rows of these; "drop" ends the epoch with the emptiest rank. The order, new in each epoch, is
-    a function of seed, epoch, rank, and the order of the rows in `source`. Several ranks need `gather`.
-    """
-
-    _plan: LocalPlan
-
-    def __str__(self) -> str:
-        plan = self._plan
-        return (
-            f"{plan.total} rows on {len(plan.rows)} ranks, {min(plan.rows)} to {max(plan.rows)} each "
-            f"({self._kinds_text()}); {plan.steps} steps of {self._size} x {plan.batch_size} rows by '{plan.policy}', "
-            f"{plan.left_out} rows left out; {self._order_text()}"
-        )
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on at the state of another loader: at any step over the same rows, else at the beginning of an epoch.
-
-        Rows are the same on the same number of ranks if they come in the same order; a DataFrame that another job
-        evaluates may not. Raises `ConfigError` for the middle of an epoch of other rows, and for another seed."""
-        found, here = State.of(state), State.of(self.state_dict())
-        if found.seed != here.seed:
-            raise ConfigError("state", f"has seed {found.seed}, but this loader {here.seed}")
-        same = (found.fingerprint, found.lanes, found.window) == (here.fingerprint, here.lanes, here.window)
-        if found.visited and not same:
-            raise ConfigError(
-                "state",
-                f"is {found.visited} steps into epoch {found.epoch} of other rows, or of the same in another order or "
-                f"on other ranks; set_epoch({found.epoch}) begins that epoch anew",
-            )
-        self._epoch, self._position = found.epoch, found.visited
-
-    def _prepare(self, gather: Gather | None) -> None:
-        asked, columns = self._reading, self._columns
-        if gather is None and self._size > 1:
-            raise ConfigError("gather", "is needed: ranks know only their own rows; hvd.allgather_object is one")
-        if asked.processes:
-            raise ConfigError("processes", "cannot read what only this process has; transform on threads")
-        if self._batch_size < 1:
-            raise ConfigError("batch_size", f"must be >= 1, got {self._batch_size}")
-        agree("the loader", f"{self._settings()}, seed {asked.seed}, shuffle {asked.shuffle}", gather)
-        mine = together(lambda: look_at_share(self._source, columns, asked.fields, LANES_BYTES), gather)
-        schema = self._source.schema
-        agree("the columns", ", ".join(f"{name} {schema.field(name).type}" for name in columns), gather)
-        shares = [mine] if gather is None else gather(mine)
-        self._plan = plan = LocalPlan(
-            rows=tuple(share.rows for share in shares), batch_size=self._batch_size, policy=self._policy
-        )
-        check_shares(shares, columns, asked.fields)
-        self._plan_columns(pa.concat_tables([pa.ipc.open_stream(share.sample).read_all() for share in shares]))
-        if not plan.steps:
-            held = f"ranks hold {', '.join(map(str, plan.rows))} rows"
-            self._refuse(f"{held}, which make no step of {plan.batch_size} on each; {_SMALLER}")
-        if self._policy == "pad" and not all(plan.rows):
-            self._refuse(f"{plan.total} rows for {self._size} ranks: some have none to repeat")
-        self._row_bytes = max(1, sum(share.nbytes for share in shares) // plan.total)
-        lanes = asked.lanes or (min(share.lanes for share in shares if share.rows) if asked.shuffle else 1)
-        # Each rank has a seed of its own.
-        stream = np.random.SeedSequence(asked.seed, spawn_key=(self._rank,))
-        self._order = self._make_order(lanes, ROUND_BYTES, int(stream.generate_state(1, np.uint64)[0]))
-        marks = "\n".join([str(self._batch_size), self._policy, *(share.mark for share in shares)])
-        self._fingerprint = int.from_bytes(hashlib.sha256(marks.encode()).digest()[:7])
-
-    def _stream(self, plan: GlobalPlan | LocalPlan, first: int) -> Generator[Columns]:
-        """Yield the rank's rows; with "pad" again and again."""
-        held = self._plan.rows[self._rank]
-        start = min(held, self._plan.bounds(self._rank, first)[0])
-        while held:
-            own = GlobalPlan(rows=held, lanes=self._order.lanes, batch_size=1, size=1, start=start, policy="join")
-            yield from self._pieces(own, 0)
-            if self._policy != "pad":
-                return
-            start = 0
-
-    def _fill(self, take: Callable[[int], Columns], own: int, count: int) -> Columns:
-        return take(count) if count else self._empty()

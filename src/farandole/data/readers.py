@@ -19,15 +19,19 @@ import pyarrow as pa
 
 from farandole.data.agreement import Gather, together
 from farandole.data.batches import Batch, BatchBuffer
+from farandole.data.feed_loader import FeedLoader
 from farandole.data.fields import FieldOptions
-from farandole.data.loader import FeedLoader, Loader
+from farandole.data.loader import Loader
 from farandole.data.meter import Meter, Metrics
 from farandole.data.reading import Reading
 from farandole.data.rounds import Columns
 from farandole.data.row_groups import Source
 from farandole.data.selection import Condition, Predicate, SelectedSource
+from farandole.data.state import NO_VERSION
 from farandole.data.values import Ragged, SparseRows, Values
+from farandole.data.versions import same_version, version_of
 from farandole.errors import ConfigError, DataError
+from farandole.masking import mask
 from farandole.refusals import IGNORED_READER_ARGUMENTS, REFUSED_READER_ARGUMENTS
 
 __all__ = ["Reader", "ReaderOptions", "Transforming", "make_batch_reader", "make_feed_reader", "make_reader"]
@@ -52,7 +56,10 @@ class Transforming(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderOptions:
-    """Petastorm's arguments of both functions, with its defaults, and two of our own at the end.
+    """Petastorm's arguments of both functions, with its defaults, and four of our own at the end.
+
+    `version` is that of a table. With `gather`, an all-gather of objects, making a reader is collective: shards compare
+    their data, and read the version that the first one has opened.
 
     Raises `ConfigError` for values that cannot be kept to."""
 
@@ -83,6 +90,8 @@ class ReaderOptions:
     filesystem: object = None
     nulls: Mapping[str, object] = field(default_factory=dict)
     reading: Reading = field(default_factory=Reading)
+    version: int | None = None
+    gather: Gather | None = None
 
     def __post_init__(self) -> None:
         for name, why in REFUSED_READER_ARGUMENTS.items():
@@ -264,7 +273,23 @@ def _read_files(
     from farandole.data.cache import CachedSource
     from farandole.data.sources import ParquetSource
 
-    source: Source = ParquetSource(urls, options.storage_options)
+    source: Source = together(
+        lambda: ParquetSource(urls, options.storage_options, version=options.version), options.gather
+    )
+    source = same_version(source, options.gather)
+    if (
+        version_of(source) != NO_VERSION
+        and options.version is None
+        and options.gather is None
+        and options.cur_shard == 0
+    ):
+        log.warning(
+            "%d shards each open the newest version of %s, which may differ if it is written to: pass version=%d, or "
+            "gather=hvd.allgather_object",
+            options.shard_count,
+            mask(str(urls)),
+            version_of(source),
+        )
     if options.cache_type == "local-disk":
         assert options.cache_location is not None, "checked with the options"
         source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
@@ -284,6 +309,8 @@ def _read_files(
         rank=options.cur_shard or 0,
         size=shards,
         reading=_reading(options, source.schema, columns, batched=batched),
+        gather=options.gather,
+        alone=True,  # readers of different shards need their next batches at different times
     )
     return Reader(loader, options.num_epochs, batched=batched)
 
@@ -293,6 +320,8 @@ def _refuse_for_own_rows(options: ReaderOptions) -> None:
         raise ConfigError("cache_type", "is for files far away, and these rows lie on this machine; leave it out")
     if options.reader_pool_type == "process" and options.transform_spec is not None:
         raise ConfigError("reader_pool_type", "'process' cannot read what only this process has; take 'thread'")
+    if options.version is not None:
+        raise ConfigError("version", "is that of a table, and these rows have none; leave it out")
     if options.storage_options is not None:
         raise ConfigError("storage_options", "are for URLs, and these rows have none; leave them out")
 

@@ -65,7 +65,10 @@ class Source(Protocol):
         ...
 
 
-def fingerprint(row_groups: Iterable[RowGroup]) -> int:
-    """Return a number that stands for these row groups in a loader's state: their sizes, not where they lie."""
-    digest = hashlib.sha256(json.dumps([group.rows for group in row_groups]).encode())
+def fingerprint(row_groups: Iterable[RowGroup], *, of_table: bool) -> int:
+    """Return a number that stands for these row groups in a loader's state: their sizes, not where they lie.
+
+    Those of a table also count with their marks, which stand for columns and deleted rows, and move with the table."""
+    told = [[group.rows, group.file.mark] if of_table else group.rows for group in row_groups]
+    digest = hashlib.sha256(json.dumps(told).encode())
     return int.from_bytes(digest.digest()[:7])  # 56 bits: exact also for readers of JSON that know doubles only

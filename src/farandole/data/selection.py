@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from farandole.data.fields import check_names
 from farandole.data.pruning import Bounded, Bounds, Condition, may_hold, rows_that_hold
 from farandole.data.row_groups import RowGroup, Source
+from farandole.data.versions import at_version, version_of
 
 __all__ = ["Condition", "Predicate", "SelectedSource", "Where"]
 
@@ -49,7 +50,7 @@ class SelectedSource:
         source: Source,
         where: Where,
     ) -> None:
-        self._source = source
+        self._source, self._where = source, where
         self.schema = source.schema
         columns, choose, branches = _as_function(where)
         check_names(source.schema, columns)
@@ -87,6 +88,15 @@ class SelectedSource:
         kept = np.array([places[whole] for whole, _ in self._bits.values()], np.int64)
         # The nulls among the chosen rows were not counted.
         return Bounds(known.least.take(kept), known.most.take(kept), np.full(len(kept), -1))
+
+    @property
+    def version(self) -> int:
+        """The version of the source, if it reads a table."""
+        return version_of(self._source)
+
+    def at(self, version: int) -> "SelectedSource":
+        """Choose among the rows of another version of the source."""
+        return SelectedSource(at_version(self._source, version), self._where)
 
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""

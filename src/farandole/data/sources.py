@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from farandole.data.data_files import TableSource
 from farandole.data.files import Files
 from farandole.data.partitions import add_partitions, partition_fields, value_in_path
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.row_groups import File, RowGroup
-from farandole.errors import DataError, SourceError
+from farandole.data.table_folders import find_table
+from farandole.data.versions import at_version, version_of
+from farandole.errors import ConfigError, DataError, SourceError
+from farandole.masking import mask
 
 __all__ = ["ArrowSource", "ParquetSource"]
 
@@ -21,9 +26,55 @@ _OPENERS = 16
 class ParquetSource:
     """Parquet files: one URL, folder or glob, or a list of these; `options` are those of the file system.
 
-    Folders named "column=value" add a column. Reads all footers. Raises `SourceError` for files that are no
-    Parquet, and `DataError` for columns that differ between files.
+    Folders named "column=value" add a column. Reads all footers. The folder of a Delta or Iceberg table is read as
+    `DeltaSource` and `IcebergSource` do, at `version` or the newest one. Raises `SourceError` for files that are no
+    Parquet and for other tables, `DataError` for columns that differ between files.
     """
+
+    def __init__(
+        self, urls: str | Sequence[str], options: Mapping[str, object] | None = None, *, version: int | None = None
+    ) -> None:
+        table = find_table(urls, options)
+        if table is None and version is not None:
+            raise ConfigError("version", f"is that of a table, and {mask(str(urls))} is none")
+        self._source: _ParquetFiles | TableSource = (
+            _ParquetFiles(urls, options) if table is None else table.open(options, version)
+        )
+        self.schema = self._source.schema
+        self.row_groups: Sequence[RowGroup] = self._source.row_groups
+
+    @property
+    def version(self) -> int:
+        """The version of the table; `NO_VERSION` for plain files."""
+        return version_of(self._source)
+
+    def at(self, version: int) -> "ParquetSource":
+        """Return the same table at another version."""
+        other, source = copy(self), at_version(self._source, version)
+        assert isinstance(source, TableSource), "only tables have versions"
+        other._source = source
+        other.schema, other.row_groups = other._source.schema, other._source.row_groups
+        return other
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Return the sum of the sizes in the footers, before compression; an estimate for a table."""
+        return self._source.nbytes(columns)
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns; raises `SourceError` naming the file."""
+        return self._source.read(row_group, columns)
+
+    def check(self) -> None:
+        """Raise `SourceError` if a file has changed or vanished since it was opened."""
+        self._source.check()
+
+    def bounds(self, column: str) -> Bounds | None:
+        """Return a column's bounds in each row group; None if there are none."""
+        return self._source.bounds(column)
+
+
+class _ParquetFiles:
+    """Parquet files that are no table's, and their footers."""
 
     def __init__(self, urls: str | Sequence[str], options: Mapping[str, object] | None = None) -> None:
         self._files, self._listed = Files.find(urls, ".parquet", options)

@@ -1,4 +1,6 @@
-"""Refusal of tables that have a log: their folders also hold files of rows that were removed or replaced."""
+"""Tables that have a log: their marks, and the refusal to read their files without the log.
+
+Their folders also hold files of rows that were removed or replaced."""
 
 import logging
 import os
@@ -7,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NoReturn
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -14,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from farandole.errors import SourceError
 from farandole.masking import mask
 
-__all__ = ["refuse_listed_table", "refuse_table_above"]
+__all__ = ["DELTA", "ICEBERG", "TableKind", "is_web", "kind_of", "refuse_listed_table", "refuse_table_above"]
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +27,19 @@ _PROBES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """A table format: its name, the path that marks a table's folder, programs that read it."""
+class TableKind:
+    """A table format: its name, the path that marks a table's folder, the source of ours that reads it, if any."""
 
     name: str
     mark: str
-    readers: str
+    source: str | None = None
 
 
-_KINDS = (
-    _Kind("a Delta table", "_delta_log", "Spark or deltalake"),
-    _Kind("a Hudi table", ".hoodie", "Spark"),
-    _Kind("the output of a Spark stream", "_spark_metadata", "Spark"),
-)
-_ICEBERG = _Kind("an Iceberg table", "metadata/*.metadata.json", "Spark or pyiceberg")
+DELTA = TableKind("a Delta table", "_delta_log", "DeltaSource")
+ICEBERG = TableKind("an Iceberg table", "metadata/*.metadata.json", "IcebergSource")
+_HUDI = TableKind("a Hudi table", ".hoodie")
+_STREAM = TableKind("the output of a Spark stream", "_spark_metadata")
+_KINDS = (DELTA, _HUDI, _STREAM)
 _ICEBERG_FILE = re.compile(r"metadata/[^/]*\.metadata\.json")
 _HUDI_PARTITION = ".hoodie_partition_metadata"
 
@@ -51,9 +53,9 @@ def refuse_listed_table(folder: str, paths: Iterable[str]) -> None:
             if kind.mark in parts:
                 _refuse(posixpath.join(folder, *parts[: parts.index(kind.mark)]), kind)
         if parts[-1].startswith(_HUDI_PARTITION):
-            _refuse(posixpath.join(folder, *parts[:-1]), _KINDS[1])
+            _refuse(posixpath.join(folder, *parts[:-1]), _HUDI)
         if _ICEBERG_FILE.fullmatch("/".join(parts[-2:])):
-            _refuse(posixpath.join(folder, *parts[:-2]), _ICEBERG)
+            _refuse(posixpath.join(folder, *parts[:-2]), ICEBERG)
 
 
 def refuse_table_above(fs: fsspec.AbstractFileSystem, folders: Sequence[str]) -> None:
@@ -64,16 +66,21 @@ def refuse_table_above(fs: fsspec.AbstractFileSystem, folders: Sequence[str]) ->
     """
     if isinstance(fs, LocalFileSystem):
         above = _with_parents([*folders, *map(os.path.realpath, folders)])
-        found = next(((folder, kind) for folder in above if (kind := _kind_of(fs, folder)) is not None), None)
-    elif {"http", "https"} & set([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol):
+        found = next(((folder, kind) for folder in above if (kind := kind_of(fs, folder)) is not None), None)
+    elif is_web(fs):
         return
     else:
         above = [folder for folder in _with_parents(folders) if "=" not in posixpath.basename(folder)][:_MOST_PROBED]
         with ThreadPoolExecutor(_PROBES, thread_name_prefix="farandole-look") as pool:
-            kinds = list(pool.map(lambda folder: _kind_of(fs, folder), above))
+            kinds = list(pool.map(lambda folder: kind_of(fs, folder), above))
         found = next(((folder, kind) for folder, kind in zip(above, kinds, strict=True) if kind is not None), None)
     if found is not None:
         _refuse(*found)
+
+
+def is_web(fs: fsspec.AbstractFileSystem) -> bool:
+    """Return whether this is a web server, which has no folders."""
+    return bool({"http", "https"} & set([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol))
 
 
 def _with_parents(folders: Iterable[str]) -> list[str]:
@@ -87,7 +94,7 @@ def _with_parents(folders: Iterable[str]) -> list[str]:
     return sorted(found, key=lambda place: (place.count("/"), place))
 
 
-def _kind_of(fs: fsspec.AbstractFileSystem, folder: str) -> _Kind | None:
+def kind_of(fs: fsspec.AbstractFileSystem, folder: str) -> TableKind | None:
     """Return the kind of table that has this folder; None also if the file system refuses the look."""
     try:
         for kind in _KINDS:
@@ -95,16 +102,20 @@ def _kind_of(fs: fsspec.AbstractFileSystem, folder: str) -> _Kind | None:
                 return kind
         notes = f"{folder}/metadata"
         if fs.isdir(notes) and any(_ICEBERG_FILE.search(path) for path in fs.ls(notes, detail=False)):
-            return _ICEBERG
+            return ICEBERG
     except Exception as error:  # each file system has its own; a folder above may be closed to us, the files are not
         log.info("%s cannot be looked at for a table's log: %s", mask(folder), mask(str(error)))
     return None
 
 
-def _refuse(folder: str, kind: _Kind) -> None:
+def _refuse(folder: str, kind: TableKind) -> NoReturn:
+    way = (
+        f"Name this folder alone, not parts of it or others beside it: then ParquetSource, {kind.source} and readers "
+        "read its log. Filters choose partitions"
+        if kind.source
+        else "Read it with Spark: pass the DataFrame to farandole.spark.run, or write its rows to another folder as "
+        "plain Parquet files, and name that folder here"
+    )
     raise SourceError(
-        folder or "/",
-        f"is {kind.name} ({kind.mark}), whose files also hold rows that were removed from it. Read it with "
-        f"{kind.readers}: pass the DataFrame to farandole.spark.run, or write its rows to another folder as plain "
-        "Parquet files, and name that folder here",
+        folder or "/", f"is {kind.name} ({kind.mark}), whose files also hold rows that were removed from it. {way}"
     )

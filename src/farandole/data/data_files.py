@@ -1,0 +1,245 @@
+"""Data files of a table at one version, in pieces of rows that the table's log alone makes known.
+
+A loader takes a piece for a row group. A log tells the rows and bytes of each file, but not its row groups. So large
+files are cut by rows, and reading a piece decodes the row groups that it touches."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from farandole.data.files import Files
+from farandole.data.pruning import Bounds, bounded_kind
+from farandole.data.row_groups import File, RowGroup
+from farandole.errors import DataError, SourceError
+
+__all__ = ["DataFile", "TableColumn", "TableSource"]
+
+PIECE_BYTES = 64 << 20  # of a file, compressed as it is
+_OPENERS = 16
+_FIELD_ID = b"PARQUET:field_id"
+_TEXT_FACTOR = 4  # bytes in memory for a byte in a file, where types do not tell
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file of the table.
+
+    rows: in the file, those deleted too; -1 if the log does not tell. constants: values of columns that are the same in
+    all rows, by name. kept: a bit per row, False for deleted ones; None if there are none."""
+
+    file: File
+    rows: int
+    constants: Mapping[str, object]
+    kept: NDArray[np.uint8] | None = None
+
+    def span(self, piece: int) -> tuple[int, int]:
+        """Return the first row of a piece, and the row after its last."""
+        count = self.pieces
+        return piece * self.rows // count, (piece + 1) * self.rows // count
+
+    @property
+    def pieces(self) -> int:
+        """Pieces that the file is read in."""
+        return max(1, min(self.rows, -(-self.file.size // PIECE_BYTES)))
+
+    def mask(self, first: int, last: int) -> NDArray[np.bool_] | None:
+        """Return for each of these rows whether it is still there; None if all are."""
+        return None if self.kept is None else np.unpackbits(self.kept, count=self.rows)[first:last].astype(bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """A column of the table, and the column of a file that holds it.
+
+    It is found by `field_id` in files that have such ids, else by `names`. Rows of files without it have `default`."""
+
+    field: pa.Field
+    names: tuple[str, ...]
+    field_id: int | None = None
+    default: object = None
+
+    def find(self, schema: pa.Schema, *, by_id: bool) -> pa.Field | None:
+        """Return the field of a file's schema that holds the column; None if the file was written without it."""
+        if by_id:
+            return next((each for each in schema if _id_of(each) == self.field_id), None)
+        return next((schema.field(name) for name in self.names if name in schema.names), None)
+
+
+class TableSource:
+    """Rows of a table at one version, of which the log has told files, rows and columns.
+
+    `gone` ends the sentence about a file that is no longer there. Opens no file when it is made, unless the log does
+    not tell its rows. Raises `SourceError` for files that are not what the log says."""
+
+    def __init__(self, files: Files, data: Sequence[DataFile], columns: Sequence[TableColumn], gone: str) -> None:
+        self._files = replace(files, gone=gone)
+        self._data = self._with_rows(data)
+        self._columns = {column.field.name: column for column in columns}
+        self._by_path = {each.file.path: each for each in self._data}
+        if len(self._by_path) < len(self._data):
+            raise SourceError(self._data[0].file.path, "the table's log has a file twice")
+        self._footers: dict[str, pq.FileMetaData] = {}  # of files in several pieces
+        self.schema = pa.schema([column.field for column in columns])
+        self.row_groups: Sequence[RowGroup] = tuple(
+            RowGroup(each.file, piece, _count(each, piece)) for each in self._data for piece in range(each.pieces)
+        )
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Estimate from types, and from the bytes of the files for columns whose types do not tell."""
+        rows, held = sum(group.rows for group in self.row_groups), sum(each.file.size for each in self._data)
+        widths = {name: _width(column.field.type) for name, column in self._columns.items()}
+        untold = sum(width is None for width in widths.values())
+        each_untold = _TEXT_FACTOR * held // max(1, untold)
+        told = (widths[name] for name in columns)
+        return sum(each_untold if width is None else rows * width for width in told)
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns of a piece; raises `SourceError` naming the file, `DataError` for a column."""
+        data = self._by_path[row_group.file.path]
+        first, last = data.span(row_group.number)
+        with self._files.open(data.file) as opened:
+            known = self._footers.get(data.file.path)
+            with pq.ParquetFile(opened, metadata=known, pre_buffer=not self._files.local) as parquet:
+                self._check_footer(data, parquet.metadata)
+                found = self._locate(data, parquet.schema_arrow, columns)
+                names = [field.name for field in found.values() if field is not None]
+                read = _read_rows(parquet, first, last, names) if names else None
+        made = [self._make(name, found[name], read, data, last - first) for name in columns]
+        table = pa.table(made, schema=pa.schema([self.schema.field(name) for name in columns]))
+        mask = data.mask(first, last)
+        return table if mask is None else table.filter(pa.array(mask))
+
+    def check(self) -> None:
+        """Raise `SourceError` if a file of this machine has changed or vanished.
+
+        Files of a table are written once. Far ones are not looked at: one that is gone is an error when it is read."""
+        if self._files.local:
+            self._files.check([each.file for each in self._data])
+
+    def bounds(self, column: str) -> Bounds | None:
+        """Return a column's bounds in each piece, from the log; None if it has none."""
+        field = self.schema.field(column)
+        if not bounded_kind(field.type):
+            return None
+        found = self._file_bounds(column)
+        if found is None:
+            return None
+        least, most, nulls = found
+        places = np.repeat(np.arange(len(self._data)), [each.pieces for each in self._data])
+        # A count is that of a whole file, and of the rows deleted since, too.
+        whole = np.array([each.pieces == 1 and each.kept is None for each in self._data], bool)
+        counts = np.where(whole, nulls, -1)
+        kind = field.type
+        return Bounds(least.cast(kind).take(pa.array(places)), most.cast(kind).take(pa.array(places)), counts[places])
+
+    def _file_bounds(self, column: str) -> tuple[pa.Array, pa.Array, NDArray[np.int64]] | None:
+        """Return the column's least and greatest values and nulls in each file; -1 for nulls that are not known."""
+        values = [each.constants.get(column) for each in self._data]
+        if not self._data or any(column not in each.constants for each in self._data):
+            return None
+        array = pa.array(values, self.schema.field(column).type)
+        nulls = [0 if value is not None else each.rows for value, each in zip(values, self._data, strict=True)]
+        return array, array, np.array(nulls, np.int64)
+
+    def _with_rows(self, data: Sequence[DataFile]) -> tuple[DataFile, ...]:
+        untold = [each for each in data if each.rows < 0]
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
+            counts = dict(zip((each.file.path for each in untold), pool.map(self._rows_in_footer, untold), strict=True))
+        return tuple(replace(each, rows=counts.get(each.file.path, each.rows)) for each in data)
+
+    def _rows_in_footer(self, data: DataFile) -> int:
+        with self._files.open(data.file) as opened:
+            return int(pq.read_metadata(opened).num_rows)
+
+    def _check_footer(self, data: DataFile, footer: pq.FileMetaData) -> None:
+        if footer.num_rows != data.rows:
+            raise SourceError(data.file.path, f"has {footer.num_rows} rows, but {data.rows} in the table's log")
+        if data.pieces > 1:
+            self._footers[data.file.path] = footer
+
+    def _locate(self, data: DataFile, schema: pa.Schema, names: Sequence[str]) -> dict[str, pa.Field | None]:
+        columns = [self._columns[name] for name in names]
+        by_id = any(_id_of(field) is not None for field in schema)
+        if not by_id and any(column.field_id is not None and not column.names for column in columns):
+            raise SourceError(
+                data.file.path, "has no field ids, and the table has no name mapping that says which columns are whose"
+            )
+        ids = [column.field_id is not None and by_id for column in columns]
+        return {
+            column.field.name: None
+            if column.field.name in data.constants and not has_id
+            else column.find(schema, by_id=has_id)
+            for column, has_id in zip(columns, ids, strict=True)
+        }
+
+    def _make(
+        self, name: str, field: pa.Field | None, read: pa.Table | None, data: DataFile, rows: int
+    ) -> pa.Array | pa.ChunkedArray:
+        kind = self._columns[name].field.type
+        if field is None or read is None:
+            value = data.constants.get(name, self._columns[name].default)
+            return pa.repeat(pa.scalar(value, kind), rows)
+        column = read[field.name]
+        if column.type == kind:
+            return column
+        if not same_within(field.type, kind):
+            raise DataError(name, f"is {kind} in the table, but {field.type} in {data.file.path}")
+        try:
+            return column.cast(kind)
+        except pa.ArrowException as error:
+            problem = f"is {kind} in the table, but {field.type} in {data.file.path}: {error}"
+            raise DataError(name, problem) from error
+
+
+def same_within(found: pa.DataType, asked: pa.DataType) -> bool:
+    """Return whether a cast keeps fields in their places: structs within have the same names, in the same order."""
+    if pa.types.is_struct(asked) or pa.types.is_struct(found):
+        if not (pa.types.is_struct(asked) and pa.types.is_struct(found)) or found.num_fields != asked.num_fields:
+            return False
+        pairs = zip(found, asked, strict=True)
+        return all(one.name == other.name and same_within(one.type, other.type) for one, other in pairs)
+    if pa.types.is_map(asked) or pa.types.is_map(found):
+        return bool(found == asked)
+    lists = [bool(pa.types.is_nested(kind)) for kind in (found, asked)]
+    if all(lists):
+        return same_within(found.value_type, asked.value_type)
+    return not any(lists)
+
+
+def _id_of(field: pa.Field) -> int | None:
+    told = (field.metadata or {}).get(_FIELD_ID)
+    return None if told is None else int(told)
+
+
+def _count(data: DataFile, piece: int) -> int:
+    first, last = data.span(piece)
+    mask = data.mask(first, last)
+    return last - first if mask is None else int(mask.sum())
+
+
+def _read_rows(parquet: pq.ParquetFile, first: int, last: int, names: Sequence[str]) -> pa.Table:
+    """Read these columns of rows `first` to `last` (half-open) of a file."""
+    taken: list[int] = []
+    footer, start, passed = parquet.metadata, 0, 0
+    for number in range(footer.num_row_groups):
+        rows = footer.row_group(number).num_rows
+        if passed < last and passed + rows > first:
+            start = passed if not taken else start
+            taken.append(number)
+        passed += rows
+    table = parquet.read_row_groups(taken, columns=list(names), use_threads=False)
+    return table.slice(first - start, last - first)
+
+
+def _width(kind: pa.DataType) -> int | None:
+    """Return the bytes of a value in memory; None where they differ."""
+    try:
+        width = int(kind.bit_width)
+    except ValueError:
+        return None
+    return max(1, width // 8)

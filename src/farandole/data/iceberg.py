@@ -1,0 +1,303 @@
+"""Iceberg tables: files, rows, bounds and deleted rows of one snapshot, as pyiceberg reads them from the metadata."""
+
+import hashlib
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from fsspec.implementations.arrow import ArrowFSWrapper
+from numpy.typing import NDArray
+
+from farandole.data.data_files import DataFile, TableColumn, TableSource
+from farandole.data.files import Files, open_url
+from farandole.data.row_groups import File
+from farandole.errors import ConfigError, FarandoleError, SourceError
+from farandole.extras import importing
+from farandole.masking import hide_cause, mask, secret_values
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile as Entry
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.types import IcebergType
+
+__all__ = ["IcebergSource"]
+
+_NUMBERED = re.compile(r"v?(\d+)(?:-[^/]*)?(?:\.gz)?\.metadata\.json")
+_HINT = "version-hint.text"
+
+
+class IcebergSource(TableSource):
+    """Rows of an Iceberg table at one snapshot: the current one, `snapshot`, or the current one at `timestamp`.
+
+    `table` is a table of a pyiceberg catalog, or the URL of its folder or of a metadata file. In a folder, the version
+    hint names the metadata file; without a hint it is the file of the highest number, although only a catalog knows
+    whether that was committed. `options` are those of the file system; a catalog's table has its own. Reads metadata,
+    manifests and files of deleted rows. Raises `SourceError` for a folder without a table, a snapshot that is gone, and
+    a feature that is not supported, by its name; `MissingExtra` without pyiceberg.
+    """
+
+    def __init__(
+        self,
+        table: "str | Table",
+        *,
+        snapshot: int | None = None,
+        timestamp: datetime | None = None,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        if snapshot is not None and timestamp is not None:
+            raise ConfigError("snapshot", "and timestamp exclude each other")
+        self._asked, self._options = table, options
+        self._name = table if isinstance(table, str) else ".".join(table.name())
+        with importing(__package__ or __name__):
+            import pyiceberg.table  # noqa: F401
+        files, opened = _open(table, options or {})
+        with _telling(self._name, secret_values(options or {})):
+            self._version = _choose(self._name, opened, snapshot, timestamp)
+            # As in pyiceberg: a snapshot that is asked for has its own schema, else it is the table's newest one.
+            newest = snapshot is None and timestamp is None
+            scan = opened.scan(snapshot_id=None if newest else self._version)
+            self._schema = scan.projection()
+            columns = _columns(self._name, opened, self._schema)
+            tasks = sorted(scan.plan_files(), key=lambda task: task.file.file_path)
+            self._entries = [task.file for task in tasks]
+            data = [self._data_file(opened, files, task, columns) for task in tasks]
+        gone = (
+            f"is not there: snapshot {self._version} of {mask(self._name)} was expired, or the file removed by hand; "
+            "open a newer snapshot"
+        )
+        super().__init__(files, data, columns, gone)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out a catalog's table, which may hold connections: copies in other processes read this snapshot."""
+        return self.__dict__ | {"_asked": self._name}
+
+    @property
+    def version(self) -> int:
+        """The id of the snapshot."""
+        return self._version
+
+    def at(self, version: int) -> "IcebergSource":
+        """Open another snapshot; raises `SourceError` if the table no longer has it."""
+        table = self._asked if isinstance(self._asked, str) else self._asked.refresh()
+        return IcebergSource(table, snapshot=version, options=self._options)
+
+    def _data_file(
+        self, table: "Table", files: Files, task: "FileScanTask", columns: Sequence[TableColumn]
+    ) -> DataFile:
+        entry = task.file
+        if entry.file_format.value != "PARQUET":
+            raise SourceError(entry.file_path, f"is a file of {entry.file_format.value}, which is not supported")
+        bits, mark = None, ""
+        if task.delete_files:
+            bits = _kept(files, entry, task.delete_files)
+            mark = hashlib.sha256(bits.tobytes()).hexdigest()[:16]
+        layout = hashlib.sha256(repr([(column.field, column.field_id) for column in columns]).encode()).hexdigest()[:8]
+        # A file is written once, under a name that none had before.
+        file = File(files.place(entry.file_path), entry.file_size_in_bytes, f"{layout} {mark}".strip())
+        constants = dict(_identity_partitions(table, entry, columns))
+        return DataFile(file, entry.record_count, constants, bits)
+
+    def _file_bounds(self, column: str) -> tuple[pa.Array, pa.Array, NDArray[np.int64]] | None:
+        from pyiceberg.conversions import from_bytes
+
+        field = self._schema.find_field(column)
+        kind = self._columns[column].field.type
+        sides = []
+        for side in ("lower_bounds", "upper_bounds"):
+            told = [(getattr(entry, side) or {}).get(field.field_id) for entry in self._entries]
+            found = [None if raw is None else from_bytes(_type_of(field.field_type, raw), raw) for raw in told]
+            sides.append(_array(found, kind))
+        nulls = [(entry.null_value_counts or {}).get(field.field_id, -1) for entry in self._entries]
+        return sides[0], sides[1], np.array(nulls, np.int64)
+
+
+@contextmanager
+def _telling(name: str, secrets: Sequence[str]) -> Iterator[None]:
+    """Turn errors in the body into a `SourceError`; pyiceberg, catalogs and stores raise classes of their own."""
+    try:
+        yield
+    except FarandoleError:
+        raise
+    except Exception as error:
+        text = mask(f"cannot be opened as an Iceberg table: {error}", *secrets)
+        raise SourceError(name, text) from hide_cause(error, *secrets)
+
+
+def _open(table: "str | Table", options: Mapping[str, object]) -> tuple[Files, "Table"]:
+    """Return the file system of a table, and the table as pyiceberg has it."""
+    if not isinstance(table, str):
+        return Files(_file_system(table)), table
+    from pyiceberg.catalog.noop import NoopCatalog
+    from pyiceberg.serializers import FromInputFile
+    from pyiceberg.table import StaticTable
+
+    from farandole.data.iceberg_io import FsspecIO
+
+    fs, place = open_url(table, options)
+    files = Files(fs)
+    with _telling(table, secret_values(options)):
+        path = place if place.endswith(".metadata.json") else _newest_metadata(files, table, place)
+        io = FsspecIO(files)
+        metadata = FromInputFile.table_metadata(io.new_input(path))
+        return files, StaticTable(("table",), metadata, path, io, NoopCatalog("folder"))
+
+
+def _file_system(table: "Table") -> Any:
+    """Return the file system of a catalog's table, with the catalog's credentials."""
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    parts = urlsplit(table.metadata_location)
+    scheme = parts.scheme or "file"
+    if scheme == "file":
+        return open_url("/", {})[0]
+    if isinstance(table.io, PyArrowFileIO):
+        return ArrowFSWrapper(table.io.fs_by_scheme(scheme, parts.netloc))
+    get: Any = getattr(table.io, "get_fs", None)
+    if get is None:
+        raise SourceError(table.metadata_location, f"is read by {type(table.io).__name__}, which is not supported")
+    return get(scheme)
+
+
+def _newest_metadata(files: Files, url: str, folder: str) -> str:
+    """Return the metadata file that the folder's hint names, or the one with the highest number."""
+    notes = posixpath.join(folder, "metadata")
+    if files.fs.exists(posixpath.join(notes, _HINT)):
+        hint = files.fs.cat_file(posixpath.join(notes, _HINT)).decode().strip()
+        stem = f"v{hint}" if hint.isdigit() else hint.removesuffix(".metadata.json")
+        return posixpath.join(notes, f"{stem}.metadata.json")
+    numbered: dict[int, list[str]] = {}
+    for path in files.fs.ls(notes, detail=False):
+        found = _NUMBERED.fullmatch(posixpath.basename(path))
+        if found is not None:
+            numbered.setdefault(int(found[1]), []).append(path)
+    if not numbered:
+        raise SourceError(url, "has no metadata file")
+    newest = numbered[max(numbered)]
+    if len(newest) > 1:
+        named = " and ".join(sorted(posixpath.basename(path) for path in newest))
+        raise SourceError(
+            url,
+            f"has several newest metadata files, {named}; only the catalog knows which was committed: pass "
+            "IcebergSource the catalog's table, or the URL of the file",
+        )
+    return str(newest[0])
+
+
+def _choose(name: str, table: "Table", snapshot: int | None, timestamp: datetime | None) -> int:
+    found = table.current_snapshot()
+    if snapshot is not None:
+        found = table.snapshot_by_id(snapshot)
+        if found is None:
+            raise SourceError(name, f"has no snapshot {snapshot}; it was expired, or is another table's")
+    elif timestamp is not None:
+        asked = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
+        found = table.snapshot_as_of_timestamp(int(asked.timestamp() * 1000))
+        if found is None:
+            raise SourceError(name, f"has no snapshot of {asked} or before")
+    if found is None:
+        raise SourceError(name, "has no snapshot: nothing was written to the table yet")
+    return int(found.snapshot_id)
+
+
+def _columns(name: str, table: "Table", schema: "Schema") -> list[TableColumn]:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    mapping = table.name_mapping()
+    names = {} if mapping is None else {each.field_id: tuple(each.names) for each in mapping.root}
+    return [
+        TableColumn(
+            field=pa.field(field.name, _plain(name, field.name, arrow.type)),
+            names=names.get(field.field_id, ()),
+            field_id=field.field_id,
+            default=field.initial_default,
+        )
+        for field, arrow in zip(schema.fields, schema_to_pyarrow(schema), strict=True)
+    ]
+
+
+def _plain(table: str, column: str, kind: pa.DataType) -> pa.DataType:
+    """Return the type with offsets of 32 bits: a piece of a table does not need more."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _plain(table, column, kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _plain(table, column, each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(table, column, kind.key_type), _plain(table, column, kind.item_type))
+    return kind
+
+
+def _identity_partitions(
+    table: "Table", entry: "Entry", columns: Sequence[TableColumn]
+) -> Iterator[tuple[str, object]]:
+    """Yield columns whose value in the whole file the partition tells; files of other programs may leave them out."""
+    from pyiceberg.transforms import IdentityTransform
+
+    by_id = {column.field_id: column for column in columns}
+    for place, part in enumerate(table.specs()[entry.spec_id].fields):
+        column = by_id.get(part.source_id)
+        if column is not None and isinstance(part.transform, IdentityTransform):
+            yield column.field.name, _array([entry.partition[place]], column.field.type)[0]
+
+
+def _kept(files: Files, entry: "Entry", deletes: Iterable["Entry"]) -> NDArray[np.uint8]:
+    """Return a bit per row of a data file, False for the rows that `deletes` delete."""
+    kept = np.ones(entry.record_count, bool)
+    for each in deletes:
+        if each.content.name != "POSITION_DELETES":
+            raise SourceError(each.file_path, "holds equality deletes, which are not supported; compact the table")
+        place = File(files.place(each.file_path), each.file_size_in_bytes, "")
+        if each.file_format.value == "PARQUET":
+            with files.open(place) as opened:
+                read = pq.read_table(opened, columns=["file_path", "pos"])
+            positions = [read.filter(pc.equal(read["file_path"], entry.file_path))["pos"]]
+        elif each.file_format.value == "PUFFIN":
+            positions = _deletion_vectors(files, place, entry.file_path)
+        else:
+            problem = f"holds deleted rows as {each.file_format.value}, which is not supported; compact the table"
+            raise SourceError(each.file_path, problem)
+        for part in positions:
+            kept[part.to_numpy()] = False
+    return np.packbits(kept)
+
+
+def _deletion_vectors(files: Files, place: File, path: str) -> list[pa.ChunkedArray]:
+    from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+    from pyiceberg.table.puffin import PuffinFile
+
+    with files.open(place) as opened:
+        puffin = PuffinFile(opened.read())
+    vectors = deletion_vectors_from_puffin_file(puffin)
+    return [each.to_vector() for each in vectors if each.referenced_data_file == path]
+
+
+def _type_of(kind: "IcebergType", raw: bytes) -> Any:
+    """Return the type of a bound: of a column that was widened since the file was written, the narrower one."""
+    from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType
+
+    if len(raw) == 4 and isinstance(kind, LongType):
+        return IntegerType()
+    return FloatType() if len(raw) == 4 and isinstance(kind, DoubleType) else kind
+
+
+def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """Make an array of values as Iceberg holds them: dates are days and times microseconds since 1970."""
+    whole = all(value is None or isinstance(value, int) for value in values)
+    if whole and pa.types.is_temporal(kind):
+        return pa.array(values, pa.int32() if pa.types.is_date32(kind) else pa.int64()).cast(kind)
+    # NaN, which some writers take for the greatest value, bounds nothing.
+    return pa.array([value if value == value else None for value in values], kind)

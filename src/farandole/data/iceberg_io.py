@@ -1,0 +1,50 @@
+"""Reading of Iceberg's metadata by pyiceberg through the file system that the data is read with."""
+
+from typing import Any, NoReturn
+
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
+
+from farandole.data.files import Files
+
+__all__ = ["FsspecIO"]
+
+
+class FsspecIO(FileIO):
+    """Opens files of `files` for pyiceberg; refuses to write."""
+
+    def __init__(self, files: Files) -> None:
+        super().__init__({})
+        self._files = files
+
+    def new_input(self, location: str) -> InputFile:
+        """Return the file at this URL or path."""
+        return _Input(location, self._files)
+
+    def new_output(self, location: str) -> OutputFile:
+        """Refuse."""
+        _refuse(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        """Refuse."""
+        _refuse(str(location))
+
+
+class _Input(InputFile):
+    def __init__(self, location: str, files: Files) -> None:
+        super().__init__(location)
+        self._fs: Any = files.fs
+        self._path = files.place(location)
+
+    def __len__(self) -> int:
+        return int(self._fs.size(self._path))
+
+    def exists(self) -> bool:
+        return bool(self._fs.exists(self._path))
+
+    def open(self, seekable: bool = True) -> InputStream:
+        stream: InputStream = self._fs.open(self._path, "rb")
+        return stream
+
+
+def _refuse(location: str) -> NoReturn:
+    raise PermissionError(f"{location}: a table is only read here")

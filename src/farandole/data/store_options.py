@@ -1,0 +1,59 @@
+"""Options of object stores, translated from those of URLs and of fsspec's file systems to deltalake's."""
+
+import os
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+__all__ = ["delta_url", "object_store_options"]
+
+# fsspec's names, and those of Arrow's URLs, of options of s3, and deltalake's.
+_S3 = {
+    "key": "AWS_ACCESS_KEY_ID",
+    "secret": "AWS_SECRET_ACCESS_KEY",
+    "token": "AWS_SESSION_TOKEN",
+    "endpoint_url": "AWS_ENDPOINT_URL",
+    "region_name": "AWS_REGION",
+    "region": "AWS_REGION",
+    "anon": "AWS_SKIP_SIGNATURE",
+    "anonymous": "AWS_SKIP_SIGNATURE",
+}
+
+
+def delta_url(url: str) -> str:
+    """Return the URL as deltalake takes it: without credentials and options, of local folders the absolute path."""
+    parts = urlsplit(url)
+    if parts.scheme in ("", "file", "local"):
+        return os.path.abspath(unquote(parts.path) if parts.scheme else url)
+    scheme = "s3" if parts.scheme == "s3a" else parts.scheme
+    # The host may be an account's part of a container: abfss://container@account.
+    host = parts.netloc.rpartition("@")[2] if scheme == "s3" else parts.netloc
+    return f"{scheme}://{host}{parts.path}"
+
+
+def object_store_options(url: str, options: Mapping[str, object]) -> dict[str, str]:
+    """Return deltalake's options for a URL and the options of its file system.
+
+    Those of s3 are translated; of other stores, texts are passed on, and the rest is left to the environment."""
+    parts = urlsplit(url)
+    if parts.scheme in ("", "file", "local"):
+        return {}
+    if parts.scheme not in ("s3", "s3a"):
+        return {name: value for name, value in options.items() if isinstance(value, str)}
+    found: dict[str, object] = dict(parse_qsl(parts.query))
+    if "endpoint_override" in found:
+        found["endpoint_url"] = f"{found.get('scheme', 'https')}://{found['endpoint_override']}"
+    if parts.username is not None:
+        found |= {"key": unquote(parts.username), "secret": unquote(parts.password or "")}
+    found |= options
+    client = found.get("client_kwargs")
+    if isinstance(client, Mapping):
+        found |= client
+    made = {_S3[name]: _text(value) for name, value in found.items() if name in _S3 and value is not None}
+    made |= {name: str(value) for name, value in options.items() if name.upper().startswith("AWS_")}
+    if made.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        made["AWS_ALLOW_HTTP"] = "true"
+    return made
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

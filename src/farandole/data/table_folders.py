@@ -1,0 +1,46 @@
+"""Choice of the source that reads a table's folder, by the table's mark."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from farandole.data.data_files import TableSource
+from farandole.data.files import open_url
+from farandole.data.tables import DELTA, ICEBERG, TableKind, is_web, kind_of
+from farandole.errors import MissingExtra, SourceError
+
+__all__ = ["TableFolder", "find_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFolder:
+    """The folder of a table that can be read by its log."""
+
+    url: str
+    kind: TableKind
+
+    def open(self, options: Mapping[str, object] | None, version: int | None) -> TableSource:
+        """Open the table; raises `SourceError`, also for a missing package, with the extra that brings it."""
+        # Imported here: only tables need the packages that read their logs.
+        try:
+            if self.kind is DELTA:
+                from farandole.data.delta import DeltaSource
+
+                return DeltaSource(self.url, version=version, options=options)
+            from farandole.data.iceberg import IcebergSource
+
+            return IcebergSource(self.url, snapshot=version, options=options)
+        except MissingExtra as missing:
+            problem = f"is {self.kind.name} ({self.kind.mark}), and {missing}"
+            raise SourceError(self.url, problem) from missing
+
+
+def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None) -> TableFolder | None:
+    """Return the table whose folder or metadata file `urls` names alone; None if it names anything else."""
+    asked = [urls] if isinstance(urls, str) else list(urls)
+    if len(asked) != 1 or any(sign in asked[0] for sign in "*?["):
+        return None
+    fs, place = open_url(asked[0], options or {})
+    if place.endswith(".metadata.json"):
+        return TableFolder(asked[0], ICEBERG)
+    kind = None if is_web(fs) else kind_of(fs, place.rstrip("/"))
+    return TableFolder(asked[0], kind) if kind in (DELTA, ICEBERG) and kind is not None else None

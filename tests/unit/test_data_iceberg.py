@@ -1,0 +1,347 @@
+"""Iceberg tables, compared with pyiceberg's own reader."""
+
+import json
+import os
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("fsspec")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog.memory import InMemoryCatalog
+from pyiceberg.expressions import GreaterThan
+from pyiceberg.manifest import DataFile as Entry
+from pyiceberg.manifest import (
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestWriterV2,
+    write_manifest_list,
+)
+from pyiceberg.serializers import ToOutputFile
+from pyiceberg.table import StaticTable, Table
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import LongType, StringType
+
+from farandole.data import IcebergSource, Loader, ParquetSource, Reading, SelectedSource
+from farandole.errors import SourceError
+from helpers.tables import as_counter, rows_of, start_pyiceberg
+
+COLUMNS = ["id", "text", "day", "at", "number", "list"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pyiceberg_threads() -> None:
+    """Start pyiceberg's threads before the first test counts threads."""
+    start_pyiceberg()
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[InMemoryCatalog]:
+    made = InMemoryCatalog("here", warehouse=str(tmp_path / "ware house"))
+    made.create_namespace("db")
+    yield made
+    made.close()
+
+
+def some_rows(first: int, count: int = 10) -> pa.Table:
+    numbers = range(first, first + count)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "text": pa.array([None if n % 7 == 3 else f"wo/rd %20 {n % 3}" for n in numbers]),
+            "day": pa.array([date(2024, 1, 1 + n % 3) for n in numbers]),
+            "at": pa.array([datetime(2024, 1, 1, 0, 0, 0, 123456 + n) for n in numbers], pa.timestamp("us", "UTC")),
+            "number": pa.array([float("nan") if n % 5 == 4 else n / 2 for n in numbers]),
+            "list": [[n, n + 1] for n in numbers],
+        }
+    )
+
+
+def make(catalog: InMemoryCatalog, partition: str | None = None, version: int = 2) -> Table:
+    table = catalog.create_table("db.t", some_rows(0).schema, properties={"format-version": str(version)})
+    if partition:
+        with table.update_spec() as change:
+            change.add_field(partition, IdentityTransform(), partition)
+    table.append(some_rows(0))
+    table.append(some_rows(10))
+    return table
+
+
+def check(table: Table, columns: list[str] | None = None, snapshot: int | None = None) -> None:
+    """Compare with pyiceberg, as a catalog's table and as a folder."""
+    names = columns or COLUMNS
+    wanted = as_counter(table.scan(snapshot_id=snapshot).to_arrow().select(names))
+    for source in (
+        IcebergSource(table, snapshot=snapshot),
+        IcebergSource(table.location(), snapshot=snapshot),
+        IcebergSource(f"file://{table.metadata_location}", snapshot=snapshot),
+        ParquetSource(table.location(), version=snapshot),
+    ):
+        assert rows_of(source, names) == wanted
+        source.check()
+
+
+def add_column(table: Table) -> None:
+    with table.update_schema() as change:
+        change.add_column("new", StringType())
+    table.append(some_rows(50).append_column("new", [["x"] * 10]))
+
+
+def rename(table: Table) -> None:
+    with table.update_schema() as change:
+        change.delete_column("at")
+        change.rename_column("number", "at")
+    with table.update_schema() as change:
+        change.add_column("number", LongType())
+
+
+CHANGES = {
+    "append": (lambda table: table.append(some_rows(50)), COLUMNS),
+    "overwrite": (lambda table: table.overwrite(some_rows(100, 5)), COLUMNS),
+    "overwrite a part": (lambda table: table.overwrite(some_rows(100, 5), GreaterThan("id", 12)), COLUMNS),
+    "delete": (lambda table: table.delete("id = 2 or id > 14"), COLUMNS),
+    "delete all": (lambda table: table.delete(), COLUMNS),
+    "merge": (lambda table: table.upsert(some_rows(5).drop_columns(["list"]), ["id"]), COLUMNS[:-1]),
+    "add a column": (add_column, [*COLUMNS, "new"]),
+    "rename": (rename, COLUMNS),
+}
+
+
+@pytest.mark.parametrize("partition", [None, "day", "text"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_are_those_of_pyiceberg_after(catalog: InMemoryCatalog, change: str, partition: str | None) -> None:
+    table = make(catalog, partition)
+    before = table.current_snapshot()
+    assert before is not None
+    act, columns = CHANGES[change]
+    if change == "merge":
+        table.delete()
+        with table.update_schema() as schema:
+            schema.delete_column("list")
+        table.append(some_rows(0).drop_columns(["list"]))
+    act(table)
+    check(table, columns)
+    check(table, snapshot=before.snapshot_id)
+
+
+def test_planning_opens_no_file_of_data(catalog: InMemoryCatalog) -> None:
+    table = make(catalog)
+    wanted = as_counter(table.scan().to_arrow())
+    folder = Path(table.location(), "data")
+    away = folder.rename(folder.with_name("away"))
+    source = IcebergSource(table.location())
+    assert sum(group.rows for group in source.row_groups) == 20
+    assert source.nbytes(COLUMNS) > 0
+    with pytest.raises(SourceError, match=r"is not there: snapshot \d+ of .* was expired"):
+        source.check()
+    away.rename(folder)
+    assert rows_of(source, COLUMNS) == wanted
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        [("id", ">=", 13)],
+        [("text", "=", "wo/rd %20 2")],
+        [("day", "=", date(2024, 1, 2))],
+        [("at", ">", datetime(2024, 1, 1, 0, 0, 0, 123460, tzinfo=UTC))],
+        [("number", "<", 2.0)],
+    ],
+    ids=str,
+)
+def test_conditions_choose_the_same_rows_as_of_all(catalog: InMemoryCatalog, where: list[Any]) -> None:
+    table = make(catalog, "day")
+    wanted = as_counter(pa.concat_tables([some_rows(0), some_rows(10)]).filter(pq.filters_to_expression(where)))
+    assert len(wanted) > 0
+    assert rows_of(SelectedSource(IcebergSource(table), where), COLUMNS) == wanted
+
+
+def test_conditions_read_no_file_that_holds_no_such_row(catalog: InMemoryCatalog) -> None:
+    source = IcebergSource(make(catalog, "day"))
+    asked = {name: source.bounds(name) for name in ("id", "day", "text", "at", "number")}
+    assert all(bounds is not None and len(bounds.least) == 6 for bounds in asked.values())
+    for group, day in zip(source.row_groups, asked["day"].least.to_pylist(), strict=True):  # type: ignore[union-attr]
+        if day != date(2024, 1, 2):
+            os.remove(group.file.path)
+    chosen = SelectedSource(source, [("day", "==", date(2024, 1, 2)), ("id", "<", 9)])
+    assert set(rows_of(chosen, ["id"])) == {("1",), ("4",), ("7",)}
+
+
+def test_files_without_ids_are_read_by_the_name_mapping(catalog: InMemoryCatalog, tmp_path: Path) -> None:
+    table = catalog.create_table("db.t", pa.schema({"id": pa.int64(), "part": pa.string()}))
+    pq.write_table(pa.table({"id": [1, 2], "part": ["a", "b"]}), tmp_path / "added.parquet")
+    table.add_files([str(tmp_path / "added.parquet")])
+    check(table, ["id", "part"])
+    with table.update_schema() as change:
+        change.rename_column("id", "number")
+    check(table, ["part", "number"])
+    with table.transaction() as transaction:
+        transaction.remove_properties("schema.name-mapping.default")
+    with pytest.raises(SourceError, match="has no field ids"):
+        rows_of(IcebergSource(table), ["number"])
+
+
+class DeletesWriter(ManifestWriterV2):
+    """A manifest of files that hold deleted rows; pyiceberg itself writes none."""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+
+def delete_rows(table: Table, deleted: dict[str, list[int]], content: DataFileContent) -> Table:
+    """Commit a file of deleted rows: positions in files of data."""
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    place = f"{table.location()}/data/deletes.parquet"
+    pairs = [(path, row) for path, rows in deleted.items() for row in rows]
+    ids = [{b"PARQUET:field_id": b"2147483546"}, {b"PARQUET:field_id": b"2147483545"}]
+    schema = pa.schema(
+        [pa.field("file_path", pa.string(), metadata=ids[0]), pa.field("pos", pa.int64(), metadata=ids[1])]
+    )
+    pq.write_table(pa.table(list(zip(*pairs, strict=True)) or [[], []], schema=schema), place)
+    entry = Entry.from_args(
+        content=content,
+        file_path=place,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=len(pairs),
+        file_size_in_bytes=os.path.getsize(place),
+        equality_ids=[1] if content is DataFileContent.EQUALITY_DELETES else None,
+    )
+    new, number = snapshot.snapshot_id + 1, table.metadata.last_sequence_number + 1
+    manifest = table.io.new_output(f"{table.location()}/metadata/deletes-m0.avro")
+    with DeletesWriter(table.spec(), table.schema(), manifest, new, "null") as writer:
+        writer.add_entry(
+            ManifestEntry.from_args(
+                status=ManifestEntryStatus.ADDED,
+                snapshot_id=new,
+                sequence_number=None,
+                file_sequence_number=None,
+                data_file=entry,
+            )
+        )
+    listed = f"{table.location()}/metadata/snap-deletes.avro"
+    with write_manifest_list(2, table.io.new_output(listed), new, snapshot.snapshot_id, number, "null") as lists:
+        lists.add_manifests([writer.to_manifest_file(), *snapshot.manifests(table.io)])
+    made = Snapshot(
+        snapshot_id=new,
+        parent_snapshot_id=snapshot.snapshot_id,
+        sequence_number=number,
+        timestamp_ms=snapshot.timestamp_ms + 1,
+        manifest_list=listed,
+        summary=Summary(Operation.DELETE),
+        schema_id=table.schema().schema_id,
+    )
+    metadata = table.metadata.model_copy(
+        update={
+            "snapshots": [*table.metadata.snapshots, made],
+            "current_snapshot_id": new,
+            "last_sequence_number": number,
+            "refs": {"main": table.metadata.refs["main"].model_copy(update={"snapshot_id": new})},
+        }
+    )
+    number = int(Path(table.metadata_location).name.split("-")[0]) + 1
+    place = f"{table.location()}/metadata/{number:05}-deletes.metadata.json"
+    ToOutputFile.table_metadata(metadata, table.io.new_output(place))
+    return StaticTable.from_metadata(place)
+
+
+def test_deleted_positions_are_left_out(catalog: InMemoryCatalog) -> None:
+    table = make(catalog)
+    paths = [task.file.file_path for task in table.scan().plan_files()]
+    later = delete_rows(table, {paths[0]: [0, 3, 9, 3], paths[1]: [5]}, DataFileContent.POSITION_DELETES)
+    source = IcebergSource(later)
+    assert sorted(group.rows for group in source.row_groups) == [7, 9]
+    wanted = as_counter(later.scan().to_arrow())
+    assert sum(wanted.values()) == 16
+    assert rows_of(source, COLUMNS) == rows_of(IcebergSource(table.location()), COLUMNS) == wanted
+    before = table.current_snapshot()
+    assert before is not None
+    assert sum(group.rows for group in IcebergSource(table.location(), snapshot=before.snapshot_id).row_groups) == 20
+
+
+def test_equality_deletes_are_refused_by_name(catalog: InMemoryCatalog) -> None:
+    later = delete_rows(make(catalog), {"x": [1]}, DataFileContent.EQUALITY_DELETES)
+    with pytest.raises(SourceError, match="equality deletes"):
+        IcebergSource(later)
+
+
+# Snapshots
+
+
+def test_a_state_goes_on_with_its_snapshot(catalog: InMemoryCatalog) -> None:
+    table = catalog.create_table("db.t", pa.schema({"id": pa.int64()}))
+    with pytest.raises(SourceError, match="nothing was written"):
+        IcebergSource(table)
+    table.append(pa.table({"id": range(20)}))
+    loader = Loader(ParquetSource(table.location()), batch_size=3, policy="join")
+    batches = iter(loader)
+    seen = [int(row) for _ in range(2) for row in next(batches)["id"]]
+    batches.close()  # type: ignore[attr-defined]
+    state = json.loads(json.dumps(loader.state_dict()))
+    table.overwrite(pa.table({"id": range(100, 120)}))
+    for source in (ParquetSource(table.location()), IcebergSource(table)):
+        later = Loader(source, batch_size=3, policy="join")
+        assert later.state_dict()["version"] != state["version"]
+        later.load_state_dict(state)
+        assert sorted(seen + [int(row) for batch in later for row in batch["id"]]) == list(range(20))
+    table.maintenance.expire_snapshots().by_id(state["version"]).commit()
+    with pytest.raises(SourceError, match=rf"has no snapshot {state['version']}; it was expired"):
+        Loader(ParquetSource(table.location()), batch_size=3, policy="join").load_state_dict(state)
+
+
+def test_a_snapshot_is_found_by_its_time(catalog: InMemoryCatalog) -> None:
+    table = make(catalog)
+    first = table.snapshots()[0]
+    at = datetime.fromtimestamp(first.timestamp_ms / 1000, UTC)
+    assert IcebergSource(table, timestamp=at).version == first.snapshot_id
+    with pytest.raises(SourceError, match="has no snapshot of 2020"):
+        IcebergSource(table, timestamp=datetime(2020, 1, 1))
+
+
+def test_the_metadata_file_is_the_hinted_or_the_newest_one(catalog: InMemoryCatalog) -> None:
+    table = make(catalog)
+    notes = Path(table.location(), "metadata")
+    older = next(path for path in notes.iterdir() if path.name.startswith("00001-"))
+    (notes / "version-hint.text").write_text(older.name.removesuffix(".metadata.json"))
+    assert IcebergSource(table.location()).version == table.snapshots()[0].snapshot_id
+    (notes / "version-hint.text").unlink()
+    newest = Path(table.metadata_location)
+    (notes / "00002-failed-commit.metadata.json").write_text(newest.read_text())
+    with pytest.raises(SourceError, match=r"several newest metadata files, 00002-.*only the catalog knows"):
+        ParquetSource(table.location())
+    assert IcebergSource(str(newest)).version == IcebergSource(table).version
+
+
+def test_types_that_were_widened_are_cast(catalog: InMemoryCatalog) -> None:
+    table = catalog.create_table("db.t", pa.schema({"a": pa.int32(), "b": pa.float32()}))
+    table.append(pa.table({"a": pa.array([1, 2], pa.int32()), "b": pa.array([1.5, 2.5], pa.float32())}))
+    with table.update_schema() as change:
+        change.update_column("a", LongType())
+    check(table, ["a", "b"])
+    assert rows_of(SelectedSource(IcebergSource(table), [("a", ">", 1)]), ["a"]) == Counter([("2",)])
+
+
+def test_sources_can_be_pickled_and_read_by_ranks(catalog: InMemoryCatalog) -> None:
+    source = pickle.loads(pickle.dumps(IcebergSource(make(catalog))))
+    seen = []
+    for rank in range(3):
+        loader = Loader(
+            source, batch_size=2, policy="join", columns=["id"], rank=rank, size=3, reading=Reading(lanes=2, window=3)
+        )
+        seen += [int(row) for batch in loader for row in batch["id"]]
+    assert sorted(seen) == list(range(20))
