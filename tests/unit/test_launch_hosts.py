@@ -9,6 +9,7 @@ from farandole.errors import ConfigError, SlotsError
 from farandole.launch.backend import Host
 from farandole.launch.backends import choose_backend
 from farandole.launch.backends.local import LocalBackend
+from farandole.launch.backends.slurm import Srun, allocated_hosts
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.hosts import fill_slots, is_local, parse_hosts, read_hostfile
 
@@ -84,3 +85,56 @@ def test_ranks_fill_one_hosts_slots_after_another() -> None:
     assert fill_slots((a, b), 4) == [a, a, b, b]
     with pytest.raises(SlotsError, match="6 ranks need 6 slots, but a:2, b:3 has 5"):
         fill_slots((a, b), 6)
+
+
+ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a[1-3]", "SLURM_TASKS_PER_NODE": "2(x2),1"}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """An allocation whose commands stand in a folder of their own."""
+    for name, line in (("scontrol", "echo a1 a2 a3"), ("srun", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    return {**ALLOCATION, "PATH": f"{tmp_path}:/bin:/usr/bin"}
+
+
+def test_nodes_of_an_allocation(slurm: dict[str, str]) -> None:
+    assert allocated_hosts(slurm) == (Host("a1", 2), Host("a2", 2), Host("a3", 1))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"FARANDOLE_RANK": "0"},
+        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
+        {"SLURM_JOB_NODELIST": ""},
+        {"SLURM_TASKS_PER_NODE": ""},
+    ],
+)
+def test_ranks_and_tasks_of_an_allocation_use_their_own_machine(slurm: dict[str, str], other: dict[str, str]) -> None:
+    assert allocated_hosts(slurm | other) == ()
+
+
+def test_an_allocation_that_slurm_does_not_explain(slurm: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a\[1-3\]: 3 nodes, but SLURM_TASKS_PER_NODE is 1"):
+        allocated_hosts(slurm | {"SLURM_TASKS_PER_NODE": "1"})
+    with pytest.raises(ConfigError, match="'many' is no list of counts"):
+        allocated_hosts(slurm | {"SLURM_TASKS_PER_NODE": "many"})
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho Invalid hostlist >&2; exit 1\n")
+    with pytest.raises(ConfigError, match="Invalid hostlist"):
+        allocated_hosts(slurm)
+    with pytest.raises(ConfigError, match="srun or scontrol is not on PATH; name hosts with -H"):
+        allocated_hosts(slurm | {"PATH": str(tmp_path / "none")})
+
+
+def test_nodes_of_an_allocation_are_reached_by_srun(slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    backend = choose_backend(None, None, 5, Ssh())
+    assert isinstance(backend, SshBackend) and [host.name for host in backend.hosts] == ["a1", "a2", "a3"]
+    with pytest.raises(SlotsError, match="6 ranks need 6 slots, but a1:2, a2:2, a3:1 has 5"):
+        choose_backend(None, None, 6, Ssh())
+    assert isinstance(choose_backend("localhost:2", None, 2, Ssh()), LocalBackend)
+    words = Srun().words("a1", "true")
+    assert words[-3:] == ["sh", "-c", "true"] and "--nodelist=a1" in words and "SLURM_NTASKS" in words

@@ -60,6 +60,8 @@ class _Service:
     def serve(self) -> None:
         """Greet the launcher and do as it says; raises `EOFError` or `OSError` when it is gone."""
         client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
+        # Within a step of srun this is the address of srun, as the node sees it, and the node's own name.
+        client, server = client or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), server or socket.gethostname()
         self._messages.send(
             "hello",
             {

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 from farandole.acceptor import BACKLOG
 from farandole.errors import HostsError
@@ -28,12 +28,13 @@ from farandole.launch.messages import SILENCE, Messages
 from farandole.launch.processes import GRACE
 from farandole.topology import interface_address
 
-__all__ = ["Ssh", "SshBackend"]
+__all__ = ["Shell", "Ssh", "SshBackend"]
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 32  # connections that are opened at the same time
-ANSWER = 30.0  # seconds in which a host has to be reached, and its agent has to answer
+CONNECT = 30.0  # seconds in which ssh has to reach a host
+ANSWER = 120.0  # seconds for an agent to start, or to answer; a busy Slurm takes its time for a step
 LEAVE = 15.0  # seconds for an agent to end
 LAST_LINES = 5  # of ssh's own output, which explain a failure
 
@@ -48,7 +49,7 @@ class Ssh:
 
     def words(self, host: str, program: str) -> list[str]:
         """Return the command that runs `program` on `host`. It asks for no password and trusts no unknown key."""
-        options = ["-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={ANSWER:.0f}"]
+        options = ["-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT:.0f}"]
         options += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
         options += ["-o", "ControlMaster=no"]  # a master would wait for connections that others make through it
         options += ["-p", str(self.port)] if self.port else []
@@ -56,11 +57,19 @@ class Ssh:
         return [*shlex.split(self.command), *options, host, program]
 
 
-class SshBackend:
-    """Starts ranks on hosts that ssh reaches; hosts that are this machine need no ssh."""
+class Shell(Protocol):
+    """A way to run a program on a host, with pipes to it: ssh, or srun within an allocation."""
 
-    def __init__(self, hosts: Sequence[Host], ssh: Ssh, *, interface: str | None = None) -> None:
-        self.hosts, self._ssh, self._interface = tuple(hosts), ssh, interface
+    def words(self, host: str, program: str) -> list[str]:
+        """Return the command that runs `program` on `host`."""
+        ...
+
+
+class SshBackend:
+    """Starts ranks on hosts that `shell` reaches; hosts that are this machine need none."""
+
+    def __init__(self, hosts: Sequence[Host], shell: Shell, *, interface: str | None = None) -> None:
+        self.hosts, self._shell, self._interface = tuple(hosts), shell, interface
         self.address = ""  # found by `open_agents`
 
     @contextlib.contextmanager
@@ -73,7 +82,7 @@ class SshBackend:
             opened: dict[Host, SshAgent] = {}
 
             def open_one(host: Host) -> None:
-                opened[host] = SshAgent(host, self._ssh)
+                opened[host] = SshAgent(host, self._shell)
 
             try:
                 _for_all(remote, open_one)
@@ -119,7 +128,7 @@ class SshBackend:
 class SshAgent:
     """The agent of another host, a process there at the other end of an ssh connection."""
 
-    def __init__(self, host: Host, ssh: Ssh) -> None:
+    def __init__(self, host: Host, shell: Shell) -> None:
         """Start the agent. Blocks until it has answered; raises `OSError` with the reason if it does not."""
         self.host, self.address = host, ""
         self._listener: threading.Thread | None = None
@@ -129,7 +138,7 @@ class SshAgent:
         self._changed = threading.Condition()
         self._said: deque[str] = deque(maxlen=LAST_LINES)
         self._process = subprocess.Popen(
-            ssh.words(host.name, _program()),
+            shell.words(host.name, _program()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -264,7 +273,7 @@ class SshAgent:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(LEAVE)
                 self._errors.join(1.0)
-                return "; ".join(self._said) or f"ssh ended with code {code}"
+                return "; ".join(self._said) or f"its connection ended with code {code}"
         return str(error)
 
     def _end_process(self, patience: float) -> None:

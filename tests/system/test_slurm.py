@@ -1,0 +1,89 @@
+"""A real Slurm of two nodes on this machine: programs below srun, and `farandole run` in an allocation."""
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from helpers.marked import wait_until_gone
+from helpers.slurm import NODES, problem_of_slurm, slurm
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),  # Slurm's daemons wait for each other on a busy machine
+    pytest.mark.skipif(bool(problem_of_slurm()), reason=f"a Slurm {problem_of_slurm()}"),
+]
+
+PROGRAM = """
+import os, sys
+import numpy, farandole.numpy as hvd
+hvd.init()
+total = hvd.allreduce(numpy.arange(2.0) + hvd.rank(), op=hvd.Sum).tolist()
+sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()}: {total}\\n")
+"""
+# The node of this rank: its agent is a task of srun, the rank has the launcher's environment.
+NODE = """
+process, found = os.getpid(), ""
+while process > 1 and not found:
+    words = open(f"/proc/{process}/environ").read().split("\\0")
+    found = next((word for word in words if word.startswith("SLURMD_NODENAME=")), "")
+    process = int(open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1])
+sys.stdout.write(f"rank {hvd.rank()} is at {found}\\n")
+"""
+FARANDOLE = [sys.executable, "-m", "farandole.launch.cli"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    with slurm(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+def start(cluster: Mapping[str, str], *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    env = {**cluster, **variables}
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
+
+
+def lines_of(size: int) -> list[str]:
+    total = [float(sum(range(size))), float(sum(range(size)) + size)]
+    return [f"rank {rank} of {size}: {total}" for rank in range(size)]
+
+
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_tasks_of_srun_meet(cluster: Mapping[str, str], tmp_path: Path, mpi: str) -> None:
+    words = ["srun", "--nodes=2", "--ntasks=3", f"--mpi={mpi}", sys.executable, "-c", PROGRAM]
+    done = start(cluster, *words, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == lines_of(3)
+    assert list((tmp_path / ".farandole").iterdir()) == []
+
+
+def test_ranks_fill_the_nodes_of_an_allocation(cluster: Mapping[str, str]) -> None:
+    mark = uuid.uuid4().hex
+    words = ["salloc", "--quiet", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", *FARANDOLE, "run", "-np", "4"]
+    done = start(cluster, *words, sys.executable, "-c", PROGRAM + NODE, MARK=mark)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line[4:] for line in done.stdout.splitlines())  # without "[0] "
+    nodes = [f"rank {rank} is at SLURMD_NODENAME={NODES[rank // 2]}" for rank in range(4)]
+    assert lines == sorted([*lines_of(4), *nodes])
+    assert wait_until_gone(mark, 10.0) == []
+
+
+def test_more_ranks_than_the_allocation_has_tasks_are_refused(cluster: Mapping[str, str]) -> None:
+    done = start(cluster, "salloc", "--quiet", "--nodes=2", *FARANDOLE, "run", "-np", "3", "true")
+    assert done.returncode == 2
+    assert f"3 ranks need 3 slots, but {NODES[0]}:1, {NODES[1]}:1 has 2" in done.stderr
+
+
+def test_a_rank_that_fails_on_a_node_ends_the_others(cluster: Mapping[str, str]) -> None:
+    mark = uuid.uuid4().hex
+    fails = "import time, farandole.numpy as hvd; hvd.init(); hvd.rank() == 1 and exit(7); time.sleep(100)"
+    words = ["salloc", "--quiet", "--nodes=2", *FARANDOLE, "run", "-np", "2", sys.executable, "-c", fails]
+    done = start(cluster, *words, MARK=mark)
+    assert done.returncode == 7, done.stderr
+    assert "rank 1 failed: exited with code 7" in done.stderr
+    assert wait_until_gone(mark, 10.0) == []
