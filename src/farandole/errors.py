@@ -198,7 +198,7 @@ class PicklingError(FarandoleError, TypeError):
 
 
 class DataError(FarandoleError, ValueError):
-    """The column `column` cannot be read as requested."""
+    """The column `column` cannot be read as requested; "" stands for all columns."""
 
     def __init__(self, column: str, problem: str) -> None:
         problem = mask(problem)
@@ -206,7 +206,7 @@ class DataError(FarandoleError, ValueError):
         self.column, self.problem = column, problem
 
     def __str__(self) -> str:
-        return f"column '{self.column}': {self.problem}"
+        return f"column '{self.column}': {self.problem}" if self.column else self.problem
 
 
 class SourceError(FarandoleError, ValueError):

@@ -190,7 +190,7 @@ def test_a_full_disk_under_the_cache_of_one_rank_stops_all(tmp_path: Path) -> No
         ({"row": range(5), "x": [[1]] * 5}, ConfigError, "columns: .*rank 0: row .*, x double; rank 1: .*, x int64.1."),
         ({"row": range(5)}, DataError, "column 'x': is not in the data, which has row"),
         ({"row": range(5), "x": [{"a": 1}] * 5}, DataError, "column 'x': no tensor holds struct<a: int64>"),
-        ({"row": [], "x": []}, DataError, "column 'row, x': there are no rows"),
+        ({"row": [], "x": []}, DataError, "there are no rows"),
         (None, SourceError, "no-such-folder: is not there"),
     ],
 )

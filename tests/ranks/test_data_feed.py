@@ -227,7 +227,7 @@ def _numbers(first: int, rows: int) -> pa.Table:
 @pytest.mark.parametrize(
     ("sizes", "rows", "settings", "problem"),
     [
-        ([[0], []], None, {}, r"'row': there are no rows on any of 2 ranks"),
+        ([[0], []], None, {}, "there are no rows on any of 2 ranks"),
         ([[5], [5]], _numbers, {}, r"'row': 1 of 10 rows are null; .*nulls={'row': ...}"),
         ([[5], [3]], None, {"policy": "drop"}, r"ranks hold 5, 3 rows, which make no step of 4 on each"),
         ([[5], []], None, {"policy": "pad"}, "5 rows for 2 ranks: some have none to repeat"),

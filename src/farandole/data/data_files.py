@@ -187,6 +187,8 @@ class TableSource:
         column = read[field.name]
         if column.type == kind:
             return column
+        if pa.types.is_null(column.type):
+            return pa.nulls(rows, kind)
         if not same_within(field.type, kind):
             raise DataError(name, f"is {kind} in the table, but {field.type} in {data.file.path}")
         try:

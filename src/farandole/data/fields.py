@@ -120,7 +120,7 @@ class Arrays(Field):
             if len(lengths) and (lengths.min() != length or lengths.max() != length):
                 raise DataError(
                     self.name,
-                    f"arrays of {lengths.min()} to {lengths.max()} items where the first rows have {length}; pad or "
+                    f"arrays of {_spell_range(lengths)} items where the first rows have {length}; pad or "
                     f"cut them, or read them as they are: ragged=['{self.name}']",
                 )
             flat = flat.flatten()
@@ -153,7 +153,7 @@ class Vectors(Field):
         sizes = pa.Array.from_buffers(sizes.type, len(sizes), [None, sizes.buffers()[1]], offset=sizes.offset)
         widths = np.where(thin, _view(sizes), held)
         if len(widths) and (widths.min() != self.width or widths.max() != self.width):
-            raise DataError(self.name, f"vectors of {widths.min()} to {widths.max()} where the first has {self.width}")
+            raise DataError(self.name, f"vectors of {_spell_range(widths)} where the first has {self.width}")
         if not thin.any() and not self.sparse:
             return items.reshape(len(column), self.width)
         places = np.empty(len(items), np.int64)
@@ -238,6 +238,11 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def _spell_range(numbers: NDArray[Any]) -> str:
+    least, most = numbers.min(), numbers.max()
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def _is_list(kind: pa.DataType) -> bool:

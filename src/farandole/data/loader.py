@@ -224,7 +224,7 @@ class Loader:
         source = self._source
         groups = [group for group in source.row_groups if group.rows]
         if not groups:
-            raise DataError(", ".join(self._columns), "there are no rows")
+            raise DataError("", "there are no rows")
         known = [name for name in self._columns if name in source.schema.names]
         nested = any(pa.types.is_nested(source.schema.field(name).type) for name in known)
         first_rows = source.read(groups[0], known) if nested else pa.Table.from_batches([], source.schema)
@@ -257,7 +257,7 @@ class Loader:
         )
 
     def _refuse(self, problem: str) -> NoReturn:
-        raise DataError(", ".join(self._columns), problem)
+        raise DataError("", problem)
 
     def _settings(self) -> str:
         return f"{self._size} ranks, batch_size {self._batch_size}, policy {self._policy}"

@@ -203,10 +203,7 @@ class Reader:
                     idle = 0
                     yield batch
             if idle > 1 and self.num_epochs is None:
-                names = ", ".join(self.loader.kinds)
-                raise DataError(
-                    names, f"{self.loader.rows} rows leave this shard none; take fewer shards, or more rows"
-                )
+                raise DataError("", f"{self.loader.rows} rows leave this shard none; take fewer shards, or more rows")
 
     def batches_of(self, rows: int) -> Iterator[Columns]:
         """Yield the rest in batches of `rows`, the last one smaller; start again if nothing is left."""
@@ -298,9 +295,7 @@ def _read_files(
     rows, shards = sum(group.rows for group in source.row_groups), options.shard_count or 1
     if options.num_epochs is None and 0 < rows < shards:
         # Refused on every rank alike: a rank without rows would wait for one for ever, and the others for that rank.
-        raise DataError(
-            ", ".join(columns), f"{rows} rows for {shards} shards in epochs without end; take at most {rows} shards"
-        )
+        raise DataError("", f"{rows} rows for {shards} shards in epochs without end; take at most {rows} shards")
     loader = Loader(
         source,
         batch_size=_batch_rows(source),

@@ -57,7 +57,7 @@ def check_shares(shares: Sequence[Share], columns: Sequence[str], options: Field
     """Raise `DataError` when the ranks have no rows together, and for nulls that no value stands for."""
     rows = sum(share.rows for share in shares)
     if not rows:
-        raise DataError(", ".join(columns), f"there are no rows on any of {len(shares)} ranks")
+        raise DataError("", f"there are no rows on any of {len(shares)} ranks")
     for name in columns:
         nulls = sum(share.nulls[name] for share in shares)
         if nulls and options.nulls.get(name) is None:

@@ -116,7 +116,7 @@ class _ParquetFiles:
         ):
             table = parquet.read_row_group(row_group.number, columns=held, use_threads=False)
         self._files.check([row_group.file])
-        return add_partitions(table, row_group.file.path, told)
+        return add_partitions(_with_types(table, self.schema), row_group.file.path, told)
 
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""
@@ -178,7 +178,7 @@ class ArrowSource:
         with self._files.open(row_group.file) as opened, pa.ipc.open_file(opened, options=options) as reader:
             table = pa.Table.from_batches([reader.get_batch(row_group.number)]).select(list(columns))
         self._files.check([row_group.file])
-        return table
+        return _with_types(table, self.schema)
 
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""
@@ -194,14 +194,31 @@ def _root(footer: pq.FileMetaData, leaf: int) -> str:
 
 
 def _one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the schema of all files; a column of type null has the type that it has in other files."""
     first = schemas[0]
-    for file, schema in zip(files, schemas, strict=True):
-        for field in first:
+    fields = []
+    for field in first:
+        typed, of = field, files[0]
+        for file, schema in zip(files, schemas, strict=True):
             there = schema.field(field.name).type if field.name in schema.names else None
             if there is None:
                 raise DataError(field.name, f"is in {files[0].path}, but not in {file.path}")
-            if there != field.type:
-                raise DataError(field.name, f"is {field.type} in {files[0].path}, but {there} in {file.path}")
+            if there == typed.type or pa.types.is_null(there):
+                continue
+            if not pa.types.is_null(typed.type):
+                raise DataError(field.name, f"is {typed.type} in {of.path}, but {there} in {file.path}")
+            typed, of = field.with_type(there), file
+        fields.append(typed)
+    for file, schema in zip(files, schemas, strict=True):
         if more := sorted(set(schema.names) - set(first.names)):
             raise SourceError(file.path, f"has columns that {files[0].path} has not: {', '.join(more)}")
-    return first
+    return pa.schema(fields, first.metadata)
+
+
+def _with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Give columns of type null the type that they have in the schema."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_null(field.type):
+            kind = schema.field(field.name).type
+            table = table.set_column(place, field.with_type(kind), pa.nulls(table.num_rows, kind))
+    return table

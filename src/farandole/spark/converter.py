@@ -131,7 +131,7 @@ def _write(frame: DataFrame, url: str, codec: str, row_group_bytes: int) -> Writ
         writer.parquet(url)
         count = frame.sparkSession.read.parquet(url).count()
         if not count:
-            raise DataError(", ".join(frame.columns), "there are no rows")
+            raise DataError("", "there are no rows")
     except BaseException:
         WrittenRows(url, 0).close()
         raise
