@@ -25,6 +25,7 @@ demo:  ## train on two Spark tasks and show what happens (needs Java 17 or newer
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: test-native  ## run all tests; make test ARGS='-k name' runs some of the Python ones
+	@$(BIN)/python tools/spark_archive.py
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed

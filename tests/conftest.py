@@ -3,6 +3,7 @@
 import gc
 import importlib
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from types import FrameType
 
 import hypothesis
 import pytest
+import spark_archive
 
 from helpers.leaks import Snapshot
 
@@ -30,6 +32,12 @@ IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def pytest_configure() -> None:
+    """Prepare this process and those that tests start."""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_archive.java_options())
+    _take_default_signals()
+
+
+def _take_default_signals() -> None:
     """Make tests independent of the signals that their starter, such as nohup, ignores or blocks.
 
     Processes that tests start get every signal's default. An ignored hangup does not end the tests."""

@@ -25,4 +25,4 @@ folder=build/native-$kind
 
 cmake -S . -B "$folder" -DFARANDOLE_PYTHON=OFF -DFARANDOLE_TESTS=ON "${choices[@]}" >/dev/null
 cmake --build "$folder" --parallel "$(nproc)"
-ctest --test-dir "$folder" --output-on-failure --timeout 300
+ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --timeout 300

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
+from spark_archive import java_options
 
 from farandole.errors import RankFailed, SlotsError
 from farandole.spark import HorovodRunner, run
@@ -67,6 +68,7 @@ def spark(work: Path, disk: Path, gpus: Path) -> Iterator[SparkSession]:
         "local-cluster[2,1,1024]",
         **{
             "spark.local.dir": str(disk),
+            "spark.executor.extraJavaOptions": java_options(),
             "spark.worker.resource.gpu.amount": "1",
             "spark.worker.resource.gpu.discoveryScript": str(gpus),
             "spark.executor.resource.gpu.amount": "1",
