@@ -14,6 +14,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data.row_groups import File
+from farandole.data.store_options import arrow_s3_options
 from farandole.data.tables import refuse_listed_table, refuse_table_above
 from farandole.errors import FarandoleError, SourceError
 from farandole.masking import hide_cause, mask, secret_values
@@ -170,17 +171,25 @@ def open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFi
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as missing:
-        if options:
+        if options and urlsplit(url).scheme not in ("s3", "s3a"):
             raise SourceError(url, f"its file system needs a package for these options: {missing}") from missing
         try:
-            arrow, path = pyarrow.fs.FileSystem.from_uri(url)
-        except (pa.ArrowException, OSError) as error:
-            problem = f"cannot be opened by Arrow ({error}), nor by fsspec ({missing})"
-            raise SourceError(url, problem) from hide_cause(error)
+            arrow, path = _open_s3(url, options) if options else pyarrow.fs.FileSystem.from_uri(url)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            problem = mask(f"cannot be opened by Arrow ({error}), nor by fsspec ({missing})", *secrets)
+            raise SourceError(url, problem) from hide_cause(error, *secrets)
         return ArrowFSWrapper(arrow), path
     except Exception as error:  # each file system has its own
         raise SourceError(url, mask(f"cannot be opened: {error}", *secrets)) from hide_cause(error, *secrets)
     return fs, path
+
+
+def _open_s3(url: str, options: Mapping[str, object]) -> tuple[pyarrow.fs.FileSystem, str]:
+    """Open Arrow's client with options of fsspec's; credentials and queries belong into one of both."""
+    parts = urlsplit(url)
+    if parts.query or parts.username is not None:
+        raise ValueError("the URL has options, too; give them all in one place")
+    return pyarrow.fs.S3FileSystem(**arrow_s3_options(options)), f"{parts.netloc}{parts.path}".rstrip("/")
 
 
 def _is_note(path: str, folder: str) -> bool:

@@ -1,10 +1,10 @@
-"""Options of object stores, translated from those of URLs and of fsspec's file systems to deltalake's."""
+"""Options of object stores: those of URLs and of fsspec's file systems, for Arrow's and deltalake's clients."""
 
 import os
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-__all__ = ["delta_url", "object_store_options"]
+__all__ = ["arrow_s3_options", "delta_url", "object_store_options"]
 
 # fsspec's names, and those of Arrow's URLs, of options of s3, and deltalake's.
 _S3 = {
@@ -16,6 +16,16 @@ _S3 = {
     "region": "AWS_REGION",
     "anon": "AWS_SKIP_SIGNATURE",
     "anonymous": "AWS_SKIP_SIGNATURE",
+}
+# The same names, and arguments of Arrow's client.
+_ARROW = {
+    "key": "access_key",
+    "secret": "secret_key",
+    "token": "session_token",
+    "region_name": "region",
+    "region": "region",
+    "anon": "anonymous",
+    "anonymous": "anonymous",
 }
 
 
@@ -44,15 +54,35 @@ def object_store_options(url: str, options: Mapping[str, object]) -> dict[str, s
         found["endpoint_url"] = f"{found.get('scheme', 'https')}://{found['endpoint_override']}"
     if parts.username is not None:
         found |= {"key": unquote(parts.username), "secret": unquote(parts.password or "")}
-    found |= options
-    client = found.get("client_kwargs")
-    if isinstance(client, Mapping):
-        found |= client
+    found |= _flat(options)
     made = {_S3[name]: _text(value) for name, value in found.items() if name in _S3 and value is not None}
     made |= {name: str(value) for name, value in options.items() if name.upper().startswith("AWS_")}
     if made.get("AWS_ENDPOINT_URL", "").startswith("http://"):
         made["AWS_ALLOW_HTTP"] = "true"
     return made
+
+
+def arrow_s3_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments of Arrow's client of s3 for options of fsspec's, as pandas takes them.
+
+    Raises `ValueError` naming an option that Arrow's client does not have."""
+    made: dict[str, object] = {}
+    for name, value in _flat(options).items():
+        if name == "endpoint_url":
+            scheme, _, host = str(value).rpartition("://")
+            made |= {"endpoint_override": host, "scheme": scheme or "https"}
+        elif name in _ARROW:
+            made[_ARROW[name]] = value
+        else:
+            raise ValueError(f"option '{name}' needs s3fs, which is not installed: pip install s3fs")
+    return made
+
+
+def _flat(options: Mapping[str, object]) -> dict[str, object]:
+    """Put the options of the client beside those of the file system, as s3fs does."""
+    client = options.get("client_kwargs")
+    flat = {name: value for name, value in options.items() if name != "client_kwargs"}
+    return flat | client if isinstance(client, Mapping) else flat
 
 
 def _text(value: object) -> str:

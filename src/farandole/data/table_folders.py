@@ -37,9 +37,11 @@ class TableFolder:
 def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None) -> TableFolder | None:
     """Return the table whose folder or metadata file `urls` names alone; None if it names anything else."""
     asked = [urls] if isinstance(urls, str) else list(urls)
-    if len(asked) != 1 or any(sign in asked[0] for sign in "*?["):
+    if len(asked) != 1:
         return None
     fs, place = open_url(asked[0], options or {})
+    if any(sign in place for sign in "*?["):  # in the path: a URL may have a query
+        return None
     if place.endswith(".metadata.json"):
         return TableFolder(asked[0], ICEBERG)
     kind = None if is_web(fs) else kind_of(fs, place.rstrip("/"))
