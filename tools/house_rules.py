@@ -3,7 +3,8 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 LONGEST_FILE = 400
@@ -98,6 +99,12 @@ def functions_in_native(text: str) -> Iterator[tuple[str, int, int]]:
             head += each
 
 
+def breaches_in_decisions(names: Sequence[str]) -> Iterator[str]:
+    for name, another in pairwise(sorted(names)):
+        if name[:4] == another[:4]:
+            yield f"docs/adr: {name} and {another} have the same number; give the later one the next"
+
+
 def _is_os(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "os"
 
@@ -115,6 +122,7 @@ def main() -> int:
     for path in sorted([*Path("native").rglob("*.cc"), *Path("native").rglob("*.h")]):
         text = path.read_text(encoding="utf-8")
         found += [*breaches_in_any(path, text), *breaches_in_native(path, text)]
+    found += breaches_in_decisions([path.name for path in Path("docs/adr").glob("*.md")])
     for each in found:
         print(each, file=sys.stderr)
     return 1 if found else 0
