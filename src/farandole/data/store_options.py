@@ -82,7 +82,7 @@ def _flat(options: Mapping[str, object]) -> dict[str, object]:
     """Put the options of the client beside those of the file system, as s3fs does."""
     client = options.get("client_kwargs")
     flat = {name: value for name, value in options.items() if name != "client_kwargs"}
-    return flat | client if isinstance(client, Mapping) else flat
+    return {**flat, **client} if isinstance(client, Mapping) else flat
 
 
 def _text(value: object) -> str:
