@@ -1,9 +1,13 @@
 """`farandole doctor`: facts, rounds of pairs, problems, tables."""
 
 import json
+import os
 import resource
+import shutil
 import socket
+import subprocess
 import sys
+import sysconfig
 import types
 from pathlib import Path
 
@@ -54,7 +58,7 @@ def test_what_a_machine_lacks(quick: None, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(resource, "getrlimit", lambda number: (most.get(number, resource.RLIM_INFINITY), 0))
     monkeypatch.setattr(facts_module, "program_path", lambda name: None)
     full = types.SimpleNamespace(f_frsize=4096, f_blocks=16384, f_bavail=100)
-    monkeypatch.setattr(facts_module.os, "statvfs", lambda folder: full)
+    monkeypatch.setattr(os, "statvfs", lambda folder: full)
     facts = examine(load=False)
     problems = {fact.name: fact.problem for fact in facts if fact.problem}
     assert problems == {
@@ -69,6 +73,36 @@ def test_libraries_by_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "LIBRARIES", {"C": ("libnone.so.1", "libc.so.6"), "none": ("libnone.so.1",)})
     ((title, (path, about)),) = libraries.find_libraries().items()
     assert title == "C" and Path(path).is_file() and Path(path).name.startswith("libc") and about == ""
+
+
+DRIVER = """
+int cuInit(unsigned flags) { return RESULT; }
+int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
+int cuDeviceGetCount(int *count) { *count = 3; return 0; }
+int ncclGetVersion(int *version) { *version = 22705; return 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc) for stand-ins")
+@pytest.mark.parametrize(
+    ("result", "about"), [(0, "CUDA 12.8, 3 devices"), (100, "no device can be used (cuInit: error 100)")]
+)
+def test_nvidias_libraries_in_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: int, about: str
+) -> None:
+    """Libraries with NVIDIA's names stand in for a driver that this machine may lack."""
+    folder = tmp_path / "nvidia" / "each" / "lib"
+    folder.mkdir(parents=True)
+    for name in (f"libfakecuda{result}.so.1", f"libfakenccl{result}.so.2"):
+        words = ["cc", "-shared", "-fPIC", f"-DRESULT={result}", "-x", "c", "-o", str(folder / name), "-"]
+        subprocess.run(words, input=DRIVER, text=True, check=True, timeout=60)
+    names = {"CUDA driver": (f"libfakecuda{result}.so.1",), "NCCL": (f"libfakenccl{result}.so.2",)}
+    monkeypatch.setattr(libraries, "LIBRARIES", names)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert libraries.find_libraries() == {
+        "CUDA driver": (str(folder / names["CUDA driver"][0]), about),
+        "NCCL": (str(folder / names["NCCL"][0]), "2.27.5"),
+    }
 
 
 @pytest.mark.parametrize("count", range(1, 9))

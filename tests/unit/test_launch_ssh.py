@@ -186,6 +186,26 @@ def test_hosts_are_tried_at_the_same_time(tmp_path: Path) -> None:
     assert refused.value.reasons == {host.name: "no entry for you" for host in hosts}
 
 
+def test_ctrl_c_does_not_wait_for_hosts_that_do_not_answer(tmp_path: Path) -> None:
+    hosts = [Host(f"h{number}.invalid", 1) for number in range(40)]  # more than are tried at once
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\n: > {tmp_path}/$$.up\nexec sleep 1000\n")
+    (tmp_path / "ssh").chmod(0o755)
+    backend = SshBackend(hosts, Ssh(command=str(tmp_path / "ssh")))
+
+    def interrupt() -> None:
+        while not list(tmp_path.glob("*.up")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), backend.open_agents(hosts):
+        pass
+    assert time.monotonic() - before < 30.0
+    thread.join()
+
+
 def test_messages_of_a_launcher_with_many_open_files() -> None:
     """select(2) fails from the 1024th descriptor on."""
     with ExitStack() as stack:

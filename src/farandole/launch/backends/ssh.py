@@ -79,21 +79,32 @@ class SshBackend:
         Raises `HostsError` naming every host that cannot be used, with its reason."""
         remote = [host for host in hosts if not is_local(host.name)]
         with contextlib.ExitStack() as stack:
+            started: dict[Host, SshAgent] = {}
             opened: dict[Host, SshAgent] = {}
+            interrupted = threading.Event()
 
             def open_one(host: Host) -> None:
-                opened[host] = SshAgent(host, self._shell)
+                started[host] = agent = SshAgent(host, self._shell)
+                if interrupted.is_set():
+                    agent.abandon()
+                agent.greet()
+                opened[host] = agent
+
+            def interrupt() -> None:
+                interrupted.set()
+                for agent in list(started.values()):
+                    agent.abandon()
 
             try:
-                _for_all(remote, open_one)
+                _for_all(remote, open_one, interrupt)
             finally:
                 for agent in opened.values():
                     stack.callback(agent.close)
-            self.address = self._find_address(opened)
+            self.address = self._find_address(opened, interrupt)
             local = {host: stack.enter_context(LocalAgent(self.address)) for host in hosts if host not in opened}
             yield {host: opened.get(host) or local[host] for host in hosts}
 
-    def _find_address(self, agents: "Mapping[Host, SshAgent]") -> str:
+    def _find_address(self, agents: "Mapping[Host, SshAgent]", interrupt: Callable[[], None]) -> str:
         """Return the first of this machine's addresses that all agents reach."""
         if self._interface is not None:
             candidates = [interface_address(self._interface)]
@@ -116,7 +127,7 @@ class SshBackend:
                     agents[host].reach(here)
 
                 try:
-                    _for_all(list(agents), reach)
+                    _for_all(list(agents), reach, interrupt)
                     return address
                 except HostsError as error:
                     refused = error
@@ -126,10 +137,11 @@ class SshBackend:
 
 
 class SshAgent:
-    """The agent of another host, a process there at the other end of an ssh connection."""
+    """The agent of another host, a process there at the other end of an ssh connection.
+
+    The constructor starts it and does not wait; it can be used after `greet`."""
 
     def __init__(self, host: Host, shell: Shell) -> None:
-        """Start the agent. Blocks until it has answered; raises `OSError` with the reason if it does not."""
         self.host, self.address = host, ""
         self._listener: threading.Thread | None = None
         self._ranks: dict[int, _SshRank] = {}
@@ -150,6 +162,9 @@ class SshAgent:
         self._process.stdout.close()
         self._errors = threading.Thread(target=self._read_errors, name=f"farandole-ssh-{host.name}", daemon=True)
         self._errors.start()
+
+    def greet(self) -> None:
+        """Wait until the agent has answered; raises `OSError` with the reason if it does not, and ends it then."""
         try:
             self._messages.skip_banner(ANSWER)
             _, hello, _ = self._messages.receive()
@@ -168,8 +183,12 @@ class SshAgent:
             raise
         self.client, self.server, self.identity = hello["client"], hello["server"], hello["identity"]
         self.cores, self.usable_cores = hello["cores"], hello["usable_cores"]
-        self._listener = threading.Thread(target=self._listen, name=f"farandole-agent-{host.name}", daemon=True)
+        self._listener = threading.Thread(target=self._listen, name=f"farandole-agent-{self.host.name}", daemon=True)
         self._listener.start()
+
+    def abandon(self) -> None:
+        """Let all waits for the agent end with an error, in other threads too."""
+        self._process.kill()
 
     def reach(self, address: str) -> None:
         """Let the host connect to `address`; raises `OSError` with the reason if it cannot. Sets its own address."""
@@ -348,8 +367,10 @@ class _SshRank:
         return self._value
 
 
-def _for_all(hosts: Sequence[Host], action: Callable[[Host], None]) -> None:
-    """Do `action` for all hosts at the same time; raises `HostsError` with each `OSError` as a host's reason."""
+def _for_all(hosts: Sequence[Host], action: Callable[[Host], None], interrupt: Callable[[], None]) -> None:
+    """Do `action` for all hosts at the same time; raises `HostsError` with each `OSError` as a host's reason.
+
+    At Ctrl-C `interrupt` ends the actions under way."""
     reasons: dict[str, str] = {}
 
     def attempt(host: Host) -> None:
@@ -359,7 +380,11 @@ def _for_all(hosts: Sequence[Host], action: Callable[[Host], None]) -> None:
             reasons[host.name] = str(error)
 
     with ThreadPoolExecutor(max(1, min(AT_ONCE, len(hosts)))) as pool:
-        list(pool.map(attempt, hosts))
+        try:
+            list(pool.map(attempt, hosts))
+        except BaseException:
+            interrupt()
+            raise
     if reasons:
         raise HostsError({host.name: reasons[host.name] for host in hosts if host.name in reasons})
 

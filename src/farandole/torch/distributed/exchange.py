@@ -1,5 +1,6 @@
 """Exchange of bytes between the processes of torchrun, by torch's store."""
 
+import contextlib
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore
@@ -42,4 +43,5 @@ class StoreExchange:
 
     def close(self) -> None:
         """Remove the payload."""
-        self._store.delete_key(self._key)
+        with contextlib.suppress(RuntimeError):  # the store is gone, and the payload with it
+            self._store.delete_key(self._key)
