@@ -212,7 +212,7 @@ one = hvd.allreduce(torch.ones(2) * hvd.rank(), op=hvd.Sum)
 dist.init_process_group("farandole")
 other = torch.ones(2)
 dist.all_reduce(other)
-print(f"size {hvd.size()} {one.tolist()} {other.tolist()}\n", end="", flush=True)  # in one write
+print(f"size {hvd.size()} {one.tolist()} {other.tolist()}\\n", end="", flush=True)  # in one write
 dist.destroy_process_group()
 """
 
