@@ -149,7 +149,6 @@ ABSENT_MODULES: Mapping[str, str] = {
     "horovod.mxnet": "MXNet comes in a later version",
     "horovod.ray": "farandole starts no ranks through Ray",
     **{f"horovod.runner.{module}": _INSIDE for module in ("http", "common", "driver", "service", "task", "util")},
-    "horovod.spark.keras": "the Keras estimator comes in a later version",
     "horovod.spark.lightning": "the Lightning estimator comes in a later version",
     "horovod.spark.task": "ranks are the tasks of a barrier stage; CUDA_VISIBLE_DEVICES names their GPUs",
     "sparkdl.estimators": "HorovodEstimator trains TensorFlow 1 model functions, which come later",

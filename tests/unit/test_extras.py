@@ -47,12 +47,14 @@ STATEMENTS = [
     ("pyspark", "from farandole.spark import HorovodRunner", "farandole.spark needs PySpark", "spark"),
     ("pyspark", "from farandole.spark import run", "farandole.spark needs PySpark", "spark"),
     ("pyspark", "import farandole.spark.torch", "farandole.spark.torch needs PySpark", "spark"),
+    ("pyspark", "import farandole.spark.keras", "farandole.spark.keras needs PySpark", "spark"),
     ("pyspark", "import farandole.spark.converter", "farandole.spark.converter needs PySpark", "spark"),
     ("fsspec", "import farandole.spark.store", "farandole.spark.store needs fsspec", "spark"),
 ]
 # Packages that a statement loads before the one that it misses.
 FIRST = {
     "import farandole.spark.torch": ["pandas", "torch"],
+    "import farandole.spark.keras": ["keras", "pandas"],
     "from farandole.data import ParquetSource": ["pyarrow"],
     "from farandole.data import DeltaSource; DeltaSource('.')": ["fsspec", "pyarrow"],
     "from farandole.data import IcebergSource; IcebergSource('.')": ["fsspec", "pyarrow"],

@@ -211,7 +211,8 @@ MODULES: Mapping[str, Answer] = {
     "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run")),
     "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
     "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
-    "horovod.spark.keras": Answer(by="farandole.spark.keras", every=True),
+    "horovod.spark.keras": Answer(by="farandole.spark.keras", known="KerasEstimator KerasModel", needs="keras"),
+    "horovod.spark.keras.estimator": Answer(by="farandole.spark.keras", known="KerasEstimator KerasModel"),
     "horovod.spark.lightning": Answer(by="farandole.spark.lightning", every=True),
     "horovod.spark.common": Answer(),
     "horovod.spark.common.backend": Answer(

@@ -141,6 +141,11 @@ class Run:
         plan = self.rows.train.plan
         return plan.batch(self.rank, (epoch * self.steps + step) % plan.steps)
 
+    def rows_of_all(self, epoch: int, step: int) -> int:
+        """Return how many rows the batches of all ranks have in a step."""
+        plan = self.rows.train.plan
+        return sum(plan.batch(rank, (epoch * self.steps + step) % plan.steps) for rank in range(self.size))
+
     def validation_batches(self) -> Iterator[ShardBatch]:
         """Yield `validation_steps` batches, the same ones each time."""
         if self.rows.validate is not None:

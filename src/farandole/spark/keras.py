@@ -1,0 +1,344 @@
+"""Keras on Spark DataFrames: `KerasEstimator(...).fit(df)` gives a `KerasModel`, whose `transform` predicts."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import cloudpickle
+
+from farandole.errors import ConfigError
+from farandole.extras import importing
+
+with importing(__name__):
+    import keras
+    import pandas as pd
+    from pyspark.sql import DataFrame
+
+    from farandole.spark import checks
+    from farandole.spark.backend import SparkBackend
+    from farandole.spark.estimator import DataFrameEstimator
+    from farandole.spark.params import check_together, param, refuse_unknown
+    from farandole.spark.persistence import PARAMETERS, Folder, dumped_parameters, loaded_parameters
+    from farandole.spark.store import FilesystemStore
+    from farandole.spark.trainers.checkpoint import Checkpoint
+    from farandole.spark.trainers.keras import KerasJob, train
+    from farandole.spark.trainers.keras_model import (
+        Inputs,
+        KerasPredictor,
+        choose_backend,
+        dump_model,
+        dump_object,
+        load_model,
+        load_object,
+        load_state,
+        read_model,
+    )
+    from farandole.spark.trainers.predict import column_type
+    from farandole.spark.trainers.run import RunPlan
+    from farandole.spark.transformer import DataFrameModel, first_row
+
+__all__ = ["KerasEstimator", "KerasModel"]
+
+_FILE, _CUSTOM = "model.keras", "custom_objects.pickle"
+
+
+def _model(value: object) -> Any:
+    if not isinstance(value, keras.Model):
+        raise ConfigError("model", f"must be a keras.Model of Keras {keras.__version__}, got {type(value).__name__}")
+    return value
+
+
+def _optimizer(value: object) -> Any:
+    made = keras.optimizers.get(value) if isinstance(value, str) else value
+    if not isinstance(made, keras.optimizers.Optimizer):
+        raise ConfigError("optimizer", f"must be an optimizer of Keras {keras.__version__}, got {type(value).__name__}")
+    return made
+
+
+def _callbacks(value: object) -> list[Any]:
+    given = checks.objects("callbacks")(value)
+    if not all(isinstance(each, keras.callbacks.Callback) for each in given):
+        raise ConfigError("callbacks", f"must be a list of keras.callbacks.Callback, got {value!r}")
+    return given
+
+
+def _checkpoint(value: object) -> Any:
+    if not isinstance(value, keras.callbacks.ModelCheckpoint):
+        raise ConfigError("checkpoint_callback", f"must be a ModelCheckpoint, got {type(value).__name__}")
+    return value
+
+
+def _mapping(name: str) -> Callable[[object], dict[str, Any]]:
+    def check(value: object) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
+            raise ConfigError(name, f"must be a dict with names as keys, got {value!r}")
+        return dict(value)
+
+    return check
+
+
+class KerasEstimator(DataFrameEstimator["KerasModel"]):
+    """Trains a Keras 3 model on a DataFrame's rows, on `num_proc` ranks and on the backend that Keras has here.
+
+    The model takes one input per feature column and gives one output per label column. `loss`, `loss_weights`,
+    `metrics` and `optimizer` are arguments of `compile`; without `optimizer` and `loss` those of a compiled model are
+    taken. The learning rate is multiplied by the number of ranks, and the gradient is the mean over all rows of a step.
+    `callbacks` run on every rank and see values of all ranks; when one stops the training, all ranks stop.
+    `checkpoint_callback`, a `ModelCheckpoint`, writes into the run's folder of the store. Checkpoints, resumes and
+    errors are those of `TorchEstimator`.
+    """
+
+    _prefix = "keras"
+
+    model = param("model", "the keras.Model to train", _model)
+    optimizer = param("optimizer", "of Keras, or its name; that of the compiled model", _optimizer)
+    loss = param("loss", "of Keras, its name or a function; one for all labels or one each", checks.objects("loss"))
+    metrics = param(
+        "metrics", "of Keras, their names or functions; for several labels a list each", checks.objects("metrics")
+    )
+    callbacks = param("callbacks", "of Keras, for every rank", _callbacks)
+    custom_objects = param("custom_objects", "classes and functions of the model, by name", _mapping("custom_objects"))
+    checkpoint_callback = param("checkpoint_callback", "ModelCheckpoint that writes into the store", _checkpoint)
+    backend_env = param("backend_env", "environment variables for the ranks", _mapping("backend_env"))
+
+    def __init__(
+        self,
+        *,
+        num_proc: int | None = None,
+        model: Any | None = None,
+        backend: SparkBackend | None = None,
+        store: FilesystemStore | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        optimizer: Any | None = None,
+        loss: Any | None = None,
+        loss_weights: Sequence[float] | None = None,
+        sample_weight_col: str | None = None,
+        gradient_compression: object | None = None,
+        metrics: Any | None = None,
+        feature_cols: Sequence[str] | None = None,
+        label_cols: Sequence[str] | None = None,
+        validation: float | str | None = None,
+        callbacks: Sequence[Any] | None = None,
+        batch_size: int | None = None,
+        val_batch_size: int | None = None,
+        epochs: int | None = None,
+        verbose: int | None = None,
+        random_seed: int | None = None,
+        shuffle: bool | None = None,
+        run_id: str | None = None,
+        train_steps_per_epoch: int | None = None,
+        validation_steps_per_epoch: int | None = None,
+        backward_passes_per_step: int | None = None,
+        label_shapes: Sequence[Sequence[int]] | None = None,
+        checkpoint_callback: Any | None = None,
+        backend_env: Mapping[str, str] | None = None,
+        **others: object,
+    ) -> None:
+        """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""
+        given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
+        super().__init__()
+        self._set(**{name: value for name, value in given.items() if value is not None})
+        refuse_unknown({name for name, value in others.items() if value is not None}, given)
+
+    def setModel(self, value: Any) -> Self:
+        return self._set(model=value)
+
+    def getModel(self) -> Any:
+        return self._required(self.model)
+
+    def setOptimizer(self, value: Any) -> Self:
+        return self._set(optimizer=value)
+
+    def getOptimizer(self) -> Any:
+        given = self._value(self.optimizer)
+        return getattr(self.getModel(), "optimizer", None) if given is None else given
+
+    def setLoss(self, value: Any) -> Self:
+        return self._set(loss=value)
+
+    def getLoss(self) -> list[Any]:
+        given = self._value(self.loss)
+        if given is None:
+            given = getattr(self.getModel(), "loss", None)
+        if given is None:
+            raise ConfigError("loss", f"is not set, and the model is not compiled: {self.loss.doc}")
+        return given if isinstance(given, list) else [given]
+
+    def setMetrics(self, value: Any) -> Self:
+        return self._set(metrics=value)
+
+    def getMetrics(self) -> list[Any]:
+        return self._value(self.metrics) or []
+
+    def setCallbacks(self, value: Sequence[Any] | None) -> Self:
+        return self._set(callbacks=value)
+
+    def getCallbacks(self) -> list[Any]:
+        return self._value(self.callbacks) or []
+
+    def setCustomObjects(self, value: Mapping[str, Any]) -> Self:
+        return self._set(custom_objects=value)
+
+    def getCustomObjects(self) -> dict[str, Any]:
+        return self._value(self.custom_objects) or {}
+
+    def setCheckpointCallback(self, value: Any) -> Self:
+        return self._set(checkpoint_callback=value)
+
+    def getCheckpointCallback(self) -> Any:
+        return self._value(self.checkpoint_callback)
+
+    def setBackendEnv(self, value: Mapping[str, str]) -> Self:
+        return self._set(backend_env=value)
+
+    def getBackendEnv(self) -> dict[str, str]:
+        return self._value(self.backend_env) or {}
+
+    def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
+        # Keras' own pickles need custom classes to be registered where they are read.
+        plain, keras_own = self.copy(), {}
+        for each in (self.model, self.optimizer, self.loss, self.metrics):
+            if self.isSet(each):
+                value = self.getOrDefault(each)
+                custom = self.getCustomObjects()
+                keras_own[each.name] = dump_model(value, custom) if each is self.model else dump_object(value)
+                plain.clear(each)
+        facts: dict[str, object] = {"backend": keras.config.backend()}
+        return facts, {PARAMETERS: dumped_parameters(plain), "keras.pickle": cloudpickle.dumps(keras_own)}
+
+    @classmethod
+    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+        choose_backend(facts["backend"])
+        estimator = cls()
+        estimator._set(**loaded_parameters(folder.read(PARAMETERS)))
+        for name, value in cloudpickle.loads(folder.read("keras.pickle")).items():
+            estimator._set(**{name: load_model(value) if name == "model" else load_object(value)})
+        return estimator
+
+    def _environment(self) -> dict[str, str]:
+        return {"KERAS_BACKEND": keras.config.backend(), **super()._environment(), **self.getBackendEnv()}
+
+    def _check(self) -> None:
+        losses = self.getLoss()
+        check_together(self, len(losses))
+        if self.getOptimizer() is None:
+            raise ConfigError("optimizer", "is not set, and the model is not compiled")
+        if not self.getModel().built:
+            raise ConfigError("model", "has no weights yet; call it on a batch, or build(), before fit")
+        if self.getCheckpointCallback() is not None and self.getStore() is None:
+            raise ConfigError("checkpoint_callback", "writes into the store, which is not set")
+        Inputs.of(self.getModel(), self.getFeatureCols())
+
+    def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
+        losses, labels, shapes = self.getLoss(), self.getLabelCols(), self.getLabelShapes()
+        optimizer = self.getOptimizer()
+        used = optimizer.built and int(optimizer.iterations) > 0
+        job = KerasJob(
+            plan=plan,
+            model=dump_model(self.getModel(), self.getCustomObjects()),
+            optimizer=dump_object(optimizer),
+            optimizer_state=[keras.ops.convert_to_numpy(each) for each in optimizer.variables] if used else [],
+            loss=dump_object(losses[0] if len(labels) == 1 else losses * (len(labels) if len(losses) == 1 else 1)),
+            loss_weights=self.getLossWeights(),
+            metrics=dump_object(self.getMetrics()),
+            callbacks=self.getCallbacks(),
+            checkpoint_callback=self.getCheckpointCallback(),
+            inputs=Inputs.of(self.getModel(), self.getFeatureCols()),
+            weight_col=self.getSampleWeightCol(),
+            label_shapes=None if shapes is None else tuple(shapes),
+            compression=self.getGradientCompression(),
+            passes=self.getBackwardPassesPerStep(),
+        )
+        return functools.partial(train, job)
+
+    def _trained(self, run_id: str, checkpoint: Checkpoint) -> "KerasModel":
+        assert checkpoint.state is not None and checkpoint.outputs is not None
+        # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
+        model = load_model(dump_model(self.getModel(), self.getCustomObjects()))
+        weights, _ = load_state(checkpoint.state)
+        model.set_weights(weights)
+        return KerasModel(
+            model=model,
+            feature_columns=self.getFeatureCols(),
+            label_columns=self.getLabelCols(),
+            custom_objects=self.getCustomObjects(),
+            outputs=checkpoint.outputs,
+            history=checkpoint.history,
+            run_id=run_id,
+        )
+
+
+class KerasModel(DataFrameModel):
+    """A trained model; `transform` adds one column per label, a number or an array for each row.
+
+    Made by `KerasEstimator.fit`, or from any `keras.Model`. `outputs` holds the type and the shape of one row of each
+    output; without it the first `transform` runs the model on one row of its DataFrame.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        feature_columns: Sequence[str],
+        label_columns: Sequence[str],
+        custom_objects: Mapping[str, Any] | None = None,
+        outputs: Sequence[tuple[str, Sequence[int]]] | None = None,
+        history: Sequence[Mapping[str, float]] = (),
+        run_id: str = "",
+    ) -> None:
+        super().__init__(feature_columns=feature_columns, label_columns=label_columns, history=history, run_id=run_id)
+        self._model, self._custom_objects = _model(model), dict(custom_objects or {})
+        self._outputs = None if outputs is None else [(dtype, [*shape]) for dtype, shape in outputs]
+
+    def getModel(self) -> Any:
+        return self._model
+
+    def setModel(self, value: Any) -> Self:
+        """Predict with another model; its outputs may have other shapes."""
+        self._model, self._outputs = _model(value), None
+        return self
+
+    def getCustomObjects(self) -> dict[str, Any]:
+        return dict(self._custom_objects)
+
+    def getHistory(self) -> dict[str, list[float]]:
+        """Return each value's course over the epochs, as the history of Keras' `fit` has it."""
+        other = ("epoch", "steps", "seconds", "rows_per_s", "waited")
+        names = dict.fromkeys(name for record in self.history for name in record if name not in other)
+        return {name: [record[name] for record in self.history if name in record] for name in names}
+
+    def _facts(self) -> dict[str, object]:
+        return {"outputs": self._outputs, "backend": keras.config.backend()}
+
+    def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
+        facts, files = super()._contents()
+        _, custom = cloudpickle.loads(dump_model(self._model, self._custom_objects))
+        return facts, {**files, _CUSTOM: cloudpickle.dumps(custom)}
+
+    def _dumped(self) -> tuple[str, bytes]:
+        content, _ = cloudpickle.loads(dump_model(self._model, self._custom_objects))
+        return _FILE, content
+
+    @classmethod
+    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+        given = dict(facts)
+        choose_backend(given.pop("backend"))
+        custom = cloudpickle.loads(folder.read(_CUSTOM))
+        return cls(model=read_model(folder.read(_FILE), custom), custom_objects=custom, **given)
+
+    @classmethod
+    def _loaded(cls, folder: Folder) -> Any:
+        return read_model(folder.read(_FILE), cloudpickle.loads(folder.read(_CUSTOM)))
+
+    def _predictor(
+        self, names: Sequence[str], dataset: DataFrame
+    ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
+        predictor = KerasPredictor(
+            model=dump_model(self._model, self._custom_objects),
+            backend=keras.config.backend(),
+            inputs=Inputs.of(self._model, self.getFeatureColumns()),
+            names=tuple(names),
+        )
+        if self._outputs is None:
+            self._outputs = predictor.outputs(first_row(dataset, self.getFeatureColumns()))
+        return predictor, [column_type(dtype, shape) for dtype, shape in self._outputs]

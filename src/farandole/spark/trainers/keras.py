@@ -1,0 +1,255 @@
+"""Trainer of Keras models: what each rank of a `KerasEstimator` runs."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+import farandole.keras as hvd
+from farandole.data import ShardBatch
+from farandole.errors import ConfigError
+from farandole.spark.trainers.keras_callbacks import EpochEnd, EpochValues
+from farandole.spark.trainers.keras_model import Inputs, dump_state, load_model, load_object, load_state, outputs_of
+from farandole.spark.trainers.report import Record
+from farandole.spark.trainers.run import Run, RunPlan
+from farandole.spark.trainers.run import train as train_with
+
+__all__ = ["KerasJob", "KerasTrainer", "train"]
+
+_OF_SHAPES = (IndexError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KerasJob:
+    """All that the ranks need."""
+
+    plan: RunPlan
+    model: bytes
+    optimizer: Any  # as `keras_model.dump_object` gives it; so are loss and metrics
+    optimizer_state: Sequence[NDArray[Any]]  # empty for an optimizer that has not been used
+    loss: Any
+    loss_weights: Sequence[float] | None
+    metrics: Any
+    callbacks: Sequence[Any]
+    checkpoint_callback: Any | None
+    inputs: Inputs
+    weight_col: str | None
+    label_shapes: tuple[tuple[int, ...], ...] | None
+    compression: Any | None
+    passes: int
+
+
+def train(job: KerasJob) -> bytes | None:
+    """Train a `KerasJob` on this rank; see `trainers.run.train`."""
+    return train_with(job.plan, lambda run: KerasTrainer(job, run))
+
+
+class KerasTrainer:
+    """A rank's model and the arguments of its `fit`; a `Trainer`."""
+
+    def __init__(self, job: KerasJob, run: Run) -> None:
+        self.job, self.run = job, run
+        self.record: Record = {}  # of the epoch that has just ended
+        # Ranks need no broadcast of the initial state: all of them load the same model, or the same checkpoint.
+        self.model = load_model(job.model)
+        self.outputs = _probe(self.model, job, run)
+        self.optimizer = hvd.DistributedOptimizer(
+            load_object(job.optimizer),
+            compression=job.compression or hvd.Compression.none,
+            backward_passes_per_step=job.passes,
+            average_aggregated_gradients=True,
+        )
+        self.optimizer.build(self.model.trainable_variables)
+        self._assign(job.optimizer_state)
+        rate = self._rate_variable
+        self._rate = None if rate is None else _number(rate)  # of one rank; None if it follows a schedule
+        if rate is None:
+            inner = _in_front(self.optimizer)
+            inner._learning_rate = _Scaled(inner._learning_rate, hvd.size())
+
+    def restore(self, state: bytes) -> None:
+        """Take over weights, and the optimizer with the user's learning rate."""
+        weights, optimizer = load_state(state)
+        self.model.set_weights(weights)
+        self._assign(optimizer)
+        place = self._rate_place
+        if place is not None:
+            self._rate = float(optimizer[place])
+
+    def state(self, *, whole: bool) -> bytes:
+        """Return the weights, and the optimizer's variables if `whole`."""
+        optimizer = None
+        if whole:
+            optimizer = [keras.ops.convert_to_numpy(each) for each in self.optimizer.variables]
+            place = self._rate_place
+            if place is not None:
+                # In float64, so that the product with the number of ranks gives this rate's bits again.
+                optimizer[place] = np.asarray(self._unscaled(), np.float64)
+        return dump_state([keras.ops.convert_to_numpy(each) for each in self.model.weights], optimizer)
+
+    def train(self, run: Run) -> None:
+        """Train the epochs that are left by one call of `fit`."""
+        job = self.job
+        run.describe(job.inputs.describe(run.rows.kinds))
+        if self._rate is not None:
+            self.optimizer.learning_rate = self._rate * run.size
+        self.model.compile(
+            optimizer=self.optimizer,
+            loss=load_object(job.loss),
+            loss_weights=None if job.loss_weights is None else list(job.loss_weights),
+            metrics=load_object(job.metrics),
+            # XLA cannot compile TensorFlow's collectives.
+            jit_compile="auto" if keras.config.backend() == "jax" else False,
+        )
+        with tempfile.TemporaryDirectory(prefix="farandole-checkpoints-") as folder:
+            callbacks = [EpochValues(self), *job.callbacks, *self._checkpoints(Path(folder))]
+            self.model.fit(
+                self._batches(),
+                steps_per_epoch=run.steps,
+                initial_epoch=run.checkpoint.epoch,
+                epochs=run.plan.epochs,
+                validation_data=_Validation(self) if run.validation_steps else None,
+                validation_steps=run.validation_steps or None,
+                callbacks=[*callbacks, EpochEnd(self, Path(folder))],
+                verbose=0,
+                shuffle=False,
+            )
+
+    def batch(self, given: ShardBatch, *, training: bool) -> tuple[Any, ...]:
+        """Return inputs, labels and weights of rows; for none a row without weight, as every rank takes every step."""
+        columns, weight = given.columns, given.weight if training else 1.0
+        if not given.rows:
+            columns = {name: np.zeros((1, *values.shape[1:]), values.dtype) for name, values in columns.items()}
+            weight = 0.0
+        weights = np.full(max(1, given.rows), weight, keras.config.floatx())
+        if self.job.weight_col is not None:
+            weights *= columns[self.job.weight_col]
+        labels = [self._label(place, columns[name]) for place, name in enumerate(self.job.plan.label_cols)]
+        inputs = self.job.inputs.arrays(columns)
+        if len(labels) == 1:
+            return inputs, labels[0], weights
+        return inputs, tuple(labels), (weights,) * len(labels)
+
+    def _label(self, place: int, values: NDArray[Any]) -> NDArray[Any]:
+        whole = "int32" if values.dtype.itemsize < 8 else "int64"
+        values = values.astype(keras.config.floatx() if values.dtype.kind == "f" else whole)
+        shapes = self.job.label_shapes
+        wanted = list(shapes[place][1:]) if shapes is not None else self.outputs[place][1]
+        # A label with as many numbers as the output takes its shape: losses would spread (rows,) against (rows, 1).
+        if shapes is not None or int(np.prod(wanted)) == int(np.prod(values.shape[1:])):
+            values = values.reshape(len(values), *wanted)
+        return values
+
+    def _batches(self) -> Iterator[tuple[Any, ...]]:
+        for epoch in self.run.epochs:
+            for given in self.run.batches(epoch):
+                yield self.batch(given, training=True)
+
+    def _checkpoints(self, folder: Path) -> list[Any]:
+        callback = self.job.checkpoint_callback
+        if callback is None or self.run.rank != 0:
+            return []
+        callback.filepath = str(folder / Path(str(callback.filepath or "best.keras")).name)
+        return [callback]
+
+    @property
+    def _rate_variable(self) -> Any | None:
+        rate = _in_front(self.optimizer)._learning_rate
+        return rate if isinstance(rate, keras.Variable) else None
+
+    @property
+    def _rate_place(self) -> int | None:
+        """The place of the learning rate among the optimizer's variables; None if it follows a schedule."""
+        rate = self._rate_variable
+        places = [place for place, each in enumerate(self.optimizer.variables) if each is rate]
+        return places[0] if places else None
+
+    def _unscaled(self) -> float:
+        """Return the learning rate for one rank; exactly the user's while nothing has changed it."""
+        assert self._rate is not None
+        now = _number(self._rate_variable)
+        scaled = self._rate * self.run.size
+        # Through the variable's type, in which the rate was assigned.
+        return self._rate if now == float(np.float32(scaled)) else now / self.run.size
+
+    def _assign(self, values: Sequence[NDArray[Any]]) -> None:
+        if values and len(values) != len(self.optimizer.variables):
+            wanted = len(self.optimizer.variables)
+            raise ConfigError("optimizer", f"was used with {len(values)} variables, and needs {wanted}; make a new one")
+        for variable, value in zip(self.optimizer.variables, values, strict=bool(values)):
+            variable.assign(value.astype(variable.dtype) if value.dtype == np.float64 else value)
+
+
+class _Validation(keras.utils.PyDataset):  # type: ignore[misc]  # Keras ships no types
+    """The validation batches, the same ones in each epoch."""
+
+    def __init__(self, trainer: KerasTrainer) -> None:
+        super().__init__()
+        self._trainer = trainer
+
+    def __len__(self) -> int:
+        return self._trainer.run.validation_steps
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        held = self._trainer.run.rows.validate
+        assert held is not None
+        return self._trainer.batch(next(held.epoch(0, first=index)), training=False)
+
+
+class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
+    """A schedule's learning rate, times a factor."""
+
+    def __init__(self, schedule: Any, factor: int) -> None:
+        self._schedule, self._factor = schedule, factor
+
+    def __call__(self, step: Any) -> Any:
+        return self._schedule(step) * self._factor
+
+    def get_config(self) -> dict[str, Any]:
+        return {"schedule": self._schedule, "factor": self._factor}
+
+
+def _probe(model: Any, job: KerasJob, run: Run) -> list[tuple[str, list[int]]]:
+    """Run one row through the model; return type and shape of each output.
+
+    Raises `ConfigError` for a model that does not take the columns, and for labels that do not fit its outputs."""
+    sample = run.sample()
+    columns = {name: column.take(np.empty(0, np.int64)) for name, column in run.rows.train.columns.items()}
+    row = {name: np.zeros((1, *each.shape[1:]), each.dtype) for name, each in columns.items()}
+    try:
+        given = outputs_of(model(job.inputs.arrays(row if sample is None else sample.columns), training=False))
+    except _OF_SHAPES as error:
+        told = str(error).splitlines()[0] if str(error) else ""
+        raise ConfigError(
+            "model",
+            f"fails on the first row: {type(error).__name__}: {told}. Its inputs: "
+            f"{job.inputs.describe(run.rows.kinds)}; "
+            "put columns together into one vector with pyspark.ml.feature.VectorAssembler",
+        ) from error
+    labels = job.plan.label_cols
+    if len(given) != len(labels):
+        raise ConfigError("model", f"gives {len(given)} outputs; label_cols {list(labels)} need one each")
+    outputs = [(keras.backend.standardize_dtype(each.dtype), [*each.shape[1:]]) for each in given]
+    for (_, shape), name in zip(outputs, labels, strict=True):
+        numbers = run.rows.train.columns[name].width
+        if numbers > 1 and numbers != int(np.prod(shape)) and job.label_shapes is None:
+            raise ConfigError(
+                "label_cols",
+                f"label {name!r} has the shape [{numbers}], the model's output {shape}, without the rows; a loss would "
+                "spread one over the other: make them equal, or give label_shapes",
+            )
+    return outputs
+
+
+def _in_front(optimizer: Any) -> Any:
+    """Return the optimizer that holds the learning rate; a LossScaleOptimizer has it inside."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _number(variable: Any) -> float:
+    return float(keras.ops.convert_to_numpy(variable))

@@ -1,0 +1,243 @@
+"""Keras models on their way to ranks and workers, and columns as their inputs and labels."""
+
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from farandole.data import Number
+from farandole.errors import ConfigError, DataError
+from farandole.spark.trainers.predict import BatchPredictor, Predict
+
+__all__ = ["Inputs", "KerasPredictor", "dump_model", "dump_object", "load_model", "load_object"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The types and shapes in which a model takes feature columns. Known without the model."""
+
+    columns: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]  # of one row; None: as the column comes
+
+    @classmethod
+    def of(cls, model: Any, columns: Sequence[str]) -> "Inputs":
+        """Read them from a functional or sequential model; a subclassed one takes `floatx` in the columns' shapes.
+
+        Raises `ConfigError` unless there are as many columns as inputs."""
+        import keras
+
+        given = _inputs_of(model)
+        if given is None:
+            return cls(
+                columns=tuple(columns), dtypes=(keras.config.floatx(),) * len(columns), shapes=(None,) * len(columns)
+            )
+        if len(given) != len(columns):
+            inputs = ", ".join(str(list(each.shape)) for each in given)
+            raise ConfigError(
+                "feature_cols",
+                f"are {len(columns)} columns, the model has {len(given)} inputs ({inputs}); put columns together into "
+                "one vector with pyspark.ml.feature.VectorAssembler",
+            )
+        shapes = tuple(None if None in each.shape[1:] else tuple(each.shape[1:]) for each in given)
+        dtypes = tuple(keras.backend.standardize_dtype(each.dtype) for each in given)
+        return cls(columns=tuple(columns), dtypes=dtypes, shapes=shapes)
+
+    def arrays(self, columns: Mapping[str, NDArray[Number]]) -> Any:
+        """Return the model's input, a tuple if there are several.
+
+        Raises `DataError` for integers that the type cannot hold and for shapes that do not fit."""
+        made = [self._array(place, columns[name]) for place, name in enumerate(self.columns)]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def describe(self, kinds: Mapping[str, str]) -> str:
+        """Say, for each column, its type and the type and shape of the input that it becomes."""
+        each = zip(self.columns, self.dtypes, self.shapes, strict=True)
+        return ", ".join(
+            f"{name} {kinds[name]} as {dtype}" + ("" if shape is None else f" {['rows', *shape]}".replace("'", ""))
+            for name, dtype, shape in each
+        )
+
+    def _array(self, place: int, values: NDArray[Number]) -> NDArray[Any]:
+        name, dtype, shape = self.columns[place], self.dtypes[place], self.shapes[place]
+        cast = values.astype(dtype)
+        if values.dtype.kind == "i" and not np.array_equal(cast.astype(values.dtype), values):
+            raise DataError(name, f"holds integers that {dtype} cannot hold; number them from 0")
+        if shape is None:
+            return cast
+        if int(np.prod(shape)) != int(np.prod(values.shape[1:])):
+            raise DataError(name, f"rows of shape {list(values.shape[1:])} do not fit the model's input {list(shape)}")
+        return cast.reshape(len(values), *shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KerasPredictor(BatchPredictor):
+    """A saved model, its custom objects, and the backend that it runs on."""
+
+    model: bytes
+    backend: str
+    inputs: Inputs
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of the feature columns."""
+        return self.inputs.columns
+
+    def load(self) -> Predict:
+        """Load the model on its backend; raises `ConfigError` in a process where Keras runs on another one."""
+        choose_backend(self.backend)
+        model = load_model(self.model)
+
+        def predict(values: list[NDArray[Number]]) -> list[NDArray[np.generic]]:
+            given = self.inputs.arrays(dict(zip(self.inputs.columns, values, strict=True)))
+            return [_held(np.asarray(each)) for each in outputs_of(model.predict_on_batch(given))]
+
+        return predict
+
+
+def outputs_of(given: Any) -> list[Any]:
+    """Return a model's outputs as a list."""
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def choose_backend(name: str) -> None:
+    """Let Keras run on this backend; it is a process' choice, made when Keras is imported."""
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = name
+    import keras
+
+    if keras.config.backend() != name:
+        raise ConfigError("model", f"is of Keras' {name} backend, but this process runs on {keras.config.backend()}")
+
+
+def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None) -> bytes:
+    """Return the model, in Keras' format, with its custom objects: those given, and the classes of its layers."""
+    with tempfile.TemporaryDirectory(prefix="farandole-keras-") as folder:
+        path = Path(folder, "model.keras")
+        model.save(path)
+        pickled: bytes = cloudpickle.dumps((path.read_bytes(), {**_custom_classes(model), **(custom_objects or {})}))
+        return pickled
+
+
+def load_model(dumped: bytes) -> Any:
+    """Return the model that `dump_model` gave, without optimizer and loss. Unpickles."""
+    content, custom_objects = cloudpickle.loads(dumped)
+    return read_model(content, custom_objects)
+
+
+def read_model(content: bytes, custom_objects: Mapping[str, Any]) -> Any:
+    """Return the model in a `.keras` file."""
+    import keras
+
+    with tempfile.TemporaryDirectory(prefix="farandole-keras-") as folder:
+        path = Path(folder, "model.keras")
+        path.write_bytes(content)
+        # What holds for a pickle holds for code in the file: it comes from the user's own program.
+        return keras.saving.load_model(path, custom_objects=dict(custom_objects), compile=False, safe_mode=False)
+
+
+def dump_object(value: Any) -> Any:
+    """Return an optimizer, a loss, a metric, or a list or dict of such, in a form that is pickled by value.
+
+    Keras' own pickles of these need custom classes to be registered where they are read."""
+    import keras
+
+    if isinstance(value, (list, tuple)):
+        return [dump_object(each) for each in value]
+    if isinstance(value, dict):
+        return {name: dump_object(each) for name, each in value.items()}
+    if isinstance(value, keras.optimizers.Optimizer):
+        return _FromConfig(type(value), value.get_config() | _schedule_of(value))
+    if isinstance(value, keras.metrics.Metric):
+        return _FromConfig(type(value), value.get_config())
+    if isinstance(value, keras.losses.Loss):
+        return _FromState(type(value), dict(vars(value)))
+    return value
+
+
+def load_object(value: Any) -> Any:
+    """Return what `dump_object` was given, as new objects."""
+    if isinstance(value, list):
+        return [load_object(each) for each in value]
+    if isinstance(value, dict):
+        return {name: load_object(each) for name, each in value.items()}
+    if isinstance(value, _FromConfig):
+        return value.kind.from_config(value.config)
+    if isinstance(value, _FromState):
+        made = value.kind.__new__(value.kind)
+        vars(made).update(value.state)
+        return made
+    return value
+
+
+def dump_state(weights: Sequence[NDArray[Any]], optimizer: Sequence[NDArray[Any]] | None) -> bytes:
+    """Return arrays in NumPy's format."""
+    named = {f"weights{place}": each for place, each in enumerate(weights)}
+    named |= {f"optimizer{place}": each for place, each in enumerate(optimizer or ())}
+    file = io.BytesIO()
+    np.savez(file, **named)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def load_state(state: bytes) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Return what `dump_state` was given. Unpickles nothing."""
+    with np.load(io.BytesIO(state), allow_pickle=False) as held:
+        return _numbered(held, "weights"), _numbered(held, "optimizer")
+
+
+@dataclass(frozen=True)
+class _FromConfig:
+    kind: Any
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _FromState:
+    kind: Any
+    state: dict[str, Any]
+
+
+def _schedule_of(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's schedule of learning rates as it is; its configuration names a class to be registered."""
+    import keras
+
+    rate = getattr(optimizer, "_learning_rate", None)
+    return {"learning_rate": rate} if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else {}
+
+
+def _numbered(held: Mapping[str, NDArray[Any]], name: str) -> list[NDArray[Any]]:
+    count = sum(each.startswith(name) for each in held)
+    return [held[f"{name}{place}"] for place in range(count)]
+
+
+def _inputs_of(model: Any) -> list[Any] | None:
+    try:
+        return list(model.inputs)
+    except (AttributeError, TypeError, ValueError):
+        return None  # a subclassed model, which has no symbolic inputs
+
+
+def _custom_classes(model: Any) -> dict[str, type]:
+    """Return the classes of the model and its layers that are not Keras' own, under all names that Keras looks for."""
+    import keras
+
+    found: dict[str, type] = {}
+    for kind in {type(layer) for layer in model._flatten_layers()}:
+        if kind.__module__.partition(".")[0] != "keras":
+            found |= {kind.__name__: kind, keras.saving.get_registered_name(kind): kind}
+    return found
+
+
+def _held(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    exact = ("float32", "float64", "int32", "int64", "bool")
+    return values if values.dtype.name in exact else values.astype(np.float32)

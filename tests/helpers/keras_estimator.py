@@ -1,0 +1,195 @@
+"""Checks of the trainer of `KerasEstimator` on two ranks, with rows from files and without Spark."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+
+import farandole.keras as hvd
+from farandole.errors import ConfigError
+from farandole.spark.store import Store
+from farandole.spark.trainers.checkpoint import Checkpoint
+from farandole.spark.trainers.keras import KerasJob, KerasTrainer
+from farandole.spark.trainers.keras_model import Inputs, dump_model, dump_object, load_state
+from farandole.spark.trainers.rows import HASH, VALIDATES, RowsWanted, fed_as
+from farandole.spark.trainers.run import Run, RunPlan
+
+RATE = 2.0**-4
+
+
+def shard_of(folder: Path, columns: dict[str, Any], validates: Any = None) -> Path:
+    """Write columns as a rank is fed them."""
+    arrays = {fed_as(place): pa.array(values) for place, values in enumerate(columns.values())}
+    arrays[HASH] = pa.array(range(len(next(iter(columns.values())))), pa.int64())
+    if validates is not None:
+        arrays[VALIDATES] = pa.array(validates, pa.int8())
+    table = pa.table(arrays)
+    path = folder / f"rows-{hvd.rank()}.arrow"
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table)
+    return path
+
+
+def job_of(model: Any, columns: dict[str, Any], **changes: Any) -> KerasJob:
+    wanted = RowsWanted(
+        columns=tuple(columns), validation=None, validation_col=None, batch_size=4, val_batch_size=4, shuffle=False
+    )
+    rows = {name: changes.pop(name) for name in ("validation_col", "batch_size") if name in changes}
+    plan: dict[str, Any] = {
+        "run_id": "here", "store": None, "rows": replace(wanted, **rows), "label_cols": ("y",), "epochs": 2,
+        "train_steps": None, "validation_steps": None, "start": Checkpoint(seed=1), "verbose": 0,
+    }  # fmt: skip
+    plan |= {name: changes.pop(name) for name in list(changes) if name in plan}
+    features = tuple(name for name in columns if name not in (*plan["label_cols"], "w"))
+    settings: dict[str, Any] = {
+        "plan": RunPlan(**plan), "model": dump_model(model), "optimizer": dump_object(keras.optimizers.SGD(RATE)),
+        "optimizer_state": [], "loss": "mean_squared_error", "loss_weights": None, "metrics": [], "callbacks": [],
+        "checkpoint_callback": None, "inputs": Inputs.of(model, features), "weight_col": None, "label_shapes": None,
+        "compression": None, "passes": 1,
+    }  # fmt: skip
+    return KerasJob(**(settings | changes))
+
+
+def trained(job: KerasJob, path: Path) -> tuple[Run, KerasTrainer]:
+    """Train as `trainers.run.train` does, on the ranks that are there already."""
+    run = Run(job.plan, path)
+    trainer = KerasTrainer(job, run)
+    if run.checkpoint.state is not None:
+        trainer.restore(run.checkpoint.state)
+    run.trainer = trainer
+    trainer.train(run)
+    run.seal()
+    run.close()
+    return run, trainer
+
+
+def line() -> Any:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.set_weights([np.full((2, 1), 0.5, "float32"), np.full(1, 0.25, "float32")])
+    return model
+
+
+def points(count: int) -> dict[str, Any]:
+    x = [[float(place % 7), float(place % 3)] for place in range(count)]
+    return {"x": x, "y": [place / count for place in range(count)]}
+
+
+def mine(columns: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+    return {name: values[rank::size] for name, values in columns.items()}
+
+
+def weights_of(trainer: KerasTrainer) -> list[Any]:
+    return load_state(trainer.state(whole=False))[0]
+
+
+def check_steps_are_means_over_all_rows(rank: int, size: int, folder: Path) -> None:
+    # 11 rows: one rank has 6, the other 5. One step of all of them per epoch.
+    columns = points(11) | {"w": [1.0 + place % 2 for place in range(11)]}
+    optimizer = dump_object(keras.optimizers.SGD(RATE / size))  # ranks multiply it by their number
+    job = job_of(line(), columns, batch_size=100, epochs=3, optimizer=optimizer, weight_col="w")
+    run, trainer = trained(job, shard_of(folder, mine(columns, rank, size)))
+    x, y, w = (np.array(columns[name]) for name in ("x", "y", "w"))
+    weight, bias = np.array([0.5, 0.5]), 0.25
+    for _ in range(3):
+        error = (x @ weight + bias - y) * w
+        weight, bias = weight - RATE * 2 * x.T @ error / len(y), bias - RATE * 2 * error.mean()
+    got = weights_of(trainer)
+    np.testing.assert_allclose(got[0][:, 0], weight, rtol=1e-5)
+    np.testing.assert_allclose(got[1], [bias], rtol=1e-5)
+    assert run.checkpoint.outputs == [("float32", [1])]
+
+
+def check_a_rank_without_rows_takes_part(rank: int, size: int, folder: Path) -> None:
+    columns = {"x": [[1.0, 0.0], [0.0, 1.0]], "y": [1.0, 2.0]}
+    nothing = {"x": pa.array([], pa.list_(pa.float64())), "y": pa.array([], pa.float64())}
+    own = columns if rank == 0 else nothing
+    job = job_of(line(), columns, epochs=1, metrics=["mean_absolute_error"], batch_size=2)
+    run, _ = trained(job, shard_of(folder, own))
+    (record,) = run.checkpoint.history
+    assert abs(record["mean_absolute_error"] - (0.25 + 1.25) / 2) < 1e-6
+    assert abs(record["loss"] - (0.25**2 + 1.25**2) / 2) < 1e-6
+
+
+def check_validation_callbacks_and_stopping(rank: int, size: int, folder: Path) -> None:
+    columns = points(12)
+    validates = [1 if place % 4 == 0 else 0 for place in range(12 // size)]
+
+    seen: list[dict[str, float]] = []
+
+    class StopOnRank1(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(dict(logs))
+            if epoch == 1 and hvd.rank() == size - 1:
+                self.model.stop_training = True
+
+    store = Store.create(str(folder / "store"))
+    checkpoint = keras.callbacks.ModelCheckpoint("mine.keras", save_best_only=False)
+    job = job_of(
+        line(), columns, epochs=5, store=store, validation_col="held", metrics=["mae"], callbacks=[StopOnRank1()],
+        checkpoint_callback=checkpoint,
+    )  # fmt: skip
+    run, trainer = trained(job, shard_of(folder, mine(columns, rank, size), validates))
+    assert [record["epoch"] for record in run.checkpoint.history] == [1, 2], "one rank's callback stops all"
+    assert run.checkpoint.stopped
+    assert {"loss", "mae", "val_loss", "val_mae", "rows_per_s"} <= set(run.checkpoint.history[0])
+    every = hvd.allgather_object(seen)
+    assert every[0] == every[-1], "callbacks see values of all ranks"
+    model = keras.saving.load_model(folder / "store/runs/here/mine.keras", compile=False)
+    np.testing.assert_array_equal(model.get_weights()[0], weights_of(trainer)[0])
+
+
+def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Path) -> None:
+    columns = points(16)
+    store = Store.create(str(folder / "store"))
+
+    def fit(run_id: str, epochs: int) -> tuple[Run, KerasTrainer]:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+        )
+        start = {"store": store, "run_id": run_id, "epochs": epochs, "start": Checkpoint(seed=9)}
+        optimizer = dump_object(keras.optimizers.Adam(0.01))
+        return trained(job_of(model, columns, optimizer=optimizer, **start), path)
+
+    path = shard_of(folder, mine(columns, rank, size))
+    _, straight = fit("straight", 3)
+    for epochs in (1, 2, 3):
+        run, resumed = fit("resumed", epochs)
+    for one, other in zip(weights_of(straight), weights_of(resumed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    _, optimizer = load_state(resumed.state(whole=True))
+    assert any(each.shape == () and each == np.float32(0.01) for each in optimizer), "the rate of the user"
+    assert [record["epoch"] for record in run.checkpoint.history] == [1, 2, 3]
+
+
+def check_several_inputs_outputs_and_errors(rank: int, size: int, folder: Path) -> None:
+    a, b = keras.Input((2,), name="a"), keras.Input((1,), name="b", dtype="int32")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 3)(b))
+    both = keras.layers.Concatenate()([a, embedded])
+    model = keras.Model([a, b], [keras.layers.Dense(1)(both), keras.layers.Dense(5, "softmax")(both)])
+    count = 8
+    columns = {"a": [[1.0, 2.0]] * count, "b": [n % 5 for n in range(count)], "y": [0.5] * count, "kind": [1] * count}
+    job = job_of(
+        model, columns, label_cols=("y", "kind"), loss_weights=[0.5, 0.5], passes=2, batch_size=2,
+        loss=["mse", "sparse_categorical_crossentropy"], metrics=[["mae"], ["accuracy"]],
+    )  # fmt: skip
+    path = shard_of(folder, mine(columns, rank, size))
+    run, _ = trained(job, path)
+    assert run.checkpoint.outputs == [("float32", [1]), ("float32", [5])]
+    assert run.checkpoint.history[-1]["loss"] < run.checkpoint.history[0]["loss"]
+    try:
+        Inputs.of(model, ("a",))
+    except ConfigError as error:
+        assert "are 1 columns, the model has 2 inputs" in str(error)
+    else:
+        raise AssertionError("a column too few was taken")
+    wide = {"x": [[1.0, 2.0]] * 4, "y": [[1.0, 2.0, 3.0]] * 4}
+    try:
+        trained(job_of(line(), wide), shard_of(folder, wide))
+    except ConfigError as error:
+        assert "label 'y' has the shape [3], the model's output [1]" in str(error)
+    else:
+        raise AssertionError("a label of three numbers was taken for an output of one")
