@@ -73,13 +73,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Order the tests so that no worker begins with a slow file when the others are about to end."""
-    slow = {item.path for item in items if any(item.iter_markers("slow")) or any(item.iter_markers("spark"))}
-    return sorted(items, key=lambda item: item.path not in slow)
+    """Order the tests so that no worker begins with a slow file when the others are about to end.
+
+    Files that use Spark come first, one after another, as they share a session."""
+    spark = {item.path for item in items if any(item.iter_markers("spark"))}
+    slow = {item.path for item in items if any(item.iter_markers("slow"))}
+    return sorted(items, key=lambda item: (item.path not in spark, item.path not in slow))
 
 
 def pytest_sessionfinish() -> None:
     """End the Spark session that modules share."""
+    _end_spark()
+
+
+def _end_spark() -> None:
     if "helpers.spark_session" in sys.modules:
         sys.modules["helpers.spark_session"].end_local_session()
 
@@ -93,9 +100,12 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def leak_police(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a thread, a child, a connection or a changed environment behind."""
+    with_spark = request.node.get_closest_marker("spark") is not None
+    if not with_spark:
+        _end_spark()  # it would open connections in this test
     before = Snapshot.take()
     yield
-    leaks = before.leaks(shared_session=request.node.get_closest_marker("spark") is not None)
+    leaks = before.leaks(shared_session=with_spark)
     if leaks:
         pytest.fail("the test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
 
