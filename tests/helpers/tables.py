@@ -1,17 +1,19 @@
 """Tables in small, and their rows as a loader gives them."""
 
 from collections import Counter
+from datetime import date, datetime
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+
 from farandole.data import Source
 
-__all__ = ["as_counter", "rows_of", "start_deltalake", "start_pyiceberg"]
+__all__ = ["as_counter", "rows_of", "some_rows", "start_deltalake", "start_pyiceberg"]
 
 
 def start_deltalake() -> None:
     """Start deltalake's threads, which keep descriptors until the process ends, before tests count these."""
-    import pyarrow as pa
     from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
     with TemporaryDirectory() as folder:
@@ -32,6 +34,21 @@ def start_pyiceberg() -> None:
     barrier = threading.Barrier(count, timeout=20)
     for future in [pool.submit(barrier.wait) for _ in range(count)]:
         future.result()
+
+
+def some_rows(first: int, count: int = 10) -> pa.Table:
+    """Return rows of many types with the ids from `first` on; some texts are null, some numbers NaN."""
+    numbers = range(first, first + count)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "text": pa.array([None if n % 7 == 3 else f"wo/rd %20 {n % 3}" for n in numbers]),
+            "day": pa.array([date(2024, 1, 1 + n % 3) for n in numbers]),
+            "at": pa.array([datetime(2024, 1, 1, 0, 0, 0, 123456 + n) for n in numbers], pa.timestamp("us", "UTC")),
+            "number": pa.array([float("nan") if n % 5 == 4 else n / 2 for n in numbers]),
+            "list": [[n, n + 1] for n in numbers],
+        }
+    )
 
 
 def rows_of(source: Source, columns: list[str], **options: Any) -> Counter[tuple[Any, ...]]:

@@ -27,7 +27,7 @@ from farandole.data import CachedSource, DeltaSource, Loader, ParquetSource, Rea
 from farandole.data import data_files as data_files_module
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.meeting import Meeting
-from helpers.tables import as_counter, rows_of, start_deltalake
+from helpers.tables import as_counter, rows_of, some_rows, start_deltalake
 
 COLUMNS = ["id", "text", "day", "at", "number", "list"]
 
@@ -36,20 +36,6 @@ COLUMNS = ["id", "text", "day", "at", "number", "list"]
 def deltalake_threads() -> None:
     """Start deltalake before the first test counts threads and descriptors."""
     start_deltalake()
-
-
-def some_rows(first: int, count: int = 10) -> pa.Table:
-    numbers = range(first, first + count)
-    return pa.table(
-        {
-            "id": pa.array(numbers, pa.int64()),
-            "text": pa.array([None if n % 7 == 3 else f"wo/rd %20 {n % 3}" for n in numbers]),
-            "day": pa.array([date(2024, 1, 1 + n % 3) for n in numbers]),
-            "at": pa.array([datetime(2024, 1, 1, 0, 0, 0, 123456 + n) for n in numbers], pa.timestamp("us", "UTC")),
-            "number": pa.array([float("nan") if n % 5 == 4 else n / 2 for n in numbers]),
-            "list": [[n, n + 1] for n in numbers],
-        }
-    )
 
 
 def expected(url: str, columns: list[str], version: int | None = None) -> Counter[tuple[Any, ...]]:

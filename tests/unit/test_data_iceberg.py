@@ -38,7 +38,7 @@ from pyiceberg.types import LongType, StringType
 
 from farandole.data import IcebergSource, Loader, ParquetSource, Reading, SelectedSource
 from farandole.errors import SourceError
-from helpers.tables import as_counter, rows_of, start_pyiceberg
+from helpers.tables import as_counter, rows_of, some_rows, start_pyiceberg
 
 COLUMNS = ["id", "text", "day", "at", "number", "list"]
 
@@ -55,20 +55,6 @@ def catalog(tmp_path: Path) -> Iterator[InMemoryCatalog]:
     made.create_namespace("db")
     yield made
     made.close()
-
-
-def some_rows(first: int, count: int = 10) -> pa.Table:
-    numbers = range(first, first + count)
-    return pa.table(
-        {
-            "id": pa.array(numbers, pa.int64()),
-            "text": pa.array([None if n % 7 == 3 else f"wo/rd %20 {n % 3}" for n in numbers]),
-            "day": pa.array([date(2024, 1, 1 + n % 3) for n in numbers]),
-            "at": pa.array([datetime(2024, 1, 1, 0, 0, 0, 123456 + n) for n in numbers], pa.timestamp("us", "UTC")),
-            "number": pa.array([float("nan") if n % 5 == 4 else n / 2 for n in numbers]),
-            "list": [[n, n + 1] for n in numbers],
-        }
-    )
 
 
 def make(catalog: InMemoryCatalog, partition: str | None = None, version: int = 2) -> Table:

@@ -142,7 +142,7 @@ def read_model(content: bytes, custom_objects: Mapping[str, Any]) -> Any:
     with tempfile.TemporaryDirectory(prefix="farandole-keras-") as folder:
         path = Path(folder, "model.keras")
         path.write_bytes(content)
-        # What holds for a pickle holds for code in the file: it comes from the user's own program.
+        # The file may hold code, which runs without asking: like a pickle, it comes from the user's own program.
         return keras.saving.load_model(path, custom_objects=dict(custom_objects), compile=False, safe_mode=False)
 
 
