@@ -19,6 +19,7 @@ ENVIRONMENT = (
     PACKAGE / "launch",
     PACKAGE / "spark",
     PACKAGE / "compat" / "children.py",
+    PACKAGE / "integrations" / "mpi_operator.py",
 )
 NATIVE = (PACKAGE / "core",)
 VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")

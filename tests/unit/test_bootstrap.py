@@ -13,7 +13,8 @@ import pytest
 
 from farandole.bootstrap import find_rendezvous, hosted, mpi
 from farandole.bootstrap.hosted import HostedRendezvous, meet
-from farandole.bootstrap.mpi import find_library, require_hosts
+from farandole.bootstrap.mpi import find_library
+from farandole.bootstrap.operator import require_hosts
 from farandole.bootstrap.slurm import FolderExchange
 from farandole.config import Config
 from farandole.errors import ConfigError, RendezvousError
@@ -212,6 +213,33 @@ def test_open_mpi_5_that_starts_all_ranks_of_an_operators_job_on_one_host(tmp_pa
     require_hosts(env, 2, one[:2])  # they fit on one host
     require_hosts({"OMPI_MCA_orte_default_hostfile": str(file)}, 4, one)
     require_hosts({**env, "OMPI_MCA_orte_default_hostfile": str(tmp_path / "none")}, 4, one)
+    trainer = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "OMPI_MCA_orte_default_hostfile": str(file)}
+    with pytest.raises(ConfigError, match="names 2 hosts"):
+        require_hosts(trainer, 4, one)
+
+
+@pytest.mark.parametrize("size", ["1", "2"])
+@pytest.mark.parametrize("sign", [{"K_MPI_JOB_ROLE": "launcher"}, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}])
+def test_open_mpi_5_that_starts_ranks_in_a_launcher_that_is_no_worker(
+    tmp_path: Path, size: str, sign: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher with one core gets one rank, which would train alone."""
+    file = tmp_path / "hostfile"
+    file.write_text("job-worker-0.invalid slots=2\njob-worker-1.invalid slots=2\n")
+    env = {**sign, "OMPI_MCA_orte_default_hostfile": str(file), "OMPI_COMM_WORLD_SIZE": size}
+    text = (
+        "names 2 hosts in .*, but mpirun has started ranks on job-launcher, which is none of them: Open MPI 5 ignores"
+    )
+    monkeypatch.setattr(socket, "gethostname", lambda: "job-launcher")
+    with pytest.raises(ConfigError, match=text):
+        find_rendezvous(Config(), env)
+    if size == "1":
+        alone = {name: value for name, value in env.items() if name != "OMPI_COMM_WORLD_SIZE"}
+        assert isinstance(find_rendezvous(Config(), alone), SoloRendezvous)  # a process that no mpirun has started
+        for name in ("job-worker-1", "node"):
+            monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+            file.write_text("job-worker-0.invalid slots=2\njob-worker-1.invalid slots=2\nlocalhost slots=1\n")
+            assert isinstance(find_rendezvous(Config(), env), SoloRendezvous)  # a pod has its node's name sometimes
 
 
 def test_a_folder_of_another_user_is_not_read(folder: Path) -> None:

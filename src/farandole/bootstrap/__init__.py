@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import cast
 
 from farandole.bootstrap.hosted import Exchange, meet
-from farandole.bootstrap.mpi import MpiExchange, require_hosts
+from farandole.bootstrap.mpi import MpiExchange
+from farandole.bootstrap.operator import require_hosts, require_listed_host
 from farandole.bootstrap.slurm import FolderExchange
 from farandole.config import Config
 from farandole.errors import ConfigError
@@ -26,7 +27,10 @@ def find_rendezvous(config: Config, env: Mapping[str, str] | None = None) -> Ren
     `config.start_timeout`. Raises `ConfigError` if the launcher's means are missing or see fewer processes than it has
     started, and `RendezvousError` for ranks that do not find rank 0."""
     env = os.environ if env is None else env
-    found = find_other_launch(env) if JobEnvironment.read(env) is None else None
+    found = None
+    if JobEnvironment.read(env) is None:
+        require_listed_host(env)
+        found = find_other_launch(env)
     if found is None or not found.way:
         return from_environment(env)
     deadline = Deadline(config.start_timeout)

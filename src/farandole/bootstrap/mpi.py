@@ -8,7 +8,7 @@ import queue
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from farandole.errors import ConfigError, RendezvousError
 from farandole.handshake import Deadline
 from farandole.other_launchers import OtherLaunch
 
-__all__ = ["MpiExchange", "find_library", "require_hosts"]
+__all__ = ["MpiExchange", "find_library"]
 
 BUFFER = 1 << 16  # bytes of the broadcast
 LEAVE = 10.0  # seconds for MPI_Finalize, which waits for the other ranks
@@ -187,28 +187,6 @@ def find_library(found: OtherLaunch, library: str | None) -> str:
         f"FARANDOLE_MPI_LIBRARY to its file, or start the ranks with: farandole run -np {found.size or 'N'} python "
         "train.py",
     )
-
-
-def require_hosts(env: Mapping[str, str], size: int, hosts: Sequence[str]) -> None:
-    """Raise `ConfigError` when all ranks are on one host although the MPI operator's host file asks for more.
-
-    Open MPI 5 reads PRTE_MCA_ variables alone, ignores the file that the operator names, and starts all ranks here."""
-    file = Path(env.get("OMPI_MCA_orte_default_hostfile", ""))
-    if "K_MPI_JOB_ROLE" not in env or not file.is_file() or len(set(hosts)) > 1:
-        return
-    lines = [line.partition("#")[0].split() for line in file.read_text(encoding="utf-8").splitlines()]
-    slots = [_slots(words) for words in lines if words]
-    if slots and size > max(slots):
-        raise ConfigError(
-            "OMPI_MCA_orte_default_hostfile",
-            f"names {len(slots)} hosts in {file}, but mpirun has started all {size} ranks on one: Open MPI 5 ignores "
-            f"this variable. Set PRTE_MCA_prte_default_hostfile={file}",
-        )
-
-
-def _slots(words: Sequence[str]) -> int:
-    text = next((word.removeprefix("slots=") for word in words if word.startswith("slots=")), "1")
-    return int(text) if text.isdigit() else 1
 
 
 def _folders_of_launcher() -> Iterator[Path]:

@@ -17,6 +17,7 @@ from farandole.errors import ConfigError, HostsError, SlotsError
 from farandole.launch.backend import Command
 from farandole.launch.backends import choose_backend
 from farandole.launch.backends.local import LocalBackend
+from farandole.launch.backends.mpi_operator import OperatorJob, worker_variables
 from farandole.launch.backends.ssh import Ssh
 from farandole.launch.environment import with_settings
 from farandole.launch.failures import Failure
@@ -103,8 +104,6 @@ def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: M
     if given.check_build:
         sys.stdout.write(report())
         return 0
-    if given.num_proc is None:
-        parser.error("the number of ranks is missing: -np N")
     if given.command[:1] == ["--"]:
         del given.command[0]
     if not given.command:
@@ -112,17 +111,22 @@ def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: M
     for sentence in given.ignored:
         log.warning("%s", sentence)
     try:
-        return _run(given, given.num_proc, environment)
+        if given.num_proc is None and (given.hosts is not None or OperatorJob.find(environment) is None):
+            parser.error("the number of ranks is missing: -np N")
+        return _run(given, environment)
     except (ConfigError, HostsError, SlotsError) as error:
         log.error("%s", error)
         return USAGE_ERROR
 
 
-def _run(given: Given, num_proc: int, environment: Mapping[str, str]) -> int:
+def _run(given: Given, environment: Mapping[str, str]) -> int:
     settings = Config.from_environment(environment, **given.settings)
     ssh = Ssh(command=given.ssh_command, port=given.ssh_port, identity_file=given.ssh_identity_file)
-    backend = choose_backend(given.hosts, given.hostfile, num_proc, ssh, settings.interface)
-    environment = with_settings(environment, settings, given.settings)
+    backend = choose_backend(
+        given.hosts, given.hostfile, given.num_proc, ssh, settings.interface, settings.start_timeout
+    )
+    num_proc = given.num_proc or sum(host.slots for host in backend.hosts)
+    environment = with_settings(worker_variables(environment), settings, given.settings)
     # Other hosts may have a program that this machine lacks.
     unusable = _check_program(given.command[0], environment) if isinstance(backend, LocalBackend) else None
     if unusable is not None:

@@ -15,8 +15,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(_host(each.strip(), *_split(each.strip(), "hosts"), "hosts") for each in text.split(","))
 
 
-def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """Read a file of lines "host slots=2" (or "host:2"); # begins a comment."""
+def read_hostfile(path: Path, slots: int = 1) -> tuple[Host, ...]:
+    """Read a file of lines "host slots=2" (or "host:2"); # begins a comment. A host without a number has `slots`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -26,8 +26,8 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         name, *words = line.partition("#")[0].split() or [""]
         if not name:
             continue
-        slots = next((word.removeprefix("slots=") for word in words if word.startswith("slots=")), None)
-        hosts.append(_host(line, *((name, slots) if slots else _split(name, "hostfile")), "hostfile"))
+        number = next((word.removeprefix("slots=") for word in words if word.startswith("slots=")), None)
+        hosts.append(_host(line, *((name, number) if number else _split(name, "hostfile", slots)), "hostfile"))
     if not hosts:
         raise ConfigError("hostfile", f"{path} names no host")
     return tuple(hosts)
@@ -72,10 +72,10 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
     return True
 
 
-def _split(entry: str, setting: str) -> tuple[str, str]:
+def _split(entry: str, setting: str, default: int = 1) -> tuple[str, str]:
     name, colon, slots = entry.rpartition(":")
     if not colon or slots.endswith("]"):
-        return entry, "1"
+        return entry, str(default)
     if ":" in name and not name.endswith("]"):
         raise ConfigError(setting, f"{entry!r} is ambiguous; write the IPv6 address in brackets: [{name}]:{slots}")
     return name, slots

@@ -13,6 +13,7 @@ from farandole.config import Config
 from farandole.errors import ConfigError, RankFailed
 from farandole.launch.backend import Backend, Binding, Call, OnLine
 from farandole.launch.backends import choose_backend
+from farandole.launch.backends.mpi_operator import worker_variables
 from farandole.launch.backends.ssh import Ssh
 from farandole.launch.environment import with_settings
 from farandole.launch.job import open_job
@@ -66,13 +67,13 @@ def run(
         given["interface"] = network_interface
     settings = Config.from_environment(environment, **given)
     ssh = Ssh(port=ssh_port, identity_file=None if ssh_identity_file is None else os.fspath(ssh_identity_file))
-    backend = choose_backend(hosts, hostfile, num_proc, ssh, settings.interface)
+    backend = choose_backend(hosts, hostfile, num_proc, ssh, settings.interface, settings.start_timeout)
     task = Call(payload, executable or sys.executable, settings.start_timeout)
     directory = None if output_filename is None else Path(output_filename)
     with contextlib.ExitStack() as stack:
         if on_line is None:
             on_line = stack.enter_context(Output(num_proc, timestamp=prefix_output_with_timestamp, directory=directory))
-        environment = with_settings(environment, settings, given)
+        environment = with_settings(worker_variables(environment), settings, given)
         return run_call(task, num_proc, environment, on_line, backend=backend, binding=binding)
 
 

@@ -1,11 +1,14 @@
 """Launchers, one module each; `choose_backend` picks one for the hosts that the user names."""
 
 import os
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from farandole.errors import ConfigError
-from farandole.launch.backend import Backend
+from farandole.launch.backend import Backend, Host
 from farandole.launch.backends.local import LocalBackend
+from farandole.launch.backends.mpi_operator import OperatorJob
 from farandole.launch.backends.slurm import Srun, allocated_hosts
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.hosts import fill_slots, is_local, parse_hosts, read_hostfile
@@ -16,16 +19,25 @@ __all__ = ["choose_backend"]
 def choose_backend(
     hosts: str | None,
     hostfile: str | os.PathLike[str] | None,
-    num_proc: int,
+    num_proc: int | None,
     ssh: Ssh,
     interface: str | None = None,
+    start_timeout: timedelta = timedelta(seconds=120),
 ) -> Backend:
-    """Return the backend that reaches the named hosts. None named: the nodes of the Slurm allocation in which this
-    process is, else this machine with a slot for each rank.
+    """Return the backend that reaches the named hosts. None named: the pods of the MPI operator's job whose launcher
+    this process is, the nodes of its Slurm allocation, else this machine with a slot for each rank.
 
-    `interface` is the one by which ranks connect. Raises `SlotsError` when `num_proc` ranks do not fit."""
+    `interface` is the one by which ranks connect. In an operator's job `num_proc` may be None, for a rank in each slot,
+    and the call blocks up to `start_timeout` until the pods have addresses. Raises `SlotsError` when the ranks do not
+    fit, and `HostsError` for pods without an address."""
     if hosts is not None and hostfile is not None:
         raise ConfigError("hosts", "give hosts or a hostfile, not both")
+    job = OperatorJob.find() if hosts is None else None
+    if job is not None and (hostfile is None or Path(hostfile) == job.hostfile):
+        pods = job.wait_for_hosts(num_proc, start_timeout)
+        return _reaching(pods, num_proc or sum(pod.slots for pod in pods), job.ssh(ssh, start_timeout), interface)
+    if num_proc is None:
+        raise ConfigError("num_proc", "name the number of ranks: -np N")
     if hosts is None and hostfile is None:
         nodes = allocated_hosts(os.environ)
         if all(is_local(node.name) for node in nodes):
@@ -33,7 +45,12 @@ def choose_backend(
         fill_slots(nodes, num_proc)
         return SshBackend(nodes, Srun(), interface=interface)
     named = read_hostfile(Path(hostfile)) if hostfile is not None else parse_hosts(hosts or "")
-    used = fill_slots(named, num_proc)
+    return _reaching(named, num_proc, ssh, interface)
+
+
+def _reaching(hosts: Sequence[Host], num_proc: int, ssh: Ssh, interface: str | None) -> Backend:
+    """Return the backend for `num_proc` ranks in the slots of `hosts`: by ssh, unless all are this machine."""
+    used = fill_slots(hosts, num_proc)
     if all(is_local(host.name) for host in dict.fromkeys(used)):
         return LocalBackend(num_proc)
-    return SshBackend(named, ssh, interface=interface)
+    return SshBackend(hosts, ssh, interface=interface)

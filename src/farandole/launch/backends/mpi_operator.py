@@ -1,0 +1,200 @@
+"""Hosts of a job of Kubernetes' MPI operator, or of Kubeflow Trainer's MPI runtimes, as seen from the launcher's pod.
+
+The controller writes two files into that pod, a host file and `discover_hosts.sh`, and some environment variables. The
+kubelet rewrites the files while the pod runs."""
+
+import logging
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+from farandole.errors import ConfigError, HostsError
+from farandole.launch.backend import Host
+from farandole.launch.backends.ssh import AT_ONCE, Ssh
+from farandole.launch.hosts import fill_slots, read_hostfile
+from farandole.other_launchers import find_other_launch
+
+__all__ = ["HOSTFILE", "OperatorJob", "key_of_job", "prte_variables", "worker_variables"]
+
+log = logging.getLogger(__name__)
+
+HOSTFILE = Path("/etc/mpi/hostfile")
+DISCOVERY = "discover_hosts.sh"  # beside the host file; Kubeflow Trainer writes none
+ROLE = "K_MPI_JOB_ROLE"  # "launcher" or "worker"; Kubeflow Trainer does not set it
+IN_POD = "KUBERNETES_SERVICE_HOST"
+SECONDS = 30  # for the discovery script
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between two looks for names
+REMIND = 30.0  # seconds between two lines of the log
+LEAST_ATTEMPTS, MOST_ATTEMPTS = 10, 100  # connections that ssh tries, one per second
+
+# Per MPI implementation: Open MPI, Intel MPI, MPICH.
+_HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
+_SLOTS = ("OMPI_MCA_orte_set_default_slots", "I_MPI_PERHOST")
+_SSH_OPTIONS = ("OMPI_MCA_plm_rsh_args", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS")
+# Open MPI 5 does not read the names of Open MPI 4.
+_PRTE = {
+    "OMPI_MCA_orte_default_hostfile": "PRTE_MCA_prte_default_hostfile",
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "PRTE_MCA_prte_keep_fqdn_hostnames",
+    "OMPI_MCA_orte_set_default_slots": "PRTE_MCA_prte_set_default_slots",
+    "OMPI_MCA_plm_rsh_args": "PRTE_MCA_plm_ssh_args",
+}
+# The controller empties them in a launcher that is no worker.
+_NO_GPU = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorJob:
+    """The job of the launcher's pod in which this process is."""
+
+    hostfile: Path
+    slots: int = 1  # of a host for which the files name no number
+    ssh_options: str = ""  # of the controller, for the ssh of an mpirun
+
+    @classmethod
+    def find(cls, env: Mapping[str, str] | None = None) -> Self | None:
+        """Return the job whose launcher `env` (default: `os.environ`) belongs to; None elsewhere.
+
+        Ranks, and processes of another launcher, belong to none: they start ranks on their own machine."""
+        env = os.environ if env is None else env
+        if "FARANDOLE_RANK" in env or find_other_launch(env) is not None:
+            return None
+        role, named = env.get(ROLE, ""), next((env[name] for name in _HOSTFILES if env.get(name)), "")
+        if role != "launcher" and (role or not named or IN_POD not in env):
+            return None
+        slots = next((env[name] for name in _SLOTS if env.get(name)), "1")
+        if not slots.isascii() or not slots.isdigit() or int(slots) < 1:
+            name = next(name for name in _SLOTS if env.get(name))
+            raise ConfigError(name, f"must be a number of slots >= 1, got {slots!r}")
+        options = next((env[name] for name in _SSH_OPTIONS if env.get(name)), "")
+        return cls(Path(named) if named else HOSTFILE, int(slots), options)
+
+    def read_hosts(self) -> tuple[Host, ...]:
+        """Return the hosts of the host file in its order. This pod, if it is one of them, is "localhost".
+
+        Raises `ConfigError` when the file cannot be read: all ranks would run in this pod."""
+        if not self.hostfile.is_file():
+            raise ConfigError(
+                "hostfile",
+                f"this is the launcher's pod of an MPI job, but {self.hostfile} is missing; name hosts with -H "
+                "(-H localhost:2 starts ranks in this pod)",
+            )
+        # A launcher that is a worker need not find its own name, which differs by a cluster's domain.
+        mine = _pod(socket.gethostname())
+        hosts = read_hostfile(self.hostfile, self.slots)
+        return tuple(replace(host, name="localhost") if _pod(host.name) == mine else host for host in hosts)
+
+    def discover(self) -> tuple[Host, ...]:
+        """Return the hosts whose pods run now, as `discover_hosts.sh` names them, in the order of the host file.
+
+        The script's own order is that of names, in which worker 10 precedes worker 2. Its lines have no slots, so those
+        of the host file or of the environment count. Raises `ConfigError` when the script is missing or fails."""
+        script = self.hostfile.with_name(DISCOVERY)
+        try:
+            done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(DISCOVERY, f"{script} did not end within {SECONDS} s") from error
+        if done.returncode != 0:
+            raise ConfigError(DISCOVERY, f"{script} failed with code {done.returncode}: {done.stderr.strip()}")
+        listed = {host.name: host.slots for host in read_hostfile(self.hostfile, self.slots)}
+        running: dict[str, int] = {}
+        for line in done.stdout.split():
+            name, _, slots = line.partition(":")
+            running[name] = int(slots) if slots.isdigit() else listed.get(name, self.slots)
+        ordered = [*(name for name in listed if name in running), *(name for name in running if name not in listed)]
+        return tuple(Host(name, running[name]) for name in ordered)
+
+    def wait_for_hosts(self, num_proc: int | None, timeout: timedelta) -> tuple[Host, ...]:
+        """Return the hosts once the names of those that `num_proc` ranks (None: one per slot) fill can be resolved.
+
+        Reads the host file anew at each try. Blocks up to `timeout`, then raises `HostsError` naming the hosts without
+        an address; raises `SlotsError` at once when the ranks do not fit."""
+        began, pause, reminded = time.monotonic(), FIRST_PAUSE, -REMIND
+        while True:
+            hosts = self.read_hosts()
+            used = hosts if num_proc is None else fill_slots(hosts, num_proc)
+            problems = _unresolved(dict.fromkeys(host.name for host in used))
+            if not problems:
+                return hosts
+            waited = time.monotonic() - began
+            if waited >= timeout.total_seconds():
+                raise HostsError({name: self._explain(name, why, waited) for name, why in problems.items()})
+            if waited - reminded >= REMIND:
+                limit = timeout.total_seconds()
+                log.warning("waiting up to %.0f s for the addresses of %s", limit - waited, ", ".join(problems))
+                reminded = waited
+            time.sleep(min(pause, max(0.0, timeout.total_seconds() - waited)))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def ssh(self, ssh: Ssh, start_timeout: timedelta) -> Ssh:
+        """Return `ssh` with the options of the controller, the job's key, and patience for a pod that still starts."""
+        attempts = max(LEAST_ATTEMPTS, min(MOST_ATTEMPTS, int(start_timeout.total_seconds())))
+        command = f"{ssh.command} -o ConnectionAttempts={attempts} {self.ssh_options}".strip()
+        return replace(ssh, command=command, identity_file=ssh.identity_file or key_of_job())
+
+    def _explain(self, name: str, why: str, waited: float) -> str:
+        text = f"its name has no address after {waited:.0f} s ({why})"
+        if self.hostfile.with_name(DISCOVERY).is_file() and name not in {host.name for host in self.discover()}:
+            text += f"; the operator does not list its pod as running: kubectl describe pod {_pod(name)}"
+        return f"{text}; raise start_timeout (FARANDOLE_START_TIMEOUT) if it needs more time"
+
+
+def prte_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which Open MPI 5 gets what the controller has set in `env` for Open MPI 4 alone.
+
+    Variables that are set already keep their values."""
+    found = {theirs: env[ours] for ours, theirs in _PRTE.items() if ours in env and theirs not in env}
+    keep, file = _PRTE["OMPI_MCA_orte_keep_fqdn_hostnames"], Path(env.get("OMPI_MCA_orte_default_hostfile", ""))
+    if keep in found and file.is_file():
+        mine = _pod(socket.gethostname())
+        if any(_pod(host.name) == mine for host in read_hostfile(file)):
+            # Else it takes this pod's own line for another host's, and connects to it by ssh.
+            found[keep] = "false"
+    return found
+
+
+def worker_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` as ranks get it: without the variables that describe the launcher's pod alone."""
+    if OperatorJob.find(env) is None:
+        return dict(env)
+    kept = {name: value for name, value in env.items() if name != "HOSTNAME" and (value or name not in _NO_GPU)}
+    return kept | {ROLE: "worker"}
+
+
+def key_of_job(mounts: Path = Path("/proc/self/mounts"), home: Path | None = None) -> str | None:
+    """Return the job's private key if `sshAuthMountPath` is a folder in which ssh does not look for it, else None."""
+    usual = (Path.home() if home is None else home) / ".ssh" / "id_rsa"
+    if os.path.isfile(usual):
+        return None
+    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+        folder = line.split(" ")[1].replace("\\040", " ")
+        # isfile: folders that this user may not enter hold no key of its own.
+        if all(os.path.isfile(os.path.join(folder, name)) for name in ("id_rsa", "authorized_keys")):
+            return os.path.join(folder, "id_rsa")
+    return None
+
+
+def _unresolved(names: Iterable[str]) -> dict[str, str]:
+    """Return the names without an address, each with the reason. Blocks as long as the resolver does."""
+    each: Sequence[str] = list(names)
+    with ThreadPoolExecutor(max(1, min(AT_ONCE, len(each)))) as pool:
+        return {name: why for name, why in zip(each, pool.map(_lookup_problem, each), strict=True) if why}
+
+
+def _lookup_problem(name: str) -> str:
+    try:
+        socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _pod(host: str) -> str:
+    """Return the name of the pod whose host name is `host`."""
+    return host.partition(".")[0]
