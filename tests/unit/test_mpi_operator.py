@@ -19,70 +19,10 @@ from farandole.launch.backends.local import LocalBackend
 from farandole.launch.backends.mpi_operator import OperatorJob, key_of_job, prte_variables, worker_variables
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.hosts import fill_slots
+from helpers.mpi_operator import LAUNCHER, VARIABLES, Controller
 
 SHORT = timedelta(seconds=0.5)
 LONG = timedelta(seconds=60)
-LAUNCHER = "job-launcher"
-
-# The controller's variables of the launcher; FILE and N are the host file and the slots per worker.
-VARIABLES = {
-    "OpenMPI": {
-        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
-        "OMPI_MCA_orte_default_hostfile": "FILE",
-        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
-        "OMPI_MCA_orte_set_default_slots": "N",
-    },
-    "Intel": {
-        "I_MPI_HYDRA_HOST_FILE": "FILE",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-o ConnectionAttempts=10",
-        "I_MPI_PERHOST": "N",
-    },
-    "MPICH": {"HYDRA_HOST_FILE": "FILE", "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10"},
-}
-
-
-class Controller:
-    """Controller and kubelet of one job: `scale` and `list_running` rewrite the files as a mounted ConfigMap's are."""
-
-    def __init__(self, folder: Path, kind: str = "OpenMPI", *, as_worker: bool = False, domain: str = "") -> None:
-        self.folder, self.kind, self.as_worker, self.domain = folder, kind, as_worker, domain
-        self.slots, self._version = 2, 0
-        (folder / "..0").mkdir(parents=True)
-        (folder / "..data").symlink_to("..0")
-        for name in ("hostfile", "discover_hosts.sh"):
-            (folder / name).symlink_to(f"..data/{name}")
-
-    def name(self, worker: int | None) -> str:
-        pod = LAUNCHER if worker is None else f"job-worker-{worker}"
-        return f"{pod}.job.team.svc{self.domain}"
-
-    def write(self, workers: int, running: Callable[[int], bool] = lambda worker: True) -> None:
-        """Replace both files in one step."""
-        all_workers: list[int | None] = [*([None] if self.as_worker else []), *range(workers)]
-        line = "{} slots={}\n" if self.kind == "OpenMPI" else "{}:{}\n"
-        pods = [self.name(each) for each in all_workers if each is None or running(each)]
-        # The controller sorts the names of the workers.
-        pods = [*pods[: self.as_worker], *sorted(pods[self.as_worker :])]
-        self._version += 1
-        new = self.folder / f"..{self._version}"
-        new.mkdir()
-        (new / "hostfile").write_text("".join(line.format(self.name(each), self.slots) for each in all_workers))
-        (new / "discover_hosts.sh").write_text("#!/bin/sh\n" + "".join(f"echo {pod}\n" for pod in pods))
-        (self.folder / "..data_tmp").symlink_to(new.name)
-        (self.folder / "..data_tmp").rename(self.folder / "..data")
-
-    def variables(self) -> dict[str, str]:
-        env = {"K_MPI_JOB_ROLE": "launcher"}
-        if not self.as_worker:
-            env |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
-        for name, value in VARIABLES[self.kind].items():
-            env[name] = value.replace("FILE", str(self.folder / "hostfile")).replace("N", str(self.slots))
-        return env
-
-    def job(self) -> OperatorJob:
-        job = OperatorJob.find(self.variables())
-        assert job is not None
-        return job
 
 
 @pytest.fixture
@@ -125,7 +65,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Callable[[Controller], None]:
 def test_hosts_and_slots(folder: Path, known: set[str], kind: str, as_worker: bool, domain: str) -> None:
     controller = Controller(folder, kind, as_worker=as_worker, domain=domain)
     controller.write(12)
-    hosts = controller.job().read_hosts()
+    hosts = job_of(controller).read_hosts()
     workers = [Host(f"job-worker-{worker}.job.team.svc{domain}", 2) for worker in range(12)]
     assert hosts == (*([Host("localhost", 2)] if as_worker else []), *workers)
     filled = fill_slots(hosts, 4)
@@ -170,6 +110,12 @@ def test_slots_of_the_environment(folder: Path, known: set[str]) -> None:
         OperatorJob.find(env | {"I_MPI_PERHOST": "all"})
 
 
+def job_of(controller: Controller) -> OperatorJob:
+    job = OperatorJob.find(controller.variables())
+    assert job is not None
+    return job
+
+
 def test_names_that_come_late(folder: Path, known: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller makes one worker more meanwhile."""
     controller = Controller(folder)
@@ -185,7 +131,7 @@ def test_names_that_come_late(folder: Path, known: set[str], monkeypatch: pytest
             known.update(controller.name(worker) for worker in range(3))
 
     monkeypatch.setattr(mpi_operator.time, "sleep", sleep)
-    hosts = controller.job().wait_for_hosts(None, LONG)
+    hosts = job_of(controller).wait_for_hosts(None, LONG)
     assert [host.name for host in hosts] == [controller.name(worker) for worker in range(3)]
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
@@ -194,7 +140,7 @@ def test_only_hosts_that_get_ranks_are_waited_for(folder: Path, known: set[str])
     controller = Controller(folder)
     controller.write(4)
     known |= {controller.name(0), controller.name(1)}
-    assert len(controller.job().wait_for_hosts(4, SHORT)) == 4
+    assert len(job_of(controller).wait_for_hosts(4, SHORT)) == 4
 
 
 def test_names_that_never_come(folder: Path, known: set[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -203,7 +149,7 @@ def test_names_that_never_come(folder: Path, known: set[str], caplog: pytest.Log
     known.add(controller.name(0))
     before = time.monotonic()
     with pytest.raises(HostsError) as refused:
-        controller.job().wait_for_hosts(None, timedelta(seconds=1))
+        job_of(controller).wait_for_hosts(None, timedelta(seconds=1))
     assert 1.0 <= time.monotonic() - before < 20.0
     text = "its name has no address after 1 s (Name or service not known)"
     rest = "; raise start_timeout (FARANDOLE_START_TIMEOUT) if it needs more time"
@@ -223,9 +169,9 @@ def test_discovery(folder: Path, known: set[str], as_worker: bool) -> None:
     controller = Controller(folder, as_worker=as_worker)
     controller.write(12, running=lambda worker: worker in (2, 10, 11))
     names = [*([controller.name(None)] if as_worker else []), *(controller.name(worker) for worker in (2, 10, 11))]
-    assert controller.job().discover() == tuple(Host(name, 2) for name in names)
+    assert job_of(controller).discover() == tuple(Host(name, 2) for name in names)
     controller.write(12, running=lambda worker: False)
-    assert controller.job().discover() == tuple(Host(name, 2) for name in names[:as_worker])
+    assert job_of(controller).discover() == tuple(Host(name, 2) for name in names[:as_worker])
 
 
 def test_a_discovery_that_fails(folder: Path) -> None:
@@ -233,7 +179,7 @@ def test_a_discovery_that_fails(folder: Path) -> None:
     controller.write(1)
     (folder / "..1" / "discover_hosts.sh").write_text("echo no >&2; exit 3\n")
     with pytest.raises(ConfigError, match=r"discover_hosts.sh failed with code 3: no"):
-        controller.job().discover()
+        job_of(controller).discover()
 
 
 @pytest.mark.parametrize(
@@ -273,7 +219,7 @@ def test_a_launcher_without_its_file_is_refused(
 
 
 def test_ssh_of_a_job(tmp_path: Path, folder: Path) -> None:
-    job = Controller(folder, "MPICH").job()
+    job = job_of(Controller(folder, "MPICH"))
     ssh = job.ssh(Ssh(command="ssh -F mine", identity_file="key"), timedelta(seconds=45))
     words = ssh.words("job-worker-0", "true")
     assert words[:5] == ["ssh", "-F", "mine", "-o", "ConnectionAttempts=45"]
@@ -413,6 +359,6 @@ def test_the_wait_for_names_ends_at_once_on_ctrl_c(folder: Path, known: set[str]
     timer.start()
     before = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        controller.job().wait_for_hosts(None, LONG)
+        job_of(controller).wait_for_hosts(None, LONG)
     assert time.monotonic() - before < 20.0
     timer.join()

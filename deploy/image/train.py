@@ -1,0 +1,10 @@
+"""Program of the manifests: every rank adds its number, and rank 0 prints the sum."""
+
+import numpy as np
+
+import farandole.numpy as hvd
+
+hvd.init()
+total = hvd.allreduce(np.array([float(hvd.rank())]), op=hvd.Sum)
+print(f"rank {hvd.rank()} of {hvd.size()}: the ranks add up to {total[0]:.0f}", flush=True)
+hvd.shutdown()

@@ -1,0 +1,63 @@
+"""A job of the MPI operator as the launcher's pod sees it: files that a kubelet replaces, and variables."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["LAUNCHER", "VARIABLES", "Controller"]
+
+LAUNCHER = "job-launcher"
+
+# The controller's variables of the launcher; FILE and N are the host file and the slots per worker.
+VARIABLES = {
+    "OpenMPI": {
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_default_hostfile": "FILE",
+        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+        "OMPI_MCA_orte_set_default_slots": "N",
+    },
+    "Intel": {
+        "I_MPI_HYDRA_HOST_FILE": "FILE",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": "-o ConnectionAttempts=10",
+        "I_MPI_PERHOST": "N",
+    },
+    "MPICH": {"HYDRA_HOST_FILE": "FILE", "HYDRA_LAUNCH_EXTRA_ARGS": "-o ConnectionAttempts=10"},
+}
+
+
+class Controller:
+    """Controller and kubelet of one job: `scale` and `list_running` rewrite the files as a mounted ConfigMap's are."""
+
+    def __init__(self, folder: Path, kind: str = "OpenMPI", *, as_worker: bool = False, domain: str = "") -> None:
+        self.folder, self.kind, self.as_worker, self.domain = folder, kind, as_worker, domain
+        self.slots, self._version = 2, 0
+        (folder / "..0").mkdir(parents=True)
+        (folder / "..data").symlink_to("..0")
+        for name in ("hostfile", "discover_hosts.sh"):
+            (folder / name).symlink_to(f"..data/{name}")
+
+    def name(self, worker: int | None) -> str:
+        pod = LAUNCHER if worker is None else f"job-worker-{worker}"
+        return f"{pod}.job.team.svc{self.domain}"
+
+    def write(self, workers: int, running: Callable[[int], bool] = lambda worker: True) -> None:
+        """Replace both files in one step."""
+        all_workers: list[int | None] = [*([None] if self.as_worker else []), *range(workers)]
+        line = "{} slots={}\n" if self.kind == "OpenMPI" else "{}:{}\n"
+        pods = [self.name(each) for each in all_workers if each is None or running(each)]
+        # The controller sorts the names of the workers.
+        pods = [*pods[: self.as_worker], *sorted(pods[self.as_worker :])]
+        self._version += 1
+        new = self.folder / f"..{self._version}"
+        new.mkdir()
+        (new / "hostfile").write_text("".join(line.format(self.name(each), self.slots) for each in all_workers))
+        (new / "discover_hosts.sh").write_text("#!/bin/sh\n" + "".join(f"echo {pod}\n" for pod in pods))
+        (self.folder / "..data_tmp").symlink_to(new.name)
+        (self.folder / "..data_tmp").rename(self.folder / "..data")
+
+    def variables(self) -> dict[str, str]:
+        env = {"K_MPI_JOB_ROLE": "launcher"}
+        if not self.as_worker:
+            env |= {"NVIDIA_VISIBLE_DEVICES": "", "NVIDIA_DRIVER_CAPABILITIES": ""}
+        for name, value in VARIABLES[self.kind].items():
+            env[name] = value.replace("FILE", str(self.folder / "hostfile")).replace("N", str(self.slots))
+        return env
