@@ -191,7 +191,7 @@ class JobEnvironment:
 
     @classmethod
     def read(cls, env: Mapping[str, str] | None = None) -> Self | None:
-        """Read the job's variables from `env` (default: `os.environ`); return None if this process is not a rank.
+        """Read the job's variables from `env` (default: `os.environ`); return None if no launcher of ours has set them.
 
         Raises `ConfigError` if only some of them are set, or one is invalid."""
         env = os.environ if env is None else env
@@ -199,6 +199,8 @@ class JobEnvironment:
         missing = [name for name in needed if not env.get(name)]
         if len(missing) == len(needed):
             return None
+        if "FARANDOLE_RANK" in missing and env.get("JOB_COMPLETION_INDEX"):
+            return None  # the pods of an Indexed Job share the others, see bootstrap/indexed_job.py
         if missing:
             raise ConfigError(missing[0], f"is not set, though {_others(needed, missing)} is; let a launcher set all")
         try:

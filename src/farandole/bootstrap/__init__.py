@@ -1,4 +1,5 @@
-"""Rendezvous of a process's ranks, whichever launcher has started them: farandole's own, mpirun, srun or torchrun."""
+"""Rendezvous of a process's ranks, whichever launcher has started them: farandole's own, mpirun, srun, torchrun, or
+Kubernetes as pods of an Indexed Job."""
 
 import importlib
 import os
@@ -6,6 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from farandole.bootstrap.hosted import Exchange, meet
+from farandole.bootstrap.indexed_job import is_indexed_job, meet_in_indexed_job, warn_of_lone_pods
 from farandole.bootstrap.mpi import MpiExchange
 from farandole.bootstrap.operator import require_hosts, require_listed_host
 from farandole.bootstrap.slurm import FolderExchange
@@ -24,13 +26,18 @@ def find_rendezvous(config: Config, env: Mapping[str, str] | None = None) -> Ren
 
     Without a launcher this process is the only rank. Processes of mpirun, srun or torchrun exchange rank 0's address
     and a new secret by the launcher's means, and then meet at rank 0. That blocks until all have come, up to
-    `config.start_timeout`. Raises `ConfigError` if the launcher's means are missing or see fewer processes than it has
-    started, and `RendezvousError` for ranks that do not find rank 0."""
+    `config.start_timeout`. Pods of an Indexed Job meet at rank 0's host name, in the first all-gather. Raises
+    `ConfigError` if the launcher's means are missing or see fewer processes than it has started, and `RendezvousError`
+    for ranks that do not find rank 0."""
     env = os.environ if env is None else env
-    found = None
-    if JobEnvironment.read(env) is None:
-        require_listed_host(env)
-        found = find_other_launch(env)
+    if JobEnvironment.read(env) is not None:
+        return from_environment(env)
+    require_listed_host(env)
+    found = find_other_launch(env)
+    if found is None and is_indexed_job(env):
+        return meet_in_indexed_job(env, config)
+    if found is None:
+        warn_of_lone_pods(env)
     if found is None or not found.way:
         return from_environment(env)
     deadline = Deadline(config.start_timeout)

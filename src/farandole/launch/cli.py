@@ -221,7 +221,13 @@ def run_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     ranks = run.add_argument_group("ranks")
-    ranks.add_argument("-np", "--num-proc", type=positive_count, metavar="N", help="number of ranks")
+    ranks.add_argument(
+        "-np",
+        "--num-proc",
+        type=positive_count,
+        metavar="N",
+        help="number of ranks; may be left out in a launcher's pod of Kubernetes' MPI operator, for one in each slot",
+    )
     where = ranks.add_mutually_exclusive_group()
     where.add_argument(
         "-H",
