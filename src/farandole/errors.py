@@ -141,15 +141,21 @@ class AuthenticationError(RendezvousError):
 
 
 class RankFailed(FarandoleError, RuntimeError):
-    """The function or the process of rank `rank` failed; holds its traceback and its last lines of output."""
+    """The function or the process of rank `rank` failed; holds its traceback and its last lines of output.
 
-    def __init__(self, rank: int, reason: str, traceback: str = "", tail: Sequence[str] = ()) -> None:
+    `earlier` has one text for each attempt before the one that failed for good."""
+
+    def __init__(
+        self, rank: int, reason: str, traceback: str = "", tail: Sequence[str] = (), earlier: Sequence[str] = ()
+    ) -> None:
         self.rank, self.reason, self.traceback = rank, mask(reason), mask(traceback)
-        self.tail = tuple(mask(line) for line in tail)
-        super().__init__(rank, self.reason, self.traceback, self.tail)
+        self.tail, self.earlier = tuple(mask(line) for line in tail), tuple(mask(each) for each in earlier)
+        super().__init__(rank, self.reason, self.traceback, self.tail, self.earlier)
 
     def __str__(self) -> str:
-        parts = [f"rank {self.rank} failed: {self.reason}"]
+        attempt = f" in attempt {len(self.earlier) + 1}" if self.earlier else ""
+        parts = [f"rank {self.rank} failed{attempt}: {self.reason}"]
+        parts += [f"attempt {number}: {told}" for number, told in enumerate(self.earlier, 1)]
         if self.traceback:
             parts += [f"--- traceback of rank {self.rank} ---", self.traceback.rstrip("\n")]
         if self.tail:

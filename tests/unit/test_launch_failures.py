@@ -1,11 +1,21 @@
 """Which of several failures is the first cause."""
 
+import re
 import signal
+import threading
 
 import pytest
 
 from farandole.errors import CollectiveTimeout, PeerLost, RankFailed
-from farandole.launch.failures import Exit, Failure, culprit, exit_failure, is_consequence
+from farandole.launch.failures import (
+    Exit,
+    Failure,
+    culprit,
+    exit_failure,
+    from_payload,
+    is_consequence,
+    to_payload,
+)
 
 
 def failure(rank: int, at: float, *, killed: bool = False, consequence: bool = False) -> Failure:
@@ -65,9 +75,55 @@ def test_error_carries_the_cause() -> None:
     error = Failure(rank=1, reason="KeyError: 'x'", code=1, traceback="trace", tail=("line",), cause=cause).error()
     assert isinstance(error, RankFailed)
     assert error.__cause__ is cause
-    assert error.args == (1, "KeyError: 'x'", "trace", ("line",))
+    assert error.args == (1, "KeyError: 'x'", "trace", ("line",), ())
 
 
 def test_signal_has_a_name() -> None:
     assert ended(-signal.SIGKILL).signal_name == "SIGKILL"
     assert ended(0).signal_name == ""
+
+
+class WithAList(Exception):
+    """An exception whose `__init__` does not take its `args`."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"{code} at {where}")
+        self.code, self.where, self.lock = code, where, threading.Lock()
+
+
+class Refusing(Exception):
+    def __reduce__(self) -> str:
+        raise TypeError("not for travel")
+
+    def __new__(cls, text: str) -> "Refusing":
+        return super().__new__(cls, text)
+
+
+def sent(error: BaseException, times: int = 2) -> Failure:
+    """Return the failure as the driver sees it, `times` processes away."""
+    failure = Failure(rank=1, reason=str(error), code=1, cause=error)
+    for _ in range(times):
+        failure = from_payload(1, to_payload(failure), 0.0)
+    return failure
+
+
+def test_a_cause_that_cannot_be_unpickled_comes_in_parts() -> None:
+    cause = sent(WithAList(3, where="store")).error().__cause__
+    assert isinstance(cause, WithAList)
+    assert (cause.args, cause.code, cause.where) == (("3 at store",), 3, "store")
+    (note,) = cause.__notes__
+    assert "it cannot be pickled as a whole (TypeError: cannot pickle '_thread.lock' object)" in note
+    assert "Left out, as they cannot be pickled: lock." in note
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (Refusing("no"), r"Refusing cannot be pickled \(TypeError: not for travel\)"),
+        (ValueError("x" * (2 << 20)), "ValueError is larger than 1 MiB"),
+    ],
+)
+def test_an_error_without_its_cause_says_why(error: BaseException, why: str) -> None:
+    failed = sent(error).error()
+    assert failed.__cause__ is None
+    assert re.search(f"exception of rank 1 is not the cause of this error: {why}", failed.__notes__[0])

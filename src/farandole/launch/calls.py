@@ -18,7 +18,8 @@ from farandole.launch.channel import (
     WorkerValue,
     open_channel,
 )
-from farandole.launch.failures import Failure, exit_failure, load_exception
+from farandole.launch.exceptions import load_exception
+from farandole.launch.failures import Failure, exit_failure
 from farandole.launch.processes import GRACE, RankProcess
 
 __all__ = ["RankCall"]
@@ -140,6 +141,7 @@ class RankCall:
     def _judge(self, outcome: Outcome | None) -> Failure | None:
         if isinstance(outcome, WorkerFailure):
             self.process.wait(LAST_LINES)
+            cause, why = load_exception(outcome.exception)
             return Failure(
                 rank=self.rank,
                 reason=outcome.reason,
@@ -148,7 +150,8 @@ class RankCall:
                 consequence=outcome.consequence,
                 traceback=outcome.traceback,
                 tail=self.process.tail,
-                cause=load_exception(outcome.exception),
+                cause=cause,
+                no_cause=why,
             )
         exit = self.process.wait(EXIT_TIMEOUT)
         if isinstance(outcome, WorkerValue):

@@ -74,7 +74,7 @@ class WorkerFailure:
     at: float  # time.monotonic() when it was caught
     code: int  # the exit code that goes with it
     consequence: bool  # it says that another rank failed
-    exception: bytes  # pickled; b"" when it cannot be
+    exception: bytes  # as `dump_exception` gives it
 
 
 Outcome: TypeAlias = WorkerValue | WorkerFailure

@@ -1,13 +1,14 @@
 """Failures of ranks, and the choice of the one that caused the others."""
 
 import base64
-import pickle
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RankFailed, RendezvousError
+from farandole.launch.exceptions import dump_exception, load_exception
+from farandole.masking import mask
 
 __all__ = [
     "OUTPUT_REFUSED",
@@ -17,7 +18,6 @@ __all__ = [
     "exit_failure",
     "from_payload",
     "is_consequence",
-    "load_exception",
     "reason_of",
     "to_payload",
 ]
@@ -26,7 +26,6 @@ __all__ = [
 CONSEQUENCES = (PeerLost, EngineClosed, CollectiveTimeout, RendezvousError)
 OUTPUT_REFUSED = "was ended because nobody could take its output"  # and the error of the attempt
 LONGEST_TEXT = 1 << 18  # characters; the end of a traceback is what matters
-LARGEST_EXCEPTION = 1 << 20  # bytes; an exception that drags a data set along travels as its text only
 # Native code that loses its peer calls abort or writes to the closed connection.
 OWN_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
 _CONSEQUENCE_LINES = tuple(f"{each.__module__}.{each.__qualname__}:" for each in CONSEQUENCES)
@@ -45,11 +44,16 @@ class Failure:
     traceback: str = ""
     tail: tuple[str, ...] = ()
     cause: BaseException | None = None
+    no_cause: str = ""  # the reason why the rank's exception is not here
 
-    def error(self) -> RankFailed:
-        """Return the exception to raise; its `__cause__` is the rank's own exception if that could be sent here."""
-        error = RankFailed(self.rank, self.reason, self.traceback, self.tail)
+    def error(self, earlier: Sequence[str] = ()) -> RankFailed:
+        """Return the exception to raise; its `__cause__` is the rank's own exception if that could be sent here.
+
+        `earlier` has the failures of the attempts before."""
+        error = RankFailed(self.rank, self.reason, self.traceback, self.tail, earlier)
         error.__cause__ = self.cause
+        if self.cause is None and self.no_cause:
+            error.add_note(mask(f"The exception of rank {self.rank} is not the cause of this error: {self.no_cause}."))
         return error
 
 
@@ -119,7 +123,7 @@ def culprit(failures: Sequence[Failure]) -> Failure:
 
 def to_payload(failure: Failure) -> dict[str, object]:
     """Write a rank's failure as plain values, its exception among them where it can travel."""
-    pickled = _dump(failure.cause)
+    pickled = b"" if failure.cause is None else dump_exception(failure.cause)
     return {
         "reason": failure.reason[:LONGEST_TEXT],
         "code": failure.code,
@@ -127,7 +131,8 @@ def to_payload(failure: Failure) -> dict[str, object]:
         "consequence": failure.consequence,
         "traceback": failure.traceback[-LONGEST_TEXT:],
         "tail": list(failure.tail),
-        "exception": base64.b64encode(pickled).decode() if pickled else "",
+        "exception": base64.b64encode(pickled).decode(),
+        "no_cause": failure.no_cause,
     }
 
 
@@ -137,6 +142,7 @@ def from_payload(rank: int, payload: Mapping[str, object], at: float) -> Failure
     The exception is unpickled: only for payloads from a task that has proved the job's secret."""
     tail, code, pickled = payload["tail"], payload["code"], payload["exception"]
     assert isinstance(tail, list) and isinstance(code, int) and isinstance(pickled, str), payload
+    cause, why = load_exception(base64.b64decode(pickled))
     return Failure(
         rank=rank,
         reason=str(payload["reason"]),
@@ -146,28 +152,6 @@ def from_payload(rank: int, payload: Mapping[str, object], at: float) -> Failure
         consequence=bool(payload["consequence"]),
         traceback=str(payload["traceback"]),
         tail=tuple(str(line) for line in tail),
-        cause=load_exception(base64.b64decode(pickled)),
+        cause=cause,
+        no_cause=why or str(payload["no_cause"]),
     )
-
-
-def _dump(error: BaseException | None) -> bytes:
-    if error is None:
-        return b""
-    from farandole.launch.pickling import dumps  # here, as `farandole run` starts without cloudpickle
-
-    try:
-        pickled = dumps(error)
-    except Exception:
-        return b""  # any class of user code may refuse; text and traceback travel anyway
-    return pickled if len(pickled) <= LARGEST_EXCEPTION else b""
-
-
-def load_exception(pickled: bytes) -> BaseException | None:
-    """Unpickle the exception of a rank, if its class can be imported here."""
-    if not pickled:
-        return None
-    try:
-        error = pickle.loads(pickled)
-    except Exception:
-        return None  # its class may live in a module of the rank's host alone; the failure has its text and trace
-    return error if isinstance(error, BaseException) else None

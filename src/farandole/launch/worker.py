@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import TypeAlias
 
 from farandole.launch.channel import WORKER_FD, Orders, Outcome, WorkerEnd, WorkerFailure, WorkerValue
+from farandole.launch.exceptions import dump_exception
 from farandole.launch.failures import is_consequence
 from farandole.launch.pickling import dumps, find_unpicklable
 
@@ -75,17 +76,8 @@ def _failure(reason: str, error: BaseException, code: int) -> WorkerFailure:
         at=time.monotonic(),
         code=code,
         consequence=is_consequence(error),
-        exception=_exception(error),
+        exception=dump_exception(error),
     )
-
-
-def _exception(error: BaseException) -> bytes:
-    """Return `error` pickled, or b"" if it cannot be unpickled, as is so for many classes with own arguments."""
-    try:
-        data = dumps(error)
-        return data if isinstance(pickle.loads(data), type(error)) else b""
-    except Exception:
-        return b""  # its text and its trace are sent in any case
 
 
 if __name__ == "__main__":

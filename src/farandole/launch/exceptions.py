@@ -1,0 +1,86 @@
+"""Exceptions of ranks, as bytes, on their way to the process that raises them again."""
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["LARGEST_EXCEPTION", "dump_exception", "load_exception"]
+
+_NOTE = "Made of its args and attributes: it cannot be pickled as a whole"
+LARGEST_EXCEPTION = 1 << 20  # bytes; an exception that drags a data set along travels as its text only
+
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    """Stand-in for an exception that cannot travel."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The parts of an exception whose class cannot unpickle it, as many classes with an `__init__` of their own."""
+
+    kind: type[BaseException]
+    args: tuple[Any, ...]
+    attributes: dict[str, Any]
+    why: str
+    left_out: tuple[str, ...]
+
+    def put_together(self) -> BaseException:
+        error = self.kind.__new__(self.kind)
+        error.args = self.args
+        vars(error).update(self.attributes)
+        if any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+            return error  # the process before had it in parts, too
+        left_out = f" Left out, as they cannot be pickled: {', '.join(self.left_out)}." if self.left_out else ""
+        error.add_note(f"{_NOTE} ({self.why}).{left_out}")
+        return error
+
+
+def dump_exception(error: BaseException) -> bytes:
+    """Pickle `error`; its class, args and attributes if it cannot be unpickled; the reason if these cannot either."""
+    from farandole.launch.pickling import dumps  # here, as `farandole run` starts without cloudpickle
+
+    try:
+        data = dumps(error)
+        whole = isinstance(pickle.loads(data), type(error))
+        why = "its class makes another object of it"
+    except Exception as trouble:
+        whole, why = False, f"{type(trouble).__name__}: {trouble}"
+    if not whole:
+        parts = {name: value for name, value in vars(error).items() if _travels(value)}
+        args = tuple(each if _travels(each) else repr(each) for each in error.args)
+        left_out = tuple(name for name in vars(error) if name not in parts)
+        try:
+            data = dumps(_Parts(type(error), args, parts, why, left_out))
+            pickle.loads(data).put_together()
+        except Exception:
+            return pickle.dumps(_Absent(f"{type(error).__qualname__} cannot be pickled ({why})"))
+    if len(data) > LARGEST_EXCEPTION:
+        return pickle.dumps(_Absent(f"{type(error).__qualname__} is larger than {LARGEST_EXCEPTION >> 20} MiB"))
+    return data
+
+
+def load_exception(data: bytes) -> tuple[BaseException | None, str]:
+    """Return the exception in `data`, or None and the reason why it is not here; no reason for no data."""
+    if not data:
+        return None, ""
+    try:
+        loaded = pickle.loads(data)
+        error = loaded.put_together() if isinstance(loaded, _Parts) else loaded
+    except Exception as trouble:  # its class may be in a module of the rank's host alone
+        return None, f"it cannot be unpickled here ({type(trouble).__name__}: {trouble})"
+    if isinstance(error, _Absent):
+        return None, error.why
+    return error, ""
+
+
+def _travels(value: object) -> bool:
+    from farandole.launch.pickling import dumps
+
+    try:
+        pickle.loads(dumps(value))
+    except Exception:
+        return False
+    return True
