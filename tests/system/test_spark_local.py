@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -309,6 +310,31 @@ def test_a_task_that_fails_beside_its_rank_says_why(spark: SparkSession, mark: s
     assert wait_until_gone(mark, 20) == []
 
 
+@pytest.fixture
+def bare_python(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give Spark's tasks a Python that has no packages."""
+    python = tmp_path / "bare-python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    return python
+
+
+def test_a_local_master_runs_the_drivers_python(
+    spark: SparkSession, bare_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    assert run(lambda: os.environ["FARANDOLE_SIZE"], num_proc=1) == ["1"]
+
+
+def test_a_python_without_farandole_is_named_with_the_remedy(spark: SparkSession, bare_python: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(print, num_proc=1)
+    assert str(caught.value).startswith(f"PYSPARK_PYTHON: the Python of Spark's tasks, {bare_python}, has no ")
+    assert f"(here {sys.executable})" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_killed_rank_is_started_again_with_all_others(spark: SparkSession, tmp_path: Path, mark: str) -> None:
     def main() -> str:
         rank = os.environ["FARANDOLE_RANK"]
@@ -321,23 +347,40 @@ def test_a_killed_rank_is_started_again_with_all_others(spark: SparkSession, tmp
         threading.Event().wait(HANGS)
         return "not reached"
 
-    values = run_barrier_job(spark, main, num_proc=2, description="restarted", env={"MARK": mark}, restart=True)
+    values = run_barrier_job(spark, main, num_proc=2, description="restarted", env={"MARK": mark}, max_attempts=2)
     assert values == ["rank 0, second time", "rank 1, second time"]
     assert wait_until_gone(mark, 20) == []
     assert last_job(spark)["status"] == "SUCCEEDED"
 
 
-def test_a_rank_that_raises_is_not_started_again(spark: SparkSession, tmp_path: Path, mark: str) -> None:
+def test_an_exception_that_comes_again_ends_the_run(spark: SparkSession, tmp_path: Path, mark: str) -> None:
     def main() -> None:
-        (tmp_path / os.environ["FARANDOLE_RANK"]).touch(exist_ok=False)
         if os.environ["FARANDOLE_RANK"] == "1":
+            with (tmp_path / "attempts").open("a") as attempts:
+                attempts.write("attempt\n")
             raise KeyError("the same every time")
         threading.Event().wait(HANGS)
 
-    with pytest.raises(RankFailed, match="the same every time") as caught:
-        run_barrier_job(spark, main, num_proc=2, description="hopeless", env={"MARK": mark}, restart=True)
-    assert caught.value.rank == 1
+    with pytest.raises(RankFailed, match="rank 1 failed in attempt 2: KeyError: 'the same every time'") as caught:
+        run_barrier_job(spark, main, num_proc=2, description="hopeless", env={"MARK": mark}, max_attempts=9)
+    assert caught.value.earlier == ("rank 1 failed: KeyError: 'the same every time'",)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert (tmp_path / "attempts").read_text().count("attempt") == 2
     assert wait_until_gone(mark, 20) == []
+
+
+def test_a_new_spark_job_follows_when_spark_gives_up(spark: SparkSession, tmp_path: Path) -> None:
+    assert spark.sparkContext.getConf().get("spark.stage.maxConsecutiveAttempts") == "2"
+
+    def main() -> None:
+        with (tmp_path / "attempts").open("a") as attempts:
+            attempts.write("attempt\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    told = "rank 0 failed: was killed by SIGKILL"
+    with pytest.raises(RankFailed, match=rf"(?s)in attempt 3: .*attempt 1: {told}.*attempt 2: {told}"):
+        run_barrier_job(spark, main, num_proc=1, description="killed for good", max_attempts=3)
+    assert (tmp_path / "attempts").read_text().count("attempt") == 3
 
 
 def test_a_job_cancelled_in_spark_ends_the_ranks(spark: SparkSession, mark: str) -> None:

@@ -184,7 +184,7 @@ def test_lines_that_nobody_takes_are_dropped_and_counted(secret: bytes) -> None:
 def test_tasks_meet_by_way_of_the_driver(secret: bytes) -> None:
     heard: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
     with DriverLog(secret, 3, host="127.0.0.1") as log:
-        log.is_first_attempt = lambda stage: stage == 7
+        log.attempt_of = lambda stage: 1 if stage == 7 else 0
         relays = [relay_to(log, rank, secret, on_met=heard.put) for rank in range(3)]
         for rank in (2, 0, 1):
             relays[rank].send("meet", {"stage": 7, "text": f"rank {rank}"})
@@ -193,10 +193,38 @@ def test_tasks_meet_by_way_of_the_driver(secret: bytes) -> None:
             relay.close(SOON)
 
 
+def test_the_driver_knows_which_attempt_has_failed(secret: bytes) -> None:
+    attempts: queue.SimpleQueue[int] = queue.SimpleQueue()
+    failures: queue.SimpleQueue[tuple[int, int, str]] = queue.SimpleQueue()
+    with DriverLog(secret, 2, host="127.0.0.1") as log:
+        log.on_attempt = attempts.put
+        log.on_failure = lambda stage, attempt, failure: failures.put((stage, attempt, failure.reason))
+        for attempt in (1, 2):
+            told, silent = (relay_to(log, rank, secret) for rank in range(2))
+            for relay in (told, silent):
+                relay.send("begin", {"stage": 7})
+            assert attempts.get(timeout=SOON.total_seconds()) == attempt
+            told.send("failed", to_payload(Failure(rank=0, reason="lost it", code=1, consequence=True)))
+            told.close(SOON)
+            silent.close(SOON)
+            log.drain(SOON)
+            assert failures.get(timeout=SOON.total_seconds()) == (7, attempt, "lost it")
+            assert [failure.reason for failure in log.failures] == ["lost it"], "those of the newest attempt alone"
+        guilty = log.failure_of(1)
+        assert guilty is not None
+        assert (guilty.rank, guilty.reason[:14]) == (1, "its Spark task")
+        ended = relay_to(log, 0, secret)
+        ended.send("begin", {"stage": 7})
+        ended.send("done", {})
+        ended.close(SOON)
+        log.drain(SOON)
+        assert log.failure_of(3) is None
+
+
 def test_tasks_of_a_stage_that_spark_repeats_do_not_meet_those_of_the_first(secret: bytes) -> None:
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()
     with DriverLog(secret, 2, host="127.0.0.1") as log:
-        log.is_first_attempt = lambda stage: bool(asked.put(stage))
+        log.attempt_of = lambda stage: asked.put(stage) or 2
         relays = [relay_to(log, rank, secret) for rank in range(2)]  # which fail when they hear anything
         for relay in relays:
             relay.send("meet", {"stage": 7, "text": "here"})

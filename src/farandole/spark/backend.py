@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from farandole.spark.session import active_session, run
+from farandole.spark.slots import require_classic
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
@@ -12,7 +13,9 @@ T = TypeVar("T")
 
 def default_num_proc() -> int:
     """Return how many ranks a Spark job has by default."""
-    return active_session().sparkContext.defaultParallelism
+    spark = active_session()
+    require_classic(spark)
+    return spark.sparkContext.defaultParallelism
 
 
 class Backend:

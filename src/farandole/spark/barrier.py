@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,13 +20,15 @@ from farandole.handshake import new_secret
 from farandole.launch.channel import MOST_FILES
 from farandole.launch.failures import Failure
 from farandole.launch.pickling import dump_call
+from farandole.spark.attempts import Attempts
 from farandole.spark.dataframes import arrow_schema, feeding, take_dataframes
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
 from farandole.spark.exchange.access import KeeperPlan, RowsLost
 from farandole.spark.exchange.batches import counted_by_rows
 from farandole.spark.exchange.shuffle import dealt
 from farandole.spark.failure import blame, dealing_error
-from farandole.spark.slots import is_local, master_of, require_slots
+from farandole.spark.interpreter import interpreter_error, use_own_interpreter
+from farandole.spark.slots import is_local, master_of, require_classic, require_slots
 from farandole.spark.task import RESULT_SCHEMA, TaskOrders, TaskPlan, run_task
 
 __all__ = ["passed_on", "run_barrier_job"]
@@ -37,6 +40,7 @@ T = TypeVar("T")
 LARGE_CALL = 10 << 20  # bytes
 APART = 256 << 10  # bytes of a plan, from which on it travels apart from the secret
 SETTLE = timedelta(seconds=1)  # for the guilty rank's report, when Spark's news of the failure came first
+NOTICED = timedelta(seconds=3)  # for Spark's news of a rank's failure, when that came first
 LEAVE = timedelta(seconds=5)  # for the ranks to end when the job has
 
 # Set by launchers for one process each; those of the driver, itself a rank perhaps, are not for the ranks it starts.
@@ -62,36 +66,36 @@ def run_barrier_job(
     show: Show = show_on_console,
     executable: str = "",
     start_timeout: timedelta | None = None,
-    restart: bool = False,
+    max_attempts: int = 1,
     on_pickled: Callable[[bytes], None] | None = None,
 ) -> list[T]:
     """Run `main(*args, **kwargs)` on `num_proc` ranks at once and return their values in rank order.
 
     Blocks until all ranks have ended. With `dataframe` each rank finds its rows in the file `shard()`; in place of
     DataFrames among the arguments `main` gets its rows of each. `results="first"` returns rank 0's value alone. With
-    `restart` Spark runs all ranks again when a process of one was killed (spark.stage.maxConsecutiveAttempts). As many
-    times the rows are dealt again when a process that keeps them has ended and no rank has begun, or with `restart`.
-    Raises `PicklingError`, `SlotsError`, `ConfigError` before it starts anything, later the first failure's
-    `RankFailed`, `SourceError` with the host whose rows are lost, or `CacheError` with the disk that is full."""
-    _check(spark, num_proc)
+    `max_attempts` above 1 Spark runs all ranks again when one has failed; see `Attempts`. Rows are dealt again when a
+    process that keeps them has ended and no rank has begun, or ranks may begin again. Raises `PicklingError`,
+    `SlotsError`, `ConfigError` before it starts anything, later the first failure's `RankFailed`, `SourceError` with
+    the host whose rows are lost, or `CacheError` with the disk that is full."""
+    _prepare(spark, num_proc)
     call, fed = _dump(main, args, kwargs or {}, on_pickled)
     dataframes = fed if dataframe is None else [dataframe]
     variables = {**passed_on(os.environ), **(env or {})}
     settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
     patience = settings.start_timeout if start_timeout is None else start_timeout
-    require_slots(spark, num_proc, patience=patience)
     context = spark.sparkContext
-    conf = context.getConf()
+    attempts = Attempts(max_attempts, int(context.getConf().get("spark.stage.maxConsecutiveAttempts", "4")))
 
-    def attempt() -> list[Row]:
+    def job() -> list[Row]:
+        require_slots(spark, num_proc, patience=patience)
         secret = new_secret()
-        with _listen(context, secret, num_proc, show, on_message) as driver_log:
+        with _listen(context, secret, num_proc, show, attempts.hearing(on_message)) as driver_log:
             plan = TaskPlan(
                 job=secrets.token_hex(4),
                 num_proc=num_proc,
                 call=call,
                 env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
-                threads_set=conf.contains("spark.executorEnv.OMP_NUM_THREADS"),
+                threads_set=context.getConf().contains("spark.executorEnv.OMP_NUM_THREADS"),
                 driver_log=driver_log.address(_driver_host(context)),
                 stream=verbosity == "all",
                 # Where the driver runs the tasks, their log is its own terminal: once is enough.
@@ -101,23 +105,11 @@ def run_barrier_job(
                 executable=executable,
                 start_timeout=patience,
             )
-            driver_log.feeds_again = restart
-            return _run_job(spark, plan, secret, driver_log, dataframes, description, settings.interface or "")
+            driver_log.feeds_again = max_attempts > 1
+            interface = settings.interface or ""
+            return _run_job(spark, plan, secret, driver_log, dataframes, attempts, description, interface)
 
-    attempts = int(conf.get("spark.stage.maxConsecutiveAttempts", "4"))
-    return _values(_with_rows_dealt_again(attempt, attempts), num_proc)
-
-
-def _with_rows_dealt_again(attempt: Callable[[], list[Row]], attempts: int) -> list[Row]:
-    for number in range(2, attempts + 1):
-        try:
-            return attempt()
-        except RowsLost as lost:
-            log.warning("%s are lost; they are dealt again (attempt %d of %d)", lost.path, number, attempts)
-    try:
-        return attempt()
-    except RowsLost as lost:
-        raise SourceError(lost.path, lost.problem) from lost.__cause__
+    return _values(attempts.run(job), num_proc)
 
 
 def _run_job(
@@ -126,10 +118,11 @@ def _run_job(
     secret: bytes,
     driver_log: DriverLog,
     dataframes: Sequence[DataFrame],
+    attempts: Attempts,
     description: str,
     interface: str,
 ) -> list[Row]:
-    """Run the Spark job of one attempt, and wait until its tasks have told the driver everything."""
+    """Run one Spark job, and wait until its tasks have told the driver everything."""
     context = spark.sparkContext
     with (
         _job_group(context, f"farandole-{plan.job}", description) as cancel,
@@ -140,9 +133,9 @@ def _run_job(
         driver_log.on_lost_keeper = lambda: cancel() if driver_log.feeding else None
         if driver_log.feeds_again:
             stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
-            driver_log.on_failure = lambda failure: None if failure.killed or failure.consequence else cancel()
+            _limit(context, driver_log, attempts, cancel)
         with counted_by_rows(dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
-            rows = _collect(stage, driver_log, cancel)
+            rows = _collect(stage, driver_log, attempts, cancel)
     driver_log.drain(LEAVE)
     return rows
 
@@ -156,11 +149,11 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _check(spark: SparkSession, num_proc: int) -> None:
+def _prepare(spark: SparkSession, num_proc: int) -> None:
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise ConfigError("spark", "is a Spark Connect session, which cannot start ranks; use a classic session")
+    require_classic(spark)
+    use_own_interpreter(spark)
 
 
 def _dump(
@@ -199,13 +192,38 @@ def _listen(context: SparkContext, secret: bytes, num_proc: int, show: Show, on_
         driver_log = DriverLog(secret, num_proc, host=host, show=show, on_message=on_message)
     except OSError as error:
         raise ConfigError("spark.driver.bindAddress", f"the driver cannot listen on {host} ({error})") from error
-    driver_log.is_first_attempt = functools.partial(_is_first_attempt, context)
+    driver_log.attempt_of = functools.partial(_attempt_of, context)
     return driver_log
 
 
-def _is_first_attempt(context: SparkContext, stage: int) -> bool:
+def _attempt_of(context: SparkContext, stage: int) -> int:
+    """Return the number of the stage's newest attempt, from 1; 0 for a stage that Spark does not know yet."""
     info = context.statusTracker().getStageInfo(stage)
-    return info is not None and info.currentAttemptId == 0
+    return 0 if info is None else info.currentAttemptId + 1
+
+
+def _limit(context: SparkContext, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None]) -> None:
+    """Cancel the Spark job when its stage shall not be repeated."""
+
+    def on_attempt(number: int) -> None:
+        if not attempts.begin(number, driver_log.failure_of(number - 1)):
+            cancel()
+
+    def on_failure(stage: int, number: int, failure: Failure) -> None:
+        if failure.consequence or attempts.go_on(failure):
+            return
+        # Spark shows the task as failed, with its exception, only if it hears of that before it is told to cancel.
+        give_up = time.monotonic() + NOTICED.total_seconds()
+        while time.monotonic() < give_up and not _has_failed(context, stage, number):
+            time.sleep(0.02)
+        cancel()
+
+    driver_log.on_attempt, driver_log.on_failure = on_attempt, on_failure
+
+
+def _has_failed(context: SparkContext, stage: int, attempt: int) -> bool:
+    info = context.statusTracker().getStageInfo(stage)
+    return info is not None and (info.numFailedTasks > 0 or info.currentAttemptId + 1 > attempt)
 
 
 @contextmanager
@@ -234,7 +252,7 @@ def _stage(
     return source.mapInArrow(functools.partial(run_task, orders), RESULT_SCHEMA, barrier=True)
 
 
-def _collect(stage: DataFrame, driver_log: DriverLog, cancel: Callable[[], None]) -> list[Row]:
+def _collect(stage: DataFrame, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None]) -> list[Row]:
     try:
         return stage.collect()
     except BaseException as error:
@@ -246,7 +264,10 @@ def _collect(stage: DataFrame, driver_log: DriverLog, cancel: Callable[[], None]
             raise
         driver_log.wait_for_failure(SETTLE)
         driver_log.drain(LEAVE)
-        failure = blame(driver_log.failures, str(error))
+        lacking = None if driver_log.failures else interpreter_error(stage.sparkSession, str(error))
+        if lacking is not None:
+            raise lacking from None
+        failure = attempts.refused or blame(driver_log.failures, str(error))
         _raise_for_lost_rows(driver_log, failure)
         if failure is None:
             dealing = dealing_error(str(error)) if driver_log.feeding else None
@@ -255,7 +276,7 @@ def _collect(stage: DataFrame, driver_log: DriverLog, cancel: Callable[[], None]
             raise dealing from None
         # Not from Spark's exception: that is two hundred lines of Java around the same text. It stays reachable
         # as __context__.
-        raise failure.error() from failure.cause
+        raise failure.error(attempts.earlier) from failure.cause
 
 
 def _raise_for_lost_rows(driver_log: DriverLog, failure: Failure | None) -> None:

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Literal, Self, TypeAlias
 from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
 from farandole.errors import FarandoleError
 from farandole.handshake import join_address, recv_frame, send_frame
-from farandole.launch.failures import Failure, from_payload
+from farandole.launch.failures import Failure, culprit, from_payload
 from farandole.spark.exchange.access import keeper_of
 from farandole.spark.relay import LARGEST_FRAME
 
@@ -28,6 +29,11 @@ OnMessage: TypeAlias = Callable[[int, dict[str, object]], None]  # rank, the mes
 Show: TypeAlias = Callable[[str, str], None]  # "stdout" or "stderr", whole lines
 
 CLOSE_TIMEOUT = timedelta(seconds=10)  # for a connection's thread to end
+
+VANISHED = (
+    "its Spark task is gone without a word: its executor was lost, or its Python process was killed "
+    "(the system's out-of-memory killer does that); see the executor's log"
+)
 
 _KEEPER = -1  # in place of a rank: see exchange/keeper.py
 
@@ -53,17 +59,22 @@ class DriverLog:
     ) -> None:
         self._size = size
         self._show, self._on_message = show, on_message
-        self.on_failure: Callable[[Failure], None] | None = None
+        self.on_attempt: Callable[[int], None] | None = None
+        self.on_failure: Callable[[int, int, Failure], None] | None = None  # stage, attempt
         self.on_keeper: Callable[[], None] | None = None
         self.on_lost_keeper: Callable[[], None] | None = None
         self._keepers: dict[socket.socket, str] = {}  # their hosts
         self._lost_keepers: list[str] = []
-        self._failures: list[Failure] = []
+        self._failures: list[tuple[int, Failure]] = []  # each with its attempt
         self._guests: dict[socket.socket, int] = {}  # the rank or _KEEPER
         self._cancelled: str | None = None
         self.feeds_again = False  # whether ranks may ask for their rows once more
         self._fed: set[int] = set()
-        self.is_first_attempt: Callable[[int], bool] = lambda stage: False
+        self.attempt_of: Callable[[int], int] = lambda stage: 0  # Spark's number, from 1; 0: unknown
+        self._attempt = 0  # the newest one of which a task has connected
+        self._begun: Counter[int] = Counter()  # how often a task of each rank has connected
+        self._tasks: dict[socket.socket, tuple[int, int]] = {}  # stage and attempt of a task that has not ended
+        self._vanished: list[tuple[int, int]] = []  # attempt and rank of tasks that ended without a word
         self._come: dict[int, tuple[socket.socket, str]] = {}  # what each rank says to all others
         self._over = False  # for keepers
         self._closing = False
@@ -81,9 +92,21 @@ class DriverLog:
 
     @property
     def failures(self) -> list[Failure]:
-        """Return the failures so far, in the order in which they were reported."""
+        """Return the failures of the newest attempt so far, in the order in which they were reported."""
         with self._changed:
-            return list(self._failures)
+            return self._failures_of(self._attempt)
+
+    def failure_of(self, attempt: int) -> Failure | None:
+        """Return the failure that ended an attempt; None if none is known.
+
+        A task that has ended without a word comes before tasks that only lost it."""
+        with self._changed:
+            failures = self._failures_of(attempt)
+            gone = [rank for number, rank in self._vanished if number == attempt]
+        reported = culprit(failures) if failures else None
+        if gone and (reported is None or reported.consequence):
+            return Failure(rank=gone[0], reason=VANISHED, code=1)
+        return reported
 
     @property
     def lost_keepers(self) -> list[str]:
@@ -117,7 +140,9 @@ class DriverLog:
         Spark's news may be faster."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._lost_keepers or any(not failure.consequence for failure in self._failures),
+                lambda: (
+                    self._lost_keepers or any(not failure.consequence for failure in self._failures_of(self._attempt))
+                ),
                 patience.total_seconds(),
             )
 
@@ -173,6 +198,8 @@ class DriverLog:
                 lost = host is not None and not told
                 if host is not None and lost:
                     self._lost_keepers.append(host)
+                if connection in self._tasks and self._cancelled is None:
+                    self._vanished.append((self._tasks.pop(connection)[1], rank))
                 del self._guests[connection]
                 self._changed.notify_all()
             if lost:
@@ -208,7 +235,7 @@ class DriverLog:
             if len(self._come) < self._size:
                 return
             come, self._come = self._come, {}
-        if self.is_first_attempt(stage):
+        if self.attempt_of(stage) == 1:
             told = {"met": [come[each][1] for each in range(self._size)]}
             for guest, _ in come.values():
                 _send(guest, told)
@@ -227,6 +254,11 @@ class DriverLog:
                     f"[{rank}] ... {payload['messages']} lines were dropped, faster than the driver could show them\n"
                 )
                 out.setdefault("stdout", []).append(lost)
+            elif kind == "begin":
+                self._begin(rank, connection, int(str(payload["stage"])))
+            elif kind == "done":
+                with self._changed:
+                    self._tasks.pop(connection, None)
             elif kind == "meet":
                 self._meet(rank, connection, int(str(payload["stage"])), str(payload["text"]))
             elif kind == "fed":
@@ -236,7 +268,7 @@ class DriverLog:
                 if all_fed and not self.feeds_again:
                     self._dismiss_keepers()
             elif kind == "failed":
-                self._note(from_payload(rank, payload, time.monotonic()))
+                self._note(connection, from_payload(rank, payload, time.monotonic()))
             else:
                 self._pass_on(rank, {"kind": kind, **payload})
         with self._writing:
@@ -246,12 +278,28 @@ class DriverLog:
                 except (OSError, ValueError) as error:  # the user's stream is full or closed
                     log.warning("output of rank %d cannot be shown: %s", rank, error)
 
-    def _note(self, failure: Failure) -> None:
+    def _begin(self, rank: int, connection: socket.socket, stage: int) -> None:
+        """Find out to which of Spark's attempts of the stage a task belongs; tasks do not know it."""
+        known = self.attempt_of(stage)
         with self._changed:
-            self._failures.append(failure)
+            self._begun[rank] += 1
+            # Spark's number may be late. A rank has one task in each attempt.
+            attempt = max(known, self._begun[rank])
+            self._tasks[connection] = stage, attempt
+            newer, self._attempt = attempt > self._attempt, max(attempt, self._attempt)
+        if self.on_attempt is not None and newer:
+            self.on_attempt(attempt)
+
+    def _failures_of(self, attempt: int) -> list[Failure]:
+        return [failure for number, failure in self._failures if number == attempt]
+
+    def _note(self, connection: socket.socket, failure: Failure) -> None:
+        with self._changed:
+            stage, attempt = self._tasks.pop(connection, (-1, self._attempt))
+            self._failures.append((attempt, failure))
             self._changed.notify_all()
         if self.on_failure is not None:
-            self.on_failure(failure)
+            self.on_failure(stage, attempt, failure)
 
     def _pass_on(self, rank: int, message: Mapping[str, object]) -> None:
         if self._on_message is None:

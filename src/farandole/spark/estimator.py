@@ -159,6 +159,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
                     env=self._environment(),
                     on_message=display.hear if display is not None else None,
                     results="first",
+                    max_attempts=self.getMaxAttempts(),
                 )
         except RankFailed as failure:
             # What is wrong with the rows or the settings is the caller's to mend, and says so without a rank.

@@ -132,6 +132,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         label_shapes: Sequence[Sequence[int]] | None = None,
         checkpoint_callback: Any | None = None,
         backend_env: Mapping[str, str] | None = None,
+        max_attempts: int | None = None,
         **others: object,
     ) -> None:
         """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""

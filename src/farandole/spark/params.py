@@ -79,11 +79,16 @@ class EstimatorParams(Params):
     random_seed = param("random_seed", "of orders, split and ranks; random", checks.at_least("random_seed", 0))
     store = param("store", "where checkpoints and logs are kept; nowhere", checks.store)
     run_id = param("run_id", "name of the run in the store; fitting again resumes it", checks.text("run_id"))
+    max_attempts = param(
+        "max_attempts",
+        "times that Spark runs the ranks in one fit; 1: the first failure ends it",
+        checks.at_least("max_attempts", 1),
+    )
     verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
 
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(batch_size=32, epochs=1, backward_passes_per_step=1, shuffle=True, verbose=1)
+        self._setDefault(batch_size=32, epochs=1, backward_passes_per_step=1, shuffle=True, verbose=1, max_attempts=4)
 
     if not TYPE_CHECKING:  # mypy would take every name for one that is there
 
@@ -224,6 +229,12 @@ class EstimatorParams(Params):
 
     def getRunId(self) -> str | None:
         return self._value(self.run_id)
+
+    def setMaxAttempts(self, value: int) -> Self:
+        return self._set(max_attempts=value)
+
+    def getMaxAttempts(self) -> int:
+        return self._required(self.max_attempts)
 
     def setVerbose(self, value: int) -> Self:
         return self._set(verbose=value)

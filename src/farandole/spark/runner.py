@@ -20,7 +20,7 @@ from farandole.spark.dataframes import collected, feeding, take_dataframes
 from farandole.spark.display import Display
 from farandole.spark.driver_log import Verbosity, show_on_console
 from farandole.spark.fed_rows import COLLECTED, FedRows
-from farandole.spark.slots import all_slots, is_local, master_of
+from farandole.spark.slots import all_slots
 
 __all__ = ["HorovodRunner"]
 
@@ -55,7 +55,7 @@ class HorovodRunner:
         failed first, from its own exception."""
         if self.num_processor < 0:
             return self._run_locally(main, kwargs)
-        spark = SparkSession.getActiveSession() or _new_session()
+        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
         description = f"HorovodRunner: {getattr(main, '__name__', type(main).__name__)}"
         with Display(description) as display:
             values = run_barrier_job(
@@ -103,15 +103,6 @@ class HorovodRunner:
             f"{_where_output_goes(self.num_processor, self.driver_log_verbosity)}"
             "To see when ranks wait for each other, set HOROVOD_TIMELINE on the driver before this.\n"
         )
-
-
-def _new_session() -> SparkSession:
-    """Start a session, or take up the application that has none, as Spark's own configuration says."""
-    spark = SparkSession.builder.getOrCreate()
-    if is_local(master_of(spark)) and "PYSPARK_PYTHON" not in os.environ:
-        # Spark would take the first python3 it finds, which may lack all that this one has.
-        spark.sparkContext.pythonExec = sys.executable
-    return spark
 
 
 def announce(text: str) -> None:

@@ -14,6 +14,7 @@ from farandole.errors import ConfigError
 from farandole.refusals import REFUSED_SPARK_MPI
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.driver_log import Show, Verbosity, show_on_console
+from farandole.spark.slots import require_classic
 
 __all__ = ["active_session", "run"]
 
@@ -50,6 +51,7 @@ def run(
     if use_mpi or extra_mpi_args:
         raise ConfigError("use_mpi", REFUSED_SPARK_MPI)
     spark = active_session()
+    require_classic(spark)
     environment = dict(env or {})
     if nics is not None:
         environment["FARANDOLE_INTERFACE"] = _one_interface(nics)

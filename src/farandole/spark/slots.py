@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from farandole.errors import ConfigError, SlotsError
 
-__all__ = ["Cluster", "all_slots", "decide", "require_slots"]
+__all__ = ["Cluster", "all_slots", "decide", "require_classic", "require_slots"]
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,14 @@ def all_slots(spark: SparkSession, *, patience: timedelta) -> int:
     return present
 
 
+def require_classic(spark: SparkSession) -> None:
+    """Raise `ConfigError` for a Spark Connect session, which has no `sparkContext`."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigError("spark", "is a Spark Connect session, which cannot start ranks; use a classic session")
+
+
 def _cluster(spark: SparkSession) -> Cluster:
+    require_classic(spark)
     context = spark.sparkContext
     cluster = Cluster.read(master_of(spark), dict(context.getConf().getAll()))
     if cluster.dynamic:

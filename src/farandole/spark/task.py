@@ -119,9 +119,12 @@ class RankTask:
         self._relay = Relay(
             self.plan.driver_log, self.rank, self._secret, self._cancel, lambda met: self._events.put(("met", met))
         )
+        self._relay.send("begin", {"stage": self.context.stageId()}, must=True)
         failure: Failure | None = None
         try:
             call, failure = self._live(batches)
+            if failure is None:
+                self._relay.send("done", {}, must=True)
         except Exception as error:
             failure = self._own_failure(error)
             raise

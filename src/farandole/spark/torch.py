@@ -112,6 +112,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         train_steps_per_epoch: int | None = None,
         validation_steps_per_epoch: int | None = None,
         backward_passes_per_step: int | None = None,
+        max_attempts: int | None = None,
         **others: object,
     ) -> None:
         """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from farandole.errors import DataError
 from farandole.spark.checks import names_of_columns
 from farandole.spark.feed import as_numbers, check_columns
+from farandole.spark.interpreter import use_own_interpreter
 from farandole.spark.persistence import Folder, Saved
 
 _PREDICTED = "__farandole_predicted"
@@ -103,6 +104,7 @@ class DataFrameModel(Model, Saved):
         return self._run_id
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        use_own_interpreter(dataset.sparkSession)
         features, names = self.getFeatureColumns(), self.getOutputCols()
         check_columns(dataset.schema, features)
         for name in names:

@@ -1,0 +1,109 @@
+"""Attempts of a Spark job's ranks: their limit, and the choice between another one and the end."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from farandole.errors import ConfigError, DataError, RankFailed, SourceError
+from farandole.launch.failures import Failure
+from farandole.spark.driver_log import OnMessage
+from farandole.spark.exchange.access import RowsLost
+
+__all__ = ["Attempts"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Attempts:
+    """Counts the attempts of a run, `most` at most, over all Spark jobs that it takes.
+
+    Spark repeats a failed stage by itself, and shows each attempt. Another Spark job follows when Spark gives the stage
+    up (spark.stage.maxConsecutiveAttempts), and when the rows of the ranks are lost. An attempt that could not read its
+    rows does not count; `dealings` is the number of Spark jobs in which they may be lost."""
+
+    def __init__(self, most: int, dealings: int) -> None:
+        self.most, self._dealings = most, max(most, dealings)
+        self.refused: Failure | None = None  # the failure after which Spark began an attempt too many
+        self._before = 0  # attempts of the Spark jobs that have ended
+        self._number = 0  # of the newest attempt, from 1
+        self._failures: dict[int, str] = {}
+        self._reasons: dict[int, set[str]] = {}  # of an attempt's exceptions, since the last progress
+        self._final = False
+
+    @property
+    def earlier(self) -> list[str]:
+        """The failures of the attempts before the newest one."""
+        return [self._failures.get(number, "see Spark's UI for the reason") for number in range(1, self._number)]
+
+    @property
+    def _over(self) -> bool:
+        return self._final or self._number >= self.most
+
+    def begin(self, stage_attempt: int, failed: Failure | None) -> bool:
+        """Count attempt `stage_attempt` (from 1) of the Spark job; `failed` ended the one before it.
+
+        Return whether the limit allows it."""
+        number = self._before + stage_attempt
+        if number > self.most:
+            self._final, self.refused = True, failed
+            return False
+        self._number = max(number, self._number)
+        if failed is not None:
+            self._failures[number - 1] = f"rank {failed.rank} failed: {failed.reason}"
+        if stage_attempt > 1:
+            log.warning("%s; attempt %d of %d begins", self.earlier[-1], number, self.most)
+        return True
+
+    def hearing(self, on_message: OnMessage | None) -> OnMessage:
+        """Return `on_message` such that finished epochs count as progress."""
+
+        def hear(rank: int, message: dict[str, object]) -> None:
+            if message["kind"] == "epoch":
+                self.progress()
+            if on_message is not None:
+                on_message(rank, message)
+
+        return hear
+
+    def progress(self) -> None:
+        """Note that the ranks have come further than in any attempt before."""
+        self._reasons.clear()
+
+    def go_on(self, failure: Failure) -> bool:
+        """Return whether Spark shall repeat the stage after `failure`, of the newest attempt.
+
+        Rows and settings that cannot be used end the run, and so does an exception that has ended two attempts without
+        progress between them. Lost rows need another Spark job."""
+        if isinstance(failure.cause, RowsLost):
+            return False
+        again = failure.reason in self._reasons.get(self._number - 1, ())
+        if not failure.killed:  # what killed a process may be gone
+            self._reasons.setdefault(self._number, set()).add(failure.reason)
+        if again or isinstance(failure.cause, (ConfigError, DataError)):
+            self._final = True
+        return not self._over
+
+    def run(self, job: Callable[[], T]) -> T:
+        """Call `job`, a Spark job, until its ranks have ended well; raises its error when no attempt is left."""
+        jobs = 0
+        while True:
+            jobs += 1
+            try:
+                return job()
+            except RowsLost as lost:
+                self._number = max(self._before, self._number - 1)
+                if self._over or jobs >= self._dealings:
+                    raise SourceError(lost.path, lost.problem) from lost.__cause__
+                log.warning("%s are lost; they are dealt again (Spark job %d of %d)", lost.path, jobs, self._dealings)
+            except RankFailed as failed:
+                # Where no task has reached the driver, as without farandole, Spark has tried often enough.
+                if self._over or self._number == self._before:
+                    raise
+                self._failures[self._number] = f"rank {failed.rank} failed: {failed.reason}"
+                log.warning(
+                    "rank %d failed: %s; another Spark job follows, with attempt %d of %d",
+                    failed.rank, failed.reason, self._number + 1, self.most,
+                )  # fmt: skip
+            self._before = self._number

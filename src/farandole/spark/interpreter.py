@@ -1,0 +1,40 @@
+"""Python of Spark's tasks: the driver's own one on a local master, and a sentence where it lacks what ranks need."""
+
+import os
+import re
+import sys
+
+from pyspark.sql import SparkSession
+
+from farandole.errors import ConfigError
+from farandole.spark.slots import is_local, master_of
+
+__all__ = ["interpreter_error", "use_own_interpreter"]
+
+_NAME = "PYSPARK_PYTHON"
+_LACKS = re.compile(r"ModuleNotFoundError: No module named '(farandole|pyarrow|pandas|numpy)\b")
+_OTHER_VERSION = re.compile(r"PYTHON_VERSION_MISMATCH\].*?different version: ([\d.]+) than that in driver: ([\d.]+)")
+
+
+def use_own_interpreter(spark: SparkSession) -> None:
+    """Have a local master run this process's Python, unless PYSPARK_PYTHON names another one.
+
+    Spark would take the first python3 on the path, which may lack all that this one has."""
+    if _NAME not in os.environ and is_local(master_of(spark)):
+        spark.sparkContext.pythonExec = sys.executable
+
+
+def interpreter_error(spark: SparkSession, spark_error: str) -> ConfigError | None:
+    """Return the error of tasks whose Python cannot run ranks, given the text of Spark's exception; None for others."""
+    lacks, other = _LACKS.search(spark_error), _OTHER_VERSION.search(spark_error)
+    if lacks is None and other is None:
+        return None
+    problem = f"has no {lacks[1]}" if lacks else f"is Python {other[1]}, the driver's is {other[2]}" if other else ""
+    python = spark.sparkContext.pythonExec
+    given = "" if _NAME in os.environ else "; the variable is not set"
+    return ConfigError(
+        _NAME,
+        f"the Python of Spark's tasks, {python}, {problem}{given}. Before the session starts, set it to a Python that "
+        f"all executors have, with farandole in it (here {sys.executable}), or send one along as an archive "
+        "(spark.archives)",
+    )
