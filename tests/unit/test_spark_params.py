@@ -68,6 +68,7 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         "store": Store.create(str(tmp_path)),
         "run_id": "mine",
         "verbose": 2,
+        "max_attempts": 2,
     }
     given = TorchEstimator(**values)  # type: ignore[arg-type]
     assert set(values) == {param.name for param in given.params}
