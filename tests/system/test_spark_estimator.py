@@ -23,9 +23,11 @@ from pyspark.ml import Pipeline
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
 from torch import Tensor, nn
 
 from farandole.errors import ConfigError, DataError, RankFailed, SlotsError
+from farandole.spark.functions import argmax, sigmoid, softmax
 from farandole.spark.store import FilesystemStore, Store
 from farandole.spark.torch import TorchEstimator, TorchModel
 from farandole.spark.trainers.checkpoint import Checkpoint
@@ -368,3 +370,30 @@ def test_progress_in_plain_lines(spark: SparkSession, capfd: pytest.CaptureFixtu
     assert "epoch 2/2 step 1/1" in out
     assert "epoch 2: loss" in out
     assert len(fitted.history) == 2
+
+
+def test_probabilities_and_classes_of_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+    net = nn.Linear(2, 3)
+    fitted = TorchModel(
+        model=net, feature_columns=["x"], label_columns=["kind"], outputs=[("float32", [3])]
+    ).setOutputCols(["logits"])
+    points(spark, 6, partitions=1).write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema("x array<double>, y double, id bigint").parquet(str(tmp_path / "rows"))
+    chances, first = softmax("logits").alias("chances"), sigmoid(col("logits")[0]).alias("first")
+    predicted = fitted.transform(stream).select("id", "logits", argmax("logits").alias("class"), chances, first)
+    assert predicted.isStreaming
+    query = predicted.writeStream.format("memory").queryName("predicted").trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(120)
+        rows = spark.table("predicted").orderBy("id").collect()
+    finally:
+        query.stop()
+    with torch.no_grad():
+        want = net(torch.tensor([[float(i % 7), float(i % 3)] for i in range(6)]))
+    np.testing.assert_allclose([row["logits"] for row in rows], want, rtol=1e-5)
+    np.testing.assert_allclose([row["chances"] for row in rows], want.softmax(1), rtol=1e-5)
+    np.testing.assert_allclose([row["first"] for row in rows], want.sigmoid()[:, 0], rtol=1e-5)
+    assert [row["class"] for row in rows] == want.argmax(1).tolist()
+    extreme = spark.createDataFrame([([900.0, 900.0, -900.0],), ([],), (None,)], "v array<double>")
+    got = [tuple(row) for row in extreme.select(argmax("v"), softmax("v")).collect()]
+    assert got == [(0, [0.5, 0.5, 0.0]), (None, []), (None, None)]
