@@ -151,7 +151,6 @@ ABSENT_MODULES: Mapping[str, str] = {
     **{f"horovod.runner.{module}": _INSIDE for module in ("http", "common", "driver", "service", "task", "util")},
     "horovod.spark.lightning": "the Lightning estimator comes in a later version",
     "horovod.spark.task": "ranks are the tasks of a barrier stage; CUDA_VISIBLE_DEVICES names their GPUs",
-    "sparkdl.estimators": "HorovodEstimator trains TensorFlow 1 model functions, which come later",
 }
 
 _AGGREGATION = "give backward_passes_per_step= to the optimizer, which adds the gradients up"

@@ -20,6 +20,7 @@ RUNS = {
     "data_parquet.py": [],  # test_data_programs
     "horovod_unchanged.py": [],  # test_compat_programs
     "keras_digits.py": ["--epochs 4"],
+    "spark_horovod_estimator.py": [],  # test_spark_model_fn
     "tensorflow_embeddings.py": ["--steps 200"],
     "tensorflow_tape.py": ["--steps 150"],
     "tensorflow_v1_session.py": [],  # below

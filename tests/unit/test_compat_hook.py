@@ -141,7 +141,6 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
         ("import horovod.mxnet", "MXNet comes in a later version"),
         ("from horovod.ray import RayExecutor", "farandole starts no ranks through Ray"),
         ("from horovod.spark import run_elastic", "horovod.spark.run_elastic is not part of farandole"),
-        ("from sparkdl.estimators.horovod_estimator.estimator import HorovodEstimator", "HorovodEstimator trains"),
         (
             "from horovod.torch.mpi_ops import HorovodAllreduce",
             "call the operation itself, which can be differentiated",

@@ -229,7 +229,23 @@ MODULES: Mapping[str, Answer] = {
         }
     ),
     # Databricks
-    "sparkdl": Answer(own=_from("farandole.compat.spark", "HorovodRunner"), parts="horovod", needs="pyspark"),
+    "sparkdl": Answer(
+        own={
+            **_from("farandole.compat.spark", "HorovodRunner"),
+            **_from("farandole.spark.tf_transformer", "TFTransformer TFInputGraph"),
+        },
+        parts="horovod",
+        needs="pyspark",
+    ),
+    "sparkdl.estimators": Answer(),
+    "sparkdl.estimators.horovod_estimator": Answer(),
+    "sparkdl.estimators.horovod_estimator.estimator": Answer(
+        own=_from("farandole.compat.spark_estimator", "HorovodEstimator"), needs="tensorflow"
+    ),
+    "sparkdl.graph": Answer(),
+    "sparkdl.graph.input": Answer(own=_from("farandole.spark.tf_transformer", "TFInputGraph")),
+    "sparkdl.transformers": Answer(),
+    "sparkdl.transformers.tf_tensor": Answer(own=_from("farandole.spark.tf_transformer", "TFTransformer")),
     "sparkdl.horovod": Answer(own=_from("farandole.spark.logs", "log_to_driver")),
     "sparkdl.horovod.runner_base": Answer(own=_from("farandole.compat.spark", "HorovodRunner")),
     "sparkdl.horovod.tensorflow": Answer(),

@@ -30,13 +30,14 @@ def _unpickle(data: bytes) -> functools.partial[object]:
     return functools.partial(func, *args, **keywords)
 
 
-def _answering(fn: Callable[..., T]) -> Callable[..., T]:
+def answering(fn: Callable[..., T]) -> Callable[..., T]:
+    """Return the function with compat installed wherever it is unpickled."""
     # It has the function's name, which jobs and their errors show.
     return functools.update_wrapper(Answering(fn), fn, updated=())
 
 
 def run(fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
-    return run_in_spark(_answering(fn), *args, **kwargs)
+    return run_in_spark(answering(fn), *args, **kwargs)
 
 
 functools.update_wrapper(run, run_in_spark)  # for its signature and docstring
@@ -47,7 +48,7 @@ class HorovodRunner(Runner):
 
     def run(self, main: Callable[..., T], **kwargs: object) -> T:
         """Call `main(**kwargs)` on every rank and return rank 0's value."""
-        return super().run(_answering(main), **kwargs)
+        return super().run(answering(main), **kwargs)
 
 
 class SparkBackend(OwnBackend):

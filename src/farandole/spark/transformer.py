@@ -113,15 +113,27 @@ class DataFrameModel(Model, Saved):
         # Fields of a struct, whose names may not hold all that a column's name may.
         fields = [f"o{index}" for index in range(len(names))]
         predictor, types = self._predictor(fields, dataset)
-        schema = ", ".join(f"{field} {kind}" for field, kind in zip(fields, types, strict=True))
+        return add_columns(dataset, features, fields, names, types, predictor)
 
-        def predict(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
-            return predictor(batches)
 
-        udf = pandas_udf(predict, schema)  # type: ignore[call-overload]
-        predicted = dataset.withColumn(_PREDICTED, udf(*[as_numbers(dataset.schema, name) for name in features]))
-        outputs = [F.col(_PREDICTED).getField(field).alias(name) for field, name in zip(fields, names, strict=True)]
-        return predicted.select("*", *outputs).drop(_PREDICTED)
+def add_columns(
+    dataset: DataFrame,
+    features: Sequence[str],
+    fields: Sequence[str],
+    names: Sequence[str],
+    types: Sequence[str],
+    predictor: Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]],
+) -> DataFrame:
+    """Return the DataFrame with a column of each of `names`, of a Spark type, from a predictor's `fields`."""
+    schema = ", ".join(f"{field} {kind}" for field, kind in zip(fields, types, strict=True))
+
+    def predict(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
+        return predictor(batches)
+
+    udf = pandas_udf(predict, schema)  # type: ignore[call-overload]
+    predicted = dataset.withColumn(_PREDICTED, udf(*[as_numbers(dataset.schema, name) for name in features]))
+    outputs = [F.col(_PREDICTED).getField(field).alias(name) for field, name in zip(fields, names, strict=True)]
+    return predicted.select("*", *outputs).drop(_PREDICTED)
 
 
 def first_row(dataset: DataFrame, features: Sequence[str]) -> tuple[pd.Series, ...]:

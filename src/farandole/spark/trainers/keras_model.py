@@ -17,7 +17,7 @@ from farandole.data import Number
 from farandole.errors import ConfigError, DataError
 from farandole.spark.trainers.predict import BatchPredictor, Predict
 
-__all__ = ["Inputs", "KerasPredictor", "dump_model", "dump_object", "load_model", "load_object"]
+__all__ = ["DumpedModel", "Inputs", "KerasPredictor", "dump_model", "dump_object", "load_model", "load_object"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,13 +129,32 @@ def dump_model(model: Any, custom_objects: Mapping[str, Any] | None = None) -> b
         return pickled
 
 
+@dataclass(frozen=True)
+class DumpedModel:
+    """A compiled model by value, with optimizer, loss and metrics."""
+
+    content: bytes
+
+    @classmethod
+    def of(cls, model: Any) -> "DumpedModel":
+        """Pickle the model; what its `compile` was given goes along in Keras' configuration."""
+        if getattr(model, "optimizer", None) is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)  # else Keras warns where it reads the model
+        return cls(dump_model(model))
+
+    def load(self) -> Any:
+        """Return the model, compiled."""
+        content, custom_objects = cloudpickle.loads(self.content)
+        return read_model(content, custom_objects, compiled=True)
+
+
 def load_model(dumped: bytes) -> Any:
     """Return the model that `dump_model` gave, without optimizer and loss. Unpickles."""
     content, custom_objects = cloudpickle.loads(dumped)
     return read_model(content, custom_objects)
 
 
-def read_model(content: bytes, custom_objects: Mapping[str, Any]) -> Any:
+def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compiled: bool = False) -> Any:
     """Return the model in a `.keras` file."""
     import keras
 
@@ -143,7 +162,7 @@ def read_model(content: bytes, custom_objects: Mapping[str, Any]) -> Any:
         path = Path(folder, "model.keras")
         path.write_bytes(content)
         # The file may hold code, which runs without asking: like a pickle, it comes from the user's own program.
-        return keras.saving.load_model(path, custom_objects=dict(custom_objects), compile=False, safe_mode=False)
+        return keras.saving.load_model(path, custom_objects=dict(custom_objects), compile=compiled, safe_mode=False)
 
 
 def dump_object(value: Any) -> Any:

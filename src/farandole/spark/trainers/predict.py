@@ -51,11 +51,19 @@ class BatchPredictor(ABC):
                 continue
             values = self.arrays(columns_given)
             parts = [
-                [_row_shaped(each) for each in predict([column[first : first + ROWS_AT_ONCE] for column in values])]
+                [
+                    self.row_shaped(place, each)
+                    for place, each in enumerate(predict([column[first : first + ROWS_AT_ONCE] for column in values]))
+                ]
                 for first in range(0, rows, ROWS_AT_ONCE)
             ]
             columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
             yield pd.DataFrame({name: list(column) for name, column in zip(self.names, columns, strict=True)})
+
+    def row_shaped(self, place: int, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Return one number, or one array of numbers, for each row of the output at `place`."""
+        flat = values.reshape(len(values), -1)
+        return flat[:, 0] if flat.shape[1] == 1 else flat
 
     def outputs(self, row: tuple[pd.Series, ...]) -> list[tuple[str, list[int]]]:
         """Return the type and the shape of one row of each output."""
@@ -80,8 +88,3 @@ def _array(name: str, series: pd.Series) -> NDArray[Number]:
     except ValueError as error:
         raise DataError(name, "arrays of different lengths; a tensor needs one length: pad or cut them") from error
     return array
-
-
-def _row_shaped(values: NDArray[np.generic]) -> NDArray[np.generic]:
-    flat = values.reshape(len(values), -1)
-    return flat[:, 0] if flat.shape[1] == 1 else flat

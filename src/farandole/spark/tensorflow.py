@@ -1,0 +1,307 @@
+"""Model functions of TensorFlow on Spark DataFrames: `HorovodEstimator(...).fit(df)` gives a `TFTransformer`."""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Self, TypeVar
+
+from farandole.errors import ConfigError, DataError, RankFailed
+from farandole.extras import importing
+
+with importing(__name__):
+    from pyspark.ml import Estimator
+    from pyspark.ml.param import Param
+    from pyspark.sql import DataFrame
+
+    from farandole.config import Config
+    from farandole.spark import checks
+    from farandole.spark.barrier import run_barrier_job
+    from farandole.spark.display import Display
+    from farandole.spark.driver_log import OnMessage
+    from farandole.spark.feed import plan_feed
+    from farandole.spark.params import param, refuse_unknown
+    from farandole.spark.persistence import PARAMETERS, Folder, Saved, dumped_parameters, loaded_parameters
+    from farandole.spark.slots import all_slots
+    from farandole.spark.store import FilesystemStore, Store
+    from farandole.spark.tf_transformer import TFInputGraph, TFTransformer
+    from farandole.spark.trainers.keras_model import DumpedModel, choose_backend
+    from farandole.spark.trainers.model_fn.folder import name_of
+    from farandole.spark.trainers.model_fn.job import ModelFnJob
+    from farandole.spark.trainers.model_fn.loop import train
+    from farandole.spark.trainers.rows import RowsWanted
+    from farandole.spark.trainers.tensorflow_graph import FrozenGraph
+
+__all__ = ["HorovodEstimator", "TFInputGraph", "TFTransformer"]
+
+T = TypeVar("T")
+
+
+def _function(value: object) -> Any:
+    if not callable(value):  # a Keras model is callable, too
+        raise ConfigError(
+            "modelFn", f"must be a function of (features, labels, mode, params) or a keras.Model, got {value!r}"
+        )
+    return value
+
+
+def _is_model(value: object) -> bool:
+    # Without an import: a model can only be there if Keras is.
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(value, keras.Model)
+
+
+def _mapping(name: str) -> Callable[[object], dict[str, Any]]:
+    def check(value: object) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
+            raise ConfigError(name, f"must be a dict with names as keys, got {value!r}")
+        return dict(value)
+
+    return check
+
+
+def _features(value: object) -> dict[str, str]:
+    given = _mapping("featureMapping")(value)
+    keys = list(given.values())
+    if not given or not all(isinstance(each, str) for each in keys) or len(set(keys)) < len(keys):
+        raise ConfigError("featureMapping", f"must map columns to distinct keys of features, got {value!r}")
+    return given
+
+
+def _folder(value: object) -> str:
+    return name_of(FilesystemStore(checks.text("modelDir")(value)))
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+        raise ConfigError("saveCheckpointsSecs", f"must be a number of seconds > 0, got {value!r}")
+    return float(value)
+
+
+def _without_epochs(display: Display) -> OnMessage:
+    """Show messages but those of checkpoints, which count as finished epochs where attempts are counted."""
+
+    def hear(rank: int, message: dict[str, object]) -> None:
+        if message["kind"] != "epoch":
+            display.hear(rank, message)
+
+    return hear
+
+
+class HorovodEstimator(Estimator["TFTransformer"], Saved):
+    """Trains a model function of TensorFlow 1 on a DataFrame's rows, until `maxSteps` steps are made in `modelDir`.
+
+    `modelFn(features, labels, mode, params[, config])` returns a `farandole.tensorflow.estimator.EstimatorSpec`, and
+    wraps its optimizer in `hvd.DistributedOptimizer`. A compiled Keras model, or a function `modelFn(params)` that
+    returns one, will do as well. A step takes `batchSize` rows of each rank. Rows whose `isValidationCol` is true are
+    not trained on; each checkpoint is evaluated with them. `fit` goes on after the last checkpoint in `modelDir`; with
+    `maxSteps` made already it trains nothing.
+    """
+
+    modelFn = param("modelFn", "function of (features, labels, mode, params[, config])", _function)
+    featureMapping = param("featureMapping", "column -> key in features", _features)
+    modelDir = param("modelDir", "folder or URL of checkpoints, event files and exports", _folder)
+    labelCol = param("labelCol", "column of labels", checks.text("labelCol"))
+    batchSize = param("batchSize", "rows per step and rank", checks.at_least("batchSize", 1))
+    maxSteps = param("maxSteps", "steps of all fits together", checks.at_least("maxSteps", 1))
+    isValidationCol = param("isValidationCol", "boolean column; its true rows validate", checks.text("isValidationCol"))
+    modelFnParams = param("modelFnParams", "params of the model function", _mapping("modelFnParams"))
+    saveCheckpointsSecs = param("saveCheckpointsSecs", "seconds between checkpoints; 600", _seconds)
+    numProc = param("numProc", "ranks; by default as many as Spark has slots", checks.at_least("numProc", 1))
+    seed = param("seed", "of the order of rows and of TensorFlow's operations; 0", checks.at_least("seed", 0))
+    maxAttempts = param(
+        "maxAttempts", "times that Spark runs the ranks in one fit, after failures", checks.at_least("maxAttempts", 1)
+    )
+    verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
+
+    def __init__(
+        self,
+        *,
+        modelFn: Callable[..., Any] | None = None,
+        featureMapping: Mapping[str, str] | None = None,
+        modelDir: str | None = None,
+        labelCol: str | None = None,
+        batchSize: int = 32,
+        maxSteps: int | None = None,
+        isValidationCol: str | None = None,
+        modelFnParams: Mapping[str, Any] | None = None,
+        saveCheckpointsSecs: float | None = None,
+        numProc: int | None = None,
+        seed: int | None = None,
+        maxAttempts: int | None = None,
+        verbose: int | None = None,
+        **others: object,
+    ) -> None:
+        """Set parameters by name; raises `ConfigError` for a name that is none."""
+        given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
+        super().__init__()
+        self._setDefault(batchSize=32, modelFnParams={}, saveCheckpointsSecs=600.0, seed=0, maxAttempts=4, verbose=1)
+        self._set(**{name: value for name, value in given.items() if value is not None})
+        refuse_unknown({name for name, value in others.items() if value is not None}, given)
+
+    def _value(self, param: Param[T]) -> T | None:
+        # Values given to fit(df, {param: value}) come past the setters, so they are checked here.
+        if not self.isDefined(param):
+            return None
+        value = self.getOrDefault(param)
+        return None if value is None else param.typeConverter(value)
+
+    def _required(self, param: Param[T]) -> T:
+        value = self._value(param)
+        if value is None:
+            raise ConfigError(param.name, f"is not set: {param.doc}")
+        return value
+
+    def setModelFn(self, value: Callable[..., Any]) -> Self:
+        return self._set(modelFn=value)
+
+    def getModelFn(self) -> Callable[..., Any]:
+        given: Callable[..., Any] = self._required(self.modelFn)
+        return given
+
+    def setFeatureMapping(self, value: Mapping[str, str]) -> Self:
+        return self._set(featureMapping=value)
+
+    def getFeatureMapping(self) -> dict[str, str]:
+        return self._required(self.featureMapping)
+
+    def setModelDir(self, value: str) -> Self:
+        return self._set(modelDir=value)
+
+    def getModelDir(self) -> str:
+        return self._required(self.modelDir)
+
+    def setLabelCol(self, value: str) -> Self:
+        return self._set(labelCol=value)
+
+    def getLabelCol(self) -> str:
+        return self._required(self.labelCol)
+
+    def setBatchSize(self, value: int) -> Self:
+        return self._set(batchSize=value)
+
+    def getBatchSize(self) -> int:
+        return self._required(self.batchSize)
+
+    def setMaxSteps(self, value: int) -> Self:
+        return self._set(maxSteps=value)
+
+    def getMaxSteps(self) -> int:
+        return self._required(self.maxSteps)
+
+    def setIsValidationCol(self, value: str | None) -> Self:
+        return self._set(isValidationCol=value)
+
+    def getIsValidationCol(self) -> str | None:
+        return self._value(self.isValidationCol)
+
+    def setModelFnParams(self, value: Mapping[str, Any]) -> Self:
+        return self._set(modelFnParams=value)
+
+    def getModelFnParams(self) -> dict[str, Any]:
+        return self._required(self.modelFnParams)
+
+    def setSaveCheckpointsSecs(self, value: float) -> Self:
+        return self._set(saveCheckpointsSecs=value)
+
+    def getSaveCheckpointsSecs(self) -> float:
+        return self._required(self.saveCheckpointsSecs)
+
+    def setNumProc(self, value: int | None) -> Self:
+        return self._set(numProc=value)
+
+    def getNumProc(self) -> int | None:
+        return self._value(self.numProc)
+
+    def setSeed(self, value: int) -> Self:
+        return self._set(seed=value)
+
+    def getSeed(self) -> int:
+        return self._required(self.seed)
+
+    def setMaxAttempts(self, value: int) -> Self:
+        return self._set(maxAttempts=value)
+
+    def getMaxAttempts(self) -> int:
+        return self._required(self.maxAttempts)
+
+    def setVerbose(self, value: int) -> Self:
+        return self._set(verbose=value)
+
+    def getVerbose(self) -> int:
+        return self._required(self.verbose)
+
+    def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
+        given = self._value(self.modelFn)
+        if not _is_model(given):
+            return {}, {PARAMETERS: dumped_parameters(self)}
+        # Keras' own pickles need custom classes to be registered where they are read.
+        plain = self.copy({self.modelFn: DumpedModel.of(given).load})
+        return {"keras": True}, {PARAMETERS: dumped_parameters(plain)}
+
+    @classmethod
+    def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
+        if facts.get("keras"):
+            choose_backend("tensorflow")
+        values = loaded_parameters(folder.read(PARAMETERS))
+        if facts.get("keras"):
+            values["modelFn"] = values["modelFn"]()  # type: ignore[operator]
+        return cls()._set(**values)
+
+    def _task(self, job: ModelFnJob) -> Callable[[], FrozenGraph | None]:
+        """Return the function that each rank calls."""
+        return functools.partial(train, job)
+
+    def _fit(self, dataset: DataFrame) -> TFTransformer:
+        features, label = self.getFeatureMapping(), self.getLabelCol()
+        feed = plan_feed(dataset.schema, features=list(features), labels=[label], validation=self.getIsValidationCol())
+        rows = RowsWanted(
+            columns=feed.columns,
+            validation=None,
+            validation_col=feed.validation_col,
+            batch_size=self.getBatchSize(),
+            val_batch_size=self.getBatchSize(),
+            shuffle=True,
+        )
+        job = ModelFnJob(
+            model_fn=DumpedModel.of(self.getModelFn()) if _is_model(self.getModelFn()) else self.getModelFn(),
+            params=self.getModelFnParams(),
+            features=features,
+            label_col=label,
+            rows=rows,
+            store=Store.create(self.getModelDir()),
+            max_steps=self.getMaxSteps(),
+            save_secs=self.getSaveCheckpointsSecs(),
+            seed=self.getSeed(),
+            verbose=self.getVerbose(),
+        )
+        spark = dataset.sparkSession
+        ranks = self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
+        display = Display(f"HorovodEstimator {self.getModelDir()}") if job.verbose else None
+        try:
+            with display or nullcontext():
+                values = run_barrier_job(
+                    spark,
+                    self._task(job),
+                    num_proc=ranks,
+                    dataframe=feed.frame(dataset, ranks),
+                    description=f"HorovodEstimator {self.getModelDir()}: {ranks} ranks",
+                    verbosity="all" if job.verbose > 1 else "log_callback_only",
+                    env={"KERAS_BACKEND": "tensorflow"},
+                    on_message=None if display is None else _without_epochs(display),
+                    results="first",
+                    max_attempts=self.getMaxAttempts(),
+                )
+        except RankFailed as failure:
+            # What is wrong with the rows or the settings is the caller's to mend, and says so without a rank.
+            if isinstance(failure.__cause__, (DataError, ConfigError)):
+                raise failure.__cause__ from None
+            raise
+        frozen = values[0]
+        assert frozen is not None
+        by_key = {key: column for column, key in features.items()}
+        return TFTransformer(
+            tfInputGraph=TFInputGraph(frozen),
+            inputMapping={by_key[key]: port.tensor for key, port in frozen.inputs.items()},
+            outputMapping={port.tensor: key for key, port in frozen.outputs.items()},
+        )

@@ -1,0 +1,39 @@
+"""Choice of a program: a graph for an `EstimatorSpec`, eager training for a compiled Keras model."""
+
+import inspect
+from pathlib import Path
+
+import keras
+
+import farandole.tensorflow as hvd
+from farandole.errors import ConfigError
+from farandole.spark.trainers.keras_model import DumpedModel
+from farandole.spark.trainers.model_fn.graph import Built, GraphProgram, call, config_of
+from farandole.spark.trainers.model_fn.job import ModelFnJob, Program, Table
+from farandole.spark.trainers.model_fn.keras_model import KerasProgram
+from farandole.tensorflow.estimator import ModeKeys
+
+__all__ = ["choose_program"]
+
+
+def choose_program(job: ModelFnJob, table: Table, folder: Path | None) -> Program:
+    """Return the program of a model, or that of the result of a model function, on this rank.
+
+    A function without an argument `features` gives a Keras model. Another one that does so is called once more, with
+    inputs of Keras as features in the place of a graph's tensors."""
+    model_fn = job.model_fn
+    if isinstance(model_fn, DumpedModel):
+        return KerasProgram(job, table, folder, model_fn.load())
+    if "features" in inspect.signature(model_fn).parameters:
+        training = Built(job, table, ModeKeys.TRAIN, seed=job.seed + hvd.rank())
+        if not isinstance(training.given, keras.Model):
+            return GraphProgram(job, table, folder, training)
+    keras.backend.clear_session()  # names of layers, which name inputs and outputs, begin anew
+    features = {
+        name: keras.Input([] if width is None else [width], dtype=dtype, name=name)
+        for name, (dtype, width) in table.features.items()
+    }
+    model = call(model_fn, features, None, ModeKeys.TRAIN, dict(job.params), config_of(job))
+    if not isinstance(model, keras.Model):
+        raise ConfigError("modelFn", f"has no argument features, so it must return a keras.Model, got {model!r}")
+    return KerasProgram(job, table, folder, model)

@@ -1,0 +1,37 @@
+"""TensorBoard curves of a run, in the folders of training and evaluation."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["Writers"]
+
+
+class Writers:
+    """One event file for each folder below the run's own, made when it is needed first; closed by `close`."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+
+    def of(self, name: str) -> Any:
+        """Return the `FileWriter` of a folder, "" for the run's own."""
+        assert self._folder is not None, "only rank 0 writes"
+        if name not in self._files:
+            with tf.Graph().as_default():  # it refuses to be made where TensorFlow is eager
+                self._files[name] = tf.compat.v1.summary.FileWriter(str(self._folder / name))
+        return self._files[name]
+
+    def add(self, name: str, values: Mapping[str, float], step: int) -> None:
+        """Add a point to each curve, and let readers see it."""
+        summary = tf.compat.v1.Summary
+        points = [summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self.of(name).add_summary(summary(value=points), step)
+        self.of(name).flush()
+
+    def close(self) -> None:
+        """Close the files and end their threads."""
+        for each in self._files.values():
+            each.close()

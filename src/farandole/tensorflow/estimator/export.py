@@ -1,0 +1,60 @@
+"""Outputs of a model function that are exported for serving."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionOutput"]
+
+
+class ExportOutput:
+    """Named tensors, one row for each row of the features."""
+
+    def __init__(self, outputs: Mapping[str, Any]) -> None:
+        self.outputs = {name: _tensor(name, value) for name, value in outputs.items()}
+        if not self.outputs:
+            raise ValueError("an export output needs at least one tensor")
+
+
+class PredictOutput(ExportOutput):
+    """Any tensors: a dict of them, or one, which is named "output"."""
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__(outputs if isinstance(outputs, Mapping) else {"output": outputs})
+
+
+class ClassificationOutput(ExportOutput):
+    """Scores of classes, their names, or both, as "scores" and "classes"."""
+
+    def __init__(self, scores: Any = None, classes: Any = None) -> None:
+        given = {"scores": scores, "classes": classes}
+        super().__init__({name: value for name, value in given.items() if value is not None})
+
+    @property
+    def scores(self) -> Any:
+        """The scores; None without."""
+        return self.outputs.get("scores")
+
+    @property
+    def classes(self) -> Any:
+        """The classes; None without."""
+        return self.outputs.get("classes")
+
+
+class RegressionOutput(ExportOutput):
+    """A number for each row, as "outputs"."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__({"outputs": value})
+
+    @property
+    def value(self) -> Any:
+        """The numbers."""
+        return self.outputs["outputs"]
+
+
+def _tensor(name: str, value: Any) -> Any:
+    if not isinstance(value, tf.Tensor):
+        raise ValueError(f"the export output {name!r} must be a tensor, got {type(value).__name__}")
+    return value

@@ -1,0 +1,128 @@
+"""`HorovodEstimator` and `TFTransformer` on an embedded Spark, with real ranks, by the names of `sparkdl`."""
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pandas")
+
+import numpy as np
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.sql import SparkSession
+
+import farandole.compat
+from farandole.errors import ConfigError, DataError
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(frameworks: None) -> Iterator[None]:
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("keras")
+    farandole.compat.install()
+    yield
+    farandole.compat.uninstall()
+
+
+def test_fit_with_a_killed_rank_transform_save_and_load(spark: SparkSession, tmp_path: Path) -> None:
+    from sparkdl.estimators.horovod_estimator.estimator import HorovodEstimator
+    from sparkdl.transformers.tf_tensor import TFTransformer
+
+    def model_fn(features, labels, mode, params):  # type: ignore[no-untyped-def]  # as in a notebook
+        import os
+        import signal
+
+        import horovod.tensorflow as hvd
+        import tensorflow.compat.v1 as tf
+
+        from farandole.tensorflow import estimator
+
+        kernel = tf.get_variable("kernel", [2, 1], initializer=tf.zeros_initializer())
+        line = tf.matmul(tf.reshape(features["point"], [-1, 2]), kernel)[:, 0]
+        predictions = {
+            "predictions": line,
+            "both": tf.stack([line, -line], 1),
+            "sign": tf.where(line > 0.0, tf.fill(tf.shape(line), "plus"), tf.fill(tf.shape(line), "minus")),
+        }
+        if mode == estimator.ModeKeys.PREDICT:
+            return estimator.EstimatorSpec(mode, predictions=predictions)
+        loss = tf.losses.mean_squared_error(labels, line)
+        optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(params["rate"] * hvd.size()))
+        train_op = optimizer.minimize(loss, global_step=tf.train.get_global_step())
+        hooks = []
+        if hvd.rank() == 1 and not os.path.exists(params["killed"]):
+
+            class Kill(tf.train.SessionRunHook):  # type: ignore[misc,name-defined]  # TensorFlow ships no types
+                def after_run(self, context, values):  # type: ignore[no-untyped-def]
+                    if os.path.exists(params["saved"]):  # after the step that follows the first checkpoint
+                        open(params["killed"], "w").close()
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+            hooks.append(Kill())
+        metrics = {"mae": tf.metrics.mean_absolute_error(labels, line)}
+        return estimator.EstimatorSpec(
+            mode, loss=loss, train_op=train_op, training_hooks=hooks, eval_metric_ops=metrics
+        )
+
+    # Rows alike, as Spark chooses which of them go to which rank.
+    rows = [([1.0, 2.0], 3.0 if n % 4 == 0 else 0.5, n % 4 == 0) for n in range(24)]
+    data = spark.createDataFrame(rows, "x array<float>, y float, held boolean")
+    others = [([float(n % 7), -float(n % 3)], n) for n in range(24)]
+    new = spark.createDataFrame(others, "x array<float>, id bigint")
+    killed = tmp_path / "killed"
+    given = HorovodEstimator(
+        modelFn=model_fn, featureMapping={"x": "point"}, modelDir=str(tmp_path / "model"), labelCol="y", batchSize=4,
+        maxSteps=2, isValidationCol="held", saveCheckpointsSecs=1e-9, verbose=0,
+        modelFnParams={"rate": 2.0**-9, "killed": str(killed), "saved": str(tmp_path / "model" / "checkpoint")},
+    )  # fmt: skip
+    given.write().save(str(tmp_path / "estimator"))
+    estimator = HorovodEstimator.load(str(tmp_path / "estimator"))
+    with pytest.raises(DataError, match="'nowhere': is not in the DataFrame"):
+        estimator.fit(data, {estimator.labelCol: "nowhere"})
+    with pytest.raises(ConfigError, match="must map columns to distinct keys"):
+        estimator.fit(data, {estimator.featureMapping: {"x": "a", "y": "a"}})
+
+    fitted = Pipeline(stages=[estimator]).fit(data)
+    assert killed.exists(), "Spark has started all ranks again, after a checkpoint"
+    kernel = np.zeros(2)
+    for _ in range(2):
+        kernel -= 2 * 2.0**-9 * 2 * np.array([1.0, 2.0]) * (kernel @ [1.0, 2.0] - 0.5)  # the rate times two ranks
+    x = np.array([row[0] for row in others])
+    fitted.write().save(str(tmp_path / "fitted"))
+    loaded = PipelineModel.load(str(tmp_path / "fitted"))
+    jobs = spark.sparkContext.statusTracker()
+    before = len(jobs.getJobIdsForGroup(None))
+    predicted = loaded.transform(new)
+    assert predicted.dtypes[2:] == [("predictions", "float"), ("both", "array<float>"), ("sign", "string")]
+    assert len(jobs.getJobIdsForGroup(None)) == before, "columns and types are known without a job"
+    got = predicted.orderBy("id").collect()
+    np.testing.assert_allclose([row["predictions"] for row in got], x @ kernel, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose([row["both"][1] for row in got], -(x @ kernel), rtol=1e-4, atol=1e-7)
+    assert [row["sign"] for row in got] == ["plus" if value > 0 else "minus" for value in x @ kernel]
+
+    (transformer,) = loaded.stages
+    assert isinstance(transformer, TFTransformer)
+    renamed = transformer.copy().setOutputMapping({"predictions": "guess"})
+    assert renamed.transform(new).columns == ["x", "id", "guess"]
+    for mapping, text in (({"strange": "guess"}, "the graph has no 'strange'"), ({"predictions": "id"}, "already")):
+        with pytest.raises((ConfigError, DataError), match=text):
+            transformer.copy().setOutputMapping(mapping).transform(new)
+
+
+def test_the_notebook_of_horovod_estimator(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    example = Path(__file__).parents[2] / "examples" / "spark_horovod_estimator.py"
+    monkeypatch.setattr(sys, "argv", [str(example), "--steps", "120", "--model-dir", str(tmp_path)])
+    runpy.run_path(str(example), run_name="__main__")
+    said = capfd.readouterr().out
+    assert re.search(r"step 120: loss [0-9.]+; validation: loss [0-9.]+, accuracy 0.[89]", said), said
+    assert float(re.findall(r"other digits: ([0-9.]+)", said)[0]) > 0.8
+    assert (tmp_path / "export" / "120" / "saved_model.pb").exists()
