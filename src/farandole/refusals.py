@@ -142,15 +142,36 @@ torch.elastic torch.elastic.sampler torch.elastic.state tensorflow.elastic tenso
 common.elastic runner.elastic
 """
 # Those for which `compat.answers` names a module of ours are absent until that module exists.
+_RUNNER_UTIL = {
+    "codec": "pickle with cloudpickle, and encode with base64",
+    "config_parser": "set FARANDOLE_ variables, or give the arguments of farandole.run",
+    "env": "call rank() and size() after init(), or read RANK and WORLD_SIZE",
+    "host_hash": "call cross_rank() after init(), or socket.gethostname()",
+    "hosts": "give farandole.run the hosts as 'h1:4,h2:4'",
+    "network": "set FARANDOLE_INTERFACE",
+    "safe_shell_exec": "call subprocess.run; a rank's processes end with it",
+    "secret": "each job has a secret of its own",
+    "settings": "give the arguments of farandole.run",
+    "timeout": "set FARANDOLE_START_TIMEOUT",
+    "tiny_shell_exec": "call subprocess.run",
+}
 ABSENT_MODULES: Mapping[str, str] = {
     **{f"horovod.{module}": ELASTIC for module in _ELASTIC_MODULES.split()},
     "horovod.tensorflow.data": "no services of tf.data are started; farandole.data reads ahead on each rank, and gives "
     "each row once",
     "horovod.mxnet": "MXNet comes in a later version",
     "horovod.ray": "farandole starts no ranks through Ray",
-    **{f"horovod.runner.{module}": _INSIDE for module in ("http", "common", "driver", "service", "task", "util")},
+    **{f"horovod.runner.{module}": _INSIDE for module in ("http", "driver", "service", "task", "util")},
+    "horovod.runner.common.service": _INSIDE,
+    **{f"horovod.runner.common.util.{module}": why for module, why in _RUNNER_UTIL.items()},
     "horovod.spark.lightning": "the Lightning estimator comes in a later version",
-    "horovod.spark.task": "ranks are the tasks of a barrier stage; CUDA_VISIBLE_DEVICES names their GPUs",
+    **dict.fromkeys(
+        ("petastorm.unischema", "petastorm.codecs", "petastorm.etl", "petastorm.ngram"),
+        "write plain Parquet, whose columns are read as they are stored",
+    ),
+    "petastorm.predicates": "give filters=[('column', 'in', values)], or as predicate= an object with get_fields() and "
+    "do_include(values)",
+    "petastorm.weighted_sampling_reader": "sample the DataFrame before it is written",
 }
 
 _AGGREGATION = "give backward_passes_per_step= to the optimizer, which adds the gradients up"
@@ -161,6 +182,7 @@ HorovodReducescatter HorovodGroupedReducescatter
 _HELPERS = "LocalGradientAggregationHelper apply_op_to_not_none_tensors get_not_none_from_list"
 _STORES = "AbstractFilesystemStore HDFSStore DBFSLocalStore"
 ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
+    "horovod.spark.task": {"task_exec": "ranks are the tasks of a barrier stage"},
     "horovod.torch.mpi_ops": dict.fromkeys(
         _TORCH_FUNCTIONS.split(), "call the operation itself, which can be differentiated"
     ),

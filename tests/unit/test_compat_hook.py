@@ -59,7 +59,7 @@ def test_it_goes_as_it_came() -> None:
     uninstall()
     uninstall()
     assert (sys.path, sys.meta_path) == before[:2]
-    assert not [name for name in sys.modules if name.partition(".")[0] in ("horovod", "sparkdl")]
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("horovod", "sparkdl", "petastorm")]
     with pytest.raises(ModuleNotFoundError, match="No module named 'horovod'"):
         importlib.import_module("horovod.torch")
 
@@ -73,6 +73,26 @@ def test_operations_are_our_own(installed: None) -> None:
     assert hvd.mpi_ops.Average == hvd.Average == 0
     assert set(farandole.torch.__all__) <= set(dir(hvd)) and set(farandole.torch.__all__) <= set(hvd.__all__)
     assert hvd.__file__ is not None and "farandole" in hvd.__file__
+
+
+def test_petastorms_names_are_our_own(installed: None) -> None:
+    from petastorm import TransformSpec, make_batch_reader
+    from petastorm.reader import Reader
+
+    import farandole.data
+    from farandole.data.transform import TransformSpec as own
+
+    assert (make_batch_reader, Reader, TransformSpec) == (farandole.data.make_batch_reader, farandole.data.Reader, own)
+
+
+def test_a_ranks_gpu_is_told_by_its_place(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    from horovod.spark.task import get_available_devices
+
+    assert get_available_devices() == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    monkeypatch.setenv("FARANDOLE_LOCAL_RANK", "1")
+    assert get_available_devices() == ["1"], "the rank's own GPU is at its local rank among the visible ones"
 
 
 def test_every_module_of_the_table_is_there_or_says_why(frameworks: None, installed: None) -> None:
@@ -126,6 +146,7 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
         ("horovod.torch", "torch", "torch"),
         ("horovod.spark", "pyspark", "spark"),
         ("sparkdl", "pyspark", "spark"),
+        ("petastorm.spark", "pyspark", "spark"),
     ):
         assert f"{module} needs {package}, which is not installed: pip install 'farandole[{extra}]'" in said
     assert not any("No module named" in line for line in said)
@@ -145,6 +166,10 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
             "from horovod.torch.mpi_ops import HorovodAllreduce",
             "call the operation itself, which can be differentiated",
         ),
+        ("from horovod.runner.common.util import host_hash", "call cross_rank() after init()"),
+        ("from horovod.runner.common.util.env import get_env_rank_and_size", "or read RANK and WORLD_SIZE"),
+        ("from petastorm.predicates import in_lambda", "give filters="),
+        ("from petastorm.unischema import Unischema", "write plain Parquet"),
         ("from horovod.torch import elastic", "elastic training is not there yet"),
         ("from horovod.torch.elastic.sampler import ElasticSampler", "elastic training is not there yet"),
         ("import horovod.nothing_of_the_kind", "No module named 'horovod.nothing_of_the_kind'"),

@@ -1,4 +1,4 @@
-"""Compatibility layer: programs written for Horovod run unchanged, `import horovod` and `import sparkdl` included.
+"""Compatibility layer: programs written for Horovod run unchanged, with `import horovod`, `sparkdl` and `petastorm`.
 
 python -m farandole.compat train.py        # one program, also below `farandole run -np N`
 horovodrun -np 2 python train.py           # Horovod's command

@@ -1,4 +1,4 @@
-"""Table of Horovod's modules and names with the modules of farandole that answer them, and lookups in it."""
+"""Table of the modules of Horovod, sparkdl and Petastorm, and of those of farandole that answer them; lookups in it."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ __all__ = [
 # Programs compare versions: this is Horovod's last release, whose interface it is. The local part names farandole.
 VERSION = f"0.28.1+farandole.{farandole.__version__}"
 
-PACKAGES = ("horovod", "sparkdl")
+PACKAGES = ("horovod", "sparkdl", "petastorm")
 
 # The folder with a package of each of these names, for processes that have not called `install`.
 IMPORTABLE = Path(__file__).with_name("importable")
@@ -110,6 +110,9 @@ _CHECK_EXTENSION = _from("farandole.compat.horovod_util", "check_extension")
 _DATA = _from("farandole.compat.data_loader", "BaseDataLoader AsyncDataLoaderMixin")
 _RUN = {"run": "farandole.compat.launching:run"}
 _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
+_READERS = _from("farandole.data", "make_reader make_batch_reader")
+_TRANSFORM = _from("farandole.data.transform", "TransformSpec")
+_CONVERTER = _from("farandole.spark.converter", "SparkDatasetConverter make_spark_converter")
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 
 MODULES: Mapping[str, Answer] = {
@@ -207,7 +210,10 @@ MODULES: Mapping[str, Answer] = {
     # Launchers
     "horovod.runner": Answer(own={**_RUN, **_COMMAND}, parts="launch"),
     "horovod.runner.launch": Answer(own=_COMMAND),
+    "horovod.runner.common": Answer(parts="util"),
+    "horovod.runner.common.util": Answer(),
     "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), needs="pyspark"),
+    "horovod.spark.task": Answer(own={"get_available_devices": "farandole.spark.child:available_devices"}),
     "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run")),
     "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
     "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
@@ -250,6 +256,14 @@ MODULES: Mapping[str, Answer] = {
     "sparkdl.horovod.runner_base": Answer(own=_from("farandole.compat.spark", "HorovodRunner")),
     "sparkdl.horovod.tensorflow": Answer(),
     "sparkdl.horovod.tensorflow.keras": Answer(by="farandole.spark.callbacks", known="LogCallback", needs="keras"),
+    # Petastorm
+    "petastorm": Answer(own={**_READERS, **_TRANSFORM}),
+    "petastorm.reader": Answer(own=_from("farandole.data", "Reader make_reader make_batch_reader")),
+    "petastorm.transform": Answer(own=_TRANSFORM),
+    "petastorm.pytorch": Answer(own=_from("farandole.torch.data", "DataLoader BatchedDataLoader"), needs="torch"),
+    "petastorm.tf_utils": Answer(own=_from("farandole.tensorflow.data", "make_petastorm_dataset"), needs="tensorflow"),
+    "petastorm.spark": Answer(own=_CONVERTER, parts="spark_dataset_converter", needs="pyspark"),
+    "petastorm.spark.spark_dataset_converter": Answer(own=_CONVERTER),
 }
 
 

@@ -1,4 +1,4 @@
-"""Import hook that makes Horovod's modules from the table in `answers`."""
+"""Import hook that makes the modules of Horovod, sparkdl and Petastorm from the table in `answers`."""
 
 import importlib
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Answer `import horovod...` and `import sparkdl...` in this process from now on.
+    """Answer `import horovod...`, `import sparkdl...` and `import petastorm...` in this process from now on.
 
     farandole's errors then begin with the sentences that Horovod's programs look for. Processes that inherit `sys.path`
     (ranks of `farandole.run`, workers of `multiprocessing`) answer these imports too. A second call does nothing.

@@ -1,12 +1,13 @@
 """The exchange of one optimizer's gradients with the other ranks."""
 
+import functools
 from collections.abc import Hashable, Iterable, Sequence
 
 import keras
 
 from farandole.core.operations.gradients import even_groups, explicit_groups
 from farandole.core.operations.reduction import Min, Reduction
-from farandole.core.process_sets.process_set import membership_of
+from farandole.core.process_sets.process_set import membership_of, require_registered
 from farandole.keras.backend import Options, Tensor
 from farandole.keras.chosen import backend
 
@@ -38,8 +39,13 @@ class Exchange:
         # What holds an optimizer may have another one in between, which decides on this rank's gradients alone.
         self.held_by_another = False
         self._name, self._groups, self._scale_local = name, groups, scale_local
-        process_set = options.process_set
-        self.size = (process_set.size() or 1) if process_set.included() else 1
+
+    @functools.cached_property
+    def size(self) -> int:
+        """The number of ranks in the process set, 1 outside of it; raises `NotInitializedError` before `init()`."""
+        process_set = self.options.process_set
+        require_registered(process_set, "the optimizer's step")
+        return (process_set.size() or 1) if process_set.included() else 1
 
     @property
     def alone(self) -> bool:

@@ -136,11 +136,13 @@ def DistributedOptimizer(
     `average_aggregated_gradients`. `groups`, a number or lists of variables, reduces gradients together. With
     `process_set` its members reduce among themselves, and the others step with their own gradients. What
     `register_local_var` names is not reduced, but divided by the number of ranks with `scale_local_gradients`.
-    `device_dense` and `device_sparse` are Horovod's, and have no meaning here.
-    Raises `TypeError` for what is no optimizer of Keras 3, and `ValueError` for one that is distributed already and
-    for settings that contradict each other.
+    `device_dense` and `device_sparse` are Horovod's, and have no meaning here. With all ranks it can be called before
+    `init()`, the first step cannot. Raises `TypeError` for what is no optimizer of Keras 3, and `ValueError` for one
+    that is distributed already and for settings that contradict each other.
     """
-    require_registered(process_set, "DistributedOptimizer")
+    # Programs wrap and compile before `init()`, too; sets other than the global one exist only after it.
+    if process_set is not global_process_set:
+        require_registered(process_set, "DistributedOptimizer")
     if op not in (Average, Sum):
         raise ValueError("op currently only supports Average and Sum")
     if num_groups:

@@ -8,7 +8,7 @@ from pathlib import Path
 from farandole.launch.channel import Orders, WorkerEnd
 from farandole.spark.fed_rows import FedRows, give_rows
 
-__all__ = ["RUNNER", "RankSide", "current_rank", "run_rank", "shard"]
+__all__ = ["RUNNER", "RankSide", "available_devices", "current_rank", "run_rank", "shard"]
 
 RUNNER = "farandole.spark.child:run_rank"
 
@@ -49,6 +49,12 @@ def shard() -> Path | None:
 
     It can be opened and mapped, by helper processes too, as long as the rank's own process lives."""
     return _current.shard if _current is not None else None
+
+
+def available_devices() -> list[str]:
+    """Return the number by which this rank's process finds its own GPU; nothing without GPUs."""
+    gpus, place = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ.get("FARANDOLE_LOCAL_RANK")
+    return [place] if gpus and place is not None else []
 
 
 @contextmanager
