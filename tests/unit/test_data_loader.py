@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +75,17 @@ def order_of(source: ParquetSource, size: int, seed: int, epoch: int) -> list[se
         for step, batch in enumerate(loader):
             steps[step].update(rows_of([batch]))
     return steps
+
+
+def test_a_seed_may_be_given_to_the_loader(tmp_path: Path) -> None:
+    write_rows(tmp_path, [[10, 20], [30]])
+    source = ParquetSource(str(tmp_path))
+
+    def order(**settings: Any) -> list[int]:
+        return rows_of(list(Loader(source, batch_size=8, policy="join", **settings)))
+
+    assert order(seed=5) == order(reading=Reading(seed=5)) == order(reading=Reading(seed=6), seed=5)
+    assert order(seed=5) != order(seed=6)
 
 
 def test_orders_differ_by_epoch_and_seed_and_not_by_ranks(tmp_path: Path) -> None:

@@ -105,3 +105,8 @@ def test_describe() -> None:
     main = local("def main(): return data", data=b"x" * 1_000_000)
     big = describe(main, dump_call(main, (), {}))
     assert big.size > 1_000_000
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^ranks run a function, got 5$"):
+        dump_call(5, (), {})  # type: ignore[arg-type]

@@ -44,7 +44,8 @@ class Loader:
     see different data, or of which one cannot read it, all raise, before any of them has that step's batch, and with
     the text of the failure. With `alone` only making the loader is collective: each rank takes batches at its own pace,
     and its errors are its own. Reading blocks while no row is ready.
-    Raises `DataError` for columns and rows, `SourceError` for files, `ConfigError` for settings.
+    `seed` stands for that of `reading`, 0 by default. Raises `DataError` for columns and rows, `SourceError` for files,
+    `ConfigError` for settings.
     """
 
     _plan: GlobalPlan | LocalPlan
@@ -65,11 +66,14 @@ class Loader:
         gather: Gather | None = None,
         alone: bool = False,
         report: Callable[[Metrics], None] | None = None,
+        seed: int | None = None,
     ) -> None:
         if not 0 <= rank < size:
             raise ConfigError("rank", f"must be in 0..{size - 1}, got {rank}")
         self._source, self._rank, self._size, self._batch_size = source, rank, size, batch_size
         self._reading, self._report = reading or Reading(), report
+        if seed is not None:
+            self._reading = replace(self._reading, seed=seed)
         self._policy: Policy = policy
         self._asked_columns = columns
         self._known: dict[RowGroup, pa.Table] = {}  # read already: the first epoch takes it from here

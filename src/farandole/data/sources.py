@@ -194,7 +194,10 @@ def _root(footer: pq.FileMetaData, leaf: int) -> str:
 
 
 def _one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of all files; a column of type null has the type that it has in other files."""
+    """Return the schema of all files.
+
+    A column of type null has the type that it has in other files, and integers have the width that holds all of them.
+    """
     first = schemas[0]
     fields = []
     for field in first:
@@ -205,9 +208,11 @@ def _one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schem
                 raise DataError(field.name, f"is in {files[0].path}, but not in {file.path}")
             if there == typed.type or pa.types.is_null(there):
                 continue
-            if not pa.types.is_null(typed.type):
+            kind = there if pa.types.is_null(typed.type) else _wider(typed.type, there)
+            if kind is None:
                 raise DataError(field.name, f"is {typed.type} in {of.path}, but {there} in {file.path}")
-            typed, of = field.with_type(there), file
+            if kind != typed.type:
+                typed, of = field.with_type(kind), file
         fields.append(typed)
     for file, schema in zip(files, schemas, strict=True):
         if more := sorted(set(schema.names) - set(first.names)):
@@ -216,9 +221,22 @@ def _one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schem
 
 
 def _with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give columns of type null the type that they have in the schema."""
+    """Give columns of type null, and integers, the type that they have in the schema."""
     for place, field in enumerate(table.schema):
+        kind = schema.field(field.name).type
         if pa.types.is_null(field.type):
-            kind = schema.field(field.name).type
             table = table.set_column(place, field.with_type(kind), pa.nulls(table.num_rows, kind))
+        elif pa.types.is_integer(field.type) and field.type != kind:
+            table = table.set_column(place, field.with_type(kind), table.column(place).cast(kind))
     return table
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the smallest type of integers that holds those of both types; None if there is none."""
+    if not (pa.types.is_integer(one) and pa.types.is_integer(other)):
+        return None
+    if pa.types.is_signed_integer(one) == pa.types.is_signed_integer(other):
+        return max(one, other, key=lambda kind: kind.bit_width)
+    signed, unsigned = (one, other) if pa.types.is_signed_integer(one) else (other, one)
+    bits = max(signed.bit_width, 2 * unsigned.bit_width)
+    return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits)

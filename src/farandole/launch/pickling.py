@@ -31,7 +31,11 @@ def describe(fn: Callable[..., object], pickled: bytes) -> PickleReport:
 
 
 def dump_call(fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
-    """Pickle a call for the ranks' workers; raises `PicklingError` naming the part that cannot be pickled."""
+    """Pickle a call for the ranks' workers.
+
+    Raises `TypeError` for what cannot be called, `PicklingError` naming the part that cannot be pickled."""
+    if not callable(fn):
+        raise TypeError(f"ranks run a function, got {fn!r}")
     try:
         return dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:

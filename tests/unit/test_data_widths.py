@@ -1,0 +1,49 @@
+"""Integers of several widths in the files of one source."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data import Loader, ParquetSource, SelectedSource, Source
+from farandole.errors import DataError
+
+
+def write(folder: Path, *kinds: pa.DataType) -> str:
+    for number, kind in enumerate(kinds):
+        pq.write_table(pa.table({"value": pa.array([number], kind)}), folder / f"{number}.parquet")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kind"),
+    [
+        ((pa.int32(), pa.int64(), pa.int8()), pa.int64()),
+        ((pa.uint8(), pa.int8()), pa.int16()),
+        ((pa.uint16(), pa.uint32()), pa.uint32()),
+    ],
+)
+def test_the_widest_holds_all(tmp_path: Path, kinds: tuple[pa.DataType, ...], kind: pa.DataType) -> None:
+    source = ParquetSource(write(tmp_path, *kinds))
+    assert source.schema.field("value").type == kind
+    assert {source.read(group, ["value"]).schema.field("value").type for group in source.row_groups} == {kind}
+    assert rows_of(source) == list(range(len(kinds)))
+    assert rows_of(SelectedSource(source, [("value", ">", 0)])) == list(range(1, len(kinds)))
+
+
+def rows_of(source: Source) -> list[int]:
+    batches = [batch["value"] for batch in Loader(source, batch_size=8, policy="join")]
+    return sorted(row for values in batches for row in values.tolist())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("other", [pa.uint64(), pa.float32(), pa.string()])
+def test_types_without_a_common_one_are_refused(tmp_path: Path, other: pa.DataType) -> None:
+    pq.write_table(pa.table({"value": pa.array([1], pa.int32())}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"value": pa.array([1]).cast(other)}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"'value': is int32 in .*a\.parquet, but"):
+        ParquetSource(str(tmp_path))
