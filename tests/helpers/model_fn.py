@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fsspec
 import keras
@@ -15,8 +16,10 @@ from farandole.errors import ConfigError, DataError
 from farandole.spark.store import Store
 from farandole.spark.tf_transformer import TFInputGraph
 from farandole.spark.trainers.keras_model import DumpedModel
+from farandole.spark.trainers.model_fn import loop
 from farandole.spark.trainers.model_fn.job import ModelFnJob
 from farandole.spark.trainers.model_fn.loop import fit
+from farandole.spark.trainers.model_fn.writers import Writers
 from farandole.spark.trainers.rows import HASH, VALIDATES, RowsWanted, fed_as
 from farandole.spark.trainers.tensorflow_graph import FrozenGraph
 from farandole.spark.trainers.tensorflow_predict import GraphPredictor
@@ -194,6 +197,9 @@ def compare_exported(model: Path, frozen: FrozenGraph, x: Any, probabilities: An
         v1.saved_model.load(session, [v1.saved_model.SERVING], str(model / "export" / "5"))
         again = TFInputGraph.fromGraph(graph, session, ["points"], ["Softmax"])
     definition = v1.GraphDef.FromString(again.frozen.graph)
+    meta = v1.MetaGraphDef.FromString((model / "model.ckpt-5.meta").read_bytes())
+    strange = [node.op for node in meta.graph_def.node if node.op.startswith("Farandole")]
+    assert not strange, "plain TensorFlow does not know these"
     assert TFInputGraph.fromGraphDef(definition, ["points"], ["Softmax"]).frozen.outputs == again.frozen.outputs
 
 
@@ -308,6 +314,14 @@ def check_mistakes_are_named(rank: int, size: int, folder: Path) -> None:
     if size > 1:
         fails(apart(distributed=False), path, ConfigError, "wrap its optimizer in hvd.DistributedOptimizer")
     fails(apart(counts=False), path, ConfigError, "train_op does not count steps")
+    nan = rows_of(24)
+    nan["x"][0, 0] = np.nan
+    told: list[str] = []
+    with mock.patch.object(loop, "log_to_driver", told.append):
+        fit(job_of(folder / "nan", features={"x": "points"}, max_steps=6), shard_of(folder / "nan", nan, rank, size))
+    if rank == 0:
+        assert told[0] == "warning: column 'x': 1 of 24 rows hold NaN; fill them or drop these rows first"
+        assert told[1].startswith("the loss is nan in step ") and len(told) == 2
     nothing = replace(apart(), model_fn=lambda features, labels, mode: 5)
     fails(nothing, path, ConfigError, "must return a farandole.tensorflow.estimator.EstimatorSpec, got int")
     strange = replace(apart(), model_fn=lambda features, targets: None)
@@ -346,3 +360,12 @@ def check_specs(rank: int, size: int, folder: Path) -> None:
         first = EstimatorSpec(ModeKeys.PREDICT, rows, export_outputs={"a": several["a"]}).export_outputs
         assert first["serving_default"] is first["a"] and list(first["a"].outputs) == ["scores"]
         assert sorted(EstimatorSpec(ModeKeys.PREDICT, rows, export_outputs=several).export_outputs) == ["a", "b"]
+
+
+def check_writers_of_one_second_keep_their_files(rank: int, size: int, folder: Path) -> None:
+    own = folder / str(rank)
+    for step in (1, 2, 3):
+        writers = Writers(own)
+        writers.add("eval", {"loss": 0.5}, step)
+        writers.close()
+    assert events(own / "eval") == {"loss": [(1, 0.5), (2, 0.5), (3, 0.5)]}

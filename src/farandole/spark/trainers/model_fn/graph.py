@@ -1,7 +1,7 @@
 """Model functions in graphs of TensorFlow 1: training, evaluation and export, each in a graph of its own."""
 
 import inspect
-import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +22,6 @@ from farandole.tensorflow.estimator import EstimatorSpec, ModeKeys, RunConfig
 from farandole.tensorflow.estimator.spec import SERVING
 
 __all__ = ["Built", "GraphProgram", "call", "config_of"]
-
-log = logging.getLogger(__name__)
 
 v1 = tf.compat.v1
 
@@ -240,7 +238,8 @@ def call(
 
 
 def _placeholder(name: str, dtype: str, width: int | None) -> Any:
-    return v1.placeholder(dtype, [None] if width is None else [None, width], name=name)
+    known = re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_.\\/-]*", name)  # TensorFlow refuses other names of operations
+    return v1.placeholder(dtype, [None] if width is None else [None, width], name=name if known else None)
 
 
 def _saver(config: RunConfig) -> Any:
@@ -260,7 +259,8 @@ def _require_exchange(training: Built) -> None:
     variables = training.graph.get_collection(v1.GraphKeys.TRAINABLE_VARIABLES)
     nodes = training.graph.as_graph_def()
     kinds = {node.op for part in (nodes, *nodes.library.function) for node in _nodes_of(part)}
-    if hvd.size() > 1 and variables and not kinds & {"FarandoleAllreduce", "FarandoleAllgather"}:
+    exchanges = {kind for kind in kinds if kind.startswith("Farandole")} - {"FarandoleBroadcast", "FarandolePlace"}
+    if hvd.size() > 1 and variables and not exchanges:
         raise ConfigError(
             "modelFn", "trains each rank apart from the others; wrap its optimizer in hvd.DistributedOptimizer"
         )

@@ -39,6 +39,7 @@ class KerasProgram:
         model(self._inputs.arrays(_zeros(table)))  # builds a subclassed model
         if not isinstance(model.optimizer, Front):
             model.optimizer = hvd_keras.DistributedOptimizer(model.optimizer)
+        model.jit_compile = False  # XLA cannot compile TensorFlow's collectives
         model.optimizer.build(model.trainable_variables)
         keras.utils.set_random_seed(job.seed + hvd.rank())
         self._count = tf.Variable(0, dtype=tf.int64)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from farandole.core.operations.objects import allgather_object
-from farandole.core.public import init, rank, shutdown
+from farandole.core.public import init, rank, shutdown, size
 from farandole.spark.child import shard
 from farandole.spark.logs import log_to_driver, send
 from farandole.spark.progress import Progress
@@ -57,6 +57,14 @@ class _Loop:
         self._job, self._rows, self._program, self._folder = job, rows, program, folder
         self._saved_at = time.monotonic()
         self._lost = False  # the loss is no number any more
+        train, held = rows.train.plan.total, 0 if rows.validate is None else rows.validate.plan.total
+        kinds = ", ".join(f"{name} {kind}" for name, kind in rows.kinds.items())
+        self._say(f"{train} rows train, {held} validate, on {size()} ranks: {kinds}; {program.step} steps are made")
+        for name, count in rows.nans.items():
+            told = (
+                f"warning: column {name!r}: {count} of {train + held} rows hold NaN; fill them or drop these rows first"
+            )
+            self._say(told, always=True)
 
     def run(self) -> None:
         """Make the steps that are left, of which there may be none."""

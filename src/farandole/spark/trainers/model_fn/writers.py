@@ -1,5 +1,7 @@
 """TensorBoard curves of a run, in the folders of training and evaluation."""
 
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ class Writers:
         assert self._folder is not None, "only rank 0 writes"
         if name not in self._files:
             with tf.Graph().as_default():  # it refuses to be made where TensorFlow is eager
-                self._files[name] = tf.compat.v1.summary.FileWriter(str(self._folder / name))
+                # TensorFlow's own names have seconds, and a writer empties a file of its name.
+                suffix = f".{os.getpid()}.{time.time_ns()}"
+                self._files[name] = tf.compat.v1.summary.FileWriter(str(self._folder / name), filename_suffix=suffix)
         return self._files[name]
 
     def add(self, name: str, values: Mapping[str, float], step: int) -> None:
