@@ -19,6 +19,7 @@ _EXTRAS = {
     "pyarrow": ("PyArrow", "data", "spark"),
     "pyiceberg": ("PyIceberg", "iceberg"),
     "pyspark": ("PySpark", "spark"),
+    "ray": ("Ray", "ray"),
     "tensorflow": ("TensorFlow", "tensorflow"),
     "torch": ("PyTorch", "torch"),
 }

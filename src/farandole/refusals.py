@@ -160,10 +160,12 @@ ABSENT_MODULES: Mapping[str, str] = {
     "horovod.tensorflow.data": "no services of tf.data are started; farandole.data reads ahead on each rank, and gives "
     "each row once",
     "horovod.mxnet": "MXNet comes in a later version",
-    "horovod.ray": "farandole starts no ranks through Ray",
     **{f"horovod.runner.{module}": _INSIDE for module in ("http", "driver", "service", "task", "util")},
     "horovod.runner.common.service": _INSIDE,
     **{f"horovod.runner.common.util.{module}": why for module, why in _RUNNER_UTIL.items()},
+    **{f"horovod.ray.{module}": _INSIDE for module in ("strategy", "worker", "adapter", "driver_service", "utils")},
+    "horovod.ray.elastic": ELASTIC,
+    "horovod.ray.elastic_v2": ELASTIC,
     "horovod.spark.lightning": "the Lightning estimator comes in a later version",
     **dict.fromkeys(
         ("petastorm.unischema", "petastorm.codecs", "petastorm.etl", "petastorm.ngram"),
@@ -192,6 +194,7 @@ ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
         ("vars_to_refs", "refs_to_vars"), "variable.ref() and its deref() do the same"
     ),
     "horovod.common.util": {"get_average_backwards_compatibility_fun": "pass op= to the operation"},
+    "horovod.ray": {"ElasticRayExecutor": ELASTIC},
     "horovod.spark": {"run_elastic": ELASTIC},
     "horovod.spark.runner": {"run_elastic": ELASTIC},
     "horovod.spark.common.store": dict.fromkeys(

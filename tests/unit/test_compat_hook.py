@@ -138,7 +138,7 @@ sys.exit(run_commandline(["--check-build"]))
 
 
 def test_without_any_framework_and_spark_each_module_names_what_to_install() -> None:
-    packages = ("jax", "keras", "pyspark", "tensorflow", "torch")
+    packages = ("jax", "keras", "pyspark", "ray", "tensorflow", "torch")
     done = python(WITHOUT.format(packages=packages))
     assert (done.returncode, done.stderr) == (0, "")
     said = done.stdout.splitlines()
@@ -160,7 +160,7 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
     [
         ("from horovod.spark.lightning import TorchEstimator", "horovod.spark.lightning is not part of farandole"),
         ("import horovod.mxnet", "MXNet comes in a later version"),
-        ("from horovod.ray import RayExecutor", "farandole starts no ranks through Ray"),
+        ("from horovod.ray import ElasticRayExecutor", "elastic"),
         ("from horovod.spark import run_elastic", "horovod.spark.run_elastic is not part of farandole"),
         (
             "from horovod.torch.mpi_ops import HorovodAllreduce",

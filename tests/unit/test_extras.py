@@ -49,6 +49,7 @@ STATEMENTS = [
     ("pyspark", "import farandole.spark.torch", "farandole.spark.torch needs PySpark", "spark"),
     ("pyspark", "import farandole.spark.keras", "farandole.spark.keras needs PySpark", "spark"),
     ("pyspark", "import farandole.spark.converter", "farandole.spark.converter needs PySpark", "spark"),
+    ("ray", "from farandole.ray import RayExecutor", "farandole.ray needs Ray", "ray"),
     ("fsspec", "import farandole.spark.store", "farandole.spark.store needs fsspec", "spark"),
 ]
 # Packages that a statement loads before the one that it misses.

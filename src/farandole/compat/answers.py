@@ -52,7 +52,7 @@ class Answer:
 
 
 # By package: the extra that installs it.
-_EXTRAS = {"pyspark": "spark", "torch": "torch", "tensorflow": "tensorflow", "keras": "keras"}
+_EXTRAS = {"pyspark": "spark", "torch": "torch", "tensorflow": "tensorflow", "keras": "keras", "ray": "ray"}
 
 _BASICS = """
 init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
@@ -234,6 +234,8 @@ MODULES: Mapping[str, Answer] = {
             "HorovodModel": "farandole.spark.transformer:DataFrameModel",
         }
     ),
+    "horovod.ray": Answer(own=_from("farandole.compat.ray", "RayExecutor"), needs="ray"),
+    "horovod.ray.runner": Answer(own=_from("farandole.compat.ray", "RayExecutor")),
     # Databricks
     "sparkdl": Answer(
         own={

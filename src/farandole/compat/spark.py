@@ -1,12 +1,10 @@
 """The function `horovod.spark.run`, its backend, and `HorovodRunner`, with compat installed on their ranks."""
 
 import functools
-import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from farandole.compat.hook import install
-from farandole.launch.pickling import dumps
+from farandole.compat.answering import answering
 from farandole.spark.backend import Backend, default_num_proc
 from farandole.spark.backend import SparkBackend as OwnBackend
 from farandole.spark.runner import HorovodRunner as Runner
@@ -15,25 +13,6 @@ from farandole.spark.session import run as run_in_spark
 __all__ = ["Backend", "HorovodRunner", "SparkBackend", "default_num_proc", "run"]
 
 T = TypeVar("T")
-
-
-class Answering(functools.partial[T]):
-    """A function that installs compat where it is unpickled, before its own modules are imported there."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (dumps((self.func, self.args, self.keywords)),)
-
-
-def _unpickle(data: bytes) -> functools.partial[object]:
-    install()
-    func, args, keywords = pickle.loads(data)
-    return functools.partial(func, *args, **keywords)
-
-
-def answering(fn: Callable[..., T]) -> Callable[..., T]:
-    """Return the function with compat installed wherever it is unpickled."""
-    # It has the function's name, which jobs and their errors show.
-    return functools.update_wrapper(Answering(fn), fn, updated=())
 
 
 def run(fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:

@@ -1,0 +1,16 @@
+"""The class `horovod.ray.RayExecutor`, with compat installed on its ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+from farandole.compat.answering import answering
+from farandole.ray.executor import RayExecutor as Executor
+
+__all__ = ["RayExecutor"]
+
+
+class RayExecutor(Executor):
+    """The class `horovod.ray.RayExecutor`; see `farandole.ray.RayExecutor`."""
+
+    def _prepared(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return answering(super()._prepared(fn))

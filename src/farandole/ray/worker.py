@@ -1,0 +1,55 @@
+"""Actor of one rank: a process of its own, in which the user's functions are called."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray.util
+
+from farandole.handshake import new_secret
+from farandole.launch.reserved import ReservedPort
+from farandole.other_launchers import note_launches
+from farandole.rendezvous_server import RendezvousServer
+from farandole.topology import host_identity, interface_address
+
+__all__ = ["RankActor"]
+
+
+class RankActor:
+    """State of the actor; each public method is called by the executor."""
+
+    def __init__(self) -> None:
+        self._server: RendezvousServer | None = None
+        self._port: ReservedPort | None = None
+        self._executable: object = None
+
+    def host(self) -> str:
+        """Return the identity of this rank's host."""
+        return host_identity()
+
+    def serve(self, size: int, interface: str | None) -> tuple[str, bytes, int]:
+        """Serve the rendezvous of all ranks, as rank 0; return its address, the secret, and a port for torch.
+
+        It is at the address by which Ray knows this node, unless an interface is named."""
+        secret = new_secret()
+        host = ray.util.get_node_ip_address() if interface is None else interface_address(interface)
+        self._server = RendezvousServer(size, secret, host=host)
+        self._port = ReservedPort()
+        return self._server.address, secret, self._port.port
+
+    def enter(self, env: Mapping[str, str]) -> None:
+        """Make this process the rank that `env` describes."""
+        os.environ.update(note_launches(os.environ))
+        os.environ.update(env)
+
+    def create(self, make: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Make the object that `execute` hands to functions."""
+        self._executable = make(*args, **kwargs)
+
+    def execute(self, fn: Callable[[Any], Any]) -> Any:
+        """Return `fn` of the rank's object."""
+        return fn(self._executable)
+
+    def run(self, fn: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+        """Return the value of a call."""
+        return fn(*args, **kwargs)
