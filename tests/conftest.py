@@ -112,7 +112,7 @@ def leak_police(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def frameworks() -> None:
-    """Import TensorFlow, Keras and Ray if they are there: they change the environment, which is none of a test's doing."""
+    """Import TensorFlow, Keras and Ray if they are there: no test is to blame for the variables that they set."""
     for name in ("tensorflow", "keras", "ray"):
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)

@@ -17,6 +17,7 @@ ENVIRONMENT = (
     PACKAGE / "other_launchers.py",
     PACKAGE / "bootstrap",
     PACKAGE / "launch",
+    PACKAGE / "ray" / "worker.py",
     PACKAGE / "spark",
     PACKAGE / "compat" / "children.py",
     PACKAGE / "integrations" / "mpi_operator.py",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from farandole.compat.spark import answering
+from farandole.compat.answering import answering
 from farandole.spark.tensorflow import HorovodEstimator as Estimator
 from farandole.spark.trainers.model_fn.job import ModelFnJob
 from farandole.spark.trainers.tensorflow_graph import FrozenGraph
