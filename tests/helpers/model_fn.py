@@ -14,6 +14,7 @@ import tensorflow as tf
 import farandole.tensorflow as hvd
 from farandole.errors import ConfigError, DataError
 from farandole.spark.store import Store
+from farandole.spark.tensorflow import HorovodEstimator
 from farandole.spark.tf_transformer import TFInputGraph
 from farandole.spark.trainers.keras_model import DumpedModel
 from farandole.spark.trainers.model_fn import loop
@@ -324,6 +325,8 @@ def check_mistakes_are_named(rank: int, size: int, folder: Path) -> None:
         assert told[1].startswith("the loss is nan in step ") and len(told) == 2
     nothing = replace(apart(), model_fn=lambda features, labels, mode: 5)
     fails(nothing, path, ConfigError, "must return a farandole.tensorflow.estimator.EstimatorSpec, got int")
+    anything = replace(apart(), model_fn=lambda **given: sorted(given))
+    fails(anything, path, ConfigError, "EstimatorSpec, got list")
     strange = replace(apart(), model_fn=lambda features, targets: None)
     fails(strange, path, ConfigError, "has the arguments targets; it is given features, labels, mode")
     few = {name: values[: size + 1] for name, values in rows_of(24).items()}
@@ -369,3 +372,22 @@ def check_writers_of_one_second_keep_their_files(rank: int, size: int, folder: P
         writers.add("eval", {"loss": 0.5}, step)
         writers.close()
     assert events(own / "eval") == {"loss": [(1, 0.5), (2, 0.5), (3, 0.5)]}
+
+
+def check_an_estimator_with_a_keras_model_is_kept(rank: int, size: int, folder: Path) -> None:
+    model = keras.Sequential([keras.Input([WIDTH]), keras.layers.Dense(CLASSES)])
+    model.compile(keras.optimizers.SGD(0.125, momentum=0.5), "mse", metrics=["mae"])
+    facts, files = HorovodEstimator(modelFn=model, featureMapping={"x": "points"})._contents()
+    kept = mock.Mock(read=files.__getitem__)
+    again = HorovodEstimator._revived(facts, kept)
+    assert again.getFeatureMapping() == {"x": "points"}
+    loaded: Any = again.getModelFn()
+    assert (float(loaded.optimizer.learning_rate), loaded.optimizer.momentum, loaded.loss) == (0.125, 0.5, "mse")
+    for one, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    def plain(features: Any, **others: Any) -> Any:
+        return features
+
+    facts, files = HorovodEstimator(modelFn=plain)._contents()
+    assert HorovodEstimator._revived(facts, mock.Mock(read=files.__getitem__)).getModelFn()(3) == 3

@@ -24,7 +24,8 @@ def choose_program(job: ModelFnJob, table: Table, folder: Path | None) -> Progra
     model_fn = job.model_fn
     if isinstance(model_fn, DumpedModel):
         return KerasProgram(job, table, folder, model_fn.load())
-    if "features" in inspect.signature(model_fn).parameters:
+    taken = inspect.signature(model_fn).parameters.values()
+    if any(each.name == "features" or each.kind == each.VAR_KEYWORD for each in taken):
         training = Built(job, table, ModeKeys.TRAIN, seed=job.seed + hvd.rank())
         if not isinstance(training.given, keras.Model):
             return GraphProgram(job, table, folder, training)
