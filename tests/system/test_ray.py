@@ -154,6 +154,31 @@ def test_the_rank_that_failed_first_is_reported(run: Run) -> None:
     assert not any("\x1b" in line for line in lines if "(raylet)" not in line)
 
 
+def test_ctrl_c_ends_the_ranks(run: Run) -> None:
+    said = run("""
+    import threading
+    executor = RayExecutor(num_workers=2)
+    executor.start()
+    pids = executor.run(os.getpid)
+    threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,)).start()
+    before = time.monotonic()
+    try:
+        executor.run(time.sleep, [100])
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic() - before < 60)
+    for _ in range(300):
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            break
+        time.sleep(0.1)
+    print("left", [pid for pid in pids if os.path.exists(f"/proc/{pid}")])
+    try:
+        executor.run(total)
+    except ValueError as error:
+        print(error)
+    """)
+    assert said.splitlines() == ["interrupted True", "left []", "start: no ranks run; call start() first"]
+
+
 def test_places(run: Run) -> None:
     run("""
     from farandole.errors import SlotsError
