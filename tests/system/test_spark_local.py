@@ -282,7 +282,7 @@ def test_a_failing_query_is_not_blamed_on_a_rank(spark: SparkSession, mark: str)
 @pytest.mark.skipif(
     pyspark.__version__.startswith("4.0."), reason="PySpark 4.0 calls Spark within a call on Ctrl-C: a Py4JError"
 )
-def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
+def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str, caplog: pytest.LogCaptureFixture) -> None:
     def main() -> None:
         send("started", {})
         threading.Event().wait(HANGS)
@@ -300,6 +300,7 @@ def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
     assert time.monotonic() - started < HANGS
     assert wait_until_gone(mark, 20) == []
     assert last_job(spark)["status"] == "FAILED"
+    assert "while sending command" not in caplog.text, "py4j shows traces"
 
 
 def test_a_task_that_fails_beside_its_rank_says_why(spark: SparkSession, mark: str) -> None:

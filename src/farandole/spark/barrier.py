@@ -7,11 +7,12 @@ import pickle
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal, TypeVar
 
-from pyspark import SparkContext
+from pyspark import InheritableThread, SparkContext
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from farandole.config import Config
@@ -253,12 +254,25 @@ def _stage(
 
 
 def _collect(stage: DataFrame, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None]) -> list[Row]:
+    rows: Future[list[Row]] = Future()
+
+    def collect() -> None:
+        try:
+            rows.set_result(stage.collect())
+        except BaseException as error:
+            rows.set_exception(error)
+
+    # On a thread of its own. Within a call of py4j, Ctrl-C would end in pages of its traces: PySpark's handler of the
+    # signal makes another call on the connection that waits. The thread inherits the job group.
+    thread = InheritableThread(target=collect, session=stage.sparkSession, name="farandole-collect", daemon=True)
+    thread.start()
     try:
-        return stage.collect()
+        return rows.result()
     except BaseException as error:
         # Ctrl-C among others. Ranks end within a second, where Spark's kill takes two or three.
         driver_log.cancel(f"the job has ended: {type(error).__name__}")
         cancel()
+        thread.join(LEAVE.total_seconds())
         if not isinstance(error, Exception):
             driver_log.drain(LEAVE)
             raise
