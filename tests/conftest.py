@@ -16,6 +16,7 @@ import pytest
 import spark_archive
 
 from helpers.leaks import Snapshot
+from helpers.programs import end_warm
 
 CHECK_JAVA = Path(__file__).parent.parent / "tools" / "check_java.sh"
 
@@ -82,8 +83,9 @@ def _slow_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_sessionfinish() -> None:
-    """End the Spark session that modules share."""
+    """End what tests share: the Spark session and the processes that programs are forked from."""
     _end_spark()
+    end_warm()
 
 
 def _end_spark() -> None:

@@ -184,7 +184,7 @@ def test_average_is_deprecated_and_excludes_op(binding: Binding) -> None:
             binding.hvd.allreduce(tensor, average=True, op=Sum)
 
     # Warnings are caught per process, so the ranks must not catch them at the same time.
-    run_ranks(2, body, how="processes")
+    run_ranks(2, body, how="processes", framework="torch")
 
 
 @every_functional

@@ -175,7 +175,7 @@ def test_every_operation_in_a_set(binding: Binding, hosts: int) -> None:
 
 @every_binding
 def test_every_operation_in_a_set_of_processes(binding: Binding) -> None:
-    run_ranks(4, use_every_operation, binding.name, how="processes", timeout=50)
+    run_ranks(4, use_every_operation, binding.name, how="processes", timeout=50, framework="torch")
 
 
 def use_every_operation(context: Context, name: str) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from helpers.programs import outliving
+
 __all__ = ["Snapshot"]
 
 PATIENCE = (
@@ -74,8 +76,9 @@ def _threads() -> Iterator[str]:
 
 
 def _children() -> Iterator[str]:
+    shared = outliving()
     for task in Path("/proc/self/task").iterdir():
-        yield from _read(task / "children").split()
+        yield from set(_read(task / "children").split()) - shared
 
 
 def _command(pid: str) -> str:

@@ -21,6 +21,7 @@ from farandole.handshake import Deadline, new_secret, recv_frame, send_frame
 from farandole.rendezvous import RendezvousServer
 from farandole.topology import JobEnvironment
 from helpers.outcomes import Death, Outcome
+from helpers.programs import WarmProcess
 
 __all__ = ["run_processes"]
 
@@ -33,13 +34,21 @@ CHILD = Path(__file__).with_name("rank_process.py")
 class _Child:
     """One rank's process: its own group, its output in a file, its result on a socket."""
 
-    def __init__(self, rank: int, env: dict[str, str], prefix: Sequence[str]) -> None:
+    def __init__(self, rank: int, env: dict[str, str], prefix: Sequence[str], framework: str | None) -> None:
         self.rank = rank
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
         self.channel, theirs = socket.socketpair()
+        self.process: subprocess.Popen[bytes] | WarmProcess
         with theirs:
+            command = [*prefix, sys.executable, str(CHILD), str(theirs.fileno())]
+            if framework is not None:
+                output = self.output.fileno()
+                self.process = WarmProcess(
+                    command, framework, env=env, stdout=output, stderr=output, pass_fds=(theirs.fileno(),)
+                )
+                return
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, str(CHILD), str(theirs.fileno())],
+                command,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=self.output,
@@ -93,14 +102,16 @@ class _Child:
 class _Children:
     """All ranks' processes, none of which outlives the `with` block."""
 
-    def __init__(self, envs: list[dict[str, str]], prefixes: Sequence[Sequence[str]]) -> None:
+    def __init__(
+        self, envs: list[dict[str, str]], prefixes: Sequence[Sequence[str]], framework: str | None = None
+    ) -> None:
         self.all: list[_Child] = []
-        self.envs, self.prefixes = envs, prefixes
+        self.envs, self.prefixes, self.framework = envs, prefixes, framework
 
     def __enter__(self) -> Self:
         try:
             for rank, (env, prefix) in enumerate(zip(self.envs, self.prefixes, strict=True)):
-                self.all.append(_Child(rank, env, prefix))
+                self.all.append(_Child(rank, env, prefix, self.framework))
         except BaseException:
             self.__exit__()
             raise
@@ -121,10 +132,12 @@ def run_processes(
     dies: Collection[int] = (),
     address: str = "127.0.0.1",
     prefixes: Sequence[Sequence[str]] | None = None,
+    framework: str | None = None,
 ) -> list[Outcome]:
     """Run `body(context, *args)` in `size` processes; return the outcomes in the order in which they came.
 
-    The ranks meet at `address`; `prefixes` are the words before each rank's command, such as `ip netns exec`."""
+    The ranks meet at `address`; `prefixes` are the words before each rank's command, such as `ip netns exec`.
+    With a `framework`, which excludes `prefixes`, its modules are imported already when a process starts."""
     task = _pickled(body, args, config)
     secret = new_secret()
     with RendezvousServer(size, secret, host=address) as server:
@@ -133,7 +146,7 @@ def run_processes(
             | JobEnvironment(rank=rank, size=size, rendezvous=server.address, secret=secret, job="test").write()
             for rank in range(size)
         ]
-        with _Children(envs, prefixes or [()] * size) as children, selectors.DefaultSelector() as selector:
+        with _Children(envs, prefixes or [()] * size, framework) as children, selectors.DefaultSelector() as selector:
             for child in children.all:
                 child.channel.settimeout(30)
                 with contextlib.suppress(BrokenPipeError):  # it is dead already; its outcome says so

@@ -33,17 +33,22 @@ def run_ranks(
     config: Config | None = None,
     dies: Collection[int] = (),
     hosts: int = 1,
+    framework: str | None = None,
 ) -> list[T]:
     """Run `body(context, *args)` on each of `size` ranks and return the results in rank order.
 
     Blocks until all ranks are done, at most `timeout` seconds. The first failure ends the other ranks. Raises
     `RanksFailed` with one titled trace per failed rank; a rank that hangs shows where each of its threads stands.
     Nothing that was started here survives the call. A rank in `dies` (processes only) must end its own process;
-    its result is the `Death` it died. With `hosts` (threads only) rank r believes to be on host r % hosts."""
+    its result is the `Death` it died. With `hosts` (threads only) rank r believes to be on host r % hosts.
+    With a `framework` (processes only) its modules are imported already when a rank's process starts."""
     if how == "processes":
         assert hosts == 1, "processes take their host from the machine"
-        outcomes = run_processes(size, body, args, timeout=timeout, config=config or Config(), dies=dies)
+        outcomes = run_processes(
+            size, body, args, timeout=timeout, config=config or Config(), dies=dies, framework=framework
+        )
     else:
+        assert framework is None, "threads share the modules of this process"
         assert not dies, "a thread cannot die alone: use how='processes'"
         outcomes = _Threads(size, body, args, config, hosts).run(timeout)
     failures = sorted((each for each in outcomes if each.failed), key=lambda each: each.at)

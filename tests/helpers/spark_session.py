@@ -13,6 +13,8 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from helpers.programs import warm_spark
+
 __all__ = ["end_local_session", "last_job", "local_session", "session", "tasks_of"]
 
 LOCALHOST = "127.0.0.1"
@@ -68,9 +70,12 @@ def session(master: str, **settings: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def _environment() -> Iterator[None]:
+    variables = warm_spark("torch")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", LOCALHOST)
+        for name, value in variables.items():
+            patch.setenv(name, value)
         yield
 
 

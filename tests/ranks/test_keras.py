@@ -10,6 +10,7 @@ import pytest
 from farandole.config import Config
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
+from helpers.warm import FRAMEWORKS
 
 CASES = ("keras_training", "keras_callbacks", "keras_values")
 
@@ -35,5 +36,6 @@ def test_two_ranks(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KERAS_BACKEND", backend)
     # So that one rank's failure is not reported after the other's long wait.
     config = Config(collective_timeout=timedelta(seconds=60))
-    done = run_ranks(2, check_everything, tmp_path, how="processes", config=config, timeout=360.0)
+    framework = backend if backend in FRAMEWORKS else None
+    done = run_ranks(2, check_everything, tmp_path, how="processes", config=config, timeout=360.0, framework=framework)
     assert done[0] == done[1] > 0

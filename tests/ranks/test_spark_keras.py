@@ -12,6 +12,7 @@ pytest.importorskip("pyspark")
 from farandole.config import Config
 from farandole.core.context import Context
 from helpers.ranks import run_ranks
+from helpers.warm import FRAMEWORKS
 
 
 def check_everything(context: Context, folder: Path) -> list[str]:
@@ -33,5 +34,6 @@ def test_two_ranks(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             pytest.skip(f"{package} is not installed")
     monkeypatch.setenv("KERAS_BACKEND", backend)
     config = Config(collective_timeout=timedelta(seconds=60))
-    done = run_ranks(2, check_everything, tmp_path, how="processes", config=config, timeout=360.0)
+    framework = backend if backend in FRAMEWORKS else None
+    done = run_ranks(2, check_everything, tmp_path, how="processes", config=config, timeout=360.0, framework=framework)
     assert done[0] == done[1] != []

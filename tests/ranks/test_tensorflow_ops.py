@@ -312,7 +312,7 @@ def test_a_function_hears_of_a_rank_that_is_killed() -> None:
             ask([tf.ones(3)] * 20)
         return str(caught.value)
 
-    text, _ = run_ranks(2, body, how="processes", dies={1}, timeout=150)
+    text, _ = run_ranks(2, body, how="processes", dies={1}, timeout=150, framework="tensorflow")
     assert "failed: rank 1 is lost (its process was killed or crashed)" in text
 
 

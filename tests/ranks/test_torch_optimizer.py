@@ -196,7 +196,7 @@ def test_step_after_synchronize_warns_once_and_does_not_reduce_twice() -> None:
         return [str(warning.message) for warning in caught]
 
     # Warnings are caught per process.
-    for texts in run_ranks(2, body, how="processes"):
+    for texts in run_ranks(2, body, how="processes", framework="torch"):
         assert len(texts) == 1
         assert "optimizer.step() called without optimizer.skip_synchronize()" in texts[0]
 
@@ -267,7 +267,7 @@ def test_the_others_hear_which_rank_has_died() -> None:
                 optimizer.step()
         assert caught.value.rank == 1
 
-    run_ranks(3, body, how="processes", dies={1})
+    run_ranks(3, body, how="processes", dies={1}, framework="torch")
 
 
 def test_misuse_is_an_assertion() -> None:

@@ -198,7 +198,7 @@ def test_values_that_are_no_tensors_are_left_alone() -> None:
         return [str(warning.message) for warning in caught]
 
     # Warnings are caught per process.
-    for texts in run_ranks(2, body, how="processes"):
+    for texts in run_ranks(2, body, how="processes", framework="torch"):
         assert texts == ["_extra_state: no tensors, not broadcast; use broadcast_object"]
 
 

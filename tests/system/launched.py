@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from helpers.programs import run
+
 __all__ = ["PATIENCE", "REAPED", "Watch", "command", "farandole", "launched", "wait_for_files"]
 
 PATIENCE = 60.0  # seconds; this machine may be busy
@@ -22,9 +24,15 @@ def command(*words: str) -> list[str]:
 
 
 def farandole(
-    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 120.0
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 120.0,
+    framework: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+    """Run the command to its end; with a `framework`, in processes that have imported its modules already."""
+    if framework is not None:
+        return run(command(*words), framework=framework, env={**os.environ, **(env or {})}, cwd=cwd, timeout=timeout)
     return subprocess.run(
         command(*words),
         env={**os.environ, **(env or {})},

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from farandole.compat.answers import IMPORTABLE
+from helpers.programs import run
 from system.launched import farandole
 
 pytest.importorskip("torch")
@@ -22,7 +23,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "horovod_unchanged.py"
 
 def horovodrun(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "farandole.compat.horovodrun", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, start_new_session=True)
+    return run(command, cwd=cwd)
 
 
 def epochs(output: str) -> dict[int, tuple[float, float]]:
@@ -55,7 +56,7 @@ def test_farandole_run_gives_the_same_and_goes_on_from_the_checkpoint(
     def run(last: int) -> dict[int, tuple[float, float]]:
         options = ["--epochs", str(last), "--checkpoint-format", str(tmp_path / "{epoch}")]
         program = [sys.executable, "-m", "farandole.compat", str(EXAMPLE), *options]
-        done = farandole("run", "-np", "2", *program, timeout=120)
+        done = farandole("run", "-np", "2", *program, framework="torch")
         assert (done.returncode, done.stderr) == (0, "")
         return epochs(done.stdout)
 

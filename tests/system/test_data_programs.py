@@ -44,7 +44,7 @@ def test_the_example_goes_on_with_4_then_2_then_3_ranks(tmp_path: Path) -> None:
     seen = 0
     for size, steps in ((4, ["--steps", "5"]), (2, ["--steps", "5"]), (3, [])):
         options = ("--folder", str(tmp_path / "digits"), "--state", str(tmp_path / "state.json"), *steps)
-        done = farandole("run", "-np", str(size), sys.executable, str(EXAMPLE), *options)
+        done = farandole("run", "-np", str(size), sys.executable, str(EXAMPLE), *options, framework="torch")
         assert done.returncode == 0, done.stdout + done.stderr
         found = re.search(r"(\d+) steps, (\d+) rows on (\d+) ranks", done.stdout)
         assert found is not None and int(found[3]) == size

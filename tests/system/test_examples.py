@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import programs
 from helpers.installed import require, require_imports_of
 from system.launched import farandole
 
@@ -37,9 +38,14 @@ ALL = [(program, options) for program in PROGRAMS for options in RUNS.get(progra
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
+def framework_of(program: str) -> str:
+    return "torch" if program.startswith("torch") else "tensorflow"
+
+
 def run(program: str, *options: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     """Run an example on two ranks, in an empty folder."""
-    return farandole("run", "-np", "2", sys.executable, str(EXAMPLES / program), *options, cwd=cwd, timeout=200)
+    command = ["run", "-np", "2", sys.executable, str(EXAMPLES / program), *options]
+    return farandole(*command, cwd=cwd, timeout=200, framework=framework_of(program))
 
 
 def accuracies(output: str) -> list[float]:
@@ -77,18 +83,16 @@ def test_a_program_of_tensorflow_1_runs_unchanged(tmp_path: Path) -> None:
     program = [sys.executable, str(EXAMPLES / "tensorflow_v1_session.py"), "--steps", "200", "--checkpoint-dir", "kept"]
     command = [sys.executable, "-m", "farandole.compat.horovodrun", "-np", "2", *program]
 
-    def run() -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=200, start_new_session=True
-        )
+    def train() -> "subprocess.CompletedProcess[str]":
+        return programs.run(command, framework="tensorflow", cwd=tmp_path, timeout=200)
 
-    done = run()
+    done = train()
     assert done.returncode == 0, done.stderr
     one, other = accuracies(done.stdout)
     assert one == other > 0.8
     assert (tmp_path / "kept" / "model.ckpt-100.index").exists()  # of 200 steps each rank makes half
     # The checkpoint of rank 0 says that nothing is left to do, and no rank waits for another.
-    assert run().returncode == 0
+    assert train().returncode == 0
 
 
 @pytest.mark.spark
@@ -97,9 +101,9 @@ def test_a_program_of_tensorflow_1_runs_in_tasks_of_spark(tmp_path: Path) -> Non
     require_imports_of(EXAMPLES / "tensorflow_v1_session.py")
     program = [str(EXAMPLES / "tensorflow_v1_session.py"), "--steps", "200", "--runner", "2"]
     command = [sys.executable, "-m", "farandole.compat", *program]
-    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+    environment = {**os.environ, **programs.warm_spark("tensorflow"), "SPARK_CONF_DIR": str(tmp_path)}
     (tmp_path / "spark-defaults.conf").write_text("spark.master local[2]\nspark.ui.enabled false\n")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    done = programs.run(command, framework="tensorflow", cwd=tmp_path, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     (accuracy,) = accuracies(done.stdout)
     assert accuracy > 0.8

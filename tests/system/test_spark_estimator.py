@@ -4,7 +4,6 @@ import importlib.util
 import io
 import logging
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,6 +30,7 @@ from farandole.spark.functions import argmax, sigmoid, softmax
 from farandole.spark.store import FilesystemStore, Store
 from farandole.spark.torch import TorchEstimator, TorchModel
 from farandole.spark.trainers.checkpoint import Checkpoint
+from helpers.programs import run, warm_spark
 from helpers.spark_session import last_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -303,8 +303,7 @@ def test_saved_estimators_and_models_work_in_a_new_session(
 
     want = [row["guess"] for row in fitted.transform(data).orderBy("id").collect()]
     command = [sys.executable, "-c", LOAD_AND_TRANSFORM, str(tmp_path), str(tmp_path / "rows")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    done = run(command, env={**os.environ, **warm_spark("torch")}, timeout=250)
     assert done.returncode == 0, done.stderr[-4000:]
     assert [line for line in done.stdout.splitlines() if line.startswith(("predicted", "again", "facts"))] == [
         f"predicted {want}",

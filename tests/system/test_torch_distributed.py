@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ import farandole as launcher
 from farandole.core.context import Context
 from farandole.errors import PeerLost
 from farandole.launch.reserved import ReservedPort
+from helpers.programs import run
 from helpers.ranks import run_ranks
 from system.launched import farandole
 
@@ -180,7 +180,7 @@ def lose(context: Context, store: str) -> None:
 
 
 def test_a_killed_rank_is_named_on_all_others(tmp_path: Path) -> None:
-    run_ranks(3, lose, str(tmp_path / "store"), how="processes", dies={2})
+    run_ranks(3, lose, str(tmp_path / "store"), how="processes", dies={2}, framework="torch")
 
 
 @pytest.fixture
@@ -191,16 +191,14 @@ def torchrun() -> Iterator[list[str]]:
 
 
 def test_the_example_below_our_launcher() -> None:
-    done = farandole("run", "-np", "2", sys.executable, str(EXAMPLE), timeout=150)
+    done = farandole("run", "-np", "2", sys.executable, str(EXAMPLE), timeout=150, framework="torch")
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) > 0.85
 
 
 def test_the_example_below_torchrun(torchrun: list[str]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*torchrun, str(EXAMPLE)], env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
+    done = run([*torchrun, str(EXAMPLE)], env=environment, timeout=150)
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) > 0.85
 
@@ -221,7 +219,7 @@ def test_init_below_torchrun_beside_a_process_group(torchrun: list[str], tmp_pat
     (tmp_path / "train.py").write_text(INIT_AND_GROUP)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [*torchrun, str(tmp_path / "train.py")]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    done = run(words, env=environment, timeout=150)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["size 2 [1.0, 1.0] [2.0, 2.0]"] * 2
 

@@ -21,7 +21,9 @@ def train(folder: Path, size: int, *, launched: bool = True) -> dict[str, object
     file = folder / "losses.json"
     options = ["--epochs", "2", "--batch-size", str(BATCH // size), "--lr", str(RATE / size), "--loss-file", str(file)]
     if launched:
-        done = farandole("run", "-np", str(size), sys.executable, str(EXAMPLE), *options, timeout=150)
+        done = farandole(
+            "run", "-np", str(size), sys.executable, str(EXAMPLE), *options, timeout=150, framework="torch"
+        )
     else:
         done = subprocess.run(
             [sys.executable, str(EXAMPLE), *options], capture_output=True, text=True, timeout=150, check=False

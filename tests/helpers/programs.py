@@ -1,0 +1,238 @@
+"""Python programs of tests that begin with a framework imported (see warm.py), run by one warm process for each."""
+
+import contextlib
+import fcntl
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from helpers.warm import Program, become, preload
+
+__all__ = ["FORKER", "WarmProcess", "end_warm", "fork", "outliving", "run", "warm_spark"]
+
+TESTS = Path(__file__).parents[1]
+FORKER = "FARANDOLE_TEST_FORKER"  # the variable that tells Spark's daemons where a process listens
+LARGEST_REQUEST = 1 << 20
+MOST_DESCRIPTORS = 32
+ABOVE_ALL = 200  # descriptors that come are kept from here on until they get the numbers that were asked for
+STARTING = 60.0  # seconds to import a framework, on a busy machine
+# Read once, when a library is loaded: what the launcher sets for two ranks on two cores.
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class _Forker:
+    """A process that has imported a framework and forks programs from itself; it listens at `path`."""
+
+    def __init__(self, framework: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="farandole-warm-")  # its owner's alone
+        self.path = str(Path(self._folder.name, "socket"))
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with listener:
+            listener.bind(self.path)
+            listener.listen()
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(listener.fileno()), framework],
+                stdin=subprocess.PIPE,  # its end ends the process
+                pass_fds=(listener.fileno(),),
+                env={**os.environ, "PYTHONPATH": str(TESTS), **THREADS},
+                start_new_session=True,
+            )
+
+    def end(self) -> None:
+        self.process.communicate(timeout=STARTING)
+        self._folder.cleanup()
+
+
+_forkers: dict[str, _Forker] = {}  # by framework
+
+
+def _forker(framework: str) -> _Forker:
+    if framework not in _forkers:
+        _forkers[framework] = _Forker(framework)
+    return _forkers[framework]
+
+
+def fork(
+    path: str, program: Program, env: Mapping[str, str], cwd: str, descriptors: Mapping[int, int], *, session: bool
+) -> socket.socket:
+    """Have the process that listens at `path` fork a program; return a connection that gives its id, then its end.
+
+    `descriptors` maps the program's numbers to those of this process."""
+    request = {
+        "program": [program.kind, program.name, program.arguments],
+        "cwd": cwd,
+        "env": dict(env),
+        "numbers": list(descriptors),
+        "session": session,
+    }
+    answers = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        answers.settimeout(STARTING)
+        answers.connect(path)
+        socket.send_fds(answers, [json.dumps(request).encode()], list(descriptors.values()))
+    except BaseException:
+        answers.close()
+        raise
+    return answers
+
+
+class WarmProcess:
+    """A program in a session of its own, without input; the part of subprocess.Popen that tests use.
+
+    `stdout`, `stderr` and `pass_fds` are descriptors. A negative `returncode` is a signal's number."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        framework: str,
+        *,
+        stdout: int,
+        stderr: int,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        program = Program.of(_without_shebang(command))
+        if program is None:
+            raise ValueError(f"this is no program of {sys.executable}: {list(command)}")
+        self.returncode: int | None = None
+        with open(os.devnull, "rb") as empty:
+            descriptors = {0: empty.fileno(), 1: stdout, 2: stderr, **{each: each for each in pass_fds}}
+            environment = os.environ if env is None else env
+            folder = os.fspath(cwd or os.getcwd())
+            self._answers = fork(_forker(framework).path, program, environment, folder, descriptors, session=True)
+        self.pid = int(self._answers.recv(100))
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._answers.settimeout(timeout)
+            try:
+                self.returncode = int(self._answers.recv(100))
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0) from None
+            self._answers.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired, BlockingIOError):
+            self.wait(0)
+        return self.returncode
+
+
+def run(
+    command: Sequence[str],
+    *,
+    framework: str = "torch",
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+    merged: bool = False,
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end; `merged` puts stderr into stdout. It is killed with its group after `timeout`."""
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        errors = (stdout if merged else stderr).fileno()
+        process = WarmProcess(command, framework, stdout=stdout.fileno(), stderr=errors, env=env, cwd=cwd)
+        try:
+            code = process.wait(timeout)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(STARTING)
+            raise
+        texts = []
+        for stream in (stdout, stderr):
+            stream.seek(0)
+            texts.append(stream.read().decode())
+    return subprocess.CompletedProcess(list(command), code, *texts)
+
+
+def warm_spark(framework: str) -> dict[str, str]:
+    """Return variables with which Spark forks the workers of its tasks from the process of `framework`."""
+    return {
+        "PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=helpers.warm_daemon pyspark-shell",
+        "PYTHONPATH": str(TESTS),
+        FORKER: _forker(framework).path,
+    }
+
+
+def outliving() -> frozenset[str]:
+    """Return the ids of the processes that programs are forked from."""
+    return frozenset(str(each.process.pid) for each in _forkers.values())
+
+
+def end_warm() -> None:
+    """End the processes that programs are forked from."""
+    while _forkers:
+        _forkers.popitem()[1].end()
+
+
+def _without_shebang(command: Sequence[str]) -> list[str]:
+    """Give a script of this environment, such as `farandole`, to Python as its first line would."""
+    found = shutil.which(command[0], path=os.path.dirname(sys.executable))
+    if found is not None and not os.path.basename(found).startswith("python"):
+        return [sys.executable, found, *command[1:]]
+    return list(command)
+
+
+def main(listener: socket.socket, framework: str) -> None:
+    """Fork each program that is asked for, and tell its end, until standard input ends."""
+    preload(framework)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ, "asked")
+        selector.register(0, selectors.EVENT_READ, "end")
+        while True:
+            for key, _ in selector.select():
+                if key.data == "end":
+                    return
+                if key.data == "asked":
+                    answers, _ = listener.accept()
+                    pid = _forked(answers)
+                    _tell(answers, pid)
+                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, answers))
+                else:
+                    pid, answers = key.data
+                    selector.unregister(key.fileobj)
+                    os.close(key.fd)
+                    with answers:
+                        _tell(answers, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _forked(answers: socket.socket) -> int:
+    """Fork the program that a connection asks for; return its process id."""
+    request, descriptors, _, _ = socket.recv_fds(answers, LARGEST_REQUEST, MOST_DESCRIPTORS)
+    pid = os.fork()
+    if pid == 0:
+        _start(json.loads(request), descriptors)
+    for each in descriptors:
+        os.close(each)
+    return pid
+
+
+def _tell(answers: socket.socket, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the test has given up
+        answers.send(str(number).encode())
+
+
+def _start(asked: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
+    if asked["session"]:
+        os.setsid()
+    high = [fcntl.fcntl(each, fcntl.F_DUPFD, ABOVE_ALL) for each in descriptors]
+    for each, number in zip(high, asked["numbers"], strict=True):
+        os.dup2(each, number)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    become(Program(*asked["program"]), keep=asked["numbers"])
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

@@ -1,0 +1,244 @@
+"""Python programs that begin with a framework imported: forked from a process that has it, in place of an exec.
+
+Importing torch, its optimizers and scikit-learn costs each process 6 seconds of a core, and TensorFlow 7; a test of
+two ranks pays that twice. The programs here are true children of their parents, with the same sessions, descriptors,
+signals and environment as after an exec; only the modules of the framework are there already. What the programs
+start runs the same way: the launcher's guards, the ranks, the processes of a Spark task.
+
+A process that may not be forked, because it has threads that Python does not know, starts its children by exec. So
+does each command that is not a plain Python program."""
+
+import _frozen_importlib
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import os
+import random
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+__all__ = ["FRAMEWORKS", "become", "preload"]
+
+SPARK = ("pandas", "pyarrow.parquet", "pyspark.daemon", "pyspark.sql", "pyspark.ml")
+# By the framework's name: the modules that are imported before the programs.
+FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
+    "torch": ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", *SPARK),
+    "tensorflow": ("numpy", "sklearn.datasets", "tensorflow", *SPARK),
+}
+ALONE = frozenset("uBEIsS")  # options of Python that may stand before a program and change nothing that is tested
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+_preloaded: frozenset[str] = frozenset()  # names of top-level packages that stay
+_site: list[str] = []  # sys.path without PYTHONPATH and the program's folder
+_exec = os.execvp
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Python program: `python -m name`, `python file` or `python -c text`, and its arguments."""
+
+    kind: str
+    name: str
+    arguments: list[str]
+
+    @classmethod
+    def of(cls, command: Sequence[str]) -> "Program | None":
+        """Return the program that a command runs with this Python; None for others."""
+        words = [os.fsdecode(word) for word in command]
+        if not words or not _is_this_python(words[0]):
+            return None
+        at = 1
+        while at < len(words) and words[at].startswith("-") and set(words[at][1:]) <= ALONE and words[at] != "-":
+            at += 1
+        if at == len(words):
+            return None
+        if words[at] in ("-m", "-c") and at + 1 < len(words):
+            return cls(words[at], words[at + 1], words[at + 2 :])
+        return None if words[at].startswith("-") else cls("", words[at], words[at + 1 :])
+
+    def run(self) -> None:
+        """Run it in this process, as __main__."""
+        sys.argv = [self.name if self.kind == "" else self.kind, *self.arguments]
+        if self.kind == "-m":
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+        elif self.kind == "-c":
+            sys.path.insert(0, "")
+            module = types.ModuleType("__main__")
+            sys.modules["__main__"] = module
+            exec(compile(self.name, "<string>", "exec"), vars(module))
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(self.name)))
+            runpy.run_path(self.name, run_name="__main__")
+
+
+def preload(framework: str) -> None:
+    """Import the modules of `framework` here, and let children be forked."""
+    global _preloaded, _site
+    _site = [each for each in sys.path if each not in _python_path() and each != os.path.dirname(__file__)]
+    for name in FRAMEWORKS[framework]:
+        with contextlib.suppress(ImportError):  # a program that needs the module says so itself
+            importlib.import_module(name)
+    _preloaded = frozenset(name.partition(".")[0] for name in sys.modules) - {"farandole", "helpers", "__main__"}
+    gc.collect()
+    gc.freeze()
+    _fork_children()
+
+
+def become(program: Program, keep: Sequence[int] = ()) -> NoReturn:
+    """Turn this forked process into `program`; descriptors stay open as over an exec, or as `keep` says."""
+    code = 1
+    try:
+        _close_descriptors(keep)
+        _reset()
+        code = _outcome(program)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _outcome(program: Program) -> int:
+    """Run the program to its end; return its exit code."""
+    code = 0
+    try:
+        program.run()
+    except SystemExit as end:
+        code = _code_of(end)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException as error:
+        code = 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter's end does
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code
+
+
+def _code_of(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _close_descriptors(keep: Sequence[int]) -> None:
+    """Close what an exec closes, and with `keep` all that is not in it."""
+    for entry in os.listdir("/proc/self/fd"):
+        number = int(entry)
+        with contextlib.suppress(OSError):  # the descriptor of the listing
+            if number > 2 and (number not in keep if keep else not os.get_inheritable(number)):
+                os.close(number)
+
+
+def _reset() -> None:
+    """Make the interpreter as new: modules, exit functions, signals, streams, path, random numbers."""
+    _frozen_importlib._module_locks.clear()  # also those of threads that only the parent has
+    for name, module in list(sys.modules.items()):
+        unfinished = getattr(getattr(module, "__spec__", None), "_initializing", False)
+        stays = name.partition(".")[0] in _preloaded or name == "__main__" or module is _THIS
+        if unfinished or not stays:
+            del sys.modules[name]
+    importlib.invalidate_caches()
+    atexit._clear()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL, SIGSTOP and those of libc
+            if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL):
+                signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_IGN)
+    raw = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)
+    sys.stdout = sys.__stdout__ = _stream(1, raw)
+    sys.stderr = sys.__stderr__ = _stream(2, raw)
+    sys.path[:] = [*_python_path(), *_site]
+    sys.excepthook = sys.__excepthook__
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _stream(number: int, raw: bool) -> io.TextIOWrapper:
+    errors = "backslashreplace" if number == 2 else "strict"
+    buffer = io.FileIO(number, "w", closefd=False)
+    inner: Any = buffer if raw else io.BufferedWriter(buffer)
+    return io.TextIOWrapper(inner, "utf-8", errors, write_through=raw, line_buffering=number == 2)
+
+
+def _python_path() -> list[str]:
+    return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+
+
+def _fork_children() -> None:
+    """Let this process, and those forked from it, fork their Python children where that is safe."""
+    original = subprocess.Popen.__init__
+
+    def start(self: "subprocess.Popen[bytes]", args: Any, *rest: Any, **options: Any) -> None:
+        program = None if isinstance(args, (str, bytes, os.PathLike)) else Program.of(args)
+        if program is not None and not rest and not (options.keys() & {"preexec_fn", "executable", "shell"}):
+            env, keep = options.get("env"), (0, 1, 2, *options.get("pass_fds", ()))
+            if options.get("close_fds", True) and _may_fork(os.environ if env is None else env):
+                options["preexec_fn"] = _becoming(program, env, keep)
+        original(self, args, *rest, **options)
+
+    subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+    os.execvp = _execvp  # type: ignore[assignment]
+
+
+def _becoming(program: Program, env: Mapping[str, str] | None, keep: Sequence[int]) -> Callable[[], NoReturn]:
+    def turn() -> NoReturn:
+        if env is not None:
+            os.environ.clear()
+            os.environ.update({os.fsdecode(name): os.fsdecode(value) for name, value in env.items()})
+        become(program, keep)
+
+    return turn
+
+
+def _execvp(file: str, args: Sequence[str]) -> NoReturn:
+    program = Program.of([file, *args[1:]])
+    if program is not None and _may_fork(os.environ):
+        become(program)
+    _exec(file, args)
+
+
+def _may_fork(env: Mapping[str, str]) -> bool:
+    """Say whether a fork is as good as an exec: no foreign threads, and no variable that an interpreter's start reads."""
+    if len(os.listdir("/proc/self/task")) > threading.active_count():
+        return False
+    return not env.get("PYTHONWARNINGS") and not any(
+        os.path.exists(os.path.join(folder, "sitecustomize.py")) for folder in env.get("PYTHONPATH", "").split(":")
+    )
+
+
+def _is_this_python(word: str) -> bool:
+    path = shutil.which(word)
+    if path is None or not os.path.basename(path).startswith("python"):
+        return False
+    folder = os.path.dirname(sys.executable)  # both may be links to an interpreter that other environments use too
+    return os.path.samefile(os.path.dirname(path), folder) and os.path.samefile(path, sys.executable)
+
+
+_THIS = sys.modules[__name__]
