@@ -39,7 +39,9 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
 ALONE = frozenset("uBEIsS")  # options of Python that may stand before a program and change nothing that is tested
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
-_preloaded: frozenset[str] = frozenset()  # names of top-level packages that stay
+STATEFUL = frozenset({"pyspark"})  # packages that know about their process, such as its task; it may have one only
+
+_staying: frozenset[str] = frozenset()  # names of top-level packages that a program may have at its start
 _site: list[str] = []  # sys.path without PYTHONPATH and the program's folder
 _exec = os.execvp
 
@@ -85,12 +87,12 @@ class Program:
 
 def preload(framework: str) -> None:
     """Import the modules of `framework` here, and let children be forked."""
-    global _preloaded, _site
+    global _staying, _site
     _site = [each for each in sys.path if each not in _python_path() and each != os.path.dirname(__file__)]
     for name in FRAMEWORKS[framework]:
         with contextlib.suppress(ImportError):  # a program that needs the module says so itself
             importlib.import_module(name)
-    _preloaded = frozenset(name.partition(".")[0] for name in sys.modules) - {"farandole", "helpers", "__main__"}
+    _staying = frozenset(name.partition(".")[0] for name in sys.modules) - {"farandole", "helpers", "__main__"}
     gc.collect()
     gc.freeze()
     _fork_children()
@@ -152,12 +154,14 @@ def _close_descriptors(keep: Sequence[int]) -> None:
 
 def _reset() -> None:
     """Make the interpreter as new: modules, exit functions, signals, streams, path, random numbers."""
-    _frozen_importlib._module_locks.clear()  # also those of threads that only the parent has
+    global _staying
+    _frozen_importlib._module_locks.clear()  # type: ignore[attr-defined]  # also those of threads of the parent
     for name, module in list(sys.modules.items()):
         unfinished = getattr(getattr(module, "__spec__", None), "_initializing", False)
-        stays = name.partition(".")[0] in _preloaded or name == "__main__" or module is _THIS
+        stays = name.partition(".")[0] in _staying or name == "__main__" or module is _THIS
         if unfinished or not stays:
             del sys.modules[name]
+    _staying -= STATEFUL
     importlib.invalidate_caches()
     atexit._clear()
     signal.set_wakeup_fd(-1)
@@ -170,9 +174,9 @@ def _reset() -> None:
     for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_IGN)
     raw = bool(os.environ.get("PYTHONUNBUFFERED"))
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)
-    sys.stdout = sys.__stdout__ = _stream(1, raw)
-    sys.stderr = sys.__stderr__ = _stream(2, raw)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  for the whole program
+    sys.stdout, sys.stderr = _stream(1, raw), _stream(2, raw)
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     sys.path[:] = [*_python_path(), *_site]
     sys.excepthook = sys.__excepthook__
     random.seed()
@@ -203,7 +207,7 @@ def _fork_children() -> None:
                 options["preexec_fn"] = _becoming(program, env, keep)
         original(self, args, *rest, **options)
 
-    subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = start  # type: ignore[method-assign, assignment]
     os.execvp = _execvp  # type: ignore[assignment]
 
 
@@ -221,11 +225,11 @@ def _execvp(file: str, args: Sequence[str]) -> NoReturn:
     program = Program.of([file, *args[1:]])
     if program is not None and _may_fork(os.environ):
         become(program)
-    _exec(file, args)
+    _exec(file, list(args))
 
 
 def _may_fork(env: Mapping[str, str]) -> bool:
-    """Say whether a fork is as good as an exec: no foreign threads, and no variable that an interpreter's start reads."""
+    """Say whether a fork is as good as an exec: no foreign threads, no variable that Python reads at its start."""
     if len(os.listdir("/proc/self/task")) > threading.active_count():
         return False
     return not env.get("PYTHONWARNINGS") and not any(
