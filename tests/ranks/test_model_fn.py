@@ -32,5 +32,7 @@ def test_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.skip(f"{package} is not installed")
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     config = Config(collective_timeout=timedelta(seconds=120))
-    done = run_ranks(2, check_everything, tmp_path, how="processes", config=config, timeout=360.0)
+    done = run_ranks(
+        2, check_everything, tmp_path, how="processes", config=config, timeout=360.0, framework="tensorflow"
+    )
     assert done[0] == done[1] != []
