@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
@@ -62,7 +62,6 @@ class Shell(Protocol):
 
     def words(self, host: str, program: str) -> list[str]:
         """Return the command that runs `program` on `host`."""
-        ...
 
 
 class SshBackend:
@@ -381,7 +380,11 @@ def _for_all(hosts: Sequence[Host], action: Callable[[Host], None], interrupt: C
 
     with ThreadPoolExecutor(max(1, min(AT_ONCE, len(hosts)))) as pool:
         try:
-            list(pool.map(attempt, hosts))
+            for each in [pool.submit(attempt, host) for host in hosts]:
+                # With a limit: Ctrl-C may reach another thread, and Python sees it when this one wakes.
+                while wait([each], timeout=1.0).not_done:
+                    continue
+                each.result()
         except BaseException:
             interrupt()
             raise
