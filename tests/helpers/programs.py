@@ -17,13 +17,15 @@ from typing import Any, NoReturn
 
 from helpers.warm import Program, become, preload
 
-__all__ = ["FORKER", "WarmProcess", "end_warm", "fork", "outliving", "run", "warm_spark"]
+__all__ = ["FORKER", "PYTHON", "WarmProcess", "end_warm", "fork", "outliving", "run", "warm_spark"]
 
 TESTS = Path(__file__).parents[1]
 FORKER = "FARANDOLE_TEST_FORKER"  # the variable that tells Spark's daemons where a process listens
+PYTHON = "FARANDOLE_TEST_PYTHON"  # and which Python runs there
 LARGEST_REQUEST = 1 << 20
 MOST_DESCRIPTORS = 32
 ABOVE_ALL = 200  # descriptors that come are kept from here on until they get the numbers that were asked for
+ROOM = 1 << 16  # bytes in which forked programs show their command line, and their environment
 STARTING = 60.0  # seconds to import a framework, on a busy machine
 # Read once, when a library is loaded: what the launcher sets for two ranks on two cores.
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -40,10 +42,10 @@ class _Forker:
             listener.bind(self.path)
             listener.listen()
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(listener.fileno()), framework],
+                [sys.executable, __file__, str(listener.fileno()), framework, "." * ROOM],
                 stdin=subprocess.PIPE,  # its end ends the process
                 pass_fds=(listener.fileno(),),
-                env={**os.environ, "PYTHONPATH": str(TESTS), **THREADS},
+                env={**os.environ, "PYTHONPATH": str(TESTS), **THREADS, "ROOM": "." * ROOM},
                 start_new_session=True,
             )
 
@@ -161,6 +163,7 @@ def warm_spark(framework: str) -> dict[str, str]:
         "PYSPARK_SUBMIT_ARGS": "--conf spark.python.daemon.module=helpers.warm_daemon pyspark-shell",
         "PYTHONPATH": str(TESTS),
         FORKER: _forker(framework).path,
+        PYTHON: sys.executable,
     }
 
 

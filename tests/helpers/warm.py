@@ -11,6 +11,7 @@ does each command that is not a plain Python program."""
 import _frozen_importlib
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import io
@@ -30,7 +31,7 @@ from typing import Any, NoReturn
 
 __all__ = ["FRAMEWORKS", "become", "preload"]
 
-SPARK = ("pandas", "pyarrow.parquet", "pyspark.daemon", "pyspark.sql", "pyspark.ml")
+SPARK = ("pandas", "pyarrow.parquet", "pyspark.worker", "pyspark.sql", "pyspark.ml")
 # By the framework's name: the modules that are imported before the programs.
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "torch": ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", *SPARK),
@@ -102,6 +103,7 @@ def become(program: Program, keep: Sequence[int] = ()) -> NoReturn:
     """Turn this forked process into `program`; descriptors stay open as over an exec, or as `keep` says."""
     code = 1
     try:
+        _show(program)
         _close_descriptors(keep)
         _reset()
         code = _outcome(program)
@@ -109,6 +111,26 @@ def become(program: Program, keep: Sequence[int] = ()) -> NoReturn:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _room() -> list[tuple[int, int]]:
+    """Return the places in memory that the kernel shows as this process' command line and environment."""
+    with open("/proc/self/stat", encoding="utf-8") as file:
+        fields = file.read().rpartition(")")[2].split()  # from the third one on
+    numbers = [int(field) for field in fields[45:49]]  # arg_start, arg_end, env_start, env_end: see proc_pid_stat(5)
+    return [(numbers[0], numbers[1]), (numbers[2], numbers[3])]
+
+
+def _block(env: Mapping[str, str]) -> bytes:
+    return b"".join(os.fsencode(name) + b"=" + os.fsencode(value) + b"\0" for name, value in env.items())
+
+
+def _show(program: Program) -> None:
+    """Let /proc show the program's own command line and environment, by which tests find processes."""
+    words = [sys.executable, *filter(None, [program.kind]), program.name, *program.arguments]
+    line = b"".join(os.fsencode(word) + b"\0" for word in words)
+    for (start, end), text in zip(_room(), (line, _block(os.environ)), strict=True):
+        ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
 
 
 def _outcome(program: Program) -> int:
@@ -229,8 +251,11 @@ def _execvp(file: str, args: Sequence[str]) -> NoReturn:
 
 
 def _may_fork(env: Mapping[str, str]) -> bool:
-    """Say whether a fork is as good as an exec: no foreign threads, no variable that Python reads at its start."""
-    if len(os.listdir("/proc/self/task")) > threading.active_count():
+    """Say whether a fork is as good as an exec.
+
+    It is with no foreign threads, no variable that Python reads at its start, and room to show the variables."""
+    start, end = _room()[1]
+    if len(os.listdir("/proc/self/task")) > threading.active_count() or len(_block(env)) > end - start:
         return False
     return not env.get("PYTHONWARNINGS") and not any(
         os.path.exists(os.path.join(folder, "sitecustomize.py")) for folder in env.get("PYTHONPATH", "").split(":")

@@ -24,6 +24,8 @@ print(json.dumps({
     "leads": os.getsid(0) == os.getpid() == os.getpgid(0),
     "threads": threading.active_count(),
     "input": sys.stdin.read(),
+    "line": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
+    "shown": [each for each in open("/proc/self/environ").read().split("\\0") if each.startswith("FACT")],
     "own": "helpers" in sys.modules,
 }))
 print("to stderr", file=sys.stderr)
