@@ -95,7 +95,7 @@ def test_leaving_well_is_none(code: object) -> None:
     assert farandole.run(leave, (code,), num_proc=2) == [None, None]
 
 
-def test_an_exception_that_cannot_travel_comes_as_text() -> None:
+def test_an_exception_that_does_not_unpickle_comes_in_parts() -> None:
     @by_value
     def main() -> None:
         class Odd(Exception):
@@ -106,7 +106,9 @@ def test_an_exception_that_cannot_travel_comes_as_text() -> None:
 
     with pytest.raises(RankFailed, match="odd") as caught:
         farandole.run(main)
-    assert caught.value.__cause__ is None
+    cause = caught.value.__cause__
+    assert (type(cause).__name__, cause.args) == ("Odd", ("odd",))
+    assert "Made of its args and attributes" in cause.__notes__[0]
     assert "Odd" in caught.value.traceback
 
 

@@ -16,6 +16,7 @@ READERS = {
     "launch/doctor/pairs.py": "differences between the clocks of hosts",
     "launch/output.py": "times of lines, for people",
     "spark/estimator.py": "the name of a run",
+    "spark/trainers/model_fn/writers.py": "names of event files",
 }
 
 
