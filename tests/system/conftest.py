@@ -19,6 +19,18 @@ def spark() -> Iterator["SparkSession"]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def horovod_with_keras(frameworks: None) -> Iterator[None]:
+    """Let farandole answer Horovod's names, where TensorFlow and Keras are installed."""
+    import farandole.compat
+
+    pytest.importorskip("tensorflow")
+    pytest.importorskip("keras")
+    farandole.compat.install()
+    yield
+    farandole.compat.uninstall()
+
+
 @pytest.fixture
 def scratch(spark: "SparkSession") -> Path:
     """Return the folder below which Spark keeps all its files."""

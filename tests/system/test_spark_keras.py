@@ -1,6 +1,5 @@
 """`KerasEstimator` and `KerasModel` on an embedded Spark, with real ranks, by Horovod's names."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,16 @@ pytest.importorskip("pandas")
 import numpy as np
 from pyspark.sql import SparkSession
 
-import farandole.compat
 from farandole.errors import ConfigError, DataError
 from farandole.spark.store import Store
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed(frameworks: None) -> Iterator[None]:
-    pytest.importorskip("tensorflow")
-    pytest.importorskip("keras")
-    farandole.compat.install()
-    yield
-    farandole.compat.uninstall()
+pytestmark = [
+    pytest.mark.usefixtures("horovod_with_keras"),
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.native,
+    pytest.mark.timeout(400),
+]
 
 
 def test_fit_transform_save_load_and_resume(spark: SparkSession, tmp_path: Path) -> None:

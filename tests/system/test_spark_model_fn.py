@@ -3,7 +3,6 @@
 import re
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,15 @@ import numpy as np
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.sql import SparkSession
 
-import farandole.compat
 from farandole.errors import ConfigError, DataError
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed(frameworks: None) -> Iterator[None]:
-    pytest.importorskip("tensorflow")
-    pytest.importorskip("keras")
-    farandole.compat.install()
-    yield
-    farandole.compat.uninstall()
+pytestmark = [
+    pytest.mark.usefixtures("horovod_with_keras"),
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.native,
+    pytest.mark.timeout(400),
+]
 
 
 def test_fit_with_a_killed_rank_transform_save_and_load(spark: SparkSession, tmp_path: Path) -> None:
