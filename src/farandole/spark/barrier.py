@@ -7,7 +7,7 @@ import pickle
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal, TypeVar
@@ -267,6 +267,9 @@ def _collect(stage: DataFrame, driver_log: DriverLog, attempts: Attempts, cancel
     thread = InheritableThread(target=collect, session=stage.sparkSession, name="farandole-collect", daemon=True)
     thread.start()
     try:
+        # With a limit: Ctrl-C may reach another thread, and Python sees it when this one wakes.
+        while not wait([rows], timeout=1.0).done:
+            continue
         return rows.result()
     except BaseException as error:
         # Ctrl-C among others. Ranks end within a second, where Spark's kill takes two or three.
