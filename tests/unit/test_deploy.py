@@ -73,7 +73,7 @@ def containers(value: Any) -> list[Any]:
 
 
 def test_commands_are_those_of_the_image() -> None:
-    """Of farandole, of the server with the image's configuration, or of the image's program."""
+    """Each command runs farandole, the ssh server with the image's configuration, or a program in the image."""
     found = [
         (each, each["command"]) for name, kind in ALL for each in containers(manifest(name, kind)) if "command" in each
     ]

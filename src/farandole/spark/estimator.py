@@ -5,7 +5,6 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, ClassVar, Self, TypeVar
 
 from pyspark.ml import Estimator, Model
@@ -14,9 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from farandole.config import Config
-from farandole.errors import ConfigError, DataError, RankFailed
-from farandole.spark.barrier import run_barrier_job
-from farandole.spark.display import Display
+from farandole.errors import ConfigError
 from farandole.spark.feed import Feed, plan_feed
 from farandole.spark.params import EstimatorParams
 from farandole.spark.persistence import PARAMETERS, Folder, Saved, dumped_parameters, loaded_parameters
@@ -25,6 +22,7 @@ from farandole.spark.slots import all_slots
 from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import RunPlan
+from farandole.spark.training_job import run_training_job
 
 log = logging.getLogger(__name__)
 
@@ -143,31 +141,16 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         return self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
 
     def _run(self, plan: RunPlan, feed: Feed, dataset: DataFrame) -> bytes:
-        spark = dataset.sparkSession
-        num_proc = self._ranks(spark)
-        task = self._task(plan)
-        display = Display(f"{type(self).__name__} {plan.run_id}") if plan.verbose else None
-        try:
-            with display or nullcontext():
-                values = run_barrier_job(
-                    spark,
-                    task,
-                    num_proc=num_proc,
-                    dataframe=feed.frame(dataset, num_proc),
-                    description=f"{type(self).__name__} {plan.run_id}: {num_proc} ranks",
-                    verbosity="all" if plan.verbose > 1 else "log_callback_only",
-                    env=self._environment(),
-                    on_message=display.hear if display is not None else None,
-                    results="first",
-                    max_attempts=self.getMaxAttempts(),
-                )
-        except RankFailed as failure:
-            # What is wrong with the rows or the settings is the caller's to mend, and says so without a rank.
-            if isinstance(failure.__cause__, (DataError, ConfigError)):
-                raise failure.__cause__ from None
-            raise
-        trained = values[0]
-        assert trained is not None
+        trained = run_training_job(
+            dataset,
+            feed,
+            self._task(plan),
+            name=f"{type(self).__name__} {plan.run_id}",
+            num_proc=self._ranks(dataset.sparkSession),
+            verbose=plan.verbose,
+            env=self._environment(),
+            max_attempts=self.getMaxAttempts(),
+        )
         path = None if plan.store is None else plan.store.get_checkpoint_path(plan.run_id)
         if plan.store is not None and path is not None and plan.store.read(path) is None:
             log.warning("rank 0 wrote %s, which the driver does not see; use a store that all hosts share", path)

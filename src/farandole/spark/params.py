@@ -34,7 +34,24 @@ def param(name: str, doc: str, check: Callable[[object], T]) -> "Param[T]":
     return Param(Params._dummy(), name, doc, typeConverter=check)
 
 
-class EstimatorParams(Params):
+class CheckedParams(Params):
+    """Parameters that are read with a check of their values, also of those that `fit` is given."""
+
+    def _value(self, param: "Param[T]") -> T | None:
+        # Values given to fit(df, {param: value}) come past the setters, so they are checked here.
+        if not self.isDefined(param):
+            return None
+        value = self.getOrDefault(param)
+        return None if value is None else param.typeConverter(value)
+
+    def _required(self, param: "Param[T]") -> T:
+        value = self._value(param)
+        if value is None:
+            raise ConfigError(param.name, f"is not set: {param.doc}")
+        return value
+
+
+class EstimatorParams(CheckedParams):
     """What an estimator is told; `set...` and `get...` for each parameter, as pyspark.ml does it.
 
     Setters raise `ConfigError` for values that cannot be right.
@@ -102,19 +119,6 @@ class EstimatorParams(Params):
             if why is not None and name.startswith("get"):
                 raise AttributeError(f"{name} is not part of farandole {farandole.__version__}: {why}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def _value(self, param: "Param[T]") -> T | None:
-        # Values given to fit(df, {param: value}) come past the setters, so they are checked here.
-        if not self.isDefined(param):
-            return None
-        value = self.getOrDefault(param)
-        return None if value is None else param.typeConverter(value)
-
-    def _required(self, param: "Param[T]") -> T:
-        value = self._value(param)
-        if value is None:
-            raise ConfigError(param.name, f"is not set: {param.doc}")
-        return value
 
     def setNumProc(self, value: int | None) -> Self:
         return self._set(num_proc=value)

@@ -3,24 +3,19 @@
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from farandole.errors import ConfigError, DataError, RankFailed
+from farandole.errors import ConfigError
 from farandole.extras import importing
 
 with importing(__name__):
     from pyspark.ml import Estimator
-    from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
 
     from farandole.config import Config
     from farandole.spark import checks
-    from farandole.spark.barrier import run_barrier_job
-    from farandole.spark.display import Display
-    from farandole.spark.driver_log import OnMessage
     from farandole.spark.feed import plan_feed
-    from farandole.spark.params import param, refuse_unknown
+    from farandole.spark.params import CheckedParams, param, refuse_unknown
     from farandole.spark.persistence import PARAMETERS, Folder, Saved, dumped_parameters, loaded_parameters
     from farandole.spark.slots import all_slots
     from farandole.spark.store import FilesystemStore, Store
@@ -31,10 +26,9 @@ with importing(__name__):
     from farandole.spark.trainers.model_fn.loop import train
     from farandole.spark.trainers.rows import RowsWanted
     from farandole.spark.trainers.tensorflow_graph import FrozenGraph
+    from farandole.spark.training_job import run_training_job
 
 __all__ = ["HorovodEstimator", "TFInputGraph", "TFTransformer"]
-
-T = TypeVar("T")
 
 
 def _function(value: object) -> Any:
@@ -78,17 +72,7 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
-def _without_epochs(display: Display) -> OnMessage:
-    """Show messages but those of checkpoints, which count as finished epochs where attempts are counted."""
-
-    def hear(rank: int, message: dict[str, object]) -> None:
-        if message["kind"] != "epoch":
-            display.hear(rank, message)
-
-    return hear
-
-
-class HorovodEstimator(Estimator["TFTransformer"], Saved):
+class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     """Trains a model function of TensorFlow 1 on a DataFrame's rows, until `maxSteps` steps are made in `modelDir`.
 
     `modelFn(features, labels, mode, params[, config])` returns a `farandole.tensorflow.estimator.EstimatorSpec`, and
@@ -138,19 +122,6 @@ class HorovodEstimator(Estimator["TFTransformer"], Saved):
         self._setDefault(batchSize=32, modelFnParams={}, saveCheckpointsSecs=600.0, seed=0, maxAttempts=4, verbose=1)
         self._set(**{name: value for name, value in given.items() if value is not None})
         refuse_unknown({name for name, value in others.items() if value is not None}, given)
-
-    def _value(self, param: Param[T]) -> T | None:
-        # Values given to fit(df, {param: value}) come past the setters, so they are checked here.
-        if not self.isDefined(param):
-            return None
-        value = self.getOrDefault(param)
-        return None if value is None else param.typeConverter(value)
-
-    def _required(self, param: Param[T]) -> T:
-        value = self._value(param)
-        if value is None:
-            raise ConfigError(param.name, f"is not set: {param.doc}")
-        return value
 
     def setModelFn(self, value: Callable[..., Any]) -> Self:
         return self._set(modelFn=value)
@@ -277,28 +248,17 @@ class HorovodEstimator(Estimator["TFTransformer"], Saved):
         )
         spark = dataset.sparkSession
         ranks = self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
-        display = Display(f"HorovodEstimator {self.getModelDir()}") if job.verbose else None
-        try:
-            with display or nullcontext():
-                values = run_barrier_job(
-                    spark,
-                    self._task(job),
-                    num_proc=ranks,
-                    dataframe=feed.frame(dataset, ranks),
-                    description=f"HorovodEstimator {self.getModelDir()}: {ranks} ranks",
-                    verbosity="all" if job.verbose > 1 else "log_callback_only",
-                    env={"KERAS_BACKEND": "tensorflow"},
-                    on_message=None if display is None else _without_epochs(display),
-                    results="first",
-                    max_attempts=self.getMaxAttempts(),
-                )
-        except RankFailed as failure:
-            # What is wrong with the rows or the settings is the caller's to mend, and says so without a rank.
-            if isinstance(failure.__cause__, (DataError, ConfigError)):
-                raise failure.__cause__ from None
-            raise
-        frozen = values[0]
-        assert frozen is not None
+        frozen = run_training_job(
+            dataset,
+            feed,
+            self._task(job),
+            name=f"HorovodEstimator {self.getModelDir()}",
+            num_proc=ranks,
+            verbose=job.verbose,
+            env={"KERAS_BACKEND": "tensorflow"},
+            max_attempts=self.getMaxAttempts(),
+            shows_epochs=False,  # its checkpoints, which count as progress, are no epochs
+        )
         by_key = {key: column for column, key in features.items()}
         return TFTransformer(
             tfInputGraph=TFInputGraph(frozen),

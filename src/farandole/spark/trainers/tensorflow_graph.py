@@ -20,7 +20,7 @@ class Port:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether a row has one value."""
+        """Return True if a row has exactly one value."""
         return self.shape is not None and math.prod(self.shape) == 1
 
 

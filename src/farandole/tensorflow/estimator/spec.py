@@ -35,7 +35,7 @@ class RunConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this rank writes checkpoints and summaries."""
+        """Return True on the rank that writes checkpoints and summaries, rank 0."""
         return self.global_id_in_cluster == 0
 
     @property

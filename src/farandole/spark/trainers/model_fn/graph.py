@@ -67,7 +67,7 @@ class GraphProgram:
 
     @property
     def stops(self) -> bool:
-        """Whether a hook has asked for the end."""
+        """Return True once a hook has asked for the end."""
         return bool(self._session.should_stop())
 
     def train(self, batch: Batch) -> float:

@@ -53,7 +53,7 @@ class Program(Protocol):
 
     @property
     def stops(self) -> bool:
-        """Whether this rank's hooks ask for the end of the training."""
+        """Return True once a hook of this rank has asked for the end of the training."""
 
     def train(self, batch: Batch) -> float:
         """Take one step; return the loss of this rank's batch."""

@@ -62,7 +62,7 @@ class KerasProgram:
 
     @property
     def stops(self) -> bool:
-        """Whether something has set the model's `stop_training`."""
+        """Return True once `stop_training` of the model is set."""
         return bool(getattr(self._model, "stop_training", False))
 
     def train(self, batch: Batch) -> float:

@@ -78,7 +78,7 @@ class _Loop:
         while program.step < job.max_steps and not stopped:
             loss = program.train(next(batches))
             progress.step(rows=job.rows.batch_size, loss=loss)
-            # Of all ranks: one that ended or saved by its own clock would leave the others waiting.
+            # All ranks stop and save at the same step; otherwise the others would wait for a rank that has stopped.
             told = allgather_object((program.stops, self._save_is_due(), loss))
             stopped = any(each[0] for each in told)
             mean = math.fsum(each[2] for each in told) / len(told)

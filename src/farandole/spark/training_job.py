@@ -1,0 +1,67 @@
+"""The Spark job in which the ranks of an estimator train on the rows of a DataFrame."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TypeVar
+
+from pyspark.sql import DataFrame
+
+from farandole.errors import ConfigError, DataError, RankFailed
+from farandole.spark.barrier import run_barrier_job
+from farandole.spark.display import Display
+from farandole.spark.driver_log import OnMessage
+from farandole.spark.feed import Feed
+
+__all__ = ["run_training_job"]
+
+T = TypeVar("T")
+
+
+def run_training_job(
+    dataset: DataFrame,
+    feed: Feed,
+    task: Callable[[], T | None],
+    *,
+    name: str,
+    num_proc: int,
+    verbose: int,
+    env: Mapping[str, str],
+    max_attempts: int,
+    shows_epochs: bool = True,
+) -> T:
+    """Run `task` on each of `num_proc` ranks, which are fed the rows of `dataset`; return rank 0's value.
+
+    Blocks until all ranks have ended. `name` is shown in Spark's UI and above the progress. Without `shows_epochs`
+    messages about finished epochs are not shown; they still count as progress. Raises the `DataError` or `ConfigError`
+    of a rank as it is, `RankFailed` for other failures."""
+    display = Display(name) if verbose else None
+    try:
+        with display or nullcontext():
+            values = run_barrier_job(
+                dataset.sparkSession,
+                task,
+                num_proc=num_proc,
+                dataframe=feed.frame(dataset, num_proc),
+                description=f"{name}: {num_proc} ranks",
+                verbosity="all" if verbose > 1 else "log_callback_only",
+                env=env,
+                on_message=None if display is None else _shown_by(display, shows_epochs),
+                results="first",
+                max_attempts=max_attempts,
+            )
+    except RankFailed as failure:
+        # The caller can mend rows and settings that cannot be used, whichever rank has found them.
+        if isinstance(failure.__cause__, (DataError, ConfigError)):
+            raise failure.__cause__ from None
+        raise
+    value = values[0]
+    assert value is not None, "rank 0 returns a value"
+    return value
+
+
+def _shown_by(display: Display, shows_epochs: bool) -> OnMessage:
+    def hear(rank: int, message: dict[str, object]) -> None:
+        if shows_epochs or message["kind"] != "epoch":
+            display.hear(rank, message)
+
+    return hear
