@@ -43,7 +43,8 @@ def test_pods_find_rank_0_by_its_name(tmp_path: Path) -> None:
                     text=True,
                 )
                 pods.append(process)
-            time.sleep(1.0)
+            time.sleep(3.0)  # the pods have looked for the name by then
+            assert [pod.poll() for pod in pods] == [None] * 3, [pod.communicate(timeout=10) for pod in pods[:2]]
             for index in (1, 2):
                 with files[index].open("a") as hosts:  # its content changes, the file that is mounted stays
                     hosts.write(f"{addresses[0]} train-0.{DOMAIN}\n")
@@ -51,6 +52,6 @@ def test_pods_find_rank_0_by_its_name(tmp_path: Path) -> None:
         finally:
             for pod in pods:
                 pod.kill()
-                pod.wait()
+                pod.communicate()
     assert [pod.returncode for pod in pods] == [0, 0, 0], said
     assert sorted(output for output, _ in said) == [f"rank {rank} of 3: the ranks add up to 3\n" for rank in range(3)]

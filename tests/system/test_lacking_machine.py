@@ -79,6 +79,17 @@ def test_a_rendezvous_without_a_way_there_is_named() -> None:
     assert there in last
 
 
+def test_a_rendezvous_at_an_unknown_host_is_named() -> None:
+    place = {"FARANDOLE_RANK": "0", "FARANDOLE_SIZE": "2", "FARANDOLE_SECRET": "ab" * 32}
+    there = {"FARANDOLE_RENDEZVOUS": "no-such-host.invalid:5", "FARANDOLE_START_TIMEOUT": "2"}
+    code, said = run([sys.executable, "-c", INIT], **place, **there)
+    assert code != 0
+    last = said.splitlines()[-1]
+    assert last.startswith("farandole.errors.RendezvousError: the host name no-such-host.invalid has no address here (")
+    assert "no answer within 2 s" in last
+    assert "(rendezvous at no-such-host.invalid:5)" in last
+
+
 @pytest.mark.parametrize(
     ("interface", "problem"),
     [

@@ -10,10 +10,12 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from farandole._native import Segment, data_peers, make_grid
 from farandole.acceptor import BACKLOG
@@ -30,6 +32,7 @@ __all__ = ["Wiring", "connect"]
 # Among the ranks of one host, once they are connected: the rank that is missing, or that all is well.
 WORD = struct.Struct("!i")
 RUNS = -1
+LOOKUP_PAUSE = 0.5  # seconds between two questions for a host name
 GRACE = timedelta(seconds=5)  # when its time is over, the first rank of a host tells the others whom it has missed
 
 
@@ -140,7 +143,7 @@ def connect(
     `RendezvousError` naming the ranks that did not come, and the addresses between which nothing passed."""
     deadline = _Patience(config.start_timeout)
     with ExitStack() as stack:
-        tcp = stack.enter_context(_listen_tcp(_own_address(rendezvous, config)))
+        tcp = stack.enter_context(_listen_tcp(_own_address(rendezvous, config, deadline)))
         unix = stack.enter_context(_listen_unix())
         arrivals = Arrivals([tcp, unix], rendezvous)
         stack.callback(arrivals.close)
@@ -208,15 +211,14 @@ def _first_met(rendezvous: Rendezvous) -> Rendezvous:
     return rendezvous.whole if isinstance(rendezvous, PartRendezvous) else rendezvous
 
 
-def _own_address(rendezvous: Rendezvous, config: Config) -> str:
+def _own_address(rendezvous: Rendezvous, config: Config, deadline: Deadline) -> str:
     if config.interface is not None:
         return interface_address(config.interface)
     there = rendezvous.address
     if there is None:
         return loopback_address()
     # The interface by which this host reaches the rendezvous is one by which the others reach this host.
-    where, port = split_address(there)
-    family, kind, protocol, _, target = socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
+    family, kind, protocol, _, target = _looked_up(there, deadline)
     with socket.socket(family, kind, protocol) as probe:
         try:
             probe.connect(target)  # of a datagram socket: sends nothing
@@ -226,6 +228,24 @@ def _own_address(rendezvous: Rendezvous, config: Config) -> str:
                 where=there,
             ) from error
         return str(probe.getsockname()[0])
+
+
+def _looked_up(address: str, deadline: Deadline) -> tuple[Any, ...]:
+    """Return what `getaddrinfo` says of `address`; waits for a host name that is not known yet.
+
+    Kubernetes publishes the name of a pod only when the pod runs."""
+    where, port = split_address(address)
+    while True:
+        try:
+            return socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
+        except socket.gaierror as error:
+            try:
+                time.sleep(min(LOOKUP_PAUSE, deadline.remaining()))
+            except TimeoutError as end:
+                problem = f"the host name {where} has no address here ({error.strerror}): {end}"
+                raise RendezvousError(
+                    f"{problem}; look at the name, and at the DNS of this host", where=address
+                ) from None
 
 
 @contextmanager
