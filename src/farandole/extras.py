@@ -14,6 +14,8 @@ _EXTRAS = {
     "jax": ("JAX", "jax"),
     "jaxlib": ("JAX", "jax"),
     "keras": ("Keras", "keras"),
+    "matplotlib": ("Matplotlib", "plots"),
+    "mlflow": ("MLflow", "mlflow"),
     "pandas": ("pandas", "spark"),
     "py4j": ("PySpark", "spark"),
     "pyarrow": ("PyArrow", "data", "spark"),

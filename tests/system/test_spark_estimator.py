@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,16 @@ def estimator(model: nn.Module, **changes: object) -> TorchEstimator:
     return TorchEstimator(**(settings | changes))  # type: ignore[arg-type]
 
 
+class Logged:
+    """A logger that keeps the values of the epochs."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, float]] = []
+
+    def log_epoch(self, record: Mapping[str, float]) -> None:
+        self.records.append(dict(record))
+
+
 @pytest.mark.parametrize(("num_proc", "count"), [(1, 11), (2, 11), (2, 3)])
 def test_a_step_is_the_mean_over_all_rows_of_all_ranks(spark: SparkSession, num_proc: int, count: int) -> None:
     data = points(spark, count)
@@ -139,11 +150,13 @@ def with_dropout() -> nn.Module:
 
 def test_a_resumed_run_is_the_uninterrupted_one(spark: SparkSession, store: FilesystemStore) -> None:
     data = points(spark, 40)
+    logged = {"straight": Logged(), "resumed": Logged()}
 
     def fit(run_id: str, epochs: int) -> TorchModel:
         model = with_dropout()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         settings = {"store": store, "run_id": run_id, "epochs": epochs, "batch_size": 4, "random_seed": 9}
+        settings["loggers"] = [logged[run_id]]
         return estimator(model, optimizer=optimizer, validation=0.2, **settings).fit(data)
 
     straight = fit("straight", 3)
@@ -160,6 +173,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(spark: SparkSession, store: File
         assert torch.equal(one, other)
     losses = [[record["loss"] for record in model.history] for model in (straight, resumed)]
     assert losses[0] == losses[1]
+    assert logged["straight"].records == straight.history
+    assert logged["resumed"].records == resumed.history
     assert store.read(store.get_best_path("resumed")) is not None
 
     before = last_job(spark)["jobId"]

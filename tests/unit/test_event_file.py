@@ -1,5 +1,6 @@
 """Event files are read back with TensorBoard's own reader."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ pytest.importorskip("tensorboard")
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from farandole.integrations.tensorboard import EventFile
+from farandole.integrations.tensorboard import EventFile, TensorBoardLogger
 
 
 @pytest.mark.usefixtures("frameworks")  # TensorBoard imports TensorFlow where it is installed
@@ -38,3 +39,18 @@ def test_nothing_is_added_after_close(tmp_path: Path) -> None:
         pass
     with pytest.raises(ValueError, match="closed"):
         events.scalars({"loss": 1.0}, step=1)
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_a_logger_writes_the_epochs_of_a_fit(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path / "curves")
+    for epoch in (1, 2):
+        record = {"epoch": epoch, "steps": 4, "loss": 1 / epoch, "val_loss": 2 / epoch, "seconds": 1.0}
+        logger.log_epoch({**record, "rows_per_s": 9e3, "waited": 0.125})
+    assert isinstance(pickle.loads(pickle.dumps(logger)), TensorBoardLogger)  # an estimator is saved with its loggers
+    logger.close()
+    (file,) = (tmp_path / "curves").iterdir()
+    seen = EventAccumulator(str(file)).Reload()
+    curves = {"train/rows_per_s", "train/waiting_for_data_percent", "train/loss", "validation/loss"}
+    assert set(seen.Tags()["scalars"]) == curves
+    assert [(point.step, point.value) for point in seen.Scalars("validation/loss")] == [(1, 2.0), (2, 1.0)]

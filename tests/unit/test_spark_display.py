@@ -4,6 +4,7 @@ import io
 import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,33 @@ def test_a_table_of_all_ranks_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     assert "a rank's own line" in shown
     for loss in ("0.0000", "0.5000", "1.0000", "1.5000"):
         assert loss in shown
+    assert "━" in shown  # the bars
+
+
+def test_one_picture_with_bars_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = pytest.importorskip("IPython.display")
+    pictures: dict[str, list[str]] = {}
+
+    class Handle:
+        def update(self, picture: Any) -> None:
+            pictures["<0>"].append(picture.data)
+
+    def display(picture: Any, *, display_id: bool) -> Handle:
+        assert display_id
+        pictures[f"<{len(pictures)}>"] = [picture.data]
+        return Handle()
+
+    monkeypatch.setattr(notebook, "display", display)
+    with Display("fit <1>", Console(force_jupyter=True)) as display:
+        for step in range(1, 11):
+            display.hear(0, message(step))
+        display.hear(1, message(10, epoch=3))
+    (shown,) = pictures.values()
+    assert 2 <= len(shown) < 11  # a few per second, and the last state
+    assert '<progress value="11" max="30">' in shown[0]
+    assert '<progress value="20" max="30">' in shown[-1]
+    assert '<progress value="30" max="30">' in shown[-1]
+    assert "<caption>fit &lt;1&gt;</caption>" in shown[-1]
 
 
 def test_nothing_is_shown_before_a_rank_reports() -> None:

@@ -1,12 +1,16 @@
 """Curves for TensorBoard: `with EventFile(folder) as events: events.scalars({"loss": 0.3}, step)`."""
 
-# The writer itself is in core, because the Spark estimators, which may not import integrations, write event files too.
+# EventFile itself is elsewhere, because the Spark estimators, which may not import integrations, write event files too.
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 from farandole.core.default import metrics
 from farandole.event_file import EventFile
+from farandole.spark.history import epoch_points
 
-__all__ = ["EventFile", "write_metrics"]
+__all__ = ["EventFile", "TensorBoardLogger", "write_metrics"]
 
 
 class Writer(Protocol):
@@ -25,3 +29,30 @@ def write_metrics(events: EventFile | Writer, step: int) -> None:
         return
     for tag, value in values.items():
         events.add_scalar(tag, value, step)
+
+
+class TensorBoardLogger:
+    """Writes the values of each epoch to one event file on the driver: `TorchEstimator(..., loggers=[...])`.
+
+    The file is made at the first epoch. The epoch is the step of the curves. With a store an estimator writes event
+    files without a logger, and those have each step too."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self._events: EventFile | None = None
+
+    def log_epoch(self, record: Mapping[str, float]) -> None:
+        """Write an epoch's values; TensorBoard can read them afterwards. Raises `OSError`."""
+        if self._events is None:
+            self._events = EventFile(self._folder)
+        self._events.scalars(epoch_points(record), int(record["epoch"]))
+        self._events.flush()
+
+    def close(self) -> None:
+        """Close the file; the next epoch begins another one."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_folder": self._folder, "_events": None}  # an estimator is saved with its loggers

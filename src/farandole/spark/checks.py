@@ -53,6 +53,15 @@ def text(name: str) -> Callable[[object], str]:
     return check
 
 
+def loggers(value: object) -> list[Any]:
+    """Check for a list of objects with `log_epoch`; one object counts as a list of one."""
+    given = list(value) if isinstance(value, (list, tuple)) else [value]
+    for each in given:
+        if not callable(getattr(each, "log_epoch", None)) or isinstance(each, type):
+            raise ConfigError("loggers", f"must be objects with a method log_epoch, got {each!r}")
+    return given
+
+
 def objects(name: str) -> Callable[[object], list[Any]]:
     """Return a check for lists; one object counts as a list of one."""
 

@@ -1,18 +1,22 @@
-"""The driver's progress display: a live table on a terminal, plain lines elsewhere."""
+"""The driver's progress display: a live table on a terminal and in a notebook, plain lines elsewhere."""
 
+import html
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 PLAIN_EVERY = 5.0  # seconds between two plain lines of a rank within an epoch
+NOTEBOOK_EVERY = 0.25  # seconds between two pictures in a notebook
+BAR = 20  # characters of a bar on a terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,11 @@ class Place:
         waited = numbers.pop("waited", None)
         return cls(**counts, **numbers, waited=waited)  # type: ignore[arg-type]
 
+    @property
+    def done(self) -> int:
+        """The steps that are done, of all epochs."""
+        return (self.epoch - 1) * self.steps + self.step
+
     def cells(self) -> list[str]:
         """Spell each field for a reader."""
         return [
@@ -59,8 +68,8 @@ HEADERS = ("epoch", "step", "loss", "rows/s", "waiting for data")
 class Display:
     """Hears the messages of all ranks and shows them; pass `hear` as `on_message`.
 
-    Shows nothing until a rank reports progress. On a terminal the table stays below all other output; it needs the
-    context manager to end. Safe to call from several threads.
+    Shows nothing until a rank reports progress. On a terminal the table stays below all other output. Terminals and
+    notebooks need the context manager, whose end shows the last state. Safe to call from several threads.
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
@@ -68,6 +77,7 @@ class Display:
         self._console = console or Console()
         self._places: dict[int, Place] = {}
         self._live: Live | None = None
+        self._notebook: _Notebook | None = None
         self._printed: dict[int, float] = {}
         self._lock = threading.Lock()
 
@@ -87,12 +97,18 @@ class Display:
             if self._live is not None:
                 self._live.stop()
                 self._live = None
+            if self._notebook is not None:
+                self._notebook.show(self._html(), last=True)
+                self._notebook = None
 
     def _move(self, rank: int, place: Place) -> None:
         self._places[rank] = place
         console = self._console
-        # A notebook counts as a terminal, but needs widgets for a table that changes.
-        if not console.is_terminal or console.is_dumb_terminal or console.is_jupyter:
+        if console.is_jupyter:  # counts as a terminal, too
+            self._notebook = self._notebook or _Notebook()
+            self._notebook.show(self._html())
+            return
+        if not console.is_terminal or console.is_dumb_terminal:
             self._print(rank, place)
             return
         if self._live is None:
@@ -113,9 +129,42 @@ class Display:
         table = Table(title=self._title, title_justify="left", box=box.SIMPLE_HEAD)
         for header in ("rank", *HEADERS):
             table.add_column(header, justify="right")
+        table.add_column("")
         for rank, place in sorted(self._places.items()):
-            table.add_row(str(rank), *place.cells())
+            bar = ProgressBar(total=place.epochs * place.steps, completed=place.done, width=BAR)
+            table.add_row(str(rank), *place.cells(), bar)
         return table
+
+    def _html(self) -> str:
+        head = "".join(f"<th>{html.escape(header)}</th>" for header in ("rank", *HEADERS, ""))
+        rows = []
+        for rank, place in sorted(self._places.items()):
+            cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in (str(rank), *place.cells()))
+            bar = f'<td><progress value="{place.done}" max="{place.epochs * place.steps}"></progress></td>'
+            rows.append(f"<tr>{cells}{bar}</tr>")
+        title = html.escape(self._title)
+        return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+class _Notebook:
+    """One picture below a notebook's cell, which is replaced a few times per second."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown = 0.0
+
+    def show(self, content: str, *, last: bool = False) -> None:
+        """Replace the picture, unless that was just done."""
+        from IPython.display import HTML, display  # every notebook has it, and nothing else needs it
+
+        now = time.monotonic()
+        if self._handle is None:
+            self._handle = display(HTML(content), display_id=True)
+        elif last or now - self._shown >= NOTEBOOK_EVERY:
+            self._handle.update(HTML(content))
+        else:
+            return
+        self._shown = now
 
 
 def _spell_epoch(message: Mapping[str, object]) -> str:

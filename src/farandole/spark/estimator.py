@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.spark.feed import Feed, plan_feed
+from farandole.spark.history import EpochLog
 from farandole.spark.params import EstimatorParams
 from farandole.spark.persistence import PARAMETERS, Folder, Saved, dumped_parameters, loaded_parameters
 from farandole.spark.session import active_session
@@ -101,7 +102,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         if saved is not None and (saved.epoch >= plan.epochs or saved.stopped):
             log.info("%s: all %d epochs are finished already", plan.run_id, saved.epoch)
             return self._trained(plan.run_id, saved)
-        return self._trained(plan.run_id, Checkpoint.load(self._run(plan, feed, dataset)))
+        return self._trained(plan.run_id, self._run(plan, feed, dataset))
 
     def _settle(self, feed: Feed, validation: float | str | None) -> tuple[RunPlan, Checkpoint | None]:
         store, asked_seed = self.getStore(), self.getRandomSeed()
@@ -140,18 +141,23 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             return backend.num_processes()
         return self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
 
-    def _run(self, plan: RunPlan, feed: Feed, dataset: DataFrame) -> bytes:
-        trained = run_training_job(
-            dataset,
-            feed,
-            self._task(plan),
-            name=f"{type(self).__name__} {plan.run_id}",
-            num_proc=self._ranks(dataset.sparkSession),
-            verbose=plan.verbose,
-            env=self._environment(),
-            max_attempts=self.getMaxAttempts(),
-        )
+    def _run(self, plan: RunPlan, feed: Feed, dataset: DataFrame) -> Checkpoint:
+        with EpochLog(self.getLoggers()) as epochs:
+            trained = run_training_job(
+                dataset,
+                feed,
+                self._task(plan),
+                name=f"{type(self).__name__} {plan.run_id}",
+                num_proc=self._ranks(dataset.sparkSession),
+                verbose=plan.verbose,
+                env=self._environment(),
+                max_attempts=self.getMaxAttempts(),
+                on_epoch=epochs.add,
+            )
+            checkpoint = Checkpoint.load(trained)
+            for record in checkpoint.history[plan.start.epoch :]:
+                epochs.add(record)  # the messages of a busy rank may be dropped
         path = None if plan.store is None else plan.store.get_checkpoint_path(plan.run_id)
         if plan.store is not None and path is not None and plan.store.read(path) is None:
             log.warning("rank 0 wrote %s, which the driver does not see; use a store that all hosts share", path)
-        return trained
+        return checkpoint

@@ -17,6 +17,7 @@ with importing(__name__):
     from farandole.spark import checks
     from farandole.spark.backend import SparkBackend
     from farandole.spark.estimator import DataFrameEstimator
+    from farandole.spark.history import EpochLogger
     from farandole.spark.params import check_together, param, refuse_unknown
     from farandole.spark.persistence import PARAMETERS, Folder, dumped_parameters, loaded_parameters
     from farandole.spark.store import FilesystemStore
@@ -133,6 +134,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         checkpoint_callback: Any | None = None,
         backend_env: Mapping[str, str] | None = None,
         max_attempts: int | None = None,
+        loggers: Sequence[EpochLogger] | None = None,
         **others: object,
     ) -> None:
         """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""

@@ -14,6 +14,7 @@ from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_PARAMS, REFUSED_PARAMS
 from farandole.spark import checks
 from farandole.spark.backend import SparkBackend
+from farandole.spark.history import EpochLogger
 from farandole.spark.store import FilesystemStore
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class EstimatorParams(CheckedParams):
         "times that Spark runs the ranks in one fit; 1: the first failure ends it",
         checks.at_least("max_attempts", 1),
     )
+    loggers = param("loggers", "objects whose log_epoch the driver calls with the values of each epoch", checks.loggers)
     verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
 
     def __init__(self) -> None:
@@ -239,6 +241,12 @@ class EstimatorParams(CheckedParams):
 
     def getMaxAttempts(self) -> int:
         return self._required(self.max_attempts)
+
+    def setLoggers(self, value: Sequence[EpochLogger] | None) -> Self:
+        return self._set(loggers=value)
+
+    def getLoggers(self) -> list[EpochLogger]:
+        return self._value(self.loggers) or []
 
     def setVerbose(self, value: int) -> Self:
         return self._set(verbose=value)

@@ -19,6 +19,7 @@ with importing(__name__):
     from farandole.spark import checks
     from farandole.spark.backend import SparkBackend
     from farandole.spark.estimator import DataFrameEstimator
+    from farandole.spark.history import EpochLogger
     from farandole.spark.params import check_together, param, refuse_unknown
     from farandole.spark.persistence import Folder
     from farandole.spark.store import FilesystemStore
@@ -113,6 +114,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         validation_steps_per_epoch: int | None = None,
         backward_passes_per_step: int | None = None,
         max_attempts: int | None = None,
+        loggers: Sequence[EpochLogger] | None = None,
         **others: object,
     ) -> None:
         """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame
 
@@ -15,6 +15,7 @@ from farandole.spark.feed import Feed
 __all__ = ["run_training_job"]
 
 T = TypeVar("T")
+OnEpoch: TypeAlias = Callable[[dict[str, float]], object]
 
 
 def run_training_job(
@@ -28,12 +29,14 @@ def run_training_job(
     env: Mapping[str, str],
     max_attempts: int,
     shows_epochs: bool = True,
+    on_epoch: OnEpoch | None = None,
 ) -> T:
     """Run `task` on each of `num_proc` ranks, which are fed the rows of `dataset`; return rank 0's value.
 
     Blocks until all ranks have ended. `name` is shown in Spark's UI and above the progress. Without `shows_epochs`
-    messages about finished epochs are not shown; they still count as progress. Raises the `DataError` or `ConfigError`
-    of a rank as it is, `RankFailed` for other failures."""
+    messages about finished epochs are not shown; they still count as progress. `on_epoch` gets an epoch's values on
+    another thread; messages of a busy rank may be dropped. Raises the `DataError` or `ConfigError` of a rank as it is,
+    `RankFailed` for other failures."""
     display = Display(name) if verbose else None
     try:
         with display or nullcontext():
@@ -45,7 +48,7 @@ def run_training_job(
                 description=f"{name}: {num_proc} ranks",
                 verbosity="all" if verbose > 1 else "log_callback_only",
                 env=env,
-                on_message=None if display is None else _shown_by(display, shows_epochs),
+                on_message=_heard_by(display, shows_epochs, on_epoch),
                 results="first",
                 max_attempts=max_attempts,
             )
@@ -59,9 +62,12 @@ def run_training_job(
     return value
 
 
-def _shown_by(display: Display, shows_epochs: bool) -> OnMessage:
+def _heard_by(display: Display | None, shows_epochs: bool, on_epoch: OnEpoch | None) -> OnMessage:
     def hear(rank: int, message: dict[str, object]) -> None:
-        if shows_epochs or message["kind"] != "epoch":
+        is_epoch = message["kind"] == "epoch"
+        if display is not None and (shows_epochs or not is_epoch):
             display.hear(rank, message)
+        if is_epoch and on_epoch is not None:
+            on_epoch({name: value for name, value in message.items() if isinstance(value, (int, float))})
 
     return hear

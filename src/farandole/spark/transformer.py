@@ -14,6 +14,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from farandole.errors import DataError
 from farandole.spark.checks import names_of_columns
 from farandole.spark.feed import as_numbers, check_columns
+from farandole.spark.history import History
 from farandole.spark.interpreter import use_own_interpreter
 from farandole.spark.persistence import Folder, Saved
 
@@ -96,9 +97,11 @@ class DataFrameModel(Model, Saved):
         return list(names)
 
     @property
-    def history(self) -> list[dict[str, float]]:
-        """The values of each epoch, counted from 1: "epoch", "loss", "val_loss", "seconds", "rows_per_s", ..."""
-        return [dict(record) for record in self._history]
+    def history(self) -> History:
+        """The values of each epoch, counted from 1: "epoch", "loss", "val_loss", "seconds", "rows_per_s", ...
+
+        A notebook shows them as curves and a table."""
+        return History(dict(record) for record in self._history)
 
     def getRunId(self) -> str:
         return self._run_id

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from farandole.event_file import EventFile
+from farandole.spark.history import epoch_points
 from farandole.spark.store import FilesystemStore
 
 Record: TypeAlias = dict[str, float]  # the values of one epoch: "epoch", "loss", "val_loss", "seconds", ...
@@ -63,13 +64,7 @@ class Curves:
 
     def add_epoch(self, record: Mapping[str, float], step: int) -> None:
         """Add an epoch's values, and let readers see all that was added so far."""
-        points = {"train/rows_per_s": record["rows_per_s"], "train/waiting_for_data_percent": 100 * record["waited"]}
-        for name, value in record.items():
-            if name.startswith("val_"):
-                points[f"validation/{name.removeprefix('val_')}"] = value
-            elif name not in ("epoch", "steps", "seconds", "rows_per_s", "waited"):
-                points[f"train/{name}"] = value
-        self._events.scalars(points, step)
+        self._events.scalars(epoch_points(record), step)
         self._events.flush()
         if self._here is not None:
             self._store.upload(Path(self._here.name), self._folder)
