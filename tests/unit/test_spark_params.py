@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from farandole.errors import ConfigError
+from farandole.integrations.tensorboard import TensorBoardLogger
 from farandole.refusals import IGNORED_PARAMS, REFUSED_PARAMS
 from farandole.spark.backend import SparkBackend
 from farandole.spark.store import Store
@@ -69,6 +70,7 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         "run_id": "mine",
         "verbose": 2,
         "max_attempts": 2,
+        "loggers": [TensorBoardLogger(tmp_path)],
     }
     given = TorchEstimator(**values)  # type: ignore[arg-type]
     assert set(values) == {param.name for param in given.params}
