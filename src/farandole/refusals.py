@@ -105,19 +105,13 @@ IGNORED_PARAMS: Mapping[str, str] = {
     "train_reader_num_workers": "rows are read from a memory map",
     "val_reader_num_workers": "rows are read from a memory map",
     "reader_pool_type": "rows are read from a memory map",
-    "inmemory_cache_all": "the page cache does it",
-    "compress_sparse_cols": "vectors travel as arrays",
     "continuous_cols": "a column's type says it",
     "categorical_cols": "a column's type says it",
     "mp_start_method": "no reader processes are started",
-    "use_gpu": "ranks compute on the CPU",
     "tensorflow_dataset_prefetch_buffer_size": "no TensorFlow dataset is made",
 }
 _OWN_FUNCTION = "write the training function and run it with HorovodRunner"
 REFUSED_PARAMS: Mapping[str, str] = {
-    "transformation_fn": "transform the DataFrame before fit",
-    "transformation_edit_fields": "transform the DataFrame before fit",
-    "transformation_removed_fields": "select the columns before fit",
     "data_module": "ranks read the DataFrame's rows",
     "train_minibatch_fn": _OWN_FUNCTION,
     "callbacks": _OWN_FUNCTION,

@@ -379,7 +379,8 @@ def test_progress_in_plain_lines(spark: SparkSession, capfd: pytest.CaptureFixtu
     shown = estimator(line(), verbose=1, run_id="shown")
     fitted = shown.fit(points(spark, 20), {shown.epochs: 2})
     out = capfd.readouterr().out
-    assert "[0] shown: 20 rows train, 0 validate; 1 steps per epoch on 2 ranks; features x float64[2] as float32" in out
+    assert "[0] shown: 20 rows train, 0 validate; 1 steps per epoch on 2 ranks, on the CPU; " in out
+    assert "; features x float64[2] as float32" in out
     assert "as float32 [rows, 2]; labels y float64" in out
     assert "epoch 2/2 step 1/1" in out
     assert "epoch 2: loss" in out

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from farandole.errors import ConfigError, DataError
-from farandole.spark.feed import plan_feed
+from farandole.spark.feed import plan_feed, plan_transformed_feed
 
 SCHEMA = StructType(
     [
@@ -69,3 +69,21 @@ def test_a_validation_column_must_be_one(validation: str, problem: str) -> None:
 def test_nothing_to_learn_from(features: list[str], labels: list[str], setting: str) -> None:
     with pytest.raises(ConfigError, match=f"{setting}: name at least one column"):
         plan_feed(SCHEMA, features=features, labels=labels, validation=None)
+
+
+def test_a_function_of_rows_takes_columns_of_any_type() -> None:
+    options = {"wanted": ["vector", "x", "label"], "edited": ["x"], "removed": ["name", "day"], "validation": None}
+    feed = plan_transformed_feed(SCHEMA, **options)  # type: ignore[arg-type]
+    assert feed.columns == ("vector", "label", "name", "day")
+    assert feed.as_they_are == {"label", "name", "day"}, "vectors arrive as arrays"
+    assert "vector" in plan_transformed_feed(SCHEMA, **options, compressed=True).as_they_are  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="column 'x': is not in the DataFrame"):
+        plan_transformed_feed(SCHEMA, **(options | {"edited": []}))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="name the columns that transformation_fn takes: the DataFrame has none of x"):
+        plan_transformed_feed(SCHEMA, **(options | {"wanted": ["x"], "removed": []}))  # type: ignore[arg-type]
+
+
+def test_compressed_vectors_are_fed_as_they_are() -> None:
+    options = {"features": ["pixels", "vector"], "labels": ["label"], "validation": None}
+    assert plan_feed(SCHEMA, **options).as_they_are == frozenset()  # type: ignore[arg-type]
+    assert plan_feed(SCHEMA, **options, compressed=True).as_they_are == {"vector"}  # type: ignore[arg-type]

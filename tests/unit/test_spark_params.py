@@ -71,12 +71,18 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         "verbose": 2,
         "max_attempts": 2,
         "loggers": [TensorBoardLogger(tmp_path)],
+        "transformation_fn": dict,
+        "transformation_edit_fields": [("x", float, (2,), False)],
+        "transformation_removed_fields": ["word"],
+        "inmemory_cache_all": True,
+        "compress_sparse_cols": True,
+        "use_gpu": False,
     }
     given = TorchEstimator(**values)  # type: ignore[arg-type]
     assert set(values) == {param.name for param in given.params}
     chained = TorchEstimator()
     for name, value in values.items():
-        camel = "".join(part.capitalize() for part in name.split("_"))
+        camel = "".join(part.capitalize() for part in name.replace("inmemory", "in_memory").split("_"))
         assert getattr(given, f"get{camel}")() == value
         assert getattr(chained, f"set{camel}")(value) is chained
         assert getattr(chained, f"get{camel}")() == value
@@ -112,6 +118,13 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         ("train_steps_per_epoch", 0),
         ("backward_passes_per_step", 0),
         ("loss_constructors", 1),
+        ("transformation_fn", 1),
+        ("transformation_edit_fields", [("x", "no type", ())]),
+        ("transformation_edit_fields", [("x", float)]),
+        ("transformation_removed_fields", "word"),
+        ("inmemory_cache_all", 1),
+        ("compress_sparse_cols", None.__class__),
+        ("use_gpu", "yes"),
     ],
 )
 def test_a_value_that_cannot_be_right_is_refused_at_once(name: str, value: object) -> None:
@@ -127,11 +140,11 @@ def test_a_value_given_to_fit_is_checked_as_well() -> None:
 
 def test_what_horovod_had_and_means_nothing_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        TorchEstimator(partitions_per_process=10, use_gpu=True, transformation_fn=None)
+        TorchEstimator(partitions_per_process=10, mp_start_method="spawn", data_module=None)
     (record,) = caplog.records
     assert "partitions_per_process (no Parquet is written)" in record.getMessage()
-    assert "use_gpu" in record.getMessage()
-    assert "transformation_fn" not in record.getMessage()
+    assert "mp_start_method" in record.getMessage()
+    assert "data_module" not in record.getMessage()
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_PARAMS))
@@ -155,7 +168,7 @@ def test_what_the_example_of_horovod_passes_is_taken() -> None:
     assert estimator.getBackwardPassesPerStep() == 1
 
 
-@pytest.mark.parametrize("setter", ["setPartitionsPerProcess", "setTrainReaderNumWorker", "setInMemoryCacheAll"])
+@pytest.mark.parametrize("setter", ["setPartitionsPerProcess", "setTrainReaderNumWorker"])
 def test_setters_without_meaning_warn(setter: str, caplog: pytest.LogCaptureFixture) -> None:
     estimator = TorchEstimator()
     assert getattr(estimator, setter)(2) is estimator
@@ -204,6 +217,12 @@ def test_settings_that_do_not_go_together() -> None:
         estimator.copy({estimator.loss: [torch.nn.functional.mse_loss] * 2})._check()
     with pytest.raises(ConfigError, match="label_shapes: has 2 shapes for 1 label"):
         estimator.copy({estimator.label_shapes: [(-1,), (-1,)]})._check()
+    fields = {estimator.transformation_removed_fields: ["word"]}
+    with pytest.raises(ConfigError, match="transformation_fn: is not set, but transformation_edit_fields or"):
+        estimator.copy(fields)._check()
+    fields = {estimator.transformation_fn: dict, estimator.transformation_removed_fields: ["word", "x"]}
+    with pytest.raises(ConfigError, match="transformation_removed_fields: holds x, which the model is trained on"):
+        estimator.copy(fields)._check()
     with pytest.raises(ConfigError, match="loss_constructors: is set, and loss as well"):
         estimator.copy({estimator.loss_constructors: [torch.nn.MSELoss]})._check()
     with pytest.raises(ConfigError, match="backend: is set, and num_proc as well"):

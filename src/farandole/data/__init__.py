@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from farandole.data.reading import Reading
     from farandole.data.row_groups import Source
     from farandole.data.selection import SelectedSource
-    from farandole.data.shard import ArrowShard, Column, ColumnFacts, Number, ShardBatch, ShardLoader, agree_on_column
+    from farandole.data.shard import (
+        ArrowShard,
+        Column,
+        ColumnFacts,
+        Number,
+        RowColumn,
+        ShardBatch,
+        ShardLoader,
+        agree_on_column,
+    )
     from farandole.data.shard_source import ShardSource
     from farandole.data.sources import ArrowSource, ParquetSource
     from farandole.data.split import validation_mask
@@ -53,6 +62,7 @@ __all__ = [
     "Reader",
     "ReaderOptions",
     "Reading",
+    "RowColumn",
     "SelectedSource",
     "ShardBatch",
     "ShardLoader",
@@ -87,7 +97,7 @@ _HOMES = {
     "reading": "Reading",
     "row_groups": "Source",
     "selection": "SelectedSource",
-    "shard": "ArrowShard Column ColumnFacts Number ShardBatch ShardLoader agree_on_column",
+    "shard": "ArrowShard Column ColumnFacts Number RowColumn ShardBatch ShardLoader agree_on_column",
     "shard_source": "ShardSource",
     "sources": "ArrowSource ParquetSource",
     "split": "validation_mask",

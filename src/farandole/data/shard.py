@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +65,14 @@ def agree_on_column(seen: Sequence[ColumnFacts]) -> int | None:
     return longest
 
 
+class RowColumn(Protocol):
+    """A column whose rows are taken by their number."""
+
+    def take(self, rows: NDArray[np.int64], /) -> Any:
+        """Return these rows, in this order."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """The numbers of one column, in the mapped file."""
@@ -97,6 +105,11 @@ class ArrowShard:
     def rows(self) -> int:
         """Rows in this file."""
         return int(self._table.num_rows)
+
+    def chunked(self, name: str) -> pa.ChunkedArray:
+        """Return a column as it lies in the file, of any type; raises `DataError` for one that is absent."""
+        self._check_name(name)
+        return self._table.column(name)
 
     def facts(self, name: str) -> ColumnFacts:
         """Look through one column for nulls and the lengths of lists."""
@@ -151,9 +164,12 @@ class ArrowShard:
     def _chunks(self, name: str) -> list[pa.Array]:
         return [chunk for chunk in self._table.column(name).chunks if len(chunk)]
 
-    def _kind(self, name: str) -> tuple[bool, np.dtype[Number]]:
+    def _check_name(self, name: str) -> None:
         if name not in self._table.column_names:
             raise DataError(name, f"is not in the data; there are {', '.join(self._table.column_names)}")
+
+    def _kind(self, name: str) -> tuple[bool, np.dtype[Number]]:
+        self._check_name(name)
         kind: pa.DataType = self._table.schema.field(name).type
         listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         dtype = _DTYPES.get(kind.value_type if listed else kind)
@@ -178,7 +194,7 @@ class ShardLoader:
     With a seed each epoch has its own order, a function of (seed, epoch, rank); without one rows come as listed.
     """
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, RowColumn]
     rows: NDArray[np.int64]
     plan: LocalPlan
     rank: int
@@ -188,6 +204,10 @@ class ShardLoader:
         if len(self.rows) != self.plan.rows[self.rank]:
             raise ValueError(f"the plan gives rank {self.rank} {self.plan.rows[self.rank]} rows, not {len(self.rows)}")
 
+    def take(self, rows: NDArray[np.int64], *, epoch: int = 0, step: int = 0) -> dict[str, NDArray[Number]]:
+        """Return rows of the shard by column; those of a step of an epoch, if anything depends on that."""
+        return {name: column.take(rows) for name, column in self.columns.items()}
+
     def epoch(self, epoch: int, first: int = 0) -> Iterator[ShardBatch]:
         """Yield as many batches on every rank, from step `first` on, each row in one of them; one may have 0 rows."""
         order = self.rows
@@ -195,5 +215,5 @@ class ShardLoader:
             order = self.rows[permutation(len(self.rows), epoch, self.rank, seed=self.seed)]
         for step in range(first, self.plan.steps):
             begin, end = self.plan.bounds(self.rank, step)
-            taken = {name: column.take(order[begin:end]) for name, column in self.columns.items()}
+            taken = self.take(order[begin:end], epoch=epoch, step=step)
             yield ShardBatch(taken, end - begin, self.plan.weight(self.rank, step))

@@ -40,7 +40,7 @@ class TransformSpec:
         if self.func is None:
             return self._chosen(columns)
         made = self.func(pd.DataFrame({name: pd.Series(_cells(values)) for name, values in columns.items()}))
-        return self._chosen({str(name): self._array(str(name), made[name].to_list()) for name in made.columns})
+        return self._chosen({str(name): self.column(str(name), made[name].to_list()) for name in made.columns})
 
     def rows(self, columns: Columns) -> Columns:
         """Transform rows one by one."""
@@ -51,18 +51,10 @@ class TransformSpec:
         made = [self.func({name: each[place] for name, each in cells.items()}) for place in range(count)]
         if not made:
             return self._chosen(columns)
-        return self._chosen({name: self._array(name, [row[name] for row in made]) for name in made[0]})
+        return self._chosen({name: self.column(name, [row[name] for row in made]) for name in made[0]})
 
-    def _chosen(self, columns: Mapping[str, Values]) -> Columns:
-        names = [name for name in columns if name not in self.removed_fields]
-        if self.selected_fields is not None:
-            missing = [name for name in self.selected_fields if name not in columns]
-            if missing:
-                raise DataError(missing[0], f"is in selected_fields, but the rows have {', '.join(columns)}")
-            names = list(self.selected_fields)
-        return {name: columns[name] for name in names}
-
-    def _array(self, name: str, cells: list[Any]) -> Values:
+    def column(self, name: str, cells: list[Any]) -> Values:
+        """Return a column's results, one per row, as an array, of the type and shape that `edit_fields` has for it."""
         wanted = self.edit_fields.get(name)
         if wanted is not None and None not in wanted[1]:
             return np.array(cells, wanted[0]).reshape(len(cells), *wanted[1])
@@ -74,6 +66,15 @@ class TransformSpec:
         if cells and isinstance(cells[0], (str, bytes)):
             return np.array(cells, object)
         return np.array(cells, None if wanted is None else wanted[0])
+
+    def _chosen(self, columns: Mapping[str, Values]) -> Columns:
+        names = [name for name in columns if name not in self.removed_fields]
+        if self.selected_fields is not None:
+            missing = [name for name in self.selected_fields if name not in columns]
+            if missing:
+                raise DataError(missing[0], f"is in selected_fields, but the rows have {', '.join(columns)}")
+            names = list(self.selected_fields)
+        return {name: columns[name] for name in names}
 
 
 def _cells(values: Values) -> NDArray[Any] | list[NDArray[Any]]:

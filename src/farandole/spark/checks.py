@@ -1,7 +1,9 @@
 """Checks of estimators' parameters: each returns the value made right, or raises `ConfigError`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from farandole.errors import ConfigError
 from farandole.spark.backend import SparkBackend
@@ -81,6 +83,36 @@ def functions(name: str, arguments: str) -> Callable[[object], list[Callable[...
         return given
 
     return check
+
+
+def transformation(value: object) -> Callable[[dict[str, Any]], Any]:
+    """Check a function of one row."""
+    if not callable(value):
+        raise ConfigError("transformation_fn", f"must be a function of a row, which is a dict, got {value!r}")
+    return value
+
+
+def edit_fields(value: object) -> list[tuple[Any, ...]]:
+    """Check the columns that a function of rows changes or adds, as tuples or fields of Petastorm."""
+    fields = [tuple(each) for each in value] if isinstance(value, (list, tuple)) and _are_fields(value) else []
+    if not fields or not all(_is_field(each) for each in fields):
+        raise ConfigError(
+            "transformation_edit_fields", f"must be a list of (name, NumPy type, shape, nullable), got {value!r}"
+        )
+    return fields
+
+
+def _are_fields(value: Sequence[object]) -> bool:
+    return all(isinstance(each, (list, tuple)) and len(each) >= 3 for each in value)
+
+
+def _is_field(field: tuple[Any, ...]) -> bool:
+    try:
+        np.dtype(field[1])
+    except TypeError:
+        return False
+    sizes = isinstance(field[2], (list, tuple)) and all(each is None or isinstance(each, int) for each in field[2])
+    return isinstance(field[0], str) and sizes
 
 
 def weights(value: object) -> list[float]:

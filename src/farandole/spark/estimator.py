@@ -11,10 +11,12 @@ from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from farandole.config import Config
+from farandole.core.builds import cuda_built
 from farandole.errors import ConfigError
-from farandole.spark.feed import Feed, plan_feed
+from farandole.spark.feed import Feed, plan_feed, plan_transformed_feed
 from farandole.spark.history import EpochLog
 from farandole.spark.params import EstimatorParams
 from farandole.spark.persistence import PARAMETERS, Folder, Saved, dumped_parameters, loaded_parameters
@@ -23,6 +25,7 @@ from farandole.spark.slots import all_slots
 from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import RunPlan
+from farandole.spark.trainers.transformation import Transformation
 from farandole.spark.training_job import run_training_job
 
 log = logging.getLogger(__name__)
@@ -55,7 +58,9 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
     def _environment(self) -> dict[str, str]:
         """Return the variables that ranks need."""
         backend = self.getBackend()
-        return {} if backend is None else dict(backend.env)
+        # A framework would put the model on a GPU that it sees, and its tensors could not be reduced there.
+        hidden = {} if self.getUseGpu() and cuda_built() else {"CUDA_VISIBLE_DEVICES": ""}
+        return hidden if backend is None else {**hidden, **backend.env}
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         return {}, {PARAMETERS: dumped_parameters(self)}
@@ -91,18 +96,44 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
     def _fit(self, dataset: DataFrame) -> M:
         self._check()
         validation = self.getValidation()
-        feed = plan_feed(
-            dataset.schema,
-            features=self.getFeatureCols(),
-            labels=self.getLabelCols(),
-            weight=self.getSampleWeightCol(),
-            validation=validation if isinstance(validation, str) else None,
-        )
+        feed = self._feed(dataset.schema, validation if isinstance(validation, str) else None)
         plan, saved = self._settle(feed, validation)
         if saved is not None and (saved.epoch >= plan.epochs or saved.stopped):
             log.info("%s: all %d epochs are finished already", plan.run_id, saved.epoch)
             return self._trained(plan.run_id, saved)
         return self._trained(plan.run_id, self._run(plan, feed, dataset))
+
+    def _feed(self, schema: StructType, validation: str | None) -> Feed:
+        compressed, weight = self.getCompressSparseCols(), self.getSampleWeightCol()
+        features, labels = self.getFeatureCols(), self.getLabelCols()
+        if self.getTransformationFn() is None:
+            return plan_feed(
+                schema, features=features, labels=labels, weight=weight, validation=validation, compressed=compressed
+            )
+        return plan_transformed_feed(
+            schema,
+            wanted=self._wanted(),
+            edited=[str(each[0]) for each in self.getTransformationEditFields() or ()],
+            removed=self.getTransformationRemovedFields() or [],
+            validation=validation,
+            compressed=compressed,
+        )
+
+    def _wanted(self) -> tuple[str, ...]:
+        """Return the columns that batches have."""
+        weight = self.getSampleWeightCol()
+        return tuple(dict.fromkeys([*self.getFeatureCols(), *self.getLabelCols(), *([weight] if weight else [])]))
+
+    def _transformation(self, feed: Feed) -> Transformation | None:
+        function = self.getTransformationFn()
+        if function is None:
+            return None
+        return Transformation(
+            function=function,
+            edit_fields=tuple(self.getTransformationEditFields() or ()),
+            removed_fields=tuple(self.getTransformationRemovedFields() or ()),
+            fed=feed.columns,
+        )
 
     def _settle(self, feed: Feed, validation: float | str | None) -> tuple[RunPlan, Checkpoint | None]:
         store, asked_seed = self.getStore(), self.getRandomSeed()
@@ -115,12 +146,14 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             if asked_seed not in (None, seed):
                 raise ConfigError("random_seed", f"is {asked_seed}, but {run_id} was started with {seed}")
         rows = RowsWanted(
-            columns=feed.columns,
+            columns=self._wanted(),
             validation=validation if isinstance(validation, float) else None,
             validation_col=feed.validation_col,
             batch_size=self.getBatchSize(),
             val_batch_size=self.getValBatchSize(),
             shuffle=self.getShuffle(),
+            transformation=self._transformation(feed),
+            keep=self.getInMemoryCacheAll(),
         )
         plan = RunPlan(
             run_id=run_id,
@@ -132,6 +165,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             validation_steps=self.getValidationStepsPerEpoch(),
             start=Checkpoint(epoch=0 if saved is None else saved.epoch, seed=seed),
             verbose=self.getVerbose(),
+            use_gpu=self.getUseGpu(),
         )
         return plan, saved
 

@@ -1,7 +1,7 @@
 """Which columns of a DataFrame reach the ranks, and as what; settled from the schema alone, before any job."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pyspark.ml.functions import vector_to_array
@@ -36,18 +36,23 @@ class Feed:
     columns: tuple[str, ...]
     schema: StructType
     validation_col: str | None
+    as_they_are: frozenset[str] = frozenset()  # columns that are fed in their own types
 
     def frame(self, rows: DataFrame, num_proc: int) -> DataFrame:
-        """Return the rows as the ranks get them: numbers only, evenly over `num_proc` partitions.
+        """Return the rows as the ranks get them, evenly over `num_proc` partitions.
 
         Each row carries a hash of its content, by which ranks put their rows in an order that does not depend on the
         order in which Spark delivers them.
         """
-        columns = [as_numbers(self.schema, name).alias(fed_as(place)) for place, name in enumerate(self.columns)]
+        columns = [self._fed(name).alias(fed_as(place)) for place, name in enumerate(self.columns)]
+        # As numbers where that is possible: compressed vectors have the hash, and so the order, of dense ones.
         extra = [F.xxhash64(*[as_numbers(self.schema, name) for name in self.columns]).alias(HASH)]
         if self.validation_col is not None:
             extra.append((_quoted(self.validation_col).cast("int") != 0).cast("tinyint").alias(VALIDATES))
         return rows.select(*columns, *extra).repartition(num_proc)
+
+    def _fed(self, name: str) -> Column:
+        return _quoted(name) if name in self.as_they_are else as_numbers(self.schema, name)
 
 
 def plan_feed(
@@ -57,11 +62,12 @@ def plan_feed(
     labels: Sequence[str],
     weight: str | None = None,
     validation: str | None,
+    compressed: bool = False,
 ) -> Feed:
     """Choose the columns; `weight` names that of the rows' weights, `validation` the one whose true rows validate.
 
-    Raises `ConfigError` without features or labels, `DataError` naming a column that is not there or whose type no
-    tensor holds.
+    With `compressed` vectors stay as they are. Raises `ConfigError` without features or labels, `DataError` naming a
+    column that is not there or whose type no tensor holds.
     """
     for setting, names in (("feature_cols", features), ("label_cols", labels)):
         if not names:
@@ -72,13 +78,48 @@ def plan_feed(
         raise DataError(
             weight, f"is {_type_of(schema, weight).simpleString()}; sample_weight_col holds one number per row"
         )
-    if validation is not None:
-        kind = _type_of(schema, validation)
-        if not isinstance(kind, (BooleanType, *_INTEGERS)):
-            raise DataError(validation, f"is {kind.simpleString()}; a validation column holds booleans or integers")
-        if validation in columns:
-            raise DataError(validation, "is the validation column, and a feature or label as well")
-    return Feed(columns=columns, schema=schema, validation_col=validation)
+    _check_validation(schema, validation, columns)
+    vectors = frozenset(name for name in columns if compressed and isinstance(_type_of(schema, name), VectorUDT))
+    return Feed(columns=columns, schema=schema, validation_col=validation, as_they_are=vectors)
+
+
+def plan_transformed_feed(
+    schema: StructType,
+    *,
+    wanted: Sequence[str],
+    edited: Collection[str],
+    removed: Sequence[str],
+    validation: str | None,
+    compressed: bool = False,
+) -> Feed:
+    """Choose the columns that a function of rows takes, in their own types; it makes those that are `wanted`.
+
+    It takes the wanted ones that are there, and those that it removes. With `compressed` vectors stay as they are, and
+    are arrays otherwise. Raises `DataError` for a column that is neither there nor `edited`."""
+    for name in (*wanted, *removed):
+        if name in removed or name not in edited:
+            _type_of(schema, name)
+    columns = tuple(name for name in dict.fromkeys([*wanted, *removed]) if name in schema.names)
+    if not columns:
+        raise ConfigError(
+            "transformation_removed_fields",
+            f"name the columns that transformation_fn takes: the DataFrame has none of {', '.join(wanted)}",
+        )
+    _check_validation(schema, validation, columns)
+    vectors = {name for name in columns if isinstance(_type_of(schema, name), VectorUDT) and not compressed}
+    return Feed(
+        columns=columns, schema=schema, validation_col=validation, as_they_are=frozenset(columns) - frozenset(vectors)
+    )
+
+
+def _check_validation(schema: StructType, validation: str | None, columns: Sequence[str]) -> None:
+    if validation is None:
+        return
+    kind = _type_of(schema, validation)
+    if not isinstance(kind, (BooleanType, *_INTEGERS)):
+        raise DataError(validation, f"is {kind.simpleString()}; a validation column holds booleans or integers")
+    if validation in columns:
+        raise DataError(validation, "is the validation column, and a feature or label as well")
 
 
 def check_columns(schema: StructType, names: Sequence[str]) -> None:

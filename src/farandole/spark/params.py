@@ -26,7 +26,6 @@ SPELLED: Mapping[str, str] = {
     "shuffling_buffer_size": "shuffle_buffer_size",
     "train_reader_num_worker": "train_reader_num_workers",
     "val_reader_num_worker": "val_reader_num_workers",
-    "in_memory_cache_all": "inmemory_cache_all",
 }
 
 
@@ -93,6 +92,28 @@ class EstimatorParams(CheckedParams):
     gradient_compression = param(
         "gradient_compression", "Compression of the binding, for gradients that travel", lambda value: value
     )
+    transformation_fn = param(
+        "transformation_fn", "function of a row, a dict, that returns one; on the ranks", checks.transformation
+    )
+    transformation_edit_fields = param(
+        "transformation_edit_fields",
+        "(name, type, shape, nullable) of columns that transformation_fn changes or adds",
+        checks.edit_fields,
+    )
+    transformation_removed_fields = param(
+        "transformation_removed_fields",
+        "further columns that transformation_fn takes, and that end there",
+        checks.names_of_columns("transformation_removed_fields"),
+    )
+    inmemory_cache_all = param(
+        "inmemory_cache_all",
+        "hold a rank's rows in memory, after transformation_fn",
+        checks.flag("inmemory_cache_all"),
+    )
+    compress_sparse_cols = param(
+        "compress_sparse_cols", "vectors stay sparse on disk and in transit", checks.flag("compress_sparse_cols")
+    )
+    use_gpu = param("use_gpu", "compute on a rank's GPU, if there is one", checks.flag("use_gpu"))
     shuffle = param("shuffle", "another order of a rank's rows in each epoch", checks.flag("shuffle"))
     random_seed = param("random_seed", "of orders, split and ranks; random", checks.at_least("random_seed", 0))
     store = param("store", "where checkpoints and logs are kept; nowhere", checks.store)
@@ -108,6 +129,7 @@ class EstimatorParams(CheckedParams):
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(batch_size=32, epochs=1, backward_passes_per_step=1, shuffle=True, verbose=1, max_attempts=4)
+        self._setDefault(inmemory_cache_all=False, compress_sparse_cols=False, use_gpu=True)
 
     if not TYPE_CHECKING:  # mypy would take every name for one that is there
 
@@ -212,6 +234,42 @@ class EstimatorParams(CheckedParams):
     def getGradientCompression(self) -> object | None:
         return self._value(self.gradient_compression)
 
+    def setTransformationFn(self, value: Callable[[dict[str, object]], object] | None) -> Self:
+        return self._set(transformation_fn=value)
+
+    def getTransformationFn(self) -> Callable[[dict[str, object]], object] | None:
+        return self._value(self.transformation_fn)
+
+    def setTransformationEditFields(self, value: Sequence[Sequence[object]] | None) -> Self:
+        return self._set(transformation_edit_fields=value)
+
+    def getTransformationEditFields(self) -> list[tuple[object, ...]] | None:
+        return self._value(self.transformation_edit_fields)
+
+    def setTransformationRemovedFields(self, value: Sequence[str] | None) -> Self:
+        return self._set(transformation_removed_fields=value)
+
+    def getTransformationRemovedFields(self) -> list[str] | None:
+        return self._value(self.transformation_removed_fields)
+
+    def setInMemoryCacheAll(self, value: bool) -> Self:
+        return self._set(inmemory_cache_all=value)
+
+    def getInMemoryCacheAll(self) -> bool:
+        return self._required(self.inmemory_cache_all)
+
+    def setCompressSparseCols(self, value: bool) -> Self:
+        return self._set(compress_sparse_cols=value)
+
+    def getCompressSparseCols(self) -> bool:
+        return self._required(self.compress_sparse_cols)
+
+    def setUseGpu(self, value: bool) -> Self:
+        return self._set(use_gpu=value)
+
+    def getUseGpu(self) -> bool:
+        return self._required(self.use_gpu)
+
     def setShuffle(self, value: bool) -> Self:
         return self._set(shuffle=value)
 
@@ -299,5 +357,10 @@ def check_together(estimator: EstimatorParams, losses: int) -> None:
         if given is not None and len(given) != len(labels):
             what = setting.partition("_")[2]
             raise ConfigError(setting, f"has {len(given)} {what} for {len(labels)} label columns")
+    removed, wanted = estimator.getTransformationRemovedFields() or [], [*estimator.getFeatureCols(), *labels]
+    if estimator.getTransformationFn() is None and (removed or estimator.getTransformationEditFields()):
+        raise ConfigError("transformation_fn", "is not set, but transformation_edit_fields or _removed_fields are")
+    if ended := [name for name in wanted if name in removed]:
+        raise ConfigError("transformation_removed_fields", f"holds {', '.join(ended)}, which the model is trained on")
     if estimator.getBackend() is not None and estimator.getNumProc() is not None:
         raise ConfigError("backend", "is set, and num_proc as well; set one of them")

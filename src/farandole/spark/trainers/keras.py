@@ -219,7 +219,7 @@ def _probe(model: Any, job: KerasJob, run: Run) -> list[tuple[str, list[int]]]:
 
     Raises `ConfigError` for a model that does not take the columns, and for labels that do not fit its outputs."""
     sample = run.sample()
-    columns = {name: column.take(np.empty(0, np.int64)) for name, column in run.rows.train.columns.items()}
+    columns = run.rows.train.take(np.empty(0, np.int64))
     row = {name: np.zeros((1, *each.shape[1:]), each.dtype) for name, each in columns.items()}
     try:
         given = outputs_of(model(job.inputs.arrays(row if sample is None else sample.columns), training=False))
@@ -236,11 +236,12 @@ def _probe(model: Any, job: KerasJob, run: Run) -> list[tuple[str, list[int]]]:
         raise ConfigError("model", f"gives {len(given)} outputs; label_cols {list(labels)} need one each")
     outputs = [(keras.backend.standardize_dtype(each.dtype), [*each.shape[1:]]) for each in given]
     for (_, shape), name in zip(outputs, labels, strict=True):
-        numbers = run.rows.train.columns[name].width
+        own = [*columns[name].shape[1:]]
+        numbers = int(np.prod(own))
         if numbers > 1 and numbers != int(np.prod(shape)) and job.label_shapes is None:
             raise ConfigError(
                 "label_cols",
-                f"label {name!r} has the shape [{numbers}], the model's output {shape}, without the rows; a loss would "
+                f"label {name!r} has the shape {own}, the model's output {shape}, without the rows; a loss would "
                 "spread one over the other: make them equal, or give label_shapes",
             )
     return outputs

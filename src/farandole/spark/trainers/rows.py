@@ -5,9 +5,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from farandole.data import ArrowShard, Column, Gather, LocalPlan, ShardLoader, agree_on_column, validation_mask
+from farandole.data import (
+    ArrowShard,
+    Column,
+    Gather,
+    LocalPlan,
+    RowColumn,
+    ShardLoader,
+    agree_on_column,
+    validation_mask,
+)
 from farandole.errors import DataError
+from farandole.spark.trainers.arrow_columns import AnyColumn, HeldColumn, VectorColumn, is_vector
+from farandole.spark.trainers.transformation import RowTransform, Transformation, TransformedLoader, first_row_of_all
 
 # Names of columns in the feed. The user's own names may hold dots, which Spark reads as fields of structs.
 HASH = "hash"
@@ -31,6 +43,8 @@ class RowsWanted:
     batch_size: int
     val_batch_size: int
     shuffle: bool
+    transformation: Transformation | None = None  # makes `columns` of those that are fed
+    keep: bool = False  # hold the columns in memory, as batches have them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,27 +58,21 @@ class Rows:
 
 
 def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: Gather) -> Rows:
-    """Open this rank's file and agree with the other ranks, through two calls of `gather`, on what an epoch is.
+    """Open this rank's file and agree with the other ranks, through calls of `gather`, on what an epoch is.
 
-    Raises `DataError`, the same on every rank, for nulls, ragged arrays, and when no row is left to train on.
+    Raises `DataError`, the same on every rank, for nulls, ragged arrays, and when no row is left to train on;
+    `ConfigError` for a transformation that fails on a rank's first row.
     """
     shard = ArrowShard(path)
-    fed = {name: fed_as(place) for place, name in enumerate(wanted.columns)}
-    if wanted.validation_col is not None:
-        fed[wanted.validation_col] = VALIDATES
-    seen = gather([replace(shard.facts(there), name=name) for name, there in fed.items()])
-    columns, kinds = {}, {}
-    for facts in zip(*seen, strict=True):
-        name, dtype, width = facts[0].name, facts[0].dtype, agree_on_column(facts)
-        columns[name] = shard.column(fed[name], width)
-        kinds[name] = dtype if width is None else f"{dtype}[{width}]"
+    fed = {} if wanted.transformation else {name: fed_as(place) for place, name in enumerate(wanted.columns)}
+    columns, kinds = _agree_on_columns(shard, fed, wanted.validation_col, gather)
 
     everything = np.arange(shard.rows)
     hashes = shard.column(HASH, None).take(everything).astype(np.int64, copy=False)
     # By content, not by arrival: Spark may deliver the same rows in another order when it evaluates them again.
     order = np.argsort(hashes, kind="stable")
     if wanted.validation_col is not None:
-        validates = columns.pop(wanted.validation_col).take(everything) != 0
+        validates = shard.column(VALIDATES, None).take(everything) != 0
     else:
         validates = validation_mask(hashes, fraction=wanted.validation or 0.0, seed=seed)
     parts = order[~validates[order]], order[validates[order]]
@@ -75,20 +83,89 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
     nans = {name: sum(count[place] for count in counts) for place, name in enumerate(columns, len(parts))}
     if not sum(train_rows):
         raise DataError(wanted.columns[0], f"all {sum(val_rows)} rows validate; none is left to train on")
-    train_plan = LocalPlan(rows=train_rows, batch_size=wanted.batch_size)
-    val_plan = LocalPlan(rows=val_rows, batch_size=wanted.val_batch_size)
-    order_seed = seed if wanted.shuffle else None
+    transform = None
+    if wanted.transformation is not None:
+        transform = _transform(shard, wanted, order, seed=seed, rank=rank, gather=gather)
+        columns, kinds = dict(transform.raw), transform.kinds()
+    if wanted.keep:
+        columns, transform = _held(columns, transform, order), None
+
+    def loader(part: int, rows: tuple[int, ...], batch_size: int, order_seed: int | None) -> ShardLoader:
+        plan = LocalPlan(rows=rows, batch_size=batch_size)
+        made = ShardLoader(columns=columns, rows=parts[part], plan=plan, rank=rank, seed=order_seed)
+        if transform is None:
+            return made
+        return TransformedLoader(**vars(made), transform=transform, validates=part == 1)
+
     return Rows(
-        train=ShardLoader(columns=columns, rows=parts[0], plan=train_plan, rank=rank, seed=order_seed),
-        validate=ShardLoader(columns=columns, rows=parts[1], plan=val_plan, rank=rank, seed=None)
-        if sum(val_rows)
-        else None,
+        train=loader(0, train_rows, wanted.batch_size, seed if wanted.shuffle else None),
+        validate=loader(1, val_rows, wanted.val_batch_size, None) if sum(val_rows) else None,
         kinds=kinds,
         nans={name: count for name, count in nans.items() if count},
     )
 
 
-def _rows_with_nan(column: Column, rows: int) -> int:
+def _agree_on_columns(
+    shard: ArrowShard, fed: Mapping[str, str], validation_col: str | None, gather: Gather
+) -> tuple[dict[str, RowColumn], dict[str, str]]:
+    """Return the columns of numbers, and the type of each, as all ranks have them; `fed` has their names in the file.
+
+    Looks at the validation column, too."""
+    vectors = {
+        name: VectorColumn.of(name, shard.chunked(there))
+        for name, there in fed.items()
+        if is_vector(shard.chunked(there).type)
+    }
+    mine = [
+        vectors[name].facts() if name in vectors else replace(shard.facts(there), name=name)
+        for name, there in fed.items()
+    ]
+    if validation_col is not None:
+        mine.append(replace(shard.facts(VALIDATES), name=validation_col))
+    columns: dict[str, RowColumn] = {}
+    kinds = {}
+    for facts in zip(*gather(mine), strict=True):
+        name, dtype, width = facts[0].name, facts[0].dtype, agree_on_column(facts)
+        if name in vectors:
+            assert width is not None, "vectors have one"
+            columns[name] = vectors[name].of_width(width)
+        elif name in fed:
+            columns[name] = shard.column(fed[name], width)
+        kinds[name] = dtype if width is None else f"{dtype}[{width}]"
+    return columns, kinds
+
+
+def _transform(
+    shard: ArrowShard, wanted: RowsWanted, order: NDArray[np.int64], *, seed: int, rank: int, gather: Gather
+) -> RowTransform:
+    """Return the transformation of this rank's rows, whose results all ranks have agreed on."""
+    assert wanted.transformation is not None
+    raw = {
+        name: AnyColumn.of(name, shard.chunked(fed_as(place))) for place, name in enumerate(wanted.transformation.fed)
+    }
+    transform = RowTransform(
+        transformation=wanted.transformation, raw=raw, wanted=wanted.columns, facts={}, seed=seed, rank=rank
+    )
+    return replace(transform, facts=first_row_of_all(transform, order, gather))
+
+
+def _held(
+    columns: Mapping[str, RowColumn], transform: RowTransform | None, order: NDArray[np.int64]
+) -> dict[str, RowColumn]:
+    """Return columns in memory; vectors stay compressed in the file."""
+    if transform is not None:
+        return {name: HeldColumn(values) for name, values in transform.kept(order).items()}
+    everything = np.arange(len(order))
+    return {
+        name: column if isinstance(column, VectorColumn) else HeldColumn(column.take(everything))
+        for name, column in columns.items()
+    }
+
+
+def _rows_with_nan(column: RowColumn, rows: int) -> int:
+    if isinstance(column, VectorColumn):
+        return column.rows_with_nan()
+    assert isinstance(column, Column)
     if column.windows.dtype.kind != "f":
         return 0
     found = 0

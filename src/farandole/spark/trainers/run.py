@@ -13,11 +13,13 @@ from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.core.public import init, rank, shutdown, size
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
+from farandole.refusals import GPUS
 from farandole.spark.child import shard
 from farandole.spark.logs import log_to_driver, send
 from farandole.spark.progress import Progress
 from farandole.spark.store import FilesystemStore
 from farandole.spark.trainers.checkpoint import Checkpoint
+from farandole.spark.trainers.gpus import unused_gpus
 from farandole.spark.trainers.report import Curves, Record
 from farandole.spark.trainers.rows import RowsWanted, open_rows
 
@@ -37,6 +39,7 @@ class RunPlan:
     validation_steps: int | None
     start: Checkpoint  # as the driver knows it: the seed, and how many epochs are finished
     verbose: int
+    use_gpu: bool = False
 
 
 class Trainer(Protocol):
@@ -110,14 +113,19 @@ class Run:
             log_to_driver(
                 f"warning: column {name!r}: {count} of {total} rows hold NaN; fill them or drop these rows first"
             )
+        unused = unused_gpus() if self.plan.use_gpu and self.rank == 0 else 0
+        if unused:
+            log_to_driver(
+                f"warning: {unused} GPUs are on the host of rank 0, but {GPUS}: the ranks compute on the CPU; "
+                "use_gpu=False says that this is meant"
+            )
         if self.rank == 0 and self.plan.verbose:
             log_to_driver(self._description(features))
 
     def sample(self) -> ShardBatch | None:
         """Return this rank's first row; None if it has no row to train on."""
         rows = self.rows.train.rows[:1]
-        taken = {name: column.take(rows) for name, column in self.rows.train.columns.items()}
-        return ShardBatch(taken, 1, 1.0) if len(rows) else None
+        return ShardBatch(self.rows.train.take(rows), 1, 1.0) if len(rows) else None
 
     def seed(self, epoch: int) -> int:
         """Return the seed of this rank's random generators in an epoch."""
@@ -218,7 +226,7 @@ class Run:
         held = 0 if self.rows.validate is None else self.rows.validate.plan.total
         text = (
             f"{self.plan.run_id}: {plan.total} rows train, {held} validate; {self.steps} steps per epoch on "
-            f"{self.size} ranks; features {features}; labels {labels}; seed {self.checkpoint.seed}"
+            f"{self.size} ranks, on the CPU; features {features}; labels {labels}; seed {self.checkpoint.seed}"
         )
         if self.checkpoint.epoch:
             text += f"; resumed after epoch {self.checkpoint.epoch}"

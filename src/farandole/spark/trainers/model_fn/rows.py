@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from farandole.data import Number, ShardLoader, permutation
+from farandole.data import ShardLoader, permutation
 from farandole.errors import DataError
 from farandole.spark.trainers.model_fn.job import Batch, ModelFnJob, Table
 from farandole.spark.trainers.rows import Rows
@@ -22,8 +22,7 @@ def table_of(job: ModelFnJob, rows: Rows) -> Table:
             f"{sum(counts)} rows to train on leave rank {counts.index(0)} of {len(counts)} none; use fewer ranks",
         )
     kinds: dict[str, tuple[str, int | None]] = {}
-    for name, column in rows.train.columns.items():
-        none = column.take(np.empty(0, np.int64))
+    for name, none in rows.train.take(np.empty(0, np.int64)).items():
         kinds[name] = (none.dtype.name, none.shape[1] if none.ndim > 1 else None)
     return Table(features={key: kinds[column] for column, key in job.features.items()}, label=kinds[job.label_col])
 
@@ -57,5 +56,5 @@ def validation_batches(job: ModelFnJob, loader: ShardLoader | None) -> Iterator[
 
 
 def _batch(job: ModelFnJob, loader: ShardLoader, rows: NDArray[np.int64]) -> Batch:
-    taken: dict[str, NDArray[Number]] = {name: column.take(rows) for name, column in loader.columns.items()}
+    taken = loader.take(rows)
     return {key: taken[column] for column, key in job.features.items()}, taken[job.label_col]

@@ -1,0 +1,186 @@
+"""A user's function of one row, applied on the ranks to the rows of each batch."""
+
+import random
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farandole.data import Gather, RowColumn, ShardLoader
+from farandole.data.transform import TransformSpec
+from farandole.errors import ConfigError, DataError
+
+__all__ = ["RowTransform", "Transformation", "TransformedLoader", "first_row_of_all"]
+
+Facts: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]  # of a column: its type, and the shape of one row
+
+_SETTING = "transformation_fn"
+_AT_ONCE = 1024  # rows that are made at once to be kept
+
+# Types that results have, and the one in which batches hold them.
+_HELD = {
+    "bool": "int8", "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64", "uint8": "int16",
+    "uint16": "int32", "uint32": "int64", "float16": "float32", "float32": "float32", "float64": "float64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformation:
+    """The function, as an estimator is told it, and the columns that the rows have before it."""
+
+    function: Callable[[dict[str, Any]], Any]
+    edit_fields: tuple[Any, ...]  # (name, type, shape, nullable) of columns that it changes or adds
+    removed_fields: tuple[str, ...]
+    fed: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTransform:
+    """Columns that a function makes of others, row by row.
+
+    `random` and `numpy.random` are seeded before each batch: a run that goes on draws what an uninterrupted one does.
+    """
+
+    transformation: Transformation
+    raw: Mapping[str, RowColumn]
+    wanted: tuple[str, ...]
+    facts: Facts
+    seed: int
+    rank: int
+
+    def __call__(self, rows: NDArray[np.int64], turn: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Return the wanted columns of these rows; `turn` tells batches apart.
+
+        Raises `DataError` for a row unlike the first one, and what the function raises."""
+        if not len(rows):
+            return {name: np.empty((0, *shape), dtype) for name, (dtype, shape) in self.facts.items()}
+        state = int(np.random.SeedSequence(self.seed, spawn_key=(*turn, self.rank, 2)).generate_state(1)[0])
+        random.seed(state)
+        np.random.seed(state)
+        spec = TransformSpec(edit_fields=self.transformation.edit_fields)
+        raw = {name: column.take(rows) for name, column in self.raw.items()}
+        promised = dict.fromkeys([*self.wanted, *spec.edit_fields])
+        made = [self._row({name: cells[place] for name, cells in raw.items()}, promised) for place in range(len(rows))]
+        columns = {}
+        for name in self.wanted:
+            columns[name] = values = _column(spec, name, [row[name] for row in made])
+            dtype, shape = self.facts.get(name, (values.dtype.name, values.shape[1:]))
+            if values.shape[1:] != shape or not np.can_cast(values.dtype, dtype, "same_kind"):
+                raise DataError(
+                    name,
+                    f"{_SETTING} gives {_kind(values.dtype.name, values.shape[1:])}, and {_kind(dtype, shape)} for the "
+                    "first row; give its type and shape in transformation_edit_fields",
+                )
+            columns[name] = values.astype(dtype, copy=False)
+        return columns
+
+    def kept(self, order: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return the wanted columns of all rows; the function sees them in `order`."""
+        columns = {name: np.empty((len(order), *shape), dtype) for name, (dtype, shape) in self.facts.items()}
+        for first in range(0, len(order), _AT_ONCE):
+            rows = order[first : first + _AT_ONCE]
+            for name, values in self(rows, (0, first, 1)).items():
+                columns[name][rows] = values
+        return columns
+
+    def kinds(self) -> dict[str, str]:
+        """Describe the columns: {"x": "float32[28, 28]"}."""
+        return {name: _kind(*facts) for name, facts in self.facts.items()}
+
+    def _row(self, row: dict[str, Any], promised: Iterable[str]) -> Mapping[str, Any]:
+        made = self.transformation.function(row)
+        if not isinstance(made, Mapping):
+            raise ConfigError(_SETTING, f"returns {type(made).__name__}, and has to return a row as a dict")
+        missing = [name for name in promised if name not in made and name not in self.transformation.removed_fields]
+        if missing:
+            raise ConfigError(_SETTING, f"returns no {', '.join(missing)}, but {', '.join(map(str, made))}")
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformedLoader(ShardLoader):
+    """A `ShardLoader` whose rows go through a function, once each time that they are taken."""
+
+    transform: RowTransform
+    validates: bool = False
+
+    def take(self, rows: NDArray[np.int64], *, epoch: int = 0, step: int = 0) -> dict[str, NDArray[Any]]:
+        """Return what the function makes of these rows."""
+        return self.transform(rows, (epoch, step, 3 if self.validates else 2))
+
+
+def first_row_of_all(transform: RowTransform, rows: NDArray[np.int64], gather: Gather) -> Facts:
+    """Return types and shapes of the columns that the function makes of each rank's first row.
+
+    `rows` are this rank's. Raises the same `ConfigError` or `DataError` on every rank: when the function fails, when it
+    does not return what was promised, and when ranks get other types or shapes."""
+    mine, problem = _look_at(transform, rows[:1])
+    every = gather((mine, problem))
+    for rank, (_, told) in enumerate(every):
+        if told:
+            raise ConfigError(_SETTING, f"fails on the first row of rank {rank}: {told}")
+    found = {rank: facts for rank, (facts, _) in enumerate(every) if facts}
+    if not found:
+        raise DataError(transform.wanted[0], "there are no rows")
+    first, agreed = min(found.items(), key=lambda each: each[0])
+    for rank, facts in found.items():
+        for name in transform.wanted:
+            if facts[name] != agreed[name]:
+                raise DataError(
+                    name,
+                    f"{_SETTING} gives {_kind(*agreed[name])} on rank {first}, {_kind(*facts[name])} on rank {rank}; "
+                    "give its type and shape in transformation_edit_fields",
+                )
+    return agreed
+
+
+def _look_at(transform: RowTransform, row: NDArray[np.int64]) -> tuple[Facts, str]:
+    if not len(row):
+        return {}, ""
+    try:
+        made = transform(row, (0, 0, 0))
+        facts = {name: (values.dtype.name, tuple(values.shape[1:])) for name, values in made.items()}
+    except (ConfigError, DataError) as error:
+        return {}, str(error)
+    except Exception as error:  # any kind: the other ranks must hear of it
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return {}, f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+    return facts, ""
+
+
+def _column(spec: TransformSpec, name: str, cells: list[Any]) -> NDArray[Any]:
+    """Return the results of one column as an array, rows first; raises `DataError` for what no tensor holds."""
+    nothing = sum(cell is None for cell in cells)
+    if nothing:
+        raise DataError(name, f"{_SETTING} gives None for {nothing} of {len(cells)} rows; a tensor holds numbers only")
+    wanted = spec.edit_fields.get(name)
+    if wanted is not None:
+        shapes = sorted({np.shape(cell) for cell in cells if not _fits(np.shape(cell), wanted[1])})
+        if shapes:
+            raise DataError(
+                name, f"{_SETTING} gives the shape {shapes[0]}, transformation_edit_fields promises {wanted[1]}"
+            )
+    try:
+        values = spec.column(name, cells)
+    except (TypeError, ValueError) as error:
+        raise DataError(name, f"{_SETTING} gives what makes no array: {error}") from error
+    if not isinstance(values, np.ndarray):
+        raise DataError(name, f"{_SETTING} gives arrays of different lengths; a tensor needs one: pad or cut them")
+    held = _HELD.get(values.dtype.name)
+    if held is None:
+        raise DataError(name, f"{_SETTING} gives {type(cells[0]).__name__}; return numbers or arrays of numbers")
+    return values.astype(held, copy=False)
+
+
+def _fits(shape: tuple[int, ...], promised: tuple[int | None, ...]) -> bool:
+    if len(shape) != len(promised):
+        # One number may come as an array of one.
+        return int(np.prod(shape)) == 1 and all(size in (1, None) for size in promised)
+    return all(want in (None, size) for size, want in zip(shape, promised, strict=True))
+
+
+def _kind(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}{[*shape]}" if shape else dtype

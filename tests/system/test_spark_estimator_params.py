@@ -1,0 +1,109 @@
+"""Parameters of the estimators that shape rows and steps: each one's effect on an embedded Spark, with real ranks."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("torch")
+if importlib.util.find_spec("farandole._native") is None:
+    pytest.skip("the native core is not built", allow_module_level=True)
+
+import numpy as np
+import torch
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import SparkSession
+from torch import Tensor, nn
+
+from farandole.errors import ConfigError, DataError
+from farandole.spark.torch import TorchEstimator
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_torch() -> None:
+    # The first optimizer makes torch set a variable of its compiler, for good.
+    torch.optim.SGD(nn.Linear(1, 1).parameters())
+
+
+def lines(folder: Path, name: str) -> list[str]:
+    return [line for path in sorted(folder.glob(f"{name}-*")) for line in path.read_text().splitlines()]
+
+
+def noting(folder: Path) -> Callable[..., None]:
+    # Made in a function, so that it is pickled by value: ranks cannot import this file.
+    def note(name: str, line: object) -> None:
+        import os
+
+        with (folder / f"{name}-{os.getpid()}").open("a") as out:
+            out.write(f"{line}\n")
+
+    return note
+
+
+def summing(folder: Path) -> nn.Module:
+    note = noting(folder)
+
+    class Summing(nn.Module):
+        """Learns the bias alone; leaves a line for each batch: what it holds."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: Tensor, vector: Tensor) -> Tensor:
+            if not torch.is_inference_mode_enabled():  # else it is the row that is tried before training
+                kind = "train" if self.training else "val"
+                for row, other in zip(x.tolist(), vector.tolist(), strict=True):
+                    note(kind, f"{len(x)} {row} {other}")
+            return x.sum(1) + vector.sum(1) + self.bias
+
+    return Summing()
+
+
+def test_a_function_of_rows_and_compressed_vectors(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [(n, f"w{n}", Vectors.sparse(1000, [n], [1.0]), float(n % 5)) for n in range(23)]
+    data = spark.createDataFrame(rows, ["id", "word", "vector", "y"])
+    note = noting(tmp_path)
+
+    def measured(row: dict[str, Any]) -> dict[str, Any]:
+        note("row", f"{row['id']} {type(row['word']).__name__} {row['vector'].shape}")
+        return {"x": [len(row["word"]), row["id"]], "vector": row["vector"][:3], "y": row["y"]}
+
+    model = summing(tmp_path)
+    settings: dict[str, Any] = {
+        "num_proc": 2, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.0),
+        "loss": nn.functional.mse_loss, "feature_cols": ["x", "vector"], "label_cols": ["y"], "verbose": 0,
+        "batch_size": 4, "val_batch_size": 2, "epochs": 2, "validation": 0.3, "random_seed": 5,
+        "transformation_fn": measured, "transformation_removed_fields": ["word", "id"], "compress_sparse_cols": True,
+        "transformation_edit_fields": [("x", np.float32, (2,), False), ("vector", np.float32, (3,), False)],
+    }  # fmt: skip
+    fitted = TorchEstimator(**settings).fit(data)
+    train, val = lines(tmp_path, "train"), lines(tmp_path, "val")
+    want = {f"[{float(len(f'w{n}'))}, {float(n)}] {[float(n == place) for place in range(3)]}" for n in range(23)}
+    seen = {each.partition(" ")[2] for each in train + val}
+    assert seen == want
+    assert len(train) + len(val) == 2 * 23 and len(set(train) | set(val)) <= 2 * 23
+    assert {each[0] for each in val} <= {"1", "2"}, "val_batch_size"
+    assert "4" in {each[0] for each in train}
+    made = lines(tmp_path, "row")
+    assert {each.partition(" ")[2] for each in made} == {"str (1000,)"}
+    assert len(made) == 2 * 23 + 4, "once per epoch, and each rank's first row twice before training"
+    assert [record["epoch"] for record in fitted.history] == [1, 2]
+
+    batches = sorted(path.read_text() for path in tmp_path.glob("train-*"))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    TorchEstimator(**settings, inmemory_cache_all=True).fit(data)
+    again = sorted(path.read_text() for path in tmp_path.glob("train-*"))
+    assert again == batches, "the same batches in the same order"
+    assert len(lines(tmp_path, "row")) == 23 + 2, "once for all epochs"
+
+    with pytest.raises(ConfigError, match="fails on the first row of rank 0: KeyError: 'nothing'"):
+        TorchEstimator(**(settings | {"transformation_fn": lambda row: row["nothing"]})).fit(data)
+    with pytest.raises(DataError, match="column 'x': is not in the DataFrame"):
+        TorchEstimator(**(settings | {"transformation_edit_fields": None})).fit(data)

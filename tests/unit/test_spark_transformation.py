@@ -1,0 +1,195 @@
+"""A function of one row on the ranks' rows: what it is given, what it may return, and what is refused."""
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pandas")
+
+import pyarrow as pa
+
+from farandole.errors import ConfigError, DataError
+from farandole.spark.trainers.arrow_columns import AnyColumn, VectorColumn
+from farandole.spark.trainers.rows import HASH, Rows, RowsWanted, fed_as, open_rows
+from farandole.spark.trainers.transformation import Transformation
+
+VECTOR = pa.struct(
+    [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
+)
+
+
+def shard(path: Path, columns: dict[str, Any], *, rows_per_batch: int = 5) -> Path:
+    arrays = {fed_as(place): pa.array(values) for place, values in enumerate(columns.values())}
+    count = len(next(iter(columns.values())))
+    table = pa.table({**arrays, HASH: pa.array(range(count), pa.int64())})
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table, max_chunksize=rows_per_batch)
+    return path
+
+
+def opened(
+    path: Path,
+    columns: dict[str, Any],
+    function: Callable[[dict[str, Any]], Any],
+    wanted: tuple[str, ...] = ("x", "y"),
+    edit_fields: tuple[Any, ...] = (),
+    removed: tuple[str, ...] = (),
+    **settings: Any,
+) -> Rows:
+    asked = RowsWanted(
+        columns=wanted, validation=settings.pop("validation", None), validation_col=None, batch_size=4,
+        val_batch_size=4, shuffle=True, keep=settings.pop("keep", False),
+        transformation=Transformation(
+            function=function, edit_fields=edit_fields, removed_fields=removed, fed=tuple(columns)
+        ),
+    )  # fmt: skip
+    return open_rows(shard(path / "rows", columns), asked, seed=3, rank=0, gather=lambda mine: [mine])
+
+
+def all_of(rows: Rows, epoch: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    batches = list(rows.train.epoch(epoch))
+    return {name: np.concatenate([batch.columns[name] for batch in batches]) for name in batches[0].columns}
+
+
+COLUMNS: dict[str, Any] = {
+    "word": [f"w{n}" for n in range(12)],
+    "y": [float(n) for n in range(12)],
+    "pixels": [[n, n + 1] for n in range(12)],
+}
+
+
+def measured(row: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.outer(row["pixels"], [1.0, 2.0, 3.0]) + len(row["word"]), "y": row["y"]}
+
+
+def test_rows_come_once_per_epoch_in_the_order_of_the_seed(tmp_path: Path) -> None:
+    given: list[dict[str, Any]] = []
+
+    def noting(row: dict[str, Any]) -> dict[str, Any]:
+        given.append(row)
+        return measured(row)
+
+    edit = (("x", np.float32, (2, 3), False),)
+    rows = opened(tmp_path, COLUMNS, noting, edit_fields=edit, removed=("word", "pixels"), validation=0.3)
+    assert rows.kinds == {"x": "float32[2, 3]", "y": "float64"}
+    assert given[0] == {"word": "w0", "y": 0.0, "pixels": pytest.approx([0, 1])}
+    assert isinstance(given[0]["pixels"], np.ndarray)
+    given.clear()
+    orders = []
+    for epoch in range(2):
+        got = all_of(rows, epoch)
+        assert got["x"].dtype == np.float32
+        for x, y in zip(got["x"], got["y"], strict=True):
+            np.testing.assert_array_equal(x, np.outer([y, y + 1], [1, 2, 3]) + len(f"w{int(y)}"))
+        orders.append(got["y"].tolist())
+    assert rows.validate is not None
+    held = [float(y) for batch in rows.validate.epoch(0) for y in batch.columns["y"]]
+    assert held and sorted(orders[0] + held) == COLUMNS["y"]
+    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+    assert len(given) == 2 * len(orders[0]) + len(held), "once each time"
+    assert orders[0] == all_of(opened(tmp_path, COLUMNS, measured, validation=0.3))["y"].tolist()
+
+
+def test_rows_that_are_kept_are_made_once(tmp_path: Path) -> None:
+    calls: list[float] = []
+
+    def noisy(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(row["y"])
+        return {"x": row["y"] + np.random.rand(), "y": row["y"]}
+
+    rows = opened(tmp_path, COLUMNS, noisy, keep=True)
+    assert sorted(calls[1:]) == COLUMNS["y"], "beside the first row, which is tried"
+    once, again = (all_of(rows, epoch) for epoch in (0, 1))
+    assert len(calls) == 13
+    assert dict(zip(once["y"], once["x"], strict=True)) == dict(zip(again["y"], again["x"], strict=True))
+
+
+def test_random_numbers_are_those_of_the_seed_and_differ_by_epoch(tmp_path: Path) -> None:
+    def noisy(row: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.random.rand(), "y": row["y"]}
+
+    rows, again = (opened(tmp_path, COLUMNS, noisy) for _ in range(2))
+    np.random.rand()
+    first = all_of(rows, 0)["x"]
+    np.testing.assert_array_equal(first, all_of(again, 0)["x"])
+    assert not set(first) & set(all_of(rows, 1)["x"])
+    assert len(set(first)) == 12
+
+
+def test_values_of_any_type_reach_the_function() -> None:
+    day = datetime.date(2026, 1, 2)
+    columns = {
+        "bytes": pa.array([b"a", None, b"c"]),
+        "flag": pa.array([True, False, True]),
+        "day": pa.array([day, None, day]),
+        "lists": pa.array([[1.0], [], None], pa.list_(pa.float32())),
+        "words": pa.array([["a", "b"], None, []]),
+        "pair": pa.array([{"a": 1, "b": "x"}, None, {"a": 2, "b": "y"}]),
+        "vector": pa.array(
+            [
+                {"type": 0, "size": 3, "indices": [1], "values": [5.0]},
+                None,
+                {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]},
+            ],
+            VECTOR,
+        ),
+    }
+    chunked = {name: pa.chunked_array([values.slice(0, 1), values.slice(1)]) for name, values in columns.items()}
+    cells = {name: AnyColumn.of(name, values).take(np.array([2, 0, 1])) for name, values in chunked.items()}
+    assert cells["bytes"].tolist() == [b"c", b"a", None]
+    assert cells["flag"].tolist() == [True, True, False]
+    assert cells["day"].tolist() == [np.datetime64(day), np.datetime64(day), None]
+    assert [None if each is None else each.tolist() for each in cells["lists"]] == [None, [1.0], []]
+    assert cells["words"].tolist() == [[], ["a", "b"], None]
+    assert cells["pair"].tolist() == [{"a": 2, "b": "y"}, {"a": 1, "b": "x"}, None]
+    assert [None if each is None else each.tolist() for each in cells["vector"]] == [[1, 2, 3], [0, 5, 0], None]
+    cells["lists"][1] += 1.0  # a row's own memory
+
+
+def test_compressed_vectors_fill_up_as_they_are_taken() -> None:
+    rows: list[Any] = [{"type": 0, "size": 4, "indices": [n % 4], "values": [float(n)]} for n in range(6)]
+    rows[2] = {"type": 1, "size": None, "indices": None, "values": [9.0, float("nan"), 7.0, 6.0]}
+    column = VectorColumn.of("v", pa.chunked_array([pa.array(rows[:4], VECTOR), pa.array(rows[4:], VECTOR)]))
+    facts = column.facts()
+    assert (facts.rows, facts.rows_with_nulls, facts.shortest, facts.longest) == (6, 0, 4, 4)
+    assert column.rows_with_nan() == 1
+    got = column.of_width(4).take(np.array([5, 2, 0]))
+    np.testing.assert_array_equal(got, [[0, 5, 0, 0], [9, np.nan, 7, 6], [0, 0, 0, 0]])
+    assert column.of_width(4).take(np.empty(0, np.int64)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "edit", "error", "text"),
+    [
+        (lambda row: None, (), ConfigError, "returns NoneType, and has to return a row as a dict"),
+        (lambda row: {"x": 1.0}, (), ConfigError, "returns no y, but x"),
+        (lambda row: {"x": 1.0, "y": 2.0}, (("z", np.float32, (), False),), ConfigError, "returns no z, but x, y"),
+        (lambda row: {"x": row["nowhere"], "y": 1}, (), ConfigError, "first row of rank 0: KeyError: 'nowhere'"),
+        (lambda row: {"x": None, "y": 1}, (), ConfigError, "gives None for 1 of 1 rows"),
+        (lambda row: {"x": "text", "y": 1}, (), ConfigError, "column 'x': transformation_fn gives str; return numbers"),
+        (
+            lambda row: {"x": [1.0, 2.0], "y": 1}, (("x", np.float32, (3,), False),), ConfigError,
+            r"gives the shape \(2,\), transformation_edit_fields promises \(3,\)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_function_that_fails_on_the_first_row_is_refused(
+    tmp_path: Path, function: Any, edit: tuple[Any, ...], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text) as refused:
+        opened(tmp_path, COLUMNS, function, edit_fields=edit)
+    assert "transformation_fn" in str(refused.value)
+
+
+def test_a_later_row_unlike_the_first_is_refused(tmp_path: Path) -> None:
+    rows = opened(tmp_path, COLUMNS, lambda row: {"x": [1.0] * (1 + int(row["y"] > 5)), "y": row["y"]})
+    with pytest.raises(DataError, match="column 'x': transformation_fn gives"):
+        all_of(rows)
+    rows = opened(tmp_path, COLUMNS, lambda row: {"x": 1 if row["y"] == 0 else 1.5, "y": row["y"]})
+    with pytest.raises(DataError, match="gives float64, and int64 for the first row; give its type and shape in"):
+        all_of(rows)
