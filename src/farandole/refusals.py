@@ -110,11 +110,8 @@ IGNORED_PARAMS: Mapping[str, str] = {
     "mp_start_method": "no reader processes are started",
     "tensorflow_dataset_prefetch_buffer_size": "no TensorFlow dataset is made",
 }
-_OWN_FUNCTION = "write the training function and run it with HorovodRunner"
 REFUSED_PARAMS: Mapping[str, str] = {
     "data_module": "ranks read the DataFrame's rows",
-    "train_minibatch_fn": _OWN_FUNCTION,
-    "callbacks": _OWN_FUNCTION,
 }
 
 # Arguments of Petastorm's readers. Programs pass the ignored ones, which have nothing to change here.

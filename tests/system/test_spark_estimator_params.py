@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from torch import Tensor, nn
 
 from farandole.errors import ConfigError, DataError
-from farandole.spark.torch import TorchEstimator
+from farandole.spark.torch import TorchEstimator, TorchModel
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -107,3 +107,61 @@ def test_a_function_of_rows_and_compressed_vectors(spark: SparkSession, tmp_path
         TorchEstimator(**(settings | {"transformation_fn": lambda row: row["nothing"]})).fit(data)
     with pytest.raises(DataError, match="column 'x': is not in the DataFrame"):
         TorchEstimator(**(settings | {"transformation_edit_fields": None})).fit(data)
+
+
+def line() -> nn.Module:
+    model = nn.Linear(2, 1)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.5)
+    return model
+
+
+def test_own_steps_losses_made_on_ranks_and_callbacks(spark: SparkSession, tmp_path: Path) -> None:
+    """Three rows on two ranks, one by one: in the second step a rank has none."""
+    data = spark.createDataFrame([([float(n), 1.0], n / 3, 1.0 + n) for n in range(3)], ["x", "y", "w"])
+    note = noting(tmp_path)
+
+    def fit(**changes: Any) -> TorchModel:
+        model = line()
+        return TorchEstimator(
+            num_proc=2, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), feature_cols=["x"],
+            label_cols=["y"], sample_weight_col="w", batch_size=1, epochs=3, random_seed=2, verbose=0, **changes,
+        ).fit(data)  # fmt: skip
+
+    def step(
+        model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, inputs: Any, labels: Any, sample_weights: Any
+    ) -> Any:
+        optimizer.zero_grad()
+        outputs, labels = transform_outputs(model(*inputs), labels)
+        loss = loss_fn(outputs, labels, sample_weights)
+        loss.backward()
+        optimizer.step()
+        note("step", len(inputs[0]))
+        return outputs, loss
+
+    class Unpicklable:
+        reduction = "mean"
+
+        def __reduce__(self) -> Any:
+            raise TypeError("cannot be pickled")
+
+        def __call__(self, output: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
+            return nn.functional.mse_loss(output, label, reduction=reduction)
+
+    class Stopping:
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            import farandole.torch as hvd
+
+            note("epoch", f"{epoch} {logs['loss']}")
+            self.stop_training = epoch == 1 and hvd.rank() == 1
+
+    want = fit(loss=nn.functional.mse_loss, callbacks=[Stopping()])
+    assert len(want.history) == 2, "one rank's callback stops all"
+    assert sorted(lines(tmp_path, "epoch")) == sorted(
+        2 * [f"{epoch} {record['loss']}" for epoch, record in enumerate(want.history)]
+    )
+    got = fit(loss_constructors=lambda **_: Unpicklable(), train_minibatch_fn=step, callbacks=[Stopping()])
+    for one, other in zip(want.getModel().parameters(), got.getModel().parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert [record["loss"] for record in got.history] == pytest.approx([record["loss"] for record in want.history])
+    assert len(lines(tmp_path, "step")) == 2 * 2 * 2, "each rank in each step, also without rows"

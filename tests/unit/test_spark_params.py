@@ -77,6 +77,8 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         "inmemory_cache_all": True,
         "compress_sparse_cols": True,
         "use_gpu": False,
+        "train_minibatch_fn": dict,
+        "callbacks": [print],
     }
     given = TorchEstimator(**values)  # type: ignore[arg-type]
     assert set(values) == {param.name for param in given.params}
@@ -118,6 +120,8 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         ("train_steps_per_epoch", 0),
         ("backward_passes_per_step", 0),
         ("loss_constructors", 1),
+        ("train_minibatch_fn", 1),
+        ("callbacks", [1]),
         ("transformation_fn", 1),
         ("transformation_edit_fields", [("x", "no type", ())]),
         ("transformation_edit_fields", [("x", float)]),
@@ -155,8 +159,8 @@ def test_what_would_change_the_result_is_refused(name: str) -> None:
 
 def test_what_is_refused_is_listed_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
-        TorchEstimator(callbacks=[1], data_module=object(), partitions_per_process=10)
-    assert str(refused.value).startswith("callbacks, data_module: are not supported: callbacks: write the training")
+        TorchEstimator(input_shape=[1], data_modul=object(), partitions_per_process=10)
+    assert str(refused.value).startswith("data_modul, input_shape: no such parameter; did you mean input_shapes? ")
 
 
 def test_what_the_example_of_horovod_passes_is_taken() -> None:
@@ -223,6 +227,8 @@ def test_settings_that_do_not_go_together() -> None:
     fields = {estimator.transformation_fn: dict, estimator.transformation_removed_fields: ["word", "x"]}
     with pytest.raises(ConfigError, match="transformation_removed_fields: holds x, which the model is trained on"):
         estimator.copy(fields)._check()
+    with pytest.raises(ConfigError, match="backward_passes_per_step: is for steps without train_minibatch_fn"):
+        estimator.copy({estimator.train_minibatch_fn: dict, estimator.backward_passes_per_step: 2})._check()
     with pytest.raises(ConfigError, match="loss_constructors: is set, and loss as well"):
         estimator.copy({estimator.loss_constructors: [torch.nn.MSELoss]})._check()
     with pytest.raises(ConfigError, match="backend: is set, and num_proc as well"):

@@ -237,3 +237,101 @@ def test_outputs_are_those_of_the_last_batch(tmp_path: Path) -> None:
     judge = Judge(job_of(zero_line(), LINE, plan_of(LINE)))
     assert judge.outputs is None
     assert trained(tmp_path, LINE, judge.job).outputs == [("float32", [1])]
+
+
+def plain_step(
+    model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, inputs: Any, labels: Any, sample_weights: Any
+) -> Any:
+    """What Horovod does without a `train_minibatch_fn`."""
+    optimizer.zero_grad()
+    outputs, labels = transform_outputs(model(*inputs), labels)
+    loss = loss_fn(outputs, labels, sample_weights)
+    loss.backward()
+    optimizer.step()
+    return outputs, loss
+
+
+def test_a_step_of_the_users_own(tmp_path: Path) -> None:
+    columns = {**LINE, "w": [2.0, 0.0, 1.0, 3.0]}
+    plan = plan_of(columns, epochs=2)
+    plan = replace(plan, rows=replace(plan.rows, batch_size=3))  # the second batch has one row
+    settings: dict[str, Any] = {"weight_col": "w", "metrics": (F.l1_loss,)}
+    want = trained(tmp_path, columns, job_of(zero_line(), columns, plan, **settings))
+    got = trained(tmp_path, columns, job_of(zero_line(), columns, plan, **settings, train_minibatch=plain_step))
+    for name, value in weights(want).items():
+        assert torch.equal(weights(got)[name], value)
+    for name in ("loss", "l1_loss"):
+        assert [each[name] for each in got.history] == pytest.approx([each[name] for each in want.history])
+    assert got.outputs == [("float32", [1])]
+
+    def clipped(model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, *given: Any) -> Any:
+        assert [each.dtype for each in (*given[0], *given[1])] == [torch.float32] * 2
+        outputs, labels = transform_outputs(model(*given[0]), given[1])
+        assert labels[0].shape == outputs[0].shape
+        loss = ((outputs[0] - labels[0]) ** 2).mean()
+        loss.backward()
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-9)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        return outputs, loss
+
+    still = trained(tmp_path, columns, job_of(zero_line(), columns, plan, train_minibatch=clipped))
+    assert all(value.abs().max() < 1e-8 for value in weights(still).values())
+    with pytest.raises(ConfigError, match=r"train_minibatch_fn: must return \(outputs, loss\), got NoneType"):
+        trained(tmp_path, columns, job_of(zero_line(), columns, plan, train_minibatch=lambda *given: None))
+
+
+def test_losses_are_made_on_the_rank(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Held:
+        def __reduce__(self) -> Any:
+            raise TypeError("cannot be pickled")
+
+        def __call__(self, output: Tensor, label: Tensor) -> Tensor:
+            return F.mse_loss(output, label)
+
+    def by_name(model: nn.Module, train_rows: int) -> Held:
+        seen.append((type(model), train_rows))
+        return Held()
+
+    def by_all(**offered: Any) -> Held:
+        seen.append(sorted(offered))
+        return Held()
+
+    job = job_of(zero_line(), LINE, plan_of(LINE))
+    want = weights(trained(tmp_path, LINE, job))
+    for constructor in (by_name, by_all, nn.MSELoss, lambda: F.mse_loss):
+        job = job_of(zero_line(), LINE, plan_of(LINE), losses=(), loss_constructors=(constructor,))
+        got = weights(trained(tmp_path, LINE, job))
+        assert all(torch.equal(got[name], value) for name, value in want.items())
+    assert seen == [(nn.Linear, 4), ["hvd", "model", "torch", "train_rows", "val_rows"]]
+    job = job_of(zero_line(), LINE, plan_of(LINE), losses=(), loss_constructors=(lambda: 3,))
+    with pytest.raises(ConfigError, match="loss_constructors: return a function of"):
+        trained(tmp_path, LINE, job)
+
+
+def test_callbacks_see_epochs_and_stop_them(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Stopping:
+        stop_training = False
+
+        def set_model(self, model: nn.Module) -> None:
+            told.append(type(model))
+
+        def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
+            told.append((batch, sorted(logs)))
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            self.stop_training = epoch == 1
+
+    plan = plan_of(LINE, epochs=5)
+    callbacks = (Stopping(), lambda epoch, values: told.append((epoch, values["loss"])))
+    got = trained(tmp_path, LINE, job_of(zero_line(), LINE, plan, callbacks=callbacks))
+    assert [record["epoch"] for record in got.history] == [1, 2]
+    assert got.stopped
+    steps = [(0, ["loss"]), (1, ["loss"])]
+    ends = [(epoch, record["loss"]) for epoch, record in enumerate(got.history)]
+    assert told == [nn.Linear, *steps, ends[0], *steps, ends[1]]

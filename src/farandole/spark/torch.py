@@ -26,7 +26,10 @@ with importing(__name__):
     from farandole.spark.trainers.checkpoint import Checkpoint
     from farandole.spark.trainers.predict import column_type
     from farandole.spark.trainers.run import RunPlan
-    from farandole.spark.trainers.torch import Loss, Metric, TorchJob, train, weights_of
+    from farandole.spark.trainers.torch import Metric, TorchJob, train, weights_of
+    from farandole.spark.trainers.torch_callbacks import METHODS
+    from farandole.spark.trainers.torch_losses import Loss
+    from farandole.spark.trainers.torch_minibatch import TrainMinibatch
     from farandole.spark.trainers.torch_predict import Predictor
     from farandole.spark.trainers.torch_tensors import Inputs, dtype_of
     from farandole.spark.transformer import DataFrameModel, first_row
@@ -46,6 +49,26 @@ def _optimizer(value: object) -> torch.optim.Optimizer:
     if not isinstance(value, torch.optim.Optimizer):
         raise ConfigError("optimizer", f"must be a torch.optim.Optimizer, got {type(value).__name__}")
     return value
+
+
+def _minibatch(value: object) -> TrainMinibatch:
+    if not callable(value):
+        raise ConfigError(
+            "train_minibatch_fn",
+            "must be a function of (model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights), got "
+            f"{value!r}",
+        )
+    return value
+
+
+def _callbacks(value: object) -> list[Any]:
+    given = checks.objects("callbacks")(value)
+    for each in given:
+        if not callable(each) and not any(hasattr(each, method) for method in METHODS):
+            raise ConfigError(
+                "callbacks", f"must be functions of (epoch, values) or have one of {', '.join(METHODS)}, got {each!r}"
+            )
+    return given
 
 
 class TorchEstimator(DataFrameEstimator["TorchModel"]):
@@ -72,9 +95,11 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
     )
     loss_constructors = param(
         "loss_constructors",
-        "functions without arguments that make the losses, in place of loss",
-        checks.functions("loss_constructors", "no arguments"),
+        "functions that make the losses on each rank, in place of loss",
+        checks.functions("loss_constructors", "any of model, torch, hvd, train_rows, val_rows"),
     )
+    train_minibatch_fn = param("train_minibatch_fn", "function that trains on one batch", _minibatch)
+    callbacks = param("callbacks", "functions of (epoch, values), or objects with Keras' methods", _callbacks)
     metrics = param(
         "metrics", "functions of (output, label) to report as well", checks.functions("metrics", "(output, label)")
     )
@@ -93,7 +118,9 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         store: FilesystemStore | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         loss: Loss | Sequence[Loss] | None = None,
-        loss_constructors: Callable[[], Loss] | Sequence[Callable[[], Loss]] | None = None,
+        loss_constructors: Callable[..., Loss] | Sequence[Callable[..., Loss]] | None = None,
+        train_minibatch_fn: TrainMinibatch | None = None,
+        callbacks: Sequence[Any] | None = None,
         metrics: Sequence[Metric] | None = None,
         loss_weights: Sequence[float] | None = None,
         sample_weight_col: str | None = None,
@@ -147,11 +174,24 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
     def getLoss(self) -> list[Loss]:
         return self._required(self.loss)
 
-    def setLossConstructors(self, value: Callable[[], Loss] | Sequence[Callable[[], Loss]] | None) -> Self:
+    def setLossConstructors(self, value: Callable[..., Loss] | Sequence[Callable[..., Loss]] | None) -> Self:
         return self._set(loss_constructors=value)
 
-    def getLossConstructors(self) -> list[Callable[[], Loss]] | None:
+    def getLossConstructors(self) -> list[Callable[..., Loss]] | None:
         return self._value(self.loss_constructors)
+
+    def setTrainMinibatchFn(self, value: TrainMinibatch | None) -> Self:
+        return self._set(train_minibatch_fn=value)
+
+    def getTrainMinibatchFn(self) -> TrainMinibatch | None:
+        return self._value(self.train_minibatch_fn)
+
+    def setCallbacks(self, value: Sequence[Any] | None) -> Self:
+        return self._set(callbacks=value)
+
+    def getCallbacks(self) -> list[Any]:
+        callbacks = self._value(self.callbacks)
+        return [] if callbacks is None else callbacks
 
     def setMetrics(self, value: Sequence[Metric]) -> Self:
         return self._set(metrics=value)
@@ -166,17 +206,22 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
     def getInputShapes(self) -> list[tuple[int, ...]] | None:
         return self._value(self.input_shapes)
 
-    def _losses(self) -> list[Loss]:
+    def _losses(self) -> list[Callable[..., Any]]:
+        """Return the losses, or the functions that make them."""
         constructors = self.getLossConstructors()
         if constructors is not None and self._value(self.loss) is not None:
             raise ConfigError("loss_constructors", "is set, and loss as well; set one of them")
-        return self.getLoss() if constructors is None else [make() for make in constructors]
+        return [*self.getLoss()] if constructors is None else constructors
 
     def _check(self) -> None:
         features, shapes = self.getFeatureCols(), self.getInputShapes()
         if shapes is not None and len(shapes) != len(features):
             raise ConfigError("input_shapes", f"has {len(shapes)} shapes for {len(features)} feature columns")
         check_together(self, len(self._losses()))
+        if self.getTrainMinibatchFn() is not None and self.getBackwardPassesPerStep() > 1:
+            raise ConfigError(
+                "backward_passes_per_step", "is for steps without train_minibatch_fn, which makes its own"
+            )
         dtype_of(self.getModel())
         of_model = {id(parameter) for parameter in self.getModel().parameters()}
         updated = [parameter for group in self.getOptimizer().param_groups for parameter in group["params"]]
@@ -186,13 +231,15 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
             )
 
     def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
-        losses, labels = self._losses(), self.getLabelCols()
-        shapes = self.getLabelShapes()
+        losses, labels, shapes = self._losses(), self.getLabelCols(), self.getLabelShapes()
+        for_each = tuple(losses if len(losses) == len(labels) else losses * len(labels))
+        made = self.getLossConstructors() is not None
         job = TorchJob(
             plan=plan,
             model=self.getModel(),
             optimizer=self.getOptimizer(),
-            losses=tuple(losses if len(losses) == len(labels) else losses * len(labels)),
+            losses=() if made else for_each,
+            loss_constructors=for_each if made else (),
             loss_weights=tuple(self.getLossWeights() or [1.0 / len(labels)] * len(labels)),
             metrics=tuple(self.getMetrics()),
             inputs=self._inputs(),
@@ -200,6 +247,8 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
             label_shapes=None if shapes is None else tuple(shapes),
             compression=self.getGradientCompression(),
             passes=self.getBackwardPassesPerStep(),
+            train_minibatch=self.getTrainMinibatchFn(),
+            callbacks=tuple(self.getCallbacks()),
         )
         return functools.partial(train, job)
 

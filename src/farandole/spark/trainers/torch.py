@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -13,10 +13,12 @@ from farandole.data import ShardBatch
 from farandole.spark.trainers.report import Meter, Record
 from farandole.spark.trainers.run import Run, RunPlan, sum_over_ranks
 from farandole.spark.trainers.run import train as train_with
+from farandole.spark.trainers.torch_callbacks import Callbacks
+from farandole.spark.trainers.torch_losses import Loss, made_loss, mean_loss
+from farandole.spark.trainers.torch_minibatch import MinibatchStep, TrainMinibatch
 from farandole.spark.trainers.torch_probe import probe
-from farandole.spark.trainers.torch_tensors import Inputs, Output, fit_label, outputs_of
+from farandole.spark.trainers.torch_tensors import Inputs, Output, as_output, fit_label, label_tensor, outputs_of
 
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
 
 
@@ -35,6 +37,9 @@ class TorchJob:
     label_shapes: tuple[tuple[int, ...], ...] | None
     compression: Any | None
     passes: int  # batches whose gradients are averaged before a step
+    loss_constructors: tuple[Callable[..., Loss], ...] = ()  # that make `losses` on the ranks
+    train_minibatch: TrainMinibatch | None = None  # in place of the trainer's own step
+    callbacks: tuple[Any, ...] = ()
 
     @property
     def label_cols(self) -> tuple[str, ...]:
@@ -51,6 +56,8 @@ class TorchTrainer:
     """A rank's model, optimizer and loss; a `Trainer`."""
 
     def __init__(self, job: TorchJob, run: Run) -> None:
+        if job.loss_constructors:
+            job = replace(job, losses=_made_losses(job, run))
         self.job, self.model, self.judge = job, job.model, Judge(job)
         probe(self.judge, run)
         # Ranks need no broadcast of the initial state: all of them unpickled the same model, or the same checkpoint.
@@ -63,6 +70,10 @@ class TorchTrainer:
         self._take_rates(job.optimizer.state_dict())
         self.optimizer.zero_grad()
         self._pending = 0  # batches since the last step of the optimizer
+        self._callbacks = Callbacks(job.callbacks)
+        self._own_step = None
+        if job.train_minibatch is not None:
+            self._own_step = MinibatchStep(job.train_minibatch, self.judge, job.label_cols, run)
 
     def restore(self, state: bytes) -> None:
         """Load tensors and plain values only: a foreign file runs no code."""
@@ -82,9 +93,12 @@ class TorchTrainer:
         return file.getvalue()
 
     def train(self, run: Run) -> None:
-        """Train and validate epoch by epoch."""
+        """Train and validate epoch by epoch, until a callback stops all ranks."""
         run.describe(self.job.inputs.describe(run.rows.kinds))
+        self._callbacks.call("set_model", self.model)
+        self._callbacks.call("on_train_begin", {})
         for epoch in run.epochs:
+            self._callbacks.call("on_epoch_begin", epoch, {})
             record = self._train(run, epoch)
             # Running statistics (BatchNorm) are each rank's own until here; validation and checkpoint need one.
             hvd.broadcast_parameters(dict(self.model.named_buffers()), root_rank=0)
@@ -92,7 +106,11 @@ class TorchTrainer:
                 record |= self._validate(run)
             outputs = self.judge.outputs
             shapes = None if outputs is None else [(each.dtype, each.shape) for each in outputs]
-            run.finish(epoch, record, shapes)
+            stops = self._callbacks.end_epoch(epoch, record)
+            run.finish(epoch, record, shapes, stopped=stops)
+            if stops:
+                break
+        self._callbacks.call("on_train_end", {})
 
     def _train(self, run: Run, epoch: int) -> Record:
         torch.manual_seed(run.seed(epoch))
@@ -102,16 +120,27 @@ class TorchTrainer:
         for step in range(run.steps):
             with meter.waiting():
                 batch = next(batches)
-            left = run.steps - step + self._pending
-            loss = self._backward(batch, meter, min(self.job.passes, left))
-            self._pending += 1
-            if self._pending == self.job.passes or step + 1 == run.steps:
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-                self._pending = 0
+            loss = self._step(batch, meter, run.steps - step)
             run.done(batch.rows, loss, meter.wait)
+            self._callbacks.call("on_train_batch_end", step, {} if loss is None else {"loss": loss})
         means, speed = meter.over_ranks(sum_over_ranks, run.size)
         return means | speed
+
+    def _step(self, batch: ShardBatch, meter: Meter, left: int) -> float | None:
+        """Train on a batch, `left` batches before the end of the epoch; return its loss, None without rows."""
+        if self._own_step is not None:
+            made = self._own_step(self.model, self.optimizer, batch)
+            if made is None:
+                return None
+            meter.add(batch.rows, [made[0], *made[1]])
+            return made[0]
+        loss = self._backward(batch, meter, min(self.job.passes, left + self._pending))
+        self._pending += 1
+        if self._pending == self.job.passes or left == 1:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self._pending = 0
+        return loss
 
     def _backward(self, batch: ShardBatch, meter: Meter, passes: int) -> float | None:
         # Without rows there is no gradient here, which counts as zeros.
@@ -152,24 +181,47 @@ class Judge:
 
     def __call__(self, batch: ShardBatch) -> tuple[Tensor, list[float]]:
         """Return the batch's mean loss and its scores, in the order of `names`."""
-        job = self.job
-        pairs = self.pairs(batch, self.predict(job.model, batch))
-        weights = None if job.weight_col is None else torch.from_numpy(batch.columns[job.weight_col])
-        weighted = zip(job.losses, job.loss_weights, pairs, strict=True)
-        loss = torch.stack([weight * _mean_loss(loss, *pair, weights) for loss, weight, pair in weighted]).sum()
+        pairs = self.pairs(batch, self.predict(self.job.model, batch))
+        return self.loss(pairs, self.weights(batch)), self.scores(pairs)
+
+    def loss(self, pairs: Sequence[tuple[Tensor, Tensor]], weights: Tensor | None) -> Tensor:
+        """Return the mean loss over rows, that of all labels by their weights."""
+        weighted = zip(self.job.losses, self.job.loss_weights, pairs, strict=True)
+        return torch.stack([weight * mean_loss(loss, *pair, weights) for loss, weight, pair in weighted]).sum()
+
+    def scores(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+        """Return the values of the metrics, in the order of `names`; note the types and shapes of the outputs."""
+        self.outputs = [Output.of(output) for output, _ in pairs]
         with torch.no_grad():
-            scores = [float(metric(*pair)) for pair in pairs for metric in job.metrics]
-        return loss, scores
+            return [float(metric(*pair)) for pair in pairs for metric in self.job.metrics]
 
     def predict(self, model: torch.nn.Module, batch: ShardBatch) -> list[Tensor]:
         """Return the model's outputs, one per label."""
-        columns, inputs = self.job.inputs.columns, self.job.inputs
-        outputs = outputs_of(
-            model(*[inputs.tensor(index, batch.columns[name]) for index, name in enumerate(columns)]),
-            self.job.label_cols,
-        )
-        self.outputs = [Output.of(output) for output in outputs]
-        return outputs
+        return outputs_of(model(*self.inputs(batch)), self.job.label_cols)
+
+    def inputs(self, batch: ShardBatch) -> list[Tensor]:
+        """Return the model's inputs, one per feature column."""
+        inputs = self.job.inputs
+        return [inputs.tensor(index, batch.columns[name]) for index, name in enumerate(inputs.columns)]
+
+    def labels(self, batch: ShardBatch) -> list[Tensor]:
+        """Return the labels, before any output is known."""
+        shapes = self.job.label_shapes or (None,) * len(self.job.label_cols)
+        return [
+            label_tensor(batch.columns[name], self.job.inputs.dtype, shape)
+            for name, shape in zip(self.job.label_cols, shapes, strict=True)
+        ]
+
+    def fitted(self, labels: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return labels in the shapes of their outputs, where that fits and no other shape is asked for."""
+        if self.job.label_shapes is not None:
+            return list(labels)
+        return [as_output(label, output) for label, output in zip(labels, outputs, strict=True)]
+
+    def weights(self, batch: ShardBatch) -> Tensor | None:
+        """Return the weights of rows; None if all count the same."""
+        column = self.job.weight_col
+        return None if column is None else torch.from_numpy(batch.columns[column])
 
     def pairs(self, batch: ShardBatch, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return each output with its label, as the loss takes them."""
@@ -178,6 +230,18 @@ class Judge:
             (output, fit_label(batch.columns[name], output, self.job.inputs.dtype, shape))
             for name, output, shape in zip(self.job.label_cols, outputs, shapes, strict=True)
         ]
+
+
+def _made_losses(job: TorchJob, run: Run) -> tuple[Loss, ...]:
+    held = run.rows.validate
+    offered = {
+        "model": job.model,
+        "torch": torch,
+        "hvd": hvd,
+        "train_rows": run.rows.train.plan.total,
+        "val_rows": 0 if held is None else held.plan.total,
+    }
+    return tuple(made_loss(each, offered) for each in job.loss_constructors)
 
 
 def weights_of(state: bytes) -> dict[str, Any]:
@@ -208,19 +272,3 @@ def distinct(names: Sequence[str]) -> list[str]:
             number, free = number + 1, f"{name}_{number + 1}"
         given.append(free)
     return given
-
-
-def _mean_loss(loss: Loss, output: Tensor, label: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the mean over rows; with weights that of each row's loss times its weight."""
-    if weights is None:
-        return loss(output, label)
-    if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
-        before: Any = loss.reduction
-        loss.reduction = "none"  # type: ignore[assignment]
-        try:
-            each: Tensor = loss(output, label)
-        finally:
-            loss.reduction = before
-    else:
-        each = loss(output, label, reduction="none")  # type: ignore[call-arg]
-    return (each.reshape(len(weights), -1).mean(1) * weights.to(each.dtype)).mean()

@@ -84,16 +84,27 @@ def outputs_of(given: object, labels: Sequence[str]) -> list[Tensor]:
     return outputs
 
 
+def label_tensor(label: NDArray[np.generic], dtype: torch.dtype, shape: Sequence[int] | None = None) -> Tensor:
+    """Return a label before its output is known: integers as int64, other numbers as `dtype`.
+
+    The first number of `shape` stands for the rows."""
+    tensor = torch.from_numpy(label)
+    tensor = tensor.to(dtype if tensor.is_floating_point() else torch.int64)
+    return tensor if shape is None else tensor.reshape(len(label), *shape[1:])
+
+
+def as_output(label: Tensor, output: Tensor) -> Tensor:
+    """Return a label with as many numbers as the output in the output's shape and type.
+
+    A loss would spread (rows,) against (rows, 1) over rows x rows, and refuse integers."""
+    return label.reshape(output.shape).to(output.dtype) if label.numel() == output.numel() else label
+
+
 def fit_label(
     label: NDArray[np.generic], output: Tensor, dtype: torch.dtype, shape: Sequence[int] | None = None
 ) -> Tensor:
-    """Return a label as the loss takes it: integers stay int64, other numbers become `dtype`.
-
-    A label with as many numbers as the output takes its shape and type: a loss would spread (rows,) against (rows, 1)
-    over rows x rows, and refuse integers. `shape`, of which the first number stands for the rows, takes precedence.
-    """
+    """Return a label as the loss takes it, in its output's shape if that fits; `shape` takes precedence."""
+    if shape is not None:
+        return label_tensor(label, dtype, shape)
     tensor = torch.from_numpy(label)
-    if shape is None and tensor.numel() == output.numel():
-        return tensor.reshape(output.shape).to(output.dtype)
-    tensor = tensor.to(dtype if tensor.is_floating_point() else torch.int64)
-    return tensor if shape is None else tensor.reshape(len(label), *shape[1:])
+    return as_output(tensor, output) if tensor.numel() == output.numel() else label_tensor(label, dtype)

@@ -1,0 +1,76 @@
+"""A step of training by the user's own `train_minibatch_fn`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from farandole.data import ShardBatch
+from farandole.errors import ConfigError
+from farandole.spark.trainers.run import Run
+from farandole.spark.trainers.torch_tensors import outputs_of
+
+__all__ = ["MinibatchStep", "TrainMinibatch"]
+
+# (model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights) -> (outputs, loss)
+TrainMinibatch: TypeAlias = Callable[..., Any]
+
+
+class _Judge(Protocol):
+    def inputs(self, batch: ShardBatch) -> list[Tensor]: ...
+    def labels(self, batch: ShardBatch) -> list[Tensor]: ...
+    def fitted(self, labels: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]: ...
+    def weights(self, batch: ShardBatch) -> Tensor | None: ...
+    def loss(self, pairs: Sequence[tuple[Tensor, Tensor]], weights: Tensor | None) -> Tensor: ...
+    def scores(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]: ...
+
+
+class MinibatchStep:
+    """Calls the function once in every step, on a rank without rows too, whose rows then weigh nothing.
+
+    The function reduces gradients by `optimizer.step()`, as often as it likes, so every rank has to call it equally
+    often."""
+
+    def __init__(self, function: TrainMinibatch, judge: _Judge, label_cols: Sequence[str], run: Run) -> None:
+        self._function, self._judge, self._label_cols = function, judge, label_cols
+        sample = run.sample()
+        columns = run.rows.train.take(np.empty(0, np.int64)) if sample is None else sample.columns
+        # Two rows: BatchNorm refuses to train on one.
+        stand_in = {
+            name: np.zeros((2, *values.shape[1:]), values.dtype) if sample is None else values.repeat(2, 0)
+            for name, values in columns.items()
+        }
+        self._stand_in = ShardBatch(stand_in, 2, 0.0)
+
+    def __call__(self, model: Any, optimizer: Any, batch: ShardBatch) -> tuple[float, list[float]] | None:
+        """Train on a batch; return its mean loss and its scores, None without rows.
+
+        Raises `ConfigError` if the function does not return (outputs, loss)."""
+        judge, shown = self._judge, batch if batch.rows else self._stand_in
+        made: list[Tensor] = []
+
+        def loss_fn(outputs: Any, labels: Sequence[Tensor], sample_weights: Tensor | None = None) -> Tensor:
+            pairs = list(zip(outputs_of(outputs, self._label_cols), labels, strict=True))
+            # The optimizer averages over ranks; the weight makes that the mean over all rows of the step.
+            made.append(judge.loss(pairs, sample_weights) * shown.weight)
+            return made[-1]
+
+        labels = judge.labels(shown)
+        given = self._function(
+            model, optimizer, self._transform_outputs, loss_fn, judge.inputs(shown), labels, judge.weights(shown)
+        )
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise ConfigError("train_minibatch_fn", f"must return (outputs, loss), got {type(given).__name__}")
+        if not batch.rows:
+            return None
+        outputs, labels = self._transform_outputs(given[0], labels)
+        own = any(given[1] is each for each in made)  # else it is no loss of ours, and has no weight
+        loss = float(given[1].detach() if isinstance(given[1], Tensor) else given[1])
+        pairs = [(output.detach(), label) for output, label in zip(outputs, labels, strict=True)]
+        return loss / (shown.weight if own else 1.0), judge.scores(pairs)
+
+    def _transform_outputs(self, outputs: Any, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the outputs as a list, and labels with as many numbers in their shapes."""
+        listed = outputs_of(outputs, self._label_cols)
+        return listed, self._judge.fitted(labels, listed)
