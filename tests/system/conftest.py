@@ -1,5 +1,6 @@
 """The Spark session that most modules share."""
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,19 @@ def spark() -> Iterator["SparkSession"]:
 
     with local_session() as started:
         yield started
+
+
+@pytest.fixture
+def mark() -> str:
+    """Return a word for the environment of all processes of one test's ranks."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(scope="module")
+def warm_torch() -> None:
+    """Make an optimizer before a test does: with the first one torch sets a variable of its compiler, for good."""
+    torch = pytest.importorskip("torch")
+    torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,8 @@ import shutil
 import signal
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +22,8 @@ from farandole.spark.barrier import run_barrier_job
 from farandole.spark.child import shard
 from farandole.spark.logs import send
 from helpers.marked import wait_until_gone
-from helpers.spark_session import last_job, rest, session, tasks_of
+from helpers.spark_faults import fit_with_faults
+from helpers.spark_session import last_job, session, tasks_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -78,12 +76,6 @@ def spark(work: Path, disk: Path, gpus: Path) -> Iterator[SparkSession]:
         },
     ) as started:
         yield started
-
-
-@pytest.fixture
-def mark() -> str:
-    """A word in the environment of all processes of one test's ranks."""
-    return uuid.uuid4().hex
 
 
 def test_ranks_run_at_once_as_soon_as_the_session_is_there(spark: SparkSession, work: Path) -> None:
@@ -200,64 +192,11 @@ def test_killing_a_python_worker_leaves_no_rank_and_no_rows(spark: SparkSession,
     assert left == []
 
 
-@pytest.fixture(scope="module")
-def warm_torch() -> None:
-    torch = pytest.importorskip("torch")
-    # The first optimizer makes torch set a variable of its compiler, for good.
-    torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
-
-
 @needs_native
 @pytest.mark.usefixtures("warm_torch")
 @pytest.mark.timeout(400)
 def test_a_fit_survives_a_killed_rank_and_a_killed_executor(spark: SparkSession, tmp_path: Path) -> None:
-    import torch
-
-    from farandole.spark.store import Store
-    from farandole.spark.torch import TorchEstimator, TorchModel
-
-    def fit(run_id: str, loss: Callable[..., Any]) -> TorchModel:
-        torch.manual_seed(3)
-        model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
-        return TorchEstimator(
-            num_proc=2, model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.01), loss=loss,
-            feature_cols=["x"], label_cols=["y"], batch_size=4, epochs=3, random_seed=9, verbose=0,
-            store=Store.create(str(tmp_path / "store")), run_id=run_id, max_attempts=3,
-        ).fit(data)  # fmt: skip
-
-    def executor_of(pid: int) -> int:
-        while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        return pid
-
-    faults = tmp_path / "faults"
-    faults.mkdir()
-    calls = iter(range(1, 1000))
-
-    def dying(output: Any, label: Any) -> Any:
-        if not torch.is_inference_mode_enabled() and next(calls) == 8:  # in the middle of an attempt's second epoch
-            rank = int(os.environ["FARANDOLE_RANK"])
-            with suppress(FileExistsError):
-                (faults / f"attempt of rank {rank}").touch(exist_ok=False)
-                if rank == 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                threading.Event().wait(100)
-            if rank == 0:
-                os.kill(executor_of(os.getpid()), signal.SIGKILL)
-                threading.Event().wait(100)
-        return torch.nn.functional.mse_loss(output, label)
-
-    rows = [([float(i % 7), float(i % 3)], i / 40) for i in range(40)]
-    data = spark.createDataFrame(rows, "x array<double>, y double")
-    straight, hit = fit("straight", torch.nn.functional.mse_loss), fit("hit", dying)
-    for one, other in zip(straight.getModel().parameters(), hit.getModel().parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert [record["loss"] for record in straight.history] == [record["loss"] for record in hit.history]
-    attempts: dict[int, list[str]] = {}
-    for stage in rest(spark, "stages"):
-        if "hit" in str(stage.get("description")):
-            attempts.setdefault(int(str(stage["stageId"])), []).append(str(stage["status"]))
-    assert max(map(sorted, attempts.values()), key=len) == ["COMPLETE", "FAILED", "FAILED"], attempts
+    fit_with_faults(spark, tmp_path)
 
 
 def parent_of(pid: int) -> int:

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -34,12 +33,6 @@ needs_native = pytest.mark.skipif(importlib.util.find_spec("farandole._native") 
 
 
 HANGS = 100  # seconds: a rank that nobody ends
-
-
-@pytest.fixture
-def mark() -> str:
-    """A word in the environment of all processes of one test's ranks."""
-    return uuid.uuid4().hex
 
 
 def test_rank_zeros_value_comes_back_and_the_drivers_settings_go_there(

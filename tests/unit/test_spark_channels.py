@@ -224,11 +224,27 @@ def test_the_driver_knows_which_attempt_has_failed(secret: bytes) -> None:
 def test_tasks_of_a_stage_that_spark_repeats_do_not_meet_those_of_the_first(secret: bytes) -> None:
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()
     with DriverLog(secret, 2, host="127.0.0.1") as log:
+        log.feeds_again = True
         log.attempt_of = lambda stage: asked.put(stage) or 2
         relays = [relay_to(log, rank, secret) for rank in range(2)]  # which fail when they hear anything
         for relay in relays:
             relay.send("meet", {"stage": 7, "text": "here"})
         assert asked.get(timeout=SOON.total_seconds()) == 7
+        for relay in relays:
+            relay.close(SOON)
+
+
+def test_tasks_of_a_stage_that_spark_does_not_repeat_meet_though_its_attempt_is_unknown(secret: bytes) -> None:
+    met: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    with DriverLog(secret, 2, host="127.0.0.1") as log:
+        log.attempt_of = lambda stage: 0  # as on Spark Connect
+        relays = [
+            Relay(log.address("127.0.0.1"), rank, secret, on_cancel=pytest.fail, on_met=met.put) for rank in range(2)
+        ]
+        for rank, relay in enumerate(relays):
+            relay.send("meet", {"stage": 7, "text": f"rank {rank}"})
+        for _ in relays:
+            assert met.get(timeout=SOON.total_seconds()) == ["rank 0", "rank 1"]
         for relay in relays:
             relay.close(SOON)
 

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from farandole.errors import ConfigError
-from farandole.spark.slots import SETTLED, Cluster, all_slots, decide, is_local
+from farandole.spark.application import is_local
+from farandole.spark.slots import SETTLED, Cluster, decide
 
 MINUTE = timedelta(minutes=1)
 NO_TIME = timedelta(0)
@@ -81,9 +81,3 @@ def test_without_a_promise_a_number_that_stays_is_believed() -> None:
 def test_an_application_without_any_executor_is_still_starting() -> None:
     assert judge(present=0, promised=None, unchanged=MINUTE / 2, waited=MINUTE / 2) == "wait"
     assert judge(present=0, promised=None, unchanged=MINUTE, waited=MINUTE) == "refuse"
-
-
-def test_a_spark_connect_session_is_refused_in_words() -> None:
-    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(ConfigError, match="spark: is a Spark Connect session, which cannot start ranks"):
-        all_slots(connect, patience=timedelta(seconds=1))

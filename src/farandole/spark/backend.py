@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from farandole.spark.chosen import application_of
 from farandole.spark.session import active_session, run
-from farandole.spark.slots import require_classic
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
@@ -13,9 +13,7 @@ T = TypeVar("T")
 
 def default_num_proc() -> int:
     """Return how many ranks a Spark job has by default."""
-    spark = active_session()
-    require_classic(spark)
-    return spark.sparkContext.defaultParallelism
+    return application_of(active_session()).parallelism()
 
 
 class Backend:

@@ -6,13 +6,13 @@ import os
 import pickle
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Literal, TypeVar
 
-from pyspark import InheritableThread, SparkContext
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from farandole.config import Config
@@ -21,7 +21,9 @@ from farandole.handshake import new_secret
 from farandole.launch.channel import MOST_FILES
 from farandole.launch.failures import Failure
 from farandole.launch.pickling import dump_call
+from farandole.spark.application import Application, DriverHost
 from farandole.spark.attempts import Attempts
+from farandole.spark.chosen import application_of
 from farandole.spark.dataframes import arrow_schema, feeding, take_dataframes
 from farandole.spark.driver_log import DriverLog, OnMessage, Show, Verbosity, show_on_console
 from farandole.spark.exchange.access import KeeperPlan, RowsLost
@@ -29,7 +31,7 @@ from farandole.spark.exchange.batches import counted_by_rows
 from farandole.spark.exchange.shuffle import dealt
 from farandole.spark.failure import blame, dealing_error
 from farandole.spark.interpreter import interpreter_error, use_own_interpreter
-from farandole.spark.slots import is_local, master_of, require_classic, require_slots
+from farandole.spark.slots import require_slots
 from farandole.spark.task import RESULT_SCHEMA, TaskOrders, TaskPlan, run_task
 
 __all__ = ["passed_on", "run_barrier_job"]
@@ -39,7 +41,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LARGE_CALL = 10 << 20  # bytes
-APART = 256 << 10  # bytes of a plan, from which on it travels apart from the secret
 SETTLE = timedelta(seconds=1)  # for the guilty rank's report, when Spark's news of the failure came first
 NOTICED = timedelta(seconds=3)  # for Spark's news of a rank's failure, when that came first
 LEAVE = timedelta(seconds=5)  # for the ranks to end when the job has
@@ -83,31 +84,31 @@ def run_barrier_job(
     dataframes = fed if dataframe is None else [dataframe]
     variables = {**passed_on(os.environ), **(env or {})}
     settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
-    patience = settings.start_timeout if start_timeout is None else start_timeout
-    context = spark.sparkContext
-    attempts = Attempts(max_attempts, int(context.getConf().get("spark.stage.maxConsecutiveAttempts", "4")))
+    patience, interface = settings.start_timeout if start_timeout is None else start_timeout, settings.interface or ""
+    application = application_of(spark)
+    conf = application.settings
+    attempts = Attempts(max_attempts, int(conf.get("spark.stage.maxConsecutiveAttempts", "4")))
 
     def job() -> list[Row]:
+        host = _driver_host(spark, application, interface)
         require_slots(spark, num_proc, patience=patience)
         secret = new_secret()
-        with _listen(context, secret, num_proc, show, attempts.hearing(on_message)) as driver_log:
+        with _listen(application, host, secret, num_proc, show, attempts.hearing(on_message)) as driver_log:
             plan = TaskPlan(
                 job=secrets.token_hex(4),
                 num_proc=num_proc,
                 call=call,
                 env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
-                threads_set=context.getConf().contains("spark.executorEnv.OMP_NUM_THREADS"),
-                driver_log=driver_log.address(_driver_host(context)),
+                threads_set="spark.executorEnv.OMP_NUM_THREADS" in conf,
+                driver_log=driver_log.address(host.name),
                 stream=verbosity == "all",
-                # Where the driver runs the tasks, their log is its own terminal: once is enough.
-                echo=not (verbosity == "all" and is_local(master_of(spark))),
+                echo=not (verbosity == "all" and application.shares_terminal),  # once is enough
                 keep_all=results == "all",
                 schemas=[arrow_schema(each).serialize().to_pybytes() for each in dataframes],
                 executable=executable,
                 start_timeout=patience,
             )
             driver_log.feeds_again = max_attempts > 1
-            interface = settings.interface or ""
             return _run_job(spark, plan, secret, driver_log, dataframes, attempts, description, interface)
 
     return _values(attempts.run(job), num_proc)
@@ -124,17 +125,17 @@ def _run_job(
     interface: str,
 ) -> list[Row]:
     """Run one Spark job, and wait until its tasks have told the driver everything."""
-    context = spark.sparkContext
+    application = application_of(spark)
     with (
-        _job_group(context, f"farandole-{plan.job}", description) as cancel,
-        _handed_over(context, plan, secret) as orders,
+        application.job_group(f"farandole-{plan.job}", description) as cancel,
+        application.handed_over(plan, secret) as orders,
     ):
         stage = _stage(spark, dataframes, orders, plan, interface)
         # Spark hears of what a task says between two batches of its rows, which may be minutes later.
         driver_log.on_lost_keeper = lambda: cancel() if driver_log.feeding else None
         if driver_log.feeds_again:
             stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
-            _limit(context, driver_log, attempts, cancel)
+            _limit(application, driver_log, attempts, cancel)
         with counted_by_rows(dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
             rows = _collect(stage, driver_log, attempts, cancel)
     driver_log.drain(LEAVE)
@@ -153,7 +154,6 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 def _prepare(spark: SparkSession, num_proc: int) -> None:
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
-    require_classic(spark)
     use_own_interpreter(spark)
 
 
@@ -180,30 +180,33 @@ def _dump(
     return call, fed
 
 
-def _driver_host(context: SparkContext) -> str:
-    host = context.getConf().get("spark.driver.host")
-    assert host is not None  # Spark sets it
-    return host
-
-
-def _listen(context: SparkContext, secret: bytes, num_proc: int, show: Show, on_message: OnMessage | None) -> DriverLog:
-    """Listen where Spark's own driver listens: executors reach that, and nobody else has more to do with it."""
-    host = context.getConf().get("spark.driver.bindAddress", _driver_host(context))
+def _driver_host(spark: SparkSession, application: Application, interface: str) -> DriverHost:
     try:
-        driver_log = DriverLog(secret, num_proc, host=host, show=show, on_message=on_message)
+        return application.driver_host(interface)
+    except PySparkException as error:
+        lacking = interpreter_error(spark, str(error))
+        if lacking is None:
+            raise
+        raise lacking from None
+
+
+def _listen(
+    application: Application,
+    host: DriverHost,
+    secret: bytes,
+    num_proc: int,
+    show: Show,
+    on_message: OnMessage | None,
+) -> DriverLog:
+    try:
+        driver_log = DriverLog(secret, num_proc, host=host.bind, show=show, on_message=on_message)
     except OSError as error:
-        raise ConfigError("spark.driver.bindAddress", f"the driver cannot listen on {host} ({error})") from error
-    driver_log.attempt_of = functools.partial(_attempt_of, context)
+        raise ConfigError(host.setting, f"the driver cannot listen on {host.bind} ({error})") from error
+    driver_log.attempt_of = application.attempt_of
     return driver_log
 
 
-def _attempt_of(context: SparkContext, stage: int) -> int:
-    """Return the number of the stage's newest attempt, from 1; 0 for a stage that Spark does not know yet."""
-    info = context.statusTracker().getStageInfo(stage)
-    return 0 if info is None else info.currentAttemptId + 1
-
-
-def _limit(context: SparkContext, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None]) -> None:
+def _limit(application: Application, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None]) -> None:
     """Cancel the Spark job when its stage shall not be repeated."""
 
     def on_attempt(number: int) -> None:
@@ -215,32 +218,11 @@ def _limit(context: SparkContext, driver_log: DriverLog, attempts: Attempts, can
             return
         # Spark shows the task as failed, with its exception, only if it hears of that before it is told to cancel.
         give_up = time.monotonic() + NOTICED.total_seconds()
-        while time.monotonic() < give_up and not _has_failed(context, stage, number):
+        while time.monotonic() < give_up and not application.has_failed(stage, number):
             time.sleep(0.02)
         cancel()
 
     driver_log.on_attempt, driver_log.on_failure = on_attempt, on_failure
-
-
-def _has_failed(context: SparkContext, stage: int, attempt: int) -> bool:
-    info = context.statusTracker().getStageInfo(stage)
-    return info is not None and (info.numFailedTasks > 0 or info.currentAttemptId + 1 > attempt)
-
-
-@contextmanager
-def _handed_over(context: SparkContext, plan: TaskPlan, secret: bytes) -> Iterator[TaskOrders]:
-    """Prepare a plan for the tasks, apart from the secret if Spark would write it to a disk.
-
-    Spark writes a function that is larger than its `spark.broadcast.UDFCompressionThreshold` (1 MiB) to files of the
-    driver and of each executor."""
-    if len(plan.call) + sum(map(len, plan.schemas)) < APART:
-        yield TaskOrders(secret=secret, plan=plan)
-        return
-    broadcast = context.broadcast(plan)
-    try:
-        yield TaskOrders(secret=secret, plan=broadcast)
-    finally:
-        broadcast.destroy()
 
 
 def _stage(
@@ -310,19 +292,6 @@ def _raise_for_lost_rows(driver_log: DriverLog, failure: Failure | None) -> None
         "its host; give executors more memory (spark.executor.memoryOverhead) and run the job again"
     )
     raise kind(f"the rows kept on {hosts}", problem) from (failure.cause if failure else None)
-
-
-@contextmanager
-def _job_group(context: SparkContext, group: str, description: str) -> Iterator[Callable[[], None]]:
-    """Name the jobs of this thread, give a function that cancels them, and restore the thread's own names."""
-    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
-    before = [(name, context.getLocalProperty(name)) for name in names]
-    context.setJobGroup(group, description, interruptOnCancel=True)
-    try:
-        yield lambda: context.cancelJobGroup(group)
-    finally:
-        for name, value in before:
-            context.setLocalProperty(name, value)  # type: ignore[arg-type]
 
 
 def _values(rows: Sequence[Row], num_proc: int) -> list[T]:

@@ -228,14 +228,14 @@ class DriverLog:
     def _meet(self, rank: int, connection: socket.socket, stage: int, text: str) -> None:
         """Tell all ranks what each of them has said, when all have.
 
-        Only while Spark has not begun the stage anew: tasks do not know which attempt they belong to, and those of two
-        must not meet each other."""
+        Only if Spark does not begin the stage anew, or has not yet: tasks do not know which attempt they belong to, and
+        those of two must not meet each other."""
         with self._changed:
             self._come[rank] = connection, text
             if len(self._come) < self._size:
                 return
             come, self._come = self._come, {}
-        if self.attempt_of(stage) == 1:
+        if not self.feeds_again or self.attempt_of(stage) == 1:
             told = {"met": [come[each][1] for each in range(self._size)]}
             for guest, _ in come.values():
                 _send(guest, told)

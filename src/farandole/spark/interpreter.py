@@ -7,7 +7,8 @@ import sys
 from pyspark.sql import SparkSession
 
 from farandole.errors import ConfigError
-from farandole.spark.slots import is_local, master_of
+from farandole.spark.application import is_connect, is_local
+from farandole.spark.chosen import application_of
 
 __all__ = ["interpreter_error", "use_own_interpreter"]
 
@@ -19,8 +20,9 @@ _OTHER_VERSION = re.compile(r"PYTHON_VERSION_MISMATCH\].*?different version: ([\
 def use_own_interpreter(spark: SparkSession) -> None:
     """Have a local master run this process's Python, unless PYSPARK_PYTHON names another one.
 
-    Spark would take the first python3 on the path, which may lack all that this one has."""
-    if _NAME not in os.environ and is_local(master_of(spark)):
+    Spark would take the first python3 on the path, which may lack all that this one has. A Spark Connect server has its
+    own."""
+    if not is_connect(spark) and _NAME not in os.environ and is_local(application_of(spark).master):
         spark.sparkContext.pythonExec = sys.executable
 
 
@@ -30,7 +32,13 @@ def interpreter_error(spark: SparkSession, spark_error: str) -> ConfigError | No
     if lacks is None and other is None:
         return None
     problem = f"has no {lacks[1]}" if lacks else f"is Python {other[1]}, the driver's is {other[2]}" if other else ""
-    python = spark.sparkContext.pythonExec
+    python = application_of(spark).python
+    if is_connect(spark):
+        return ConfigError(
+            _NAME,
+            f"the Python of Spark's tasks, {python}, {problem}. Set the variable where the server starts, to a Python "
+            f"{sys.version_info[0]}.{sys.version_info[1]} with farandole that all executors have",
+        )
     given = "" if _NAME in os.environ else "; the variable is not set"
     return ConfigError(
         _NAME,

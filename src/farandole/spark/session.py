@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TextIO, TypeVar
 
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.refusals import REFUSED_SPARK_MPI
 from farandole.spark.barrier import run_barrier_job
+from farandole.spark.chosen import application_of
 from farandole.spark.driver_log import Show, Verbosity, show_on_console
-from farandole.spark.slots import require_classic
 
 __all__ = ["active_session", "run"]
 
@@ -51,7 +51,6 @@ def run(
     if use_mpi or extra_mpi_args:
         raise ConfigError("use_mpi", REFUSED_SPARK_MPI)
     spark = active_session()
-    require_classic(spark)
     environment = dict(env or {})
     if nics is not None:
         environment["FARANDOLE_INTERFACE"] = _one_interface(nics)
@@ -61,7 +60,7 @@ def run(
         fn,
         args,
         kwargs,
-        num_proc=spark.sparkContext.defaultParallelism if num_proc is None else num_proc,
+        num_proc=application_of(spark).parallelism() if num_proc is None else num_proc,
         description=f"farandole.spark.run: {getattr(fn, '__name__', type(fn).__name__)}",
         verbosity=verbosity,
         env=environment,
@@ -76,13 +75,22 @@ def run(
 def active_session() -> SparkSession:
     """The session in use; raises `ConfigError` when there is none."""
     spark = SparkSession.getActiveSession()
-    if spark is None and SparkContext._active_spark_context is not None:
+    if spark is None and _has_started():
         spark = SparkSession.builder.getOrCreate()
     if spark is None:
         raise ConfigError(
             "spark", "Could not find an active SparkContext, are you running in a PySpark session? Start one first"
         )
     return spark
+
+
+def _has_started() -> bool:
+    """Return whether this process has a session, perhaps of another thread."""
+    if is_remote():
+        return True  # the builder knows the server
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
 
 
 def _one_interface(nics: Iterable[str] | str) -> str:

@@ -16,8 +16,10 @@ from typing import Literal
 from pyspark.sql import SparkSession
 
 from farandole.errors import ConfigError, SlotsError
+from farandole.spark.application import Application, is_local
+from farandole.spark.chosen import application_of
 
-__all__ = ["Cluster", "all_slots", "decide", "require_classic", "require_slots"]
+__all__ = ["Cluster", "all_slots", "decide", "require_slots"]
 
 log = logging.getLogger(__name__)
 
@@ -66,18 +68,6 @@ class Cluster:
         return self.instances * (self.cores // self.task_cpus)
 
 
-def master_of(spark: SparkSession) -> str:
-    """The master URL that the application was started with."""
-    master = spark.sparkContext.master
-    assert master is not None  # Spark starts with none
-    return master
-
-
-def is_local(master: str) -> bool:
-    """Does the driver run the tasks itself?"""
-    return master == "local" or master.startswith("local[")
-
-
 def _number(conf: Mapping[str, str], name: str) -> int | None:
     text = conf.get(name, "")
     return int(text) if text.isdigit() else None
@@ -103,10 +93,11 @@ def require_slots(spark: SparkSession, wanted: int, *, patience: timedelta) -> N
     what the configuration, or a number of executors that no longer grows, rules out. Raises `ConfigError` when
     executors come and go (dynamic allocation), which Spark does not combine with barrier stages, and when tasks need
     what a local session does not give."""
-    cluster = _cluster(spark)
+    application = application_of(spark)
+    cluster = _cluster(application)
     promised = None if is_local(cluster.master) else cluster.promised
     started = changed = time.monotonic()
-    present = _present(spark)
+    present = application.slots(cluster.task_cpus)
     while True:
         now = time.monotonic()
         verdict = decide(
@@ -120,9 +111,9 @@ def require_slots(spark: SparkSession, wanted: int, *, patience: timedelta) -> N
         if verdict == "go":
             return
         if verdict == "refuse":
-            raise SlotsError(wanted, max(present, promised or 0), _where(spark, cluster))
+            raise SlotsError(wanted, max(present, promised or 0), _where(application, cluster))
         time.sleep(POLL)
-        before, present = present, _present(spark)
+        before, present = present, application.slots(cluster.task_cpus)
         if present != before:
             changed = time.monotonic()
             log.info("%d of %d slots are there", present, wanted)
@@ -133,34 +124,27 @@ def all_slots(spark: SparkSession, *, patience: timedelta) -> int:
 
     Blocks up to `patience`; without a promise until the number has not changed for a moment. Raises `SlotsError`
     when there are none."""
-    cluster = _cluster(spark)
+    application = application_of(spark)
+    cluster = _cluster(application)
     if is_local(cluster.master):
-        return _present(spark)
+        return application.slots(cluster.task_cpus)
     if cluster.promised is not None:
         require_slots(spark, cluster.promised, patience=patience)
         return cluster.promised
     started = changed = time.monotonic()
-    present = _present(spark)
+    present = application.slots(cluster.task_cpus)
     while time.monotonic() - changed < SETTLED.total_seconds() or not present:
         if time.monotonic() - started >= patience.total_seconds():
-            raise SlotsError(1, 0, _where(spark, cluster))
+            raise SlotsError(1, 0, _where(application, cluster))
         time.sleep(POLL)
-        before, present = present, _present(spark)
+        before, present = present, application.slots(cluster.task_cpus)
         if present != before:
             changed = time.monotonic()
     return present
 
 
-def require_classic(spark: SparkSession) -> None:
-    """Raise `ConfigError` for a Spark Connect session, which has no `sparkContext`."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise ConfigError("spark", "is a Spark Connect session, which cannot start ranks; use a classic session")
-
-
-def _cluster(spark: SparkSession) -> Cluster:
-    require_classic(spark)
-    context = spark.sparkContext
-    cluster = Cluster.read(master_of(spark), dict(context.getConf().getAll()))
+def _cluster(application: Application) -> Cluster:
+    cluster = Cluster.read(application.master, application.settings)
     if cluster.dynamic:
         raise ConfigError(
             "spark.dynamicAllocation.enabled",
@@ -176,17 +160,9 @@ def _cluster(spark: SparkSession) -> Cluster:
     return cluster
 
 
-def _present(spark: SparkSession) -> int:
-    # Spark's own check of a barrier stage, GPUs and other resources included; Python has no wrapper for it.
-    context = spark.sparkContext._jsc.sc()
-    profile = context.resourceProfileManager().defaultResourceProfile()
-    return int(context.maxNumConcurrentTasks(profile))
-
-
-def _where(spark: SparkSession, cluster: Cluster) -> str:
-    conf = spark.sparkContext.getConf()
+def _where(application: Application, cluster: Cluster) -> str:
     needs = [f"{cluster.task_cpus} cores"] if cluster.task_cpus > 1 else []
-    gpus = conf.get("spark.task.resource.gpu.amount", None)
+    gpus = application.settings.get("spark.task.resource.gpu.amount")
     if gpus:
         needs.append(f"{gpus} GPU")
     each = f" with {' and '.join(needs)} per rank" if needs else ""

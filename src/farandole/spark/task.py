@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import pyarrow as pa
-from pyspark import BarrierTaskContext, Broadcast
+from pyspark import BarrierTaskContext
 
 from farandole.config import Config
 from farandole.errors import ConfigError
@@ -35,6 +35,9 @@ from farandole.spark.exchange.gather import gather_rows
 from farandole.spark.relay import Relay
 from farandole.spark.spill import Spill
 from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
+
+if TYPE_CHECKING:  # PySpark's client of Spark Connect alone has none
+    from pyspark import Broadcast
 
 __all__ = ["RESULT_SCHEMA", "TaskOrders", "TaskPlan", "run_task"]
 
@@ -70,6 +73,11 @@ class TaskPlan:
     executable: str
     start_timeout: timedelta
 
+    @property
+    def size(self) -> int:
+        """The bytes of what may be large."""
+        return len(self.call) + sum(map(len, self.schemas))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOrders:
@@ -85,7 +93,7 @@ def run_task(orders: TaskOrders, batches: Iterator[pa.RecordBatch]) -> Iterator[
     The function of `mapInArrow`. Whatever ends the task ends the rank: its guard sees to that where no code of this
     process runs any more (Spark kills Python workers with SIGKILL)."""
     context = BarrierTaskContext.get()
-    plan = orders.plan.value if isinstance(orders.plan, Broadcast) else orders.plan
+    plan = orders.plan if isinstance(orders.plan, TaskPlan) else orders.plan.value
     value = RankTask(plan, orders.secret, context).run(batches)
     for part, start in enumerate(range(0, max(1, len(value)), CHUNK)):
         columns = [[context.partitionId()], [part], [value[start : start + CHUNK]]]

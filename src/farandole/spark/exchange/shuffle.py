@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from farandole.spark.chosen import application_of
 from farandole.spark.exchange.access import KeeperPlan
 from farandole.spark.exchange.dealer import SHARE_SCHEMA, DealPlan, deal_rows
 
@@ -22,11 +23,7 @@ def dealt(dataframes: Sequence[DataFrame], num_proc: int, keeper: KeeperPlan) ->
 
 
 def _shares(dataframe: DataFrame, num_proc: int, *, keeper: KeeperPlan, number: int) -> DataFrame:
-    last = dataframe._jdf.queryExecution().analyzed()
-    arranged = (
-        last.getClass().getSimpleName() in ("Repartition", "RepartitionByExpression")
-        and last.numPartitions() == num_proc
-    )
+    arranged = application_of(dataframe.sparkSession).repartitioned_to(dataframe) == num_proc
     plan = DealPlan(keeper=keeper, number=number, keys=keys_of_partitions(num_proc), arranged=arranged)
     # As a column: a task's own number counts the partitions of all DataFrames.
     rows = dataframe.select("*", F.spark_partition_id()) if arranged else dataframe

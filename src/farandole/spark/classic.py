@@ -1,0 +1,95 @@
+"""The application of a classic session, whose driver is this process."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import DataFrame, SparkSession
+
+from farandole.spark.application import DriverHost, is_local
+from farandole.spark.task import TaskOrders, TaskPlan
+
+__all__ = ["ClassicApplication"]
+
+APART = 256 << 10  # bytes of a plan, from which on it travels apart from the secret
+
+
+class ClassicApplication:
+    """An `Application` that is asked by its SparkContext."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+
+    @property
+    def master(self) -> str:
+        master = self._context.master
+        assert master is not None  # Spark starts with none
+        return master
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return dict(self._context.getConf().getAll())
+
+    @property
+    def python(self) -> str:
+        return self._context.pythonExec
+
+    @property
+    def shares_terminal(self) -> bool:
+        return is_local(self.master)
+
+    def parallelism(self) -> int:
+        return self._context.defaultParallelism
+
+    def slots(self, task_cpus: int) -> int:
+        # Spark's own check of a barrier stage, GPUs and other resources included; Python has no wrapper for it.
+        context = self._context._jsc.sc()
+        profile = context.resourceProfileManager().defaultResourceProfile()
+        return int(context.maxNumConcurrentTasks(profile))
+
+    def driver_host(self, interface: str) -> DriverHost:
+        # Where Spark's own driver listens: executors reach that, and nobody else has more to do with it.
+        conf = self._context.getConf()
+        name = conf.get("spark.driver.host")
+        assert name is not None  # Spark sets it
+        return DriverHost(
+            bind=conf.get("spark.driver.bindAddress", name), name=name, setting="spark.driver.bindAddress"
+        )
+
+    def attempt_of(self, stage: int) -> int:
+        info = self._context.statusTracker().getStageInfo(stage)
+        return 0 if info is None else info.currentAttemptId + 1
+
+    def has_failed(self, stage: int, attempt: int) -> bool:
+        info = self._context.statusTracker().getStageInfo(stage)
+        return info is not None and (info.numFailedTasks > 0 or info.currentAttemptId + 1 > attempt)
+
+    @contextmanager
+    def job_group(self, group: str, description: str) -> Iterator[Callable[[], None]]:
+        context = self._context
+        names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+        before = [(name, context.getLocalProperty(name)) for name in names]
+        context.setJobGroup(group, description, interruptOnCancel=True)
+        try:
+            yield lambda: context.cancelJobGroup(group)
+        finally:
+            for name, value in before:
+                context.setLocalProperty(name, value)  # type: ignore[arg-type]
+
+    @contextmanager
+    def handed_over(self, plan: TaskPlan, secret: bytes) -> Iterator[TaskOrders]:
+        # Spark writes a function that is larger than its spark.broadcast.UDFCompressionThreshold (1 MiB) to files of
+        # the driver and of each executor, where the secret must not be.
+        if plan.size < APART:
+            yield TaskOrders(secret=secret, plan=plan)
+            return
+        broadcast = self._context.broadcast(plan)
+        try:
+            yield TaskOrders(secret=secret, plan=broadcast)
+        finally:
+            broadcast.destroy()
+
+    def repartitioned_to(self, dataframe: DataFrame) -> int | None:
+        last = dataframe._jdf.queryExecution().analyzed()
+        if last.getClass().getSimpleName() not in ("Repartition", "RepartitionByExpression"):
+            return None
+        return int(last.numPartitions())

@@ -1,0 +1,159 @@
+"""The application of a Spark Connect session, whose driver may be on another machine than this process."""
+
+import contextlib
+import functools
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
+from farandole.dialer import dial
+from farandole.errors import ConfigError, FarandoleError
+from farandole.handshake import Deadline, join_address, new_secret
+from farandole.spark.addresses import address_toward
+from farandole.spark.application import DriverHost
+from farandole.spark.task import TaskOrders, TaskPlan
+from farandole.topology import interface_address, own_addresses
+
+__all__ = ["ConnectApplication", "candidates", "reach"]
+
+TRY_TIMEOUT = timedelta(seconds=3)  # for a task's connection to one address
+_REACHED_SCHEMA = "address string"
+_ARROW_REACHED = pa.schema([("address", pa.string())])
+_SPLITS = re.compile(r"splits=(?:Some\()?(\d+)")
+
+
+class ConnectApplication:
+    """An `Application` that is asked by requests to the Spark Connect server.
+
+    The server tells neither which executors there are nor which attempts a stage has had."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark: Any = spark
+
+    @property
+    def master(self) -> str:
+        return str(self._spark.conf.get("spark.master"))
+
+    @functools.cached_property
+    def settings(self) -> Mapping[str, str]:
+        settings: dict[str, str] = self._spark.conf.getAll
+        return settings
+
+    @property
+    def python(self) -> str:
+        return "PYSPARK_PYTHON of the Spark Connect server"
+
+    @property
+    def shares_terminal(self) -> bool:
+        return False  # a server on this machine is another process, with a log of its own
+
+    def parallelism(self) -> int:
+        # No request asks for it, but a range without a number of partitions gets as many.
+        plan: str = self._spark.range(1)._explain_string()
+        found = _SPLITS.search(plan)
+        assert found is not None, plan
+        return int(found[1])
+
+    def slots(self, task_cpus: int) -> int:
+        return self.parallelism() // task_cpus
+
+    def driver_host(self, interface: str) -> DriverHost:
+        addresses = candidates(str(self._spark.client.host), interface)
+        address = reach(self._spark, addresses)
+        if address is None:
+            raise ConfigError(
+                "spark",
+                f"is a Spark Connect session whose tasks reach this machine at none of {', '.join(addresses)}; they "
+                "must connect to it with the ranks' output and failures, so run the program where executors reach it",
+            )
+        return DriverHost(bind=address, name=address, setting="spark")
+
+    def attempt_of(self, stage: int) -> int:
+        return 0
+
+    def has_failed(self, stage: int, attempt: int) -> bool:
+        return False
+
+    @contextmanager
+    def job_group(self, group: str, description: str) -> Iterator[Callable[[], None]]:
+        # Spark Connect describes jobs itself. Tags are those of this thread, and of its InheritableThreads.
+        self._spark.addTag(group)
+        try:
+            yield lambda: self._spark.interruptTag(group)
+        finally:
+            self._spark.removeTag(group)
+
+    @contextmanager
+    def handed_over(self, plan: TaskPlan, secret: bytes) -> Iterator[TaskOrders]:
+        # The server sends functions of any size to executors by way of memory.
+        yield TaskOrders(secret=secret, plan=plan)
+
+    def repartitioned_to(self, dataframe: DataFrame) -> int | None:
+        last: Any = dataframe._plan
+        if type(last).__name__ == "RepartitionByExpression":
+            return None if last.num_partitions is None else int(last.num_partitions)
+        return int(last._num_partitions) if type(last).__name__ == "Repartition" and last._shuffle else None
+
+
+def candidates(server: str, interface: str = "") -> list[str]:
+    """Return the addresses of this machine: of `interface` if it has one so named, then on the way to `server`.
+
+    Others follow, the loopback address last."""
+    first = []
+    with contextlib.suppress(ConfigError):  # the name of an interface of the executors
+        first += [interface_address(interface)] if interface else []
+    with contextlib.suppress(OSError):  # a proxy, which resolves the name itself
+        first.append(address_toward(server, 1))
+    loopback, *others = own_addresses()
+    return [each for each in dict.fromkeys([*first, *others, loopback]) if each in (loopback, *others)]
+
+
+def reach(spark: SparkSession, addresses: Sequence[str]) -> str | None:
+    """Return the first of this machine's `addresses` that all of Spark's slots reach; None if there is none.
+
+    Runs a Spark job of one task per slot, which waits until there is an executor."""
+    secret = new_secret()
+    with ExitStack() as stack:
+        listeners = {}
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+            stack.callback(listener.close)
+            listeners[join_address(address, listener.getsockname()[1])] = listener
+        acceptor = Acceptor(list(listeners.values()), secret, me=b"driver", service="the search for an address")
+        stack.enter_context(closing(AcceptingThread(acceptor, _hang_up, name="farandole-reach")))
+        rows = spark.range(1 << 10).mapInArrow(functools.partial(_try_all, list(listeners), secret), _REACHED_SCHEMA)
+        tasks = [set(row["address"].split()) for row in rows.collect()]
+        common = set.intersection(*tasks)
+        return next((own for own, at in zip(addresses, listeners, strict=True) if at in common), None)
+
+
+def _hang_up(peer: Admitted) -> None:
+    peer.sock.close()
+
+
+def _try_all(addresses: Sequence[str], secret: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield which of `addresses` this task reaches; the function of a `mapInArrow`."""
+    for _ in batches:
+        pass
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        reached = list(pool.map(functools.partial(_reaches, secret), addresses))
+    told = " ".join(address for address, there in zip(addresses, reached, strict=True) if there)
+    yield pa.RecordBatch.from_pylist([{"address": told}], schema=_ARROW_REACHED)
+
+
+def _reaches(secret: bytes, address: str) -> bool:
+    try:
+        connection, _ = dial(address, secret, me=b"task", deadline=Deadline(TRY_TIMEOUT))
+    except (OSError, FarandoleError):
+        return False
+    connection.close()
+    return True

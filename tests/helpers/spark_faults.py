@@ -1,0 +1,66 @@
+"""A fit in which a rank and then an executor are killed, on any cluster of two executors."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from helpers.spark_session import rest
+
+__all__ = ["fit_with_faults"]
+
+
+def fit_with_faults(spark: SparkSession, tmp_path: Path) -> None:
+    """Fit once without and once with faults; the weights must be equal bit for bit, and Spark show three attempts."""
+    import torch
+
+    from farandole.spark.store import Store
+    from farandole.spark.torch import TorchEstimator, TorchModel
+
+    def fit(run_id: str, loss: Callable[..., Any]) -> TorchModel:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+        return TorchEstimator(
+            num_proc=2, model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.01), loss=loss,
+            feature_cols=["x"], label_cols=["y"], batch_size=4, epochs=3, random_seed=9, verbose=0,
+            store=Store.create(str(tmp_path / "store")), run_id=run_id, max_attempts=3,
+        ).fit(data)  # fmt: skip
+
+    def executor_of(pid: int) -> int:
+        while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return pid
+
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    calls = iter(range(1, 1000))
+
+    def dying(output: Any, label: Any) -> Any:
+        if not torch.is_inference_mode_enabled() and next(calls) == 8:  # in the middle of an attempt's second epoch
+            rank = int(os.environ["FARANDOLE_RANK"])
+            with suppress(FileExistsError):
+                (faults / f"attempt of rank {rank}").touch(exist_ok=False)
+                if rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                threading.Event().wait(100)
+            if rank == 0:
+                os.kill(executor_of(os.getpid()), signal.SIGKILL)
+                threading.Event().wait(100)
+        return torch.nn.functional.mse_loss(output, label)
+
+    rows = [([float(i % 7), float(i % 3)], i / 40) for i in range(40)]
+    data = spark.createDataFrame(rows, "x array<double>, y double")
+    straight, hit = fit("straight", torch.nn.functional.mse_loss), fit("hit", dying)
+    for one, other in zip(straight.getModel().parameters(), hit.getModel().parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert [record["loss"] for record in straight.history] == [record["loss"] for record in hit.history]
+    attempts: dict[int, list[str]] = {}
+    for stage in rest(spark, "stages"):
+        if "hit" in str(stage.get("description")):
+            attempts.setdefault(int(str(stage["stageId"])), []).append(str(stage["status"]))
+    assert max(map(sorted, attempts.values()), key=len) == ["COMPLETE", "FAILED", "FAILED"], attempts

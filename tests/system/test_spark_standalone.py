@@ -1,0 +1,63 @@
+"""Ranks on a standalone cluster: a master and a worker of Spark's own, with two executors."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+from spark_archive import java_options
+
+from farandole.errors import SlotsError
+from farandole.spark import HorovodRunner
+from helpers.spark_faults import fit_with_faults
+from helpers.spark_servers import standalone_cluster
+from helpers.spark_session import end_local_session, session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+needs_native = pytest.mark.skipif(importlib.util.find_spec("farandole._native") is None, reason="no native core")
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    end_local_session()
+    folder = tmp_path_factory.mktemp("standalone")
+    settings = {
+        "spark.executor.instances": "2",  # that are waited for, however slow the machine is
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "1g",
+        "spark.local.dir": str(folder),
+        "spark.executor.extraJavaOptions": java_options(),
+    }
+    with standalone_cluster(folder, cores=2) as master, session(master, **settings) as started:
+        yield started
+
+
+@needs_native
+def test_ranks_of_two_executors_average(spark: SparkSession) -> None:
+    def main(factor: float) -> float:
+        import numpy as np
+
+        import farandole.numpy as hvd
+
+        hvd.init()
+        return float(hvd.allreduce(np.full(100_000, factor * hvd.rank()), name="gradient")[-1])
+
+    assert HorovodRunner(np=2).run(main, factor=3.0) == 1.5
+    with pytest.raises(SlotsError, match=r"3 ranks need 3 slots, but Spark \(spark://127.0.0.1:\d+\) has 2"):
+        HorovodRunner(np=3).run(main, factor=3.0)
+
+
+@needs_native
+@pytest.mark.usefixtures("warm_torch")
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(
+    "FARANDOLE_TEST_STANDALONE" not in os.environ, reason="a minute: FARANDOLE_TEST_STANDALONE=1 asks for it"
+)
+def test_a_fit_survives_a_killed_rank_and_a_killed_executor(spark: SparkSession, tmp_path: Path) -> None:
+    fit_with_faults(spark, tmp_path)

@@ -1,0 +1,59 @@
+"""Facts of a Spark Connect session, whose server tells less than a SparkContext knows."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from farandole.spark.application import is_connect
+from farandole.spark.chosen import application_of
+from farandole.spark.connect import ConnectApplication, candidates
+from farandole.spark.interpreter import interpreter_error, use_own_interpreter
+from farandole.topology import own_addresses
+
+
+def session(splits: str = "splits=8") -> Any:
+    """Make a stand-in for a Connect session, which has no attribute `sparkContext`."""
+    made = type("SparkSession", (SimpleNamespace,), {"__module__": "pyspark.sql.connect.session"})()
+    plan = f"== Physical Plan ==\n*(1) Range (0, 1, step=1, {splits})\n"
+    made.range = lambda end: SimpleNamespace(_explain_string=lambda: plan)
+    made.conf = SimpleNamespace(get=lambda name: {"spark.master": "yarn"}[name], getAll={"spark.task.cpus": "2"})
+    return made
+
+
+@pytest.mark.parametrize("splits", ["splits=8", "splits=Some(8)"])
+def test_slots_come_from_the_partitions_of_a_range(splits: str) -> None:
+    application = application_of(session(splits))
+    assert isinstance(application, ConnectApplication)
+    assert application.parallelism() == 8
+    assert application.slots(task_cpus=3) == 2
+
+
+def test_its_settings_are_asked_for() -> None:
+    application = application_of(session())
+    assert application.master == "yarn"
+    assert application.settings["spark.task.cpus"] == "2"
+    assert not application.shares_terminal
+
+
+def test_this_machine_is_looked_for_on_the_way_to_the_server_first() -> None:
+    loopback, *others = own_addresses()
+    assert candidates("127.0.0.1") == list(dict.fromkeys(["127.0.0.1", *others, loopback]))
+    assert candidates("no-such-host.invalid") == [*others, loopback]
+    assert candidates("no-such-host.invalid", "no-such-interface") == [*others, loopback]
+    assert candidates("no-such-host.invalid", "lo")[0] == "127.0.0.1"
+
+
+def test_a_server_whose_python_lacks_farandole_is_told_of_with_the_remedy() -> None:
+    spark = session()
+    assert is_connect(spark)
+    use_own_interpreter(spark)  # has nothing to change there
+    version = ".".join(map(str, sys.version_info[:2]))
+    told = str(interpreter_error(spark, "ModuleNotFoundError: No module named 'farandole'"))
+    assert told == (
+        "PYSPARK_PYTHON: the Python of Spark's tasks, PYSPARK_PYTHON of the Spark Connect server, has no farandole. "
+        f"Set the variable where the server starts, to a Python {version} with farandole that all executors have"
+    )
