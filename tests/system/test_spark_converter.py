@@ -25,6 +25,7 @@ import torch
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession
 
+from farandole.data import ParquetSource, make_batch_reader
 from farandole.errors import ConfigError, DataError, NotInitializedError, PicklingError
 from farandole.spark import HorovodRunner, run
 from farandole.spark.converter import CACHE_SETTINGS, SparkDatasetConverter, make_spark_converter
@@ -179,3 +180,31 @@ def test_without_a_folder_the_driver_has_all_rows(
         empty.make_torch_dataloader().__enter__()
     with pytest.raises(DataError, match="column 'i': Spark hands interval to no rank"):
         make_spark_converter(spark.range(3).selectExpr("make_interval(1) AS i"))
+
+
+def test_output_of_a_stream_has_the_rows_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:
+    given, out = tmp_path / "given", tmp_path / "a b" / "out"
+    for first in range(0, 50, 10):
+        frame = spark.range(first, first + 10).selectExpr("id", "concat('day ', id % 2) AS day").coalesce(1)
+        frame.write.mode("append").parquet(str(given))
+    spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", 3)
+    try:
+        stream = spark.readStream.schema("id bigint, day string").option("maxFilesPerTrigger", 1).parquet(str(given))
+        sink = stream.writeStream.format("parquet").partitionBy("day").option("checkpointLocation", f"{tmp_path}/kept")
+        query = sink.trigger(availableNow=True).start(str(out))
+        assert query.awaitTermination(60)
+    finally:
+        spark.conf.unset("spark.sql.streaming.fileSink.log.compactInterval")
+    logs = {file.name for file in (out / "_spark_metadata").iterdir()}
+    assert "2.compact" in logs, logs
+    some = next(out.glob("day=day 0/*.parquet"))
+    (some.parent / "part-of-a-failed-batch.parquet").write_bytes(some.read_bytes())
+
+    source = ParquetSource(str(out))
+    assert source.version == 4
+    tables = [source.read(group, ["id", "day"]).to_pylist() for group in source.row_groups]
+    found = sorted((row["id"], row["day"]) for table in tables for row in table)
+    assert found == sorted((row["id"], row["day"]) for row in spark.read.parquet(str(out)).collect())
+    assert [number for number, _ in found] == list(range(50))
+    with make_batch_reader(f"file://{out}", num_epochs=1, shuffle_row_groups=False) as reader:
+        assert sorted(number for batch in reader for number in batch.id.tolist()) == list(range(50))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from farandole.data.shard_source import ShardSource
     from farandole.data.sources import ArrowSource, ParquetSource
     from farandole.data.split import validation_mask
+    from farandole.data.stream_output import StreamSource
     from farandole.data.values import Ragged, SparseRows, Values
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "ShardSource",
     "Source",
     "SparseRows",
+    "StreamSource",
     "Values",
     "agree_on_column",
     "choose_lanes",
@@ -101,6 +103,7 @@ _HOMES = {
     "shard_source": "ShardSource",
     "sources": "ArrowSource ParquetSource",
     "split": "validation_mask",
+    "stream_output": "StreamSource",
     "values": "Ragged SparseRows Values",
 }
 

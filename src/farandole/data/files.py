@@ -54,7 +54,7 @@ class Files:
         paths: set[str] = set()
         folders: set[str] = set()
         for url, (_, place) in zip(asked, places, strict=True):
-            with files._telling(url):
+            with files.telling(url):
                 listed, tops = files._list(url, place, suffix)
             paths.update(listed)
             folders.update(tops)
@@ -126,7 +126,7 @@ class Files:
         return SourceError(path, mask(f"{problem}: {error}", *self._secrets))
 
     @contextmanager
-    def _telling(self, path: str) -> Iterator[None]:
+    def telling(self, path: str) -> Iterator[None]:
         """Turn errors of the file system in the body into a `SourceError` for `path`."""
         try:
             yield
@@ -139,7 +139,7 @@ class Files:
             raise self._told(path, "cannot be looked at", error) from hide_cause(error, *self._secrets)
 
     def _look(self, path: str) -> File:
-        with self._telling(path):
+        with self.telling(path):
             found = self.fs.info(path)
         marks = (found.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"))
         return File(path, int(found["size"]), str(next((mark for mark in marks if mark is not None), "")))

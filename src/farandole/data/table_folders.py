@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from farandole.data.data_files import TableSource
 from farandole.data.files import open_url
-from farandole.data.tables import DELTA, ICEBERG, TableKind, is_web, kind_of
+from farandole.data.stream_output import StreamSource
+from farandole.data.tables import DELTA, ICEBERG, STREAM, TableKind, is_web, kind_of
 from farandole.errors import MissingExtra, SourceError
 
-__all__ = ["TableFolder", "find_table"]
+__all__ = ["LoggedSource", "TableFolder", "find_table"]
+
+LoggedSource: TypeAlias = TableSource | StreamSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +22,12 @@ class TableFolder:
     url: str
     kind: TableKind
 
-    def open(self, options: Mapping[str, object] | None, version: int | None) -> TableSource:
+    def open(self, options: Mapping[str, object] | None, version: int | None) -> LoggedSource:
         """Open the table; raises `SourceError`, also for a missing package, with the extra that brings it."""
         # Imported here: only tables need the packages that read their logs.
         try:
+            if self.kind is STREAM:
+                return StreamSource(self.url, batch=version, options=options)
             if self.kind is DELTA:
                 from farandole.data.delta import DeltaSource
 
@@ -45,4 +51,4 @@ def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None) 
     if place.endswith(".metadata.json"):
         return TableFolder(asked[0], ICEBERG)
     kind = None if is_web(fs) else kind_of(fs, place.rstrip("/"))
-    return TableFolder(asked[0], kind) if kind in (DELTA, ICEBERG) and kind is not None else None
+    return TableFolder(asked[0], kind) if kind is not None and kind.source else None

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from farandole.errors import SourceError
 from farandole.masking import mask
 
-__all__ = ["DELTA", "ICEBERG", "TableKind", "is_web", "kind_of", "refuse_listed_table", "refuse_table_above"]
+__all__ = ["DELTA", "ICEBERG", "STREAM", "TableKind", "is_web", "kind_of", "refuse_listed_table", "refuse_table_above"]
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class TableKind:
 DELTA = TableKind("a Delta table", "_delta_log", "DeltaSource")
 ICEBERG = TableKind("an Iceberg table", "metadata/*.metadata.json", "IcebergSource")
 _HUDI = TableKind("a Hudi table", ".hoodie")
-_STREAM = TableKind("the output of a Spark stream", "_spark_metadata")
-_KINDS = (DELTA, _HUDI, _STREAM)
+STREAM = TableKind("the output of a Spark stream", "_spark_metadata", "StreamSource")
+_KINDS = (DELTA, _HUDI, STREAM)
 _ICEBERG_FILE = re.compile(r"metadata/[^/]*\.metadata\.json")
 _HUDI_PARTITION = ".hoodie_partition_metadata"
 
@@ -117,5 +117,5 @@ def _refuse(folder: str, kind: TableKind) -> NoReturn:
         "plain Parquet files, and name that folder here"
     )
     raise SourceError(
-        folder or "/", f"is {kind.name} ({kind.mark}), whose files also hold rows that were removed from it. {way}"
+        folder or "/", f"is {kind.name} ({kind.mark}), whose files also hold rows that do not belong to it. {way}"
     )

@@ -1,0 +1,152 @@
+"""Parquet files and their footers; and what files of any format share: one schema, and columns of its types."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data.files import Files
+from farandole.data.partitions import add_partitions, partition_fields, value_in_path
+from farandole.data.pruning import Bounds, bounded_kind
+from farandole.data.row_groups import File, RowGroup
+from farandole.errors import DataError, SourceError
+
+__all__ = ["ParquetFiles", "one_schema", "with_types"]
+
+_OPENERS = 16
+
+
+class ParquetFiles:
+    """Parquet files that are read as they are, without a table's log; opens each for its footer.
+
+    Raises `SourceError` for files that are no Parquet, `DataError` for columns that differ between files."""
+
+    def __init__(self, files: Files, listed: Sequence[File]) -> None:
+        self._files, self._listed = files, listed
+        if self._files.local:
+            footers = [self._footer(file) for file in self._listed]
+        else:
+            with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
+                footers = list(pool.map(self._footer, self._listed))
+        self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
+        schema = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
+        self._told = partition_fields([file.path for file in self._listed], schema)
+        self.schema = pa.schema([*schema, *self._told])
+        self.row_groups: Sequence[RowGroup] = tuple(
+            RowGroup(file, number, footer.row_group(number).num_rows)
+            for file, footer in zip(self._listed, footers, strict=True)
+            for number in range(footer.num_row_groups)
+        )
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Return the sum of the sizes in the footers, before compression."""
+        wanted, total = set(columns), 0
+        for footer in self._footers.values():
+            # Nested columns have several leaves; each counts to the name before the first dot.
+            leaves = [leaf for leaf in range(footer.num_columns) if _root(footer, leaf) in wanted]
+            for number in range(footer.num_row_groups):
+                group = footer.row_group(number)
+                total += sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
+        return total
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns; raises `SourceError` naming the file."""
+        told = [field for field in self._told if field.name in columns]
+        held = [name for name in columns if all(name != field.name for field in told)]
+        with (
+            self._files.open(row_group.file) as opened,
+            pq.ParquetFile(
+                opened, metadata=self._footers[row_group.file.path], pre_buffer=not self._files.local
+            ) as parquet,
+        ):
+            table = parquet.read_row_group(row_group.number, columns=held, use_threads=False)
+        self._files.check([row_group.file])
+        return add_partitions(with_types(table, self.schema), row_group.file.path, told)
+
+    def check(self) -> None:
+        """Raise `SourceError` if a file has changed or vanished since it was opened."""
+        self._files.check(self._listed)
+
+    def bounds(self, column: str) -> Bounds | None:
+        """Return a column's bounds in each row group, from footers and names of folders; None if there are none."""
+        field = self.schema.field(column)
+        if not bounded_kind(field.type):
+            return None
+        if field in self._told:
+            values = pa.array([value_in_path(group.file.path, field) for group in self.row_groups], field.type)
+            nulls = [0 if value.is_valid else group.rows for value, group in zip(values, self.row_groups, strict=True)]
+            return Bounds(values, values, np.array(nulls, np.int64))
+        leaves = {path: _leaf(footer, column) for path, footer in self._footers.items()}
+        seen = [
+            self._footers[group.file.path].row_group(group.number).column(leaves[group.file.path]).statistics
+            for group in self.row_groups
+        ]
+        pairs = [(each.min, each.max) if each is not None and each.has_min_max else (None, None) for each in seen]
+        # NaN, which some writers take for the greatest value, bounds nothing.
+        sound = [pair if pair[0] == pair[0] and pair[1] == pair[1] else (None, None) for pair in pairs]
+        nulls = [each.null_count if each is not None and each.has_null_count else -1 for each in seen]
+        least, most = (pa.array([pair[side] for pair in sound], field.type) for side in (0, 1))
+        return Bounds(least, most, np.array(nulls, np.int64))
+
+    def _footer(self, file: File) -> pq.FileMetaData:
+        with self._files.open(file) as opened:
+            return pq.read_metadata(opened)
+
+
+def _leaf(footer: pq.FileMetaData, column: str) -> int:
+    return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path == column)
+
+
+def _root(footer: pq.FileMetaData, leaf: int) -> str:
+    return str(footer.schema.column(leaf).path).split(".", 1)[0]
+
+
+def one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the schema of all files.
+
+    A column of type null has the type that it has in other files, and integers have the width that holds all of them.
+    """
+    first = schemas[0]
+    fields = []
+    for field in first:
+        typed, of = field, files[0]
+        for file, schema in zip(files, schemas, strict=True):
+            there = schema.field(field.name).type if field.name in schema.names else None
+            if there is None:
+                raise DataError(field.name, f"is in {files[0].path}, but not in {file.path}")
+            if there == typed.type or pa.types.is_null(there):
+                continue
+            kind = there if pa.types.is_null(typed.type) else _wider(typed.type, there)
+            if kind is None:
+                raise DataError(field.name, f"is {typed.type} in {of.path}, but {there} in {file.path}")
+            if kind != typed.type:
+                typed, of = field.with_type(kind), file
+        fields.append(typed)
+    for file, schema in zip(files, schemas, strict=True):
+        if more := sorted(set(schema.names) - set(first.names)):
+            raise SourceError(file.path, f"has columns that {files[0].path} has not: {', '.join(more)}")
+    return pa.schema(fields, first.metadata)
+
+
+def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Give columns of type null, and integers, the type that they have in the schema."""
+    for place, field in enumerate(table.schema):
+        kind = schema.field(field.name).type
+        if pa.types.is_null(field.type):
+            table = table.set_column(place, field.with_type(kind), pa.nulls(table.num_rows, kind))
+        elif pa.types.is_integer(field.type) and field.type != kind:
+            table = table.set_column(place, field.with_type(kind), table.column(place).cast(kind))
+    return table
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the smallest type of integers that holds those of both types; None if there is none."""
+    if not (pa.types.is_integer(one) and pa.types.is_integer(other)):
+        return None
+    if pa.types.is_signed_integer(one) == pa.types.is_signed_integer(other):
+        return max(one, other, key=lambda kind: kind.bit_width)
+    signed, unsigned = (one, other) if pa.types.is_signed_integer(one) else (other, one)
+    bits = max(signed.bit_width, 2 * unsigned.bit_width)
+    return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits)

@@ -1,0 +1,111 @@
+"""Output folders of Spark's streaming queries: the files of finished batches, which the folder's log names.
+
+The log is `_spark_metadata`: a file per batch, `7`, and now and then one that holds all batches before it too,
+`9.compact`. A file begins with a line "v1"; each further line is the JSON of a data file. Files of batches that failed
+lie in the same folder, and are not in the log."""
+
+import json
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import unquote, urlsplit
+
+from farandole.data.files import Files, open_url
+from farandole.data.parquet_files import ParquetFiles
+from farandole.data.row_groups import File
+from farandole.errors import SourceError
+from farandole.masking import mask
+
+__all__ = ["StreamSource"]
+
+_LOG = "_spark_metadata"
+_BATCH = re.compile(r"(\d+)(\.compact)?")
+_FORMAT = "v1"
+
+
+class StreamSource(ParquetFiles):
+    """Rows that a Spark streaming query has written as Parquet: those of batches 0 to `batch`, by default the newest.
+
+    `options` are those of the file system, as for `ParquetSource`. Opens the files for their footers, and does not list
+    them. Raises `SourceError` for a folder without a log, a batch that the log does not have or no longer tells from
+    later ones, and files that are gone.
+    """
+
+    def __init__(self, url: str, *, batch: int | None = None, options: Mapping[str, object] | None = None) -> None:
+        self._url, self._options = url, options
+        fs, place = open_url(url, options or {})
+        folder = place.rstrip("/")
+        files = Files(fs)
+        with files.telling(url):
+            names = [posixpath.basename(path) for path in fs.ls(f"{folder}/{_LOG}", detail=False)]
+            self._batch, logs = _logs(url, names, batch)
+            texts = [fs.cat_file(f"{folder}/{_LOG}/{name}").decode() for name in logs]
+        listed = _listed(url, folder, dict(zip(logs, texts, strict=True)))
+        gone = f"is not there, though it is in the log of {mask(url)}: it was removed by hand, or by a retention time"
+        super().__init__(Files(fs, gone), listed)
+
+    @property
+    def version(self) -> int:
+        """The number of the last batch."""
+        return self._batch
+
+    def at(self, version: int) -> "StreamSource":
+        """Open the batches up to another one; raises `SourceError` if the log does not tell them."""
+        return StreamSource(self._url, batch=version, options=self._options)
+
+
+def _logs(url: str, names: Sequence[str], asked: int | None) -> tuple[int, list[str]]:
+    """Return the last batch to read, and the files of the log that hold all batches up to it."""
+    found = {int(match[1]): match for match in map(_BATCH.fullmatch, names) if match}
+    if not found:
+        raise SourceError(url, "is the output of a Spark stream that has not finished a batch yet")
+    last = max(found) if asked is None else asked
+    needed: list[str] = []
+    for number in range(last, -1, -1):
+        match = found.get(number)
+        if match is None:
+            raise SourceError(
+                url,
+                f"has no batch {last} in its log, or not all batches before it: {number} is not there. Its batches are "
+                f"{min(found)} to {max(found)}",
+            )
+        needed.append(match[0])
+        if match[2]:
+            break
+    return last, needed[::-1]
+
+
+def _listed(url: str, folder: str, logs: Mapping[str, str]) -> list[File]:
+    """Return the data files that the log names, sorted by path."""
+    found: dict[str, File] = {}
+    for name, text in logs.items():
+        first, *lines = text.splitlines()
+        if first != _FORMAT:
+            raise SourceError(url, f"has a log that is not supported: {_LOG}/{name} begins with {first[:40]!r}")
+        for line in filter(None, lines):
+            try:
+                told = json.loads(line)
+                path = _place(folder, str(told["path"]))
+                file = File(path, int(told["size"]), str(told["modificationTime"]))
+                removed = told["action"] == "delete"
+            except (KeyError, TypeError, ValueError) as error:
+                raise SourceError(url, f"has a damaged log: {_LOG}/{name}: {error!r}") from error
+            if removed:
+                found.pop(path, None)
+            else:
+                found[path] = file
+    if not found:
+        raise SourceError(url, "holds no file of data: no batch of this Spark stream had rows")
+    return [found[path] for path in sorted(found)]
+
+
+def _place(folder: str, location: str) -> str:
+    """Return where a file of the log lies; the folder may have been moved or copied since."""
+    parts = urlsplit(location)
+    for place in (unquote(parts.path), f"{parts.netloc}{unquote(parts.path)}"):
+        if place.startswith(f"{folder}/"):
+            return place
+    *above, name = unquote(parts.path).split("/")
+    while above and "=" in above[-1]:  # Spark makes no other folders below its output
+        name = f"{above.pop()}/{name}"
+    return f"{folder}/{name}"
