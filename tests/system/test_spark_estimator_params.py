@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from torch import Tensor, nn
 
 from farandole.errors import ConfigError, DataError
+from farandole.spark.store import Store
 from farandole.spark.torch import TorchEstimator, TorchModel
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -165,3 +166,30 @@ def test_own_steps_losses_made_on_ranks_and_callbacks(spark: SparkSession, tmp_p
         torch.testing.assert_close(one, other)
     assert [record["loss"] for record in got.history] == pytest.approx([record["loss"] for record in want.history])
     assert len(lines(tmp_path, "step")) == 2 * 2 * 2, "each rank in each step, also without rows"
+
+
+def test_rows_of_a_store_reach_the_ranks_without_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(f"file://{tmp_path}/store")
+    rows = [(Vectors.sparse(4, [n % 4], [float(n)]), [float(n), 0.5], float(n)) for n in range(17)]
+    data = spark.createDataFrame(rows, ["vector", "x", "y"])
+    data.where("y < 12").coalesce(1).write.parquet(store.get_train_data_path(2))
+    data.where("y >= 12").write.parquet(store.get_val_data_path(2))
+    monkeypatch.setattr(SparkSession, "read", property(lambda session: pytest.fail("rows were read by Spark")))
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    model = summing(notes)
+    estimator = TorchEstimator(
+        num_proc=2, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), loss=nn.functional.mse_loss,
+        feature_cols=["x", "vector"], label_cols=["y"], store=store, run_id="stored", batch_size=3, verbose=0,
+        random_seed=1,
+    )  # fmt: skip
+    fitted = estimator.fit_on_parquet({estimator.epochs: 2}, dataset_idx=2)
+    text = [f"[{float(n)}, 0.5] {[float(n) if n % 4 == place else 0.0 for place in range(4)]}" for n in range(17)]
+    for kind, want in (("train", text[:12]), ("val", text[12:])):
+        assert sorted(each.partition(" ")[2] for each in lines(notes, kind)) == sorted(2 * want)
+    assert [record["epoch"] for record in fitted.history] == [1, 2]
+    assert fitted.history[0]["val_loss"] == pytest.approx(np.mean([(n + 0.5 + n - n) ** 2 for n in range(12, 17)]))
+    with pytest.raises(DataError, match="column 'z': is not in the DataFrame"):
+        estimator.fit_on_parquet({estimator.feature_cols: ["z"]}, dataset_idx=2)

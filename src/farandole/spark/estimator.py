@@ -5,12 +5,12 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar
 
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from farandole.config import Config
@@ -31,8 +31,6 @@ from farandole.spark.training_job import run_training_job
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Model)
-
-_HELD = "__farandole_validates"
 
 
 class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
@@ -75,33 +73,39 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         """Fit to Parquet files that are in the store already: `intermediate_train_data` and `intermediate_val_data`.
 
         `dataset_idx` chooses among several, such as `intermediate_train_data.0`. Rows of the second folder validate, if
-        there is one. Raises `ConfigError` without a store or without training rows."""
+        there is one. The ranks read the files themselves, each its share, from any URL that fsspec serves. Raises
+        `ConfigError` without a store or without training rows, `SourceError` and `DataError` for the files."""
         if params:
             return self.copy(params).fit_on_parquet(dataset_idx=dataset_idx)
         store = self.getStore()
         if store is None:
             raise ConfigError("store", "is not set; fit_on_parquet reads the Parquet files in it")
-        spark = active_session()
-        train, held = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
-        if not store.exists(train):
-            raise ConfigError("store", f"has no rows to train on: {train} does not exist")
-        rows = spark.read.parquet(store.url(train))
-        if not store.exists(held):
-            return self.fit(rows)
-        marked = rows.withColumn(_HELD, F.lit(False)).unionByName(
-            spark.read.parquet(store.url(held)).withColumn(_HELD, F.lit(True))
-        )
-        return self.copy({self.validation: _HELD}).fit(marked)
+        # Here, as it reads Parquet, which takes longer to load than what other fits need.
+        from farandole.spark.parquet_feed import StoredRows
+
+        stored = StoredRows(store, dataset_idx)
+        needed = [*self._wanted(), *(self.getTransformationRemovedFields() or ())]
+        validation = stored.validation(self.getValidation())
+        self._check()
+        feed = self._feed(stored.schema(needed), validation if isinstance(validation, str) else None)
+        plan, saved = self._settle(replace(feed, validation_col=stored.validation_name(feed)), validation)
+        return self._finished(replace(plan, files=stored.planned(feed)), saved, active_session(), None)
 
     def _fit(self, dataset: DataFrame) -> M:
         self._check()
         validation = self.getValidation()
         feed = self._feed(dataset.schema, validation if isinstance(validation, str) else None)
         plan, saved = self._settle(feed, validation)
+        return self._finished(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
+
+    def _finished(
+        self, plan: RunPlan, saved: Checkpoint | None, spark: SparkSession, frame: Callable[[int], DataFrame] | None
+    ) -> M:
+        """Train the epochs that are left, on the rows that `frame` gives for a number of ranks."""
         if saved is not None and (saved.epoch >= plan.epochs or saved.stopped):
             log.info("%s: all %d epochs are finished already", plan.run_id, saved.epoch)
             return self._trained(plan.run_id, saved)
-        return self._trained(plan.run_id, self._run(plan, feed, dataset))
+        return self._trained(plan.run_id, self._run(plan, spark, frame))
 
     def _feed(self, schema: StructType, validation: str | None) -> Feed:
         compressed, weight = self.getCompressSparseCols(), self.getSampleWeightCol()
@@ -175,14 +179,15 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             return backend.num_processes()
         return self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
 
-    def _run(self, plan: RunPlan, feed: Feed, dataset: DataFrame) -> Checkpoint:
+    def _run(self, plan: RunPlan, spark: SparkSession, frame: Callable[[int], DataFrame] | None) -> Checkpoint:
+        ranks = self._ranks(spark)
         with EpochLog(self.getLoggers()) as epochs:
             trained = run_training_job(
-                dataset,
-                feed,
+                spark,
                 self._task(plan),
+                dataframe=None if frame is None else frame(ranks),
                 name=f"{type(self).__name__} {plan.run_id}",
-                num_proc=self._ranks(dataset.sparkSession),
+                num_proc=ranks,
                 verbose=plan.verbose,
                 env=self._environment(),
                 max_attempts=self.getMaxAttempts(),

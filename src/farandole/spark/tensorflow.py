@@ -249,9 +249,9 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
         spark = dataset.sparkSession
         ranks = self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
         frozen = run_training_job(
-            dataset,
-            feed,
+            spark,
             self._task(job),
+            dataframe=feed.frame(dataset, ranks),
             name=f"HorovodEstimator {self.getModelDir()}",
             num_proc=ranks,
             verbose=job.verbose,

@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TypeAlias, TypeVar
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from farandole.errors import ConfigError, DataError, RankFailed
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.display import Display
 from farandole.spark.driver_log import OnMessage
-from farandole.spark.feed import Feed
 
 __all__ = ["run_training_job"]
 
@@ -19,10 +18,10 @@ OnEpoch: TypeAlias = Callable[[dict[str, float]], object]
 
 
 def run_training_job(
-    dataset: DataFrame,
-    feed: Feed,
+    spark: SparkSession,
     task: Callable[[], T | None],
     *,
+    dataframe: DataFrame | None,
     name: str,
     num_proc: int,
     verbose: int,
@@ -31,7 +30,7 @@ def run_training_job(
     shows_epochs: bool = True,
     on_epoch: OnEpoch | None = None,
 ) -> T:
-    """Run `task` on each of `num_proc` ranks, which are fed the rows of `dataset`; return rank 0's value.
+    """Run `task` on each of `num_proc` ranks, which are fed the rows of `dataframe`; return rank 0's value.
 
     Blocks until all ranks have ended. `name` is shown in Spark's UI and above the progress. Without `shows_epochs`
     messages about finished epochs are not shown; they still count as progress. `on_epoch` gets an epoch's values on
@@ -41,10 +40,10 @@ def run_training_job(
     try:
         with display or nullcontext():
             values = run_barrier_job(
-                dataset.sparkSession,
+                spark,
                 task,
                 num_proc=num_proc,
-                dataframe=feed.frame(dataset, num_proc),
+                dataframe=dataframe,
                 description=f"{name}: {num_proc} ranks",
                 verbosity="all" if verbose > 1 else "log_callback_only",
                 env=env,

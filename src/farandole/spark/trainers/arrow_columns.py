@@ -13,7 +13,7 @@ from farandole.data.fields import Field, Vectors, plan_fields
 from farandole.data.values import own_rows
 from farandole.errors import DataError
 
-__all__ = ["AnyColumn", "HeldColumn", "VectorColumn", "is_vector"]
+__all__ = ["AnyColumn", "HeldColumn", "VectorColumn", "is_vector", "vector_widths"]
 
 _VECTOR = ("type", "size", "indices", "values")  # the fields of a pyspark.ml vector
 _SPARSE = 0  # a vector's `type`; 1 is dense
@@ -22,6 +22,13 @@ _SPARSE = 0  # a vector's `type`; 1 is dense
 def is_vector(kind: pa.DataType) -> bool:
     """Return whether this is the type of a column of pyspark.ml vectors."""
     return bool(pa.types.is_struct(kind)) and tuple(child.name for child in kind) == _VECTOR
+
+
+def vector_widths(vectors: pa.StructArray) -> list[int]:
+    """Return the smallest and the largest width; nothing if all are null."""
+    kinds, sizes, _, values = vectors.flatten()
+    held = pc.if_else(pc.equal(kinds, _SPARSE), sizes, pc.list_value_length(values))
+    return [width for width in pc.min_max(held).as_py().values() if width is not None]
 
 
 @dataclass(frozen=True)
@@ -120,11 +127,9 @@ class VectorColumn:
 
     def facts(self) -> ColumnFacts:
         """Look through the column for nulls and widths."""
-        nulls, widths = 0, []
+        nulls, widths = 0, list[int]()
         for chunk in self._rows.chunks:
-            kinds, sizes, _, values = chunk.flatten()
-            held = pc.if_else(pc.equal(kinds, _SPARSE), sizes, pc.list_value_length(values))
-            widths += [width for width in pc.min_max(held).as_py().values() if width is not None]
+            widths += vector_widths(chunk)
             nulls += chunk.null_count
         return ColumnFacts(
             name=self.name,

@@ -5,13 +5,13 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.core.public import init, rank, shutdown, size
-from farandole.data import ShardBatch
+from farandole.data import ShardBatch, together
 from farandole.errors import ConfigError
 from farandole.refusals import GPUS
 from farandole.spark.child import shard
@@ -22,6 +22,9 @@ from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.gpus import unused_gpus
 from farandole.spark.trainers.report import Curves, Record
 from farandole.spark.trainers.rows import RowsWanted, open_rows
+
+if TYPE_CHECKING:
+    from farandole.spark.trainers.parquet_rows import ParquetRows
 
 __all__ = ["Run", "RunPlan", "Trainer", "train"]
 
@@ -40,6 +43,7 @@ class RunPlan:
     start: Checkpoint  # as the driver knows it: the seed, and how many epochs are finished
     verbose: int
     use_gpu: bool = False
+    files: "ParquetRows | None" = None  # that the ranks read, in place of the rows that they are fed
 
 
 class Trainer(Protocol):
@@ -64,7 +68,7 @@ def train(plan: RunPlan, make: Callable[["Run"], Trainer], path: Path | None = N
     """
     init()
     try:
-        run = Run(plan, path)
+        run = _opened(plan, path)
         trainer = make(run)
         if run.checkpoint.state is not None:
             trainer.restore(run.checkpoint.state)
@@ -77,6 +81,20 @@ def train(plan: RunPlan, make: Callable[["Run"], Trainer], path: Path | None = N
         return replace(run.checkpoint, state=trainer.state(whole=False)).dump() if rank() == 0 else None
     finally:
         shutdown()
+
+
+def _opened(plan: RunPlan, path: Path | None) -> "Run":
+    files = plan.files
+    if files is None:
+        return Run(plan, path)
+    # Here, as it reads Parquet, which takes longer to load than all that other ranks need.
+    from farandole.spark.trainers.parquet_rows import lay_out
+
+    laid_out = together(lambda: lay_out(files, rank=rank(), size=size()), allgather_object)
+    try:
+        return Run(plan, Path(f"/proc/self/fd/{laid_out.file.fileno()}"))
+    finally:
+        laid_out.close()  # the rows stay mapped
 
 
 class Run:

@@ -1,0 +1,75 @@
+"""Parquet files in a store as the source of an estimator's rows, planned on the driver from their footers."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import DataType, StringType, StructField, StructType
+
+from farandole.data import ParquetSource
+from farandole.errors import ConfigError, DataError
+from farandole.spark.feed import Feed
+from farandole.spark.store import FilesystemStore
+from farandole.spark.trainers.arrow_columns import is_vector
+from farandole.spark.trainers.parquet_rows import ParquetRows
+
+__all__ = ["StoredRows"]
+
+_HELD = "intermediate_val_data"
+
+
+class StoredRows:
+    """The rows that lie in a store.
+
+    Raises `ConfigError` without rows to train on, `SourceError` for files that cannot be read."""
+
+    def __init__(self, store: FilesystemStore, dataset_idx: int | None) -> None:
+        train, held = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
+        if not store.exists(train):
+            raise ConfigError("store", f"has no rows to train on: {train} does not exist")
+        self._options = store.storage_options
+        self._train, self._held = store.url(train), store.url(held) if store.exists(held) else None
+        self._schema: pa.Schema = ParquetSource(self._train, self._options).schema
+
+    def schema(self, needed: Sequence[str]) -> StructType:
+        """Return the columns with Spark's types; raises `DataError` for a needed one that has none."""
+        return StructType([StructField(each.name, _type(each, each.name in needed)) for each in self._schema])
+
+    def validation(self, asked: float | str | None) -> float | str | None:
+        """Return the column or fraction that chooses rows to validate with; None if they are files of their own."""
+        return asked if self._held is None else None
+
+    def planned(self, feed: Feed) -> ParquetRows:
+        """Return what ranks read; raises `DataError` when the files to validate with lack a column."""
+        if self._held is not None:
+            there = ParquetSource(self._held, self._options).schema
+            for name in feed.columns:
+                kinds = [each.field(name).type if name in each.names else None for each in (self._schema, there)]
+                if kinds[0] != kinds[1]:
+                    raise DataError(name, f"is {kinds[0]} in the rows to train on, {kinds[1]} in {_HELD}")
+        return ParquetRows(
+            train=self._train,
+            held=self._held,
+            storage_options=self._options,
+            columns=feed.columns,
+            as_they_are=feed.as_they_are,
+            validation_col=feed.validation_col,
+        )
+
+    def validation_name(self, feed: Feed) -> str | None:
+        """Return the name, for errors, of what chooses the rows to validate with; None if nothing or chance does."""
+        return feed.validation_col if self._held is None else _HELD
+
+
+def _type(field: pa.Field, needed: bool) -> DataType:
+    if is_vector(field.type):
+        return VectorUDT()
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    try:
+        return from_arrow_type(kind)
+    except PySparkException as error:
+        if needed:
+            raise DataError(field.name, f"Spark has no type for {kind}; write it in another one") from error
+        return StringType()

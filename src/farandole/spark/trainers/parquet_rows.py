@@ -1,0 +1,120 @@
+"""A rank's share of the rows in Parquet files, laid out as a DataFrame's rows are fed to it."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from farandole.data import ParquetSource, Source
+from farandole.data.fields import Vectors
+from farandole.errors import DataError
+from farandole.spark.disks import local_directory
+from farandole.spark.spill import Spill, spill
+from farandole.spark.trainers.arrow_columns import is_vector, vector_widths
+from farandole.spark.trainers.row_hash import hash_rows
+from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
+
+__all__ = ["ParquetRows", "lay_out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetRows:
+    """Files that ranks read: the same on every rank.
+
+    Rows of `held` validate; without it those for which the column `validation_col` of `train` is true, if there is one.
+    """
+
+    train: str
+    held: str | None
+    storage_options: Mapping[str, object] = field(repr=False)
+    columns: tuple[str, ...]
+    as_they_are: frozenset[str]  # columns that keep their types
+    validation_col: str | None
+
+
+def lay_out(rows: ParquetRows, *, rank: int, size: int) -> Spill:
+    """Read this rank's share of the rows, row group by row group, into a file without a name.
+
+    Shares differ by a row at most. Ranks read a row group together when there are fewer of them than ranks. Raises
+    `SourceError` for files, `DataError` for a column."""
+    train = ParquetSource(rows.train, rows.storage_options)
+    parts: list[tuple[Source, bool | None]] = [(train, None if rows.held is None else False)]
+    if rows.held is not None:
+        parts.append((ParquetSource(rows.held, rows.storage_options), True))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for source, validates in parts:
+            for table in _share(source, _names(rows, validates), rank, size):
+                yield from _fed(rows, table, validates).to_batches()
+
+    names = _names(rows, parts[0][1])
+    empty = train.schema.empty_table().select(names)
+    schema = _fed(rows, empty, parts[0][1]).schema
+    return spill(batches(), schema, local_directory(os.environ, rank), stop=lambda: False)
+
+
+def _names(rows: ParquetRows, validates: bool | None) -> list[str]:
+    chosen = [] if validates is not None or rows.validation_col is None else [rows.validation_col]
+    return list(dict.fromkeys([*rows.columns, *chosen]))
+
+
+def _share(source: Source, names: Sequence[str], rank: int, size: int) -> Iterator[pa.Table]:
+    total = sum(group.rows for group in source.row_groups)
+    first, last = (total * place // size for place in (rank, rank + 1))
+    begin = 0
+    for group in source.row_groups:
+        end = begin + group.rows
+        if begin < last and first < end:
+            table = source.read(group, names)
+            start = max(0, first - begin)
+            yield table.slice(start, min(end, last) - begin - start).combine_chunks()
+        begin = end
+
+
+def _fed(rows: ParquetRows, table: pa.Table, validates: bool | None) -> pa.Table:
+    """Return the rows with the names and types of a feed."""
+    columns = [_column(name, table[name], as_it_is=name in rows.as_they_are) for name in rows.columns]
+    made = {fed_as(place): column for place, column in enumerate(columns)}
+    made[HASH] = pa.array(hash_rows(columns))
+    if validates is not None:
+        made[VALIDATES] = pa.array(np.full(table.num_rows, validates, np.int8))
+    elif rows.validation_col is not None:
+        chosen = _one_array(table[rows.validation_col]).cast(pa.int64())
+        made[VALIDATES] = pc.not_equal(chosen, 0).cast(pa.int8())
+    return pa.table(made)
+
+
+def _column(name: str, column: pa.ChunkedArray, *, as_it_is: bool) -> pa.Array:
+    whole = _one_array(column)
+    kind = whole.type
+    if as_it_is:
+        return whole
+    if pa.types.is_boolean(kind):
+        return whole.cast(pa.int8())
+    if pa.types.is_fixed_size_list(kind) or (pa.types.is_list(kind) and pa.types.is_boolean(kind.value_type)):
+        numbers = pa.int8() if pa.types.is_boolean(kind.value_type) else kind.value_type
+        return whole.cast(pa.list_(numbers))
+    return _filled_up(name, whole) if is_vector(kind) else whole
+
+
+def _filled_up(name: str, vectors: pa.StructArray) -> pa.Array:
+    """Return vectors as lists of numbers; a null stays one."""
+    there = vectors.drop_null()
+    widths = vector_widths(there)
+    if len(set(widths)) > 1:
+        raise DataError(name, f"vectors of {min(widths)} to {max(widths)} numbers; a tensor needs one length")
+    width = widths[0] if widths else 0
+    field = Vectors(name=name, kind=f"float64[{width}]", width=width, sparse=False)
+    values = np.asarray(field.values(pa.chunked_array([there]))) if len(there) else np.empty(0)
+    valid = np.asarray(vectors.is_valid())
+    offsets = np.concatenate([[0], np.cumsum(valid * width)]).astype(np.int32)
+    mask = None if valid.all() else pa.array(~valid)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.reshape(-1)), mask=mask)
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole

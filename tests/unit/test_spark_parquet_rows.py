@@ -1,0 +1,130 @@
+"""Parquet files as the rows of ranks: shares, types, and an order by content."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pandas")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data import ArrowShard
+from farandole.errors import ConfigError, DataError
+from farandole.spark.feed import plan_feed
+from farandole.spark.parquet_feed import StoredRows
+from farandole.spark.store import Store
+from farandole.spark.trainers.parquet_rows import ParquetRows, lay_out
+from farandole.spark.trainers.row_hash import hash_rows
+from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
+
+VECTOR = pa.struct(
+    [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
+)
+
+
+def table(count: int) -> pa.Table:
+    sparse = [{"type": 0, "size": 3, "indices": [n % 3], "values": [float(n)]} for n in range(count)]
+    return pa.table(
+        {
+            "id": pa.array(range(count), pa.int32()),
+            "flag": pa.array([n % 2 == 0 for n in range(count)]),
+            "pixels": pa.array([[n, n + 0.5] for n in range(count)], pa.list_(pa.float32(), 2)),
+            "vector": pa.array(sparse, VECTOR),
+            "word": pa.array([f"w{n}" for n in range(count)]),
+        }
+    )
+
+
+def write(folder: Path, rows: pa.Table, *, files: int = 2, row_group: int = 4) -> Path:
+    folder.mkdir(parents=True)
+    for number in range(files):
+        first, last = (rows.num_rows * place // files for place in (number, number + 1))
+        pq.write_table(rows.slice(first, last - first), folder / f"part-{number}.parquet", row_group_size=row_group)
+    return folder
+
+
+def laid_out(asked: ParquetRows, size: int) -> list[pa.Table]:
+    tables = []
+    for rank in range(size):
+        rows = lay_out(asked, rank=rank, size=size)
+        shard = ArrowShard(Path(f"/proc/self/fd/{rows.file.fileno()}"))
+        rows.close()
+        tables.append(shard._table)
+    return tables
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_each_row_is_one_ranks(tmp_path: Path, size: int) -> None:
+    train, held = write(tmp_path / "train", table(21)), write(tmp_path / "held", table(5), files=1)
+    asked = ParquetRows(
+        train=str(train), held=str(held), storage_options={}, columns=("id", "flag", "pixels", "vector"),
+        as_they_are=frozenset(), validation_col=None,
+    )  # fmt: skip
+    tables = laid_out(asked, size)
+    for validates, count in ((0, 21), (1, 5)):
+        parts = [each.filter(pa.compute.equal(each[VALIDATES], validates)) for each in tables]
+        assert max(each.num_rows for each in parts) - min(each.num_rows for each in parts) <= 1
+        whole = pa.concat_tables(parts)
+        assert sorted(whole[fed_as(0)].to_pylist()) == list(range(count))
+        for row in whole.to_pylist():
+            number = row[fed_as(0)]
+            vector = [float(number) if place == number % 3 else 0.0 for place in range(3)]
+            assert row[fed_as(1)] == int(number % 2 == 0)
+            assert (row[fed_as(2)], row[fed_as(3)]) == ([number, number + 0.5], vector)
+    assert {each.schema for each in tables} == {tables[0].schema}
+
+
+def test_columns_may_stay_as_they_are_and_one_may_choose(tmp_path: Path) -> None:
+    train = write(tmp_path / "train", table(9))
+    asked = ParquetRows(
+        train=train.as_uri(), held=None, storage_options={}, columns=("word", "vector"),
+        as_they_are=frozenset({"word", "vector"}), validation_col="flag",
+    )  # fmt: skip
+    (whole,) = laid_out(asked, 1)
+    assert whole.schema.field(fed_as(1)).type == VECTOR
+    chosen = dict(zip(whole[fed_as(0)].to_pylist(), whole[VALIDATES].to_pylist(), strict=True))
+    assert chosen == {f"w{n}": int(n % 2 == 0) for n in range(9)}
+    assert len(set(whole[HASH].to_pylist())) == 9
+
+
+def test_a_hash_depends_on_the_rows_values_alone() -> None:
+    columns: dict[str, Any] = {
+        "number": pa.array([1.0, -0.0, None, 3.5]),
+        "ints": pa.array([[1, 2], [2, 1], [], [1, 2]], pa.list_(pa.int16())),
+        "word": pa.array(["a", "b", None, "a"]),
+        "pair": pa.array([{"a": 1}, {"a": 2}, None, {"a": 1}]),
+    }
+    whole = hash_rows(list(columns.values()))
+    assert len(set(whole)) == 4
+    tail = hash_rows([each.slice(1) for each in columns.values()])
+    np.testing.assert_array_equal(tail, whole[1:])
+    equal = hash_rows([each.take(pa.array([3, 0, 0])) for name, each in columns.items() if name != "number"])
+    assert len(set(equal)) == 1
+    np.testing.assert_array_equal(hash_rows([pa.array([0.0])]), hash_rows([pa.array([-0.0], pa.float32())]))
+    swapped = hash_rows([columns["ints"]])
+    assert swapped[0] != swapped[1] and swapped[0] == swapped[3]
+
+
+def test_what_is_stored_is_looked_at_on_the_driver(tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"has no rows to train on: .*intermediate_train_data\.3 does not exist"):
+        StoredRows(store, 3)
+    write(tmp_path / "intermediate_train_data", table(4).append_column("tiny", pa.array([1] * 4, pa.uint8())))
+    stored = StoredRows(store, None)
+    schema = stored.schema(["id", "vector"])
+    feed = plan_feed(schema, features=["vector", "flag"], labels=["id"], validation=None)
+    assert stored.planned(feed).columns == ("vector", "flag", "id")
+    assert stored.validation(0.25) == 0.25
+    with pytest.raises(DataError, match="column 'word': no tensor holds string"):
+        plan_feed(schema, features=["word"], labels=["id"], validation=None)
+    with pytest.raises(DataError, match="column 'tiny': Spark has no type for uint8"):
+        stored.schema(["tiny"])
+    write(tmp_path / "intermediate_val_data", table(4).drop_columns(["flag"]))
+    again = StoredRows(store, None)
+    assert (again.validation(0.25), again.validation_name(feed)) == (None, "intermediate_val_data")
+    with pytest.raises(DataError, match="'flag': is bool in the rows to train on, None in intermediate_val_data"):
+        again.planned(feed)
