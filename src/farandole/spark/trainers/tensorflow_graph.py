@@ -9,6 +9,8 @@ from farandole.errors import ConfigError
 
 __all__ = ["FrozenGraph", "Port", "freeze", "freeze_saved_model", "freeze_signature", "port_of"]
 
+_WRITABLE_TABLES = frozenset({"HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
@@ -31,14 +33,16 @@ class FrozenGraph:
     graph: bytes
     inputs: Mapping[str, Port]
     outputs: Mapping[str, Port]
+    fills: tuple[str, ...] = ()  # operations that fill the graph's lookup tables; they run once
 
     def facts(self) -> dict[str, Any]:
         """Return everything but the graph, as JSON holds it."""
         ports = {"inputs": self.inputs, "outputs": self.outputs}
-        return {
+        told: dict[str, Any] = {
             kind: {name: [each.tensor, each.dtype, each.shape] for name, each in given.items()}
             for kind, given in ports.items()
         }
+        return {**told, "fills": list(self.fills)}
 
     @classmethod
     def revived(cls, graph: bytes, facts: Mapping[str, Any]) -> "FrozenGraph":
@@ -50,28 +54,58 @@ class FrozenGraph:
                 for name, (tensor, dtype, shape) in given.items()
             }
 
-        return cls(graph=graph, inputs=ports(facts["inputs"]), outputs=ports(facts["outputs"]))
+        fills = tuple(facts.get("fills", ()))
+        return cls(graph=graph, inputs=ports(facts["inputs"]), outputs=ports(facts["outputs"]), fills=fills)
 
 
 def freeze(session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> FrozenGraph:
-    """Return the part of a session's graph between tensors, with its variables' values as constants.
+    """Return the part of a session's graph between tensors, with the values of variables and tables as constants.
 
-    Leaves out inputs that no output depends on. Raises `ConfigError` for a graph with lookup tables, whose content is
-    no constant."""
+    Leaves out inputs that no output depends on. Raises `ConfigError` for tables that are not filled, or of a kind that
+    cannot be written out."""
     import tensorflow as tf
 
     definition = tf.compat.v1.graph_util.convert_variables_to_constants(
         session, session.graph.as_graph_def(add_shapes=True), [each.op.name for each in outputs.values()]
     )
-    tables = [node.name for node in definition.node if node.op.startswith("HashTable")]
-    if tables:
-        raise ConfigError("graph", f"holds lookup tables ({', '.join(tables)}), whose content is no constant")
+    definition, fills = _with_tables(session, definition)
     kept = {node.name for node in definition.node}
     return FrozenGraph(
         graph=definition.SerializeToString(deterministic=True),
         inputs={name: port_of(each) for name, each in inputs.items() if each.op.name in kept},
         outputs={name: port_of(each) for name, each in outputs.items()},
+        fills=fills,
     )
+
+
+def _with_tables(session: Any, definition: Any) -> tuple[Any, tuple[str, ...]]:
+    """Add to a GraphDef the content that its lookup tables have in a session; return the operations that fill them."""
+    import tensorflow as tf
+
+    names = [node.name for node in definition.node if "HashTable" in node.op]
+    if not names:
+        return definition, ()
+    contents = []
+    for name in names:
+        node = session.graph.get_operation_by_name(name)
+        if node.type not in _WRITABLE_TABLES:
+            raise ConfigError("graph", f"holds the lookup table {name} of the kind {node.type}, which is not supported")
+        types = {"Tkeys": node.get_attr("key_dtype"), "Tvalues": node.get_attr("value_dtype")}
+        with session.graph.as_default():
+            content = tf.raw_ops.LookupTableExportV2(table_handle=node.outputs[0], **types)
+        try:
+            contents.append((types, session.run(content)))
+        except (tf.errors.AbortedError, tf.errors.FailedPreconditionError) as error:
+            remedy = "run tf.compat.v1.tables_initializer() in its session"
+            raise ConfigError("graph", f"holds the lookup table {name}, which is not filled; {remedy}") from error
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(definition, name="")
+        fills = []
+        for name, (types, (keys, values)) in zip(names, contents, strict=True):
+            rows = tf.constant(keys, types["Tkeys"]), tf.constant(values, types["Tvalues"])
+            handle = graph.get_operation_by_name(name).outputs[0]
+            fills.append(tf.raw_ops.LookupTableImportV2(table_handle=handle, keys=rows[0], values=rows[1]).name)
+        return graph.as_graph_def(add_shapes=True), tuple(fills)
 
 
 def freeze_signature(session: Any, meta: Any, name: str) -> FrozenGraph:

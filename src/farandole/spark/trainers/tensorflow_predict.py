@@ -37,6 +37,7 @@ class GraphPredictor(BatchPredictor):
             definition = tf.compat.v1.GraphDef.FromString(self.frozen.graph)
             tf.graph_util.import_graph_def(definition, name="")
         session = tf.compat.v1.Session(graph=graph)
+        session.run(list(self.frozen.fills))
         ports = [self.frozen.inputs[name] for _, name in self.inputs]
         given = [self.frozen.outputs[name] for name in self.outputs_of_graph]
         fetched = [each.tensor for each in given]
