@@ -173,7 +173,6 @@ HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgathe
 HorovodReducescatter HorovodGroupedReducescatter
 """
 _HELPERS = "LocalGradientAggregationHelper apply_op_to_not_none_tensors get_not_none_from_list"
-_STORES = "AbstractFilesystemStore HDFSStore DBFSLocalStore"
 ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
     "horovod.spark.task": {"task_exec": "ranks are the tasks of a barrier stage"},
     "horovod.torch.mpi_ops": dict.fromkeys(
@@ -188,7 +187,4 @@ ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
     "horovod.ray": {"ElasticRayExecutor": ELASTIC},
     "horovod.spark": {"run_elastic": ELASTIC},
     "horovod.spark.runner": {"run_elastic": ELASTIC},
-    "horovod.spark.common.store": dict.fromkeys(
-        _STORES.split(), "Store.create takes every path and URL that fsspec serves"
-    ),
 }

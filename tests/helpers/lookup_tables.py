@@ -61,10 +61,10 @@ def check_tables_of_saved_models(rank: int, size: int, folder: Path) -> None:
     lines = tf.lookup.TextFileInitializer(str(names), tf.int64, number, tf.string, whole)
     model.cities = tf.lookup.StaticHashTable(lines, "?")
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "kind")])
     def serve(kind: Any) -> dict[str, Any]:
         return {"city": model.cities.lookup(kind)}
 
-    tf.saved_model.save(model, str(folder / f"saved{rank}"), {"serving_default": serve})
+    served = tf.function(serve, input_signature=[tf.TensorSpec([None], tf.int64, "kind")])
+    tf.saved_model.save(model, str(folder / f"saved{rank}"), {"serving_default": served})
     taken = TFInputGraph.fromSavedModelWithSignature(str(folder / f"saved{rank}"))
     assert applied(taken, [1, 0, 9]) == ["Paris", "Köln", "?"]

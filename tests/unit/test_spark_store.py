@@ -10,7 +10,7 @@ pytest.importorskip("pyspark")
 
 
 from farandole.errors import ConfigError
-from farandole.spark.store import FilesystemStore, LocalStore, Store
+from farandole.spark.store import DBFSLocalStore, FilesystemStore, LocalStore, Store
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -73,3 +73,13 @@ def test_a_run_id_cannot_leave_the_store(tmp_path: Path, run_id: str) -> None:
 def test_an_unknown_file_system_is_refused() -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         Store.create("nosuch://bucket/x")
+
+
+def test_databricks_files_are_those_of_its_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"'dbfs:/ml/runs' lies in Databricks' file system, and .* is not there"):
+        Store.create("dbfs:/ml/runs")
+    monkeypatch.setattr("farandole.spark.store._MOUNT", str(tmp_path))
+    store = DBFSLocalStore("dbfs:/ml/runs")
+    store.write(store.get_checkpoint_path("a"), b"content")
+    assert (tmp_path / "ml" / "runs" / "runs" / "a" / "checkpoint").read_bytes() == b"content"
+    assert store.is_local and store.prefix_path == f"file://{tmp_path}/ml/runs"

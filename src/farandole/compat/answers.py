@@ -225,7 +225,10 @@ MODULES: Mapping[str, Answer] = {
         own=_from("farandole.compat.spark", "Backend SparkBackend default_num_proc")
     ),
     "horovod.spark.common.store": Answer(
-        own=_from("farandole.spark.store", "Store FilesystemStore LocalStore"),
+        own=_from(
+            "farandole.spark.store",
+            "Store FilesystemStore LocalStore AbstractFilesystemStore HDFSStore DBFSLocalStore",
+        ),
     ),
     "horovod.spark.common.params": Answer(own=_from("farandole.spark.params", "EstimatorParams")),
     "horovod.spark.common.estimator": Answer(

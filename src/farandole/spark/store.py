@@ -25,6 +25,8 @@ from farandole.masking import hide_cause, mask, secret_values, without_secrets
 
 log = logging.getLogger(__name__)
 
+_DATABRICKS = "dbfs:/"
+_MOUNT = "/dbfs"  # of Databricks' file system, on each of its machines
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 
 
@@ -43,8 +45,11 @@ class FilesystemStore:
         return f"{type(self).__name__}({mask(self.prefix_path)!r})"
 
     def __post_init__(self) -> None:
+        given = os.fspath(self.prefix_path)
         try:
-            files, root = fsspec.core.url_to_fs(os.fspath(self.prefix_path), **self.storage_options)
+            files, root = fsspec.core.url_to_fs(
+                given if self.storage_options else _mounted(given), **self.storage_options
+            )
         except (ValueError, ImportError) as error:
             secrets = secret_values(self.storage_options)
             problem = mask(f"{self.prefix_path!r} cannot be opened: {error}", *secrets)
@@ -149,7 +154,7 @@ class FilesystemStore:
         return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
 
 
-LocalStore = FilesystemStore
+LocalStore = HDFSStore = DBFSLocalStore = AbstractFilesystemStore = FilesystemStore  # Horovod's names
 
 
 class Store:
@@ -159,3 +164,13 @@ class Store:
     def create(prefix_path: str, storage_options: Mapping[str, object] | None = None) -> FilesystemStore:
         """Return the store under `prefix_path`; raises `ConfigError` when no installed file system serves it."""
         return FilesystemStore(prefix_path, dict(storage_options or {}))
+
+
+def _mounted(path: str) -> str:
+    """Return the path below Databricks' mount of a `dbfs:/` path; others as they are."""
+    if not path.startswith(_DATABRICKS):
+        return path
+    if not os.path.isdir(_MOUNT):
+        remedy = "give storage_options with instance and token, which fsspec's client needs"
+        raise ConfigError("store", f"{path!r} lies in Databricks' file system, and {_MOUNT} is not there; {remedy}")
+    return os.path.join(_MOUNT, path.removeprefix(_DATABRICKS).lstrip("/"))
