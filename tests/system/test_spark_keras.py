@@ -1,5 +1,7 @@
 """`KerasEstimator` and `KerasModel` on an embedded Spark, with real ranks, by Horovod's names."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ pytestmark = [
 
 
 def test_fit_transform_save_load_and_resume(spark: SparkSession, tmp_path: Path) -> None:
+    import horovod.keras as hvd
     import keras
     from horovod.spark.keras import KerasEstimator, KerasModel
 
@@ -61,6 +64,19 @@ def test_fit_transform_save_load_and_resume(spark: SparkSession, tmp_path: Path)
     assert [record["epoch"] for record in resumed.history] == [1, 2]
     assert resumed.history[0] == fitted.history[0]
     assert resumed.history[1]["loss"] < resumed.history[0]["loss"]
+
+    class KilledOnce(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+            if epoch == 1 and hvd.rank() == 1 and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    mark, anew = tmp_path / "killed", {estimator.run_id: "killed", estimator.callbacks: [KilledOnce()]}
+    recovered = estimator.fit(data, anew)
+    assert mark.exists()
+    for one, other in zip(recovered.getModel().get_weights(), resumed.getModel().get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [record["loss"] for record in recovered.history] == [record["loss"] for record in resumed.history]
 
     resumed.write().overwrite().save(str(tmp_path / "fitted"))
     loaded = KerasModel.load(str(tmp_path / "fitted")).setOutputCols(["guess"])
