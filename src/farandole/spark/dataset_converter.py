@@ -56,6 +56,8 @@ class SparkDatasetConverter:
     Files go with `delete`, or when the object that made them goes, at the latest with the driver's interpreter.
     """
 
+    PARENT_CACHE_DIR_URL_CONF = CACHE_SETTINGS[1]  # by this name Petastorm's programs set the folder
+
     def __init__(self, rows: ConvertedRows) -> None:
         self._rows = rows
 
