@@ -165,6 +165,20 @@ def check_resumed_runs_equal_uninterrupted_ones(rank: int, size: int, folder: Pa
     assert [record["epoch"] for record in run.checkpoint.history] == [1, 2, 3]
 
 
+def check_outputs_of_several_dimensions(rank: int, size: int, folder: Path) -> None:
+    given = keras.Input((2,))
+    square = keras.layers.Dense(4, use_bias=False, kernel_initializer="ones")(given)
+    model = keras.Model(given, keras.layers.Reshape((2, 2))(square))
+    columns = points(7)
+    columns["y"] = [[float(n % k) for k in (1, 2, 3, 4)] for n in range(7)]
+    optimizer = dump_object(keras.optimizers.SGD(RATE / size))
+    job = job_of(model, columns, batch_size=100, epochs=1, optimizer=optimizer, label_shapes=((-1, 2, 2),))
+    _, trainer = trained(job, shard_of(folder, mine(columns, rank, size)))
+    x, y = (np.array(columns[name]) for name in ("x", "y"))
+    want = np.ones((2, 4)) - RATE * 2 * x.T @ (x @ np.ones((2, 4)) - y) / y.size
+    np.testing.assert_allclose(weights_of(trainer)[0], want, rtol=1e-5)
+
+
 def check_several_inputs_outputs_and_errors(rank: int, size: int, folder: Path) -> None:
     a, b = keras.Input((2,), name="a"), keras.Input((1,), name="b", dtype="int32")
     embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 3)(b))

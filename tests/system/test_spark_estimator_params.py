@@ -14,7 +14,11 @@ if importlib.util.find_spec("farandole._native") is None:
 
 import numpy as np
 import torch
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors
+from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 from pyspark.sql import SparkSession
 from torch import Tensor, nn
 
@@ -23,6 +27,9 @@ from farandole.spark.store import Store
 from farandole.spark.torch import TorchEstimator, TorchModel
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+# PySpark closes no pool of threads of a CrossValidator, and Python warns of it.
+UNCLOSED_POOL = "ignore:Exception ignored in. <function Pool.__del__:pytest.PytestUnraisableExceptionWarning"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -193,3 +200,80 @@ def test_rows_of_a_store_reach_the_ranks_without_spark(
     assert fitted.history[0]["val_loss"] == pytest.approx(np.mean([(n + 0.5 + n - n) ** 2 for n in range(12, 17)]))
     with pytest.raises(DataError, match="column 'z': is not in the DataFrame"):
         estimator.fit_on_parquet({estimator.feature_cols: ["z"]}, dataset_idx=2)
+
+
+def two_heads(folder: Path) -> nn.Module:
+    note = noting(folder)
+
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number, self.square = nn.Linear(2, 1, bias=False), nn.Linear(2, 4, bias=False)
+            for parameter in self.parameters():
+                nn.init.constant_(parameter, 0.5)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            if not torch.is_inference_mode_enabled():
+                note("train" if self.training else "val", len(x))
+            return self.number(x), self.square(x).reshape(-1, 2, 2)
+
+    return TwoHeads()
+
+
+def test_two_outputs_with_weights_shapes_and_numbers_of_steps(spark: SparkSession, tmp_path: Path) -> None:
+    note = noting(tmp_path)
+
+    def compared(output: Tensor, label: Tensor, reduction: str = "mean") -> Tensor:
+        note("label", f"{output.dim()} {tuple(label.shape[1:])}")
+        return nn.functional.mse_loss(output, label, reduction=reduction)
+
+    rows = [([float(n % 3), 1.0], n / 4, [float(n % k) for k in (1, 2, 3, 4)], n % 3 + 0.5, n >= 8) for n in range(14)]
+    data = spark.createDataFrame(rows, ["x", "y", "square", "w", "held"])
+    model, rate = two_heads(tmp_path), 2.0**-6
+    fitted = TorchEstimator(
+        num_proc=2, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=rate / 2), loss=compared,
+        loss_weights=[0.25, 0.75], feature_cols=["x"], label_cols=["y", "square"], label_shapes=[[-1, 1], [-1, 2, 2]],
+        sample_weight_col="w", validation="held", batch_size=50, val_batch_size=2, epochs=2, train_steps_per_epoch=3,
+        validation_steps_per_epoch=1, verbose=0,
+    ).fit(data)  # fmt: skip
+    x, y, square, w = (np.array([row[place] for row in rows[:8]]) for place in range(4))
+    weights = [np.full((1, 2), 0.5), np.full((4, 2), 0.5)]
+    for _ in range(2 * 3):  # each step has all rows
+        for share, weight, label in zip((0.25, 0.75), weights, (y[:, None], square), strict=True):
+            error = (x @ weight.T - label) * w[:, None]
+            weight -= rate * share * 2 * error.T @ x / label.size
+    state = fitted.getModel().state_dict()
+    np.testing.assert_allclose(state["number.weight"], weights[0], rtol=1e-5)
+    np.testing.assert_allclose(state["square.weight"], weights[1], rtol=1e-5)
+    assert [record["steps"] for record in fitted.history] == [3, 3]
+    assert len(lines(tmp_path, "train")) == 2 * 2 * 3
+    assert lines(tmp_path, "val") == ["2"] * 4, "each rank validates one batch of two rows per epoch"
+    assert set(lines(tmp_path, "label")) == {"2 (1,)", "3 (2, 2)"}
+
+
+@pytest.mark.filterwarnings(UNCLOSED_POOL)
+def test_a_cross_validator_chooses_among_pipelines(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [(float(n % 5), 1.0, (n % 5) / 2 + 0.25) for n in range(24)]
+    data = spark.createDataFrame(rows, ["a", "b", "y"])
+    model = line()
+    estimator = TorchEstimator(
+        num_proc=1, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.02), loss=nn.functional.mse_loss,
+        feature_cols=["x"], label_cols=["y"], batch_size=4, random_seed=1, verbose=0,
+        store=Store.create(str(tmp_path / "store")),
+    )  # fmt: skip
+    pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="x"), estimator])
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 3]).build()
+    evaluator = RegressionEvaluator(predictionCol="y__output", labelCol="y")
+    validator = CrossValidator(
+        estimator=pipeline, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, seed=3, parallelism=1
+    )
+    chosen = validator.fit(data)
+    assert chosen.avgMetrics[1] < chosen.avgMetrics[0]
+    best = chosen.bestModel.stages[-1]
+    assert [record["epoch"] for record in best.history] == [1, 2, 3]
+    runs = [path.name for path in (tmp_path / "store/runs").iterdir()]
+    assert len(runs) == 5, "each fit is a run of its own"
+    assert evaluator.evaluate(chosen.transform(data)) < chosen.avgMetrics[0]
+    chosen.save(str(tmp_path / "chosen"))
+    again = CrossValidatorModel.load(str(tmp_path / "chosen"))
+    assert again.bestModel.stages[-1].history == best.history

@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,3 +86,47 @@ def test_fit_transform_save_load_and_resume(spark: SparkSession, tmp_path: Path)
     assert guesses.schema["guess"].dataType.simpleString() == "float"
     want = resumed.getModel().predict_on_batch(x.astype("float32"))
     np.testing.assert_allclose([row["guess"] for row in guesses.collect()], want[:, 0], rtol=1e-5)
+
+
+def test_a_pipeline_with_a_function_of_rows_two_outputs_and_weights(spark: SparkSession) -> None:
+    import keras
+    from horovod.spark.keras import KerasEstimator
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import VectorAssembler
+    from pyspark.ml.tuning import ParamGridBuilder
+
+    def doubled(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "x": [2.0 * len(row["word"]), row["x"][1]]}
+
+    rows = [
+        ("a" * (n % 3), float(n % 3), 1.0, n / 4, [float(n % k) for k in (1, 2, 3, 4)], n % 3 + 0.5, n >= 8)
+        for n in range(14)
+    ]
+    data = spark.createDataFrame(rows, ["word", "a", "b", "y", "square", "w", "held"])
+    given = keras.Input((2,))
+    heads = [keras.layers.Dense(size, use_bias=False, kernel_initializer="ones") for size in (1, 4)]
+    model = keras.Model(given, [heads[0](given), keras.layers.Reshape((2, 2))(heads[1](given))])
+    rate = 2.0**-7
+    estimator = KerasEstimator(
+        num_proc=2, model=model, optimizer=keras.optimizers.SGD(rate / 2), loss=["mse", "mse"],
+        loss_weights=[0.25, 0.75], feature_cols=["x"], label_cols=["y", "square"], label_shapes=[[-1, 1], [-1, 2, 2]],
+        sample_weight_col="w", validation="held", batch_size=50, val_batch_size=2, epochs=2, verbose=0,
+        validation_steps_per_epoch=1, transformation_fn=doubled, inmemory_cache_all=True, compress_sparse_cols=True,
+        transformation_edit_fields=[("x", np.float32, (2,), False)], transformation_removed_fields=["word"],
+    )  # fmt: skip
+    pipeline = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="x"), estimator])
+    (fitted,) = pipeline.fit(data, ParamGridBuilder().addGrid(estimator.train_steps_per_epoch, [3]).build())
+    best = fitted.stages[-1]
+    x = np.array([[2.0 * row[1], 1.0] for row in rows[:8]])
+    y, square, w = (np.array([row[place] for row in rows[:8]]) for place in (3, 4, 5))
+    weights = [np.ones((2, 1)), np.ones((2, 4))]
+    for _ in range(2 * 3):  # each step has all rows
+        for share, weight, label in zip((0.25, 0.75), weights, (y[:, None], square), strict=True):
+            error = (x @ weight - label) * w[:, None]
+            weight -= rate * share * 2 * x.T @ error / label.size
+    got = {each.shape: each for each in best.getModel().get_weights()}
+    for weight in weights:
+        np.testing.assert_allclose(got[weight.shape], weight, rtol=1e-4)
+    assert [record["steps"] for record in best.history] == [3, 3]
+    assert all(record["val_loss"] > 0 for record in best.history)
+    assert len(fitted.transform(data).first()["square__output"]) == 4

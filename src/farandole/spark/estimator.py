@@ -141,7 +141,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
 
     def _settle(self, feed: Feed, validation: float | str | None) -> tuple[RunPlan, Checkpoint | None]:
         store, asked_seed = self.getStore(), self.getRandomSeed()
-        run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}"
+        # Fits of one second, as in a grid of parameters, are runs of their own.
+        run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
         content = None if store is None else store.read(store.get_checkpoint_path(run_id))
         saved = None if content is None else Checkpoint.load(content)
         seed = secrets.randbits(31) if asked_seed is None else asked_seed

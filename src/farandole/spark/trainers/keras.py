@@ -131,9 +131,11 @@ class KerasTrainer:
             weights *= columns[self.job.weight_col]
         labels = [self._label(place, columns[name]) for place, name in enumerate(self.job.plan.label_cols)]
         inputs = self.job.inputs.arrays(columns)
+        # A loss has a dimension less than its output; Keras spreads no (rows,) over (rows, numbers).
+        each = [weights.reshape(-1, *[1] * (len(shape) - 1)) for _, shape in self.outputs]
         if len(labels) == 1:
-            return inputs, labels[0], weights
-        return inputs, tuple(labels), (weights,) * len(labels)
+            return inputs, labels[0], each[0]
+        return inputs, tuple(labels), tuple(each)
 
     def _label(self, place: int, values: NDArray[Any]) -> NDArray[Any]:
         whole = "int32" if values.dtype.itemsize < 8 else "int64"
