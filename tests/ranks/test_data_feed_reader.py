@@ -48,9 +48,12 @@ def write(folder: Path, sizes: list[list[int]]) -> int:
 
 
 def reader(context: Context, folder: Path, **options: Any) -> Reader:
+    columns = options.pop("schema_fields", None)
+    if columns is None or "half" in columns:
+        options = {"nulls": {"half": float("nan")}, **options}
     return make_feed_reader(
         ShardSource(folder / f"{context.rank}.arrow"),
-        options.pop("schema_fields", None),
+        columns,
         gather=hvd.allgather_object if context.size > 1 else None,
         cur_shard=context.rank,
         shard_count=context.size,

@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow")
 import pandas as pd
 import pyarrow as pa
 
-from farandole.data import FieldOptions, Reading, make_batch_reader, make_reader
+from farandole.data import FieldOptions, Loader, ParquetSource, Reading, make_batch_reader, make_reader
 from farandole.data.readers import ReaderOptions
 from farandole.data.transform import TransformSpec
 from farandole.errors import ConfigError, DataError
@@ -71,7 +71,8 @@ def test_rows_come_one_by_one(url: str, pool: str) -> None:
 def test_shards_together_have_every_row_once_per_epoch(url: str, shards: int) -> None:
     seen: list[int] = []
     for shard in range(shards):
-        with make_batch_reader(url, num_epochs=2, cur_shard=shard, shard_count=shards, seed=3) as reader:
+        options: dict[str, Any] = {"cur_shard": shard, "shard_count": shards, "nulls": {"age": float("nan")}}
+        with make_batch_reader(url, num_epochs=2, seed=3, **options) as reader:
             for batch in reader:
                 assert isinstance(batch.pixels, np.ndarray)
                 assert batch.pixels[:, 0].tolist() == batch.row.tolist()
@@ -100,10 +101,39 @@ def test_order_of_the_files_without_shuffling(url: str) -> None:
 
 
 def test_columns_by_pattern_and_by_object(url: str) -> None:
-    with make_batch_reader(url, ["r.w", SimpleNamespace(name="age")]) as reader:
-        assert next(reader)._fields == ("row", "age")
+    with make_batch_reader(url, ["r.w", SimpleNamespace(name="name")]) as reader:
+        assert next(reader)._fields == ("row", "name")
     with pytest.raises(DataError, match="'rov': is not in the data, which has row, age, name, pixels"):
         make_reader(url, ["rov"])
+
+
+def filled_up(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.fillna({"age": -1.0})
+
+
+def filled_by_columns(columns: dict[str, Any]) -> dict[str, Any]:
+    return {**columns, "age": np.nan_to_num(columns["age"], nan=-1.0)}
+
+
+def test_one_rule_for_nulls_of_floating_point_columns(url: str) -> None:
+    """Refused without a value; NaN for a transform, which may fill them up."""
+    refused = r"column 'age': row group 0 of .*rows are null; .*nulls=\{'age': ...\}"
+    source, columns = ParquetSource(url), ["row", "age"]
+
+    def loaded(**reading: Any) -> dict[int, float]:
+        loader = Loader(source, batch_size=50, policy="join", columns=columns, reading=Reading(**reading))
+        return {int(row): age for batch in loader for row, age in zip(batch["row"], batch["age"], strict=True)}
+
+    def read(**options: Any) -> dict[int, float]:
+        with make_batch_reader(url, columns, **options) as reader:
+            return {int(row): age for batch in reader for row, age in zip(batch.row, batch.age, strict=True)}
+
+    for rows in (loaded, read):
+        with pytest.raises(DataError, match=refused):
+            rows()
+    want = {row: -1.0 if row % 7 == 0 else row / 2 for row in range(ROWS)}
+    assert loaded(transform=filled_by_columns) == read(transform_spec=TransformSpec(filled_up)) == want
+    assert loaded(fields=FieldOptions(nulls={"age": -1.0})) == read(nulls={"age": -1.0}) == want
 
 
 def test_filters_and_predicates_choose_rows(url: str) -> None:

@@ -23,7 +23,8 @@ _SPARSE = 0  # a vector's `type`; 1 is dense
 class FieldOptions:
     """Options of columns, by name.
 
-    nulls: "refuse", or values that stand for nulls. vocabulary: texts that become their place in this list, as int64.
+    nulls: values that stand for nulls; a null without one is refused, but in floating-point columns of a loader with a
+    transform it is NaN. vocabulary: texts that become their place in this list, as int64.
     ragged: arrays that may differ in length, whatever the first rows are like. dense: vectors to be filled up.
     """
 

@@ -236,7 +236,8 @@ class Loader:
         self._plan_columns(first_rows)
 
     def _plan_columns(self, few_rows: pa.Table) -> None:
-        fields = plan_fields(self._source.schema, self._columns, few_rows, self._reading.fields)
+        options = self._reading.field_options(self._source.schema, self._columns)
+        fields = plan_fields(self._source.schema, self._columns, few_rows, options)
         none = few_rows.slice(0, 0)
         self._no_rows: Columns = {field.name: field.values(none[field.name]) for field in fields}
         self._reader = Reader(self._source, tuple(fields))

@@ -156,7 +156,7 @@ def make_feed_reader(
         columns=columns,
         rank=asked.cur_shard or 0,
         size=asked.shard_count or 1,
-        reading=_reading(asked, source.schema, columns, batched=True),
+        reading=_reading(asked, batched=True),
         gather=gather,
         alone=True,  # batches are cut to other sizes, so ranks need the next one at different times
     )
@@ -303,7 +303,7 @@ def _read_files(
         columns=columns,
         rank=options.cur_shard or 0,
         size=shards,
-        reading=_reading(options, source.schema, columns, batched=batched),
+        reading=_reading(options, batched=batched),
         gather=options.gather,
         alone=True,  # readers of different shards need their next batches at different times
     )
@@ -347,12 +347,10 @@ def _batch_rows(source: Source) -> int:
     return max(_LEAST_BATCH, sum(held) // max(1, len(held)))
 
 
-def _reading(options: ReaderOptions, schema: pa.Schema, columns: Sequence[str], *, batched: bool) -> Reading:
+def _reading(options: ReaderOptions, *, batched: bool) -> Reading:
     spec, own = options.transform_spec, options.reading
-    # Missing floating-point numbers are NaN, as in Petastorm; other types need a value in `nulls`.
-    nan = {name: float("nan") for name in columns if pa.types.is_floating(schema.field(name).type)}
     asked = FieldOptions(
-        nulls=nan | dict(own.fields.nulls) | dict(options.nulls),
+        nulls=dict(own.fields.nulls) | dict(options.nulls),
         vocabulary=own.fields.vocabulary,
         ragged=own.fields.ragged,
         dense=own.fields.dense,

@@ -1,8 +1,8 @@
 """Reading of one rank's rows: its settings, and the pieces that batches are cut from."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pyarrow as pa
@@ -52,6 +52,13 @@ class Reading:
             raise ConfigError("timeout", f"must be > 0 seconds, got {self.timeout}")
         if self.processes and not self.workers:
             raise ConfigError("processes", "are as many as there are workers, of which there are none")
+
+    def field_options(self, schema: pa.Schema, columns: Sequence[str]) -> FieldOptions:
+        """Return `fields`; if there is a transform, NaN stands for nulls in floating-point columns without a value."""
+        if self.transform is None:
+            return self.fields
+        floating = [name for name in columns if name in schema.names and _is_floating(schema.field(name).type)]
+        return replace(self.fields, nulls=dict.fromkeys(floating, float("nan")) | dict(self.fields.nulls))
 
 
 def read_pieces(
@@ -109,3 +116,7 @@ def transformed(transform: Transform | None, columns: Columns) -> Columns:
                 f"the transform made {len(values)} rows of {rows_of(columns)}; it may not change their number",
             )
     return made
+
+
+def _is_floating(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind))
