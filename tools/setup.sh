@@ -110,7 +110,7 @@ install_torch() {
 }
 
 install_all() {
-  local tools extras=demo,dev
+  local tools extras=demo,dev,lightning
   if [[ $TORCH == none ]]; then
     extras=dev,spark,tensorboard
   elif ! install_torch; then

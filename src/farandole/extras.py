@@ -14,6 +14,8 @@ _EXTRAS = {
     "jax": ("JAX", "jax"),
     "jaxlib": ("JAX", "jax"),
     "keras": ("Keras", "keras"),
+    "lightning": ("Lightning", "lightning"),
+    "lightning_utilities": ("Lightning", "lightning"),
     "matplotlib": ("Matplotlib", "plots"),
     "mlflow": ("MLflow", "mlflow"),
     "pandas": ("pandas", "spark"),
@@ -24,6 +26,7 @@ _EXTRAS = {
     "ray": ("Ray", "ray"),
     "tensorflow": ("TensorFlow", "tensorflow"),
     "torch": ("PyTorch", "torch"),
+    "torchmetrics": ("Lightning", "lightning"),
 }
 
 

@@ -34,7 +34,7 @@ __all__ = ["FRAMEWORKS", "become", "preload"]
 SPARK = ("pandas", "pyarrow.parquet", "pyspark.worker", "pyspark.sql", "pyspark.ml")
 # By the framework's name: the modules that are imported before the programs.
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
-    "torch": ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", *SPARK),
+    "torch": ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", "lightning.pytorch", *SPARK),
     "tensorflow": ("numpy", "sklearn.datasets", "tensorflow", *SPARK),
 }
 ALONE = frozenset("uBEIsS")  # options of Python that may stand before a program and change nothing that is tested

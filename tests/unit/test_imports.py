@@ -15,7 +15,7 @@ import pytest
 import farandole.data
 import farandole.spark
 
-FRAMEWORKS = "jax keras tensorflow torch"
+FRAMEWORKS = "jax keras lightning tensorflow torch"
 DATA = "asyncio fsspec pandas pyarrow"
 SPARK = "py4j pyspark rich"
 

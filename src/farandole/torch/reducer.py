@@ -31,9 +31,9 @@ class Reducer:
 
     Small gradients are held back until there are enough of them, or until a thread waits. Each rank chooses by itself
     which ones to request together, because each is reduced under its own name. Gradients are reduced in place. Reading
-    a gradient before `finish` blocks until it is reduced. Parameters keep no reference to the reducer: its hooks are
-    removed with it. With `attach` False, nothing is hooked. This rank must be in the process set of `options` unless
-    nothing is ever due."""
+    a gradient before `finish` blocks until it is reduced. While `paused`, gradients add up and none is started.
+    Parameters keep no reference to the reducer: its hooks are removed with it. With `attach` False, nothing is hooked.
+    This rank must be in the process set of `options` unless nothing is ever due."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Reducer:
         self._names, self._groups, self._options = names, [list(group) for group in groups], options
         self._request = Request(kinds.ALLREDUCE, reduction=options.reduction, process_set=options.process_set)
         self._attach = attach
+        self.paused = False
         self._passes = Passes(self._groups, passes)
         self._flights: dict[Parameter, Flight] = {}
         self._held: dict[Parameter, torch.Tensor] = {}
@@ -91,6 +92,8 @@ class Reducer:
 
     def accumulated(self, parameter: Parameter) -> None:
         """Count one backward pass of `parameter`, and start what is due."""
+        if self.paused:
+            return
         flight = self._flights.get(parameter)
         if flight is not None and flight.outlived(parameter):
             self.reset()  # a gradient scaler skipped the last step, and other code cleared the gradients

@@ -1,0 +1,21 @@
+"""The two packages of Lightning: `lightning.pytorch` and `pytorch_lightning`, which share no class."""
+
+import sys
+from types import ModuleType
+
+__all__ = ["FABRICS", "PACKAGES", "package_of"]
+
+# By package: the one that holds its environments.
+FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+PACKAGES = tuple(FABRICS)
+
+
+def package_of(value: object, base: str = "LightningModule") -> ModuleType | None:
+    """Return the package whose class `base` `value` is an instance of; None if it is of neither.
+
+    Imports neither: an instance shows that its package is imported."""
+    for name in PACKAGES:
+        package = sys.modules.get(name)
+        if package is not None and isinstance(value, getattr(package, base)):
+            return package
+    return None

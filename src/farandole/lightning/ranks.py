@@ -1,0 +1,219 @@
+"""Lightning's strategy and environment over the ranks of a farandole job, for any of Lightning's packages."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+import farandole.torch as hvd
+from farandole.core.operations.compression import Compressor
+from farandole.core.operations.gradients import GradientOptions
+from farandole.errors import ConfigError
+from farandole.lightning.packages import FABRICS
+from farandole.lightning.stepping import stepping
+from farandole.torch.reducer import Reducer
+
+__all__ = ["OverRanks", "strategy_class"]
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    _Base = Any
+else:
+    _Base = object
+
+_OPERATIONS = {
+    "mean": hvd.Average,
+    "avg": hvd.Average,
+    "sum": hvd.Sum,
+    "min": hvd.Min,
+    "max": hvd.Max,
+    "product": hvd.Product,
+}
+
+
+def strategy_class(package: ModuleType, strategy: type["OverRanks"] | None = None) -> Any:
+    """Return the strategy for a package of Lightning: `OverRanks`, or a subclass of it, on the package's base class."""
+    if package.__name__ not in FABRICS:
+        raise ConfigError("package", f"must be one of {', '.join(FABRICS)}, got {package.__name__}")
+    environments = importlib.import_module(f"{FABRICS[package.__name__]}.plugins.environments")
+    environment = type("FarandoleEnvironment", (_Places, environments.LightningEnvironment), {})
+    bases = (strategy or OverRanks, package.strategies.ParallelStrategy)
+    return type("FarandoleStrategy", bases, {"environment": environment, "__doc__": OverRanks.__doc__})
+
+
+class _Places(_Base):  # type: ignore[misc]  # its other base is the package's
+    """The places of the ranks, as Lightning asks for them."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    def world_size(self) -> int:
+        return hvd.size()
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the launcher has set it."""
+
+    def global_rank(self) -> int:
+        return hvd.rank()
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the launcher has set it."""
+
+    def local_rank(self) -> int:
+        return hvd.local_rank()
+
+    def node_rank(self) -> int:
+        return hvd.cross_rank()
+
+    def teardown(self) -> None:
+        """Keep the launcher's variables."""
+
+
+class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
+    """A strategy for `Trainer(accelerator="cpu", strategy=FarandoleStrategy())` on each rank of a farandole job.
+
+    Gradients are averaged over ranks during the backward pass. `on_after_backward` and later hooks see the averages. A
+    parameter without a gradient on this rank counts as zeros. `self.log(..., sync_dist=True)`, metrics of torchmetrics
+    and `self.all_gather` take the values of all ranks. All ranks take rank 0's weights when training starts, and rank
+    0's running statistics (BatchNorm) when a validation starts.
+
+    `rate_factor` multiplies the learning rates while an optimizer steps; schedulers, callbacks and checkpoints see the
+    rates without it. `compression` is for gradients that travel. Making a `Trainer` calls `init()` and blocks until all
+    ranks have come."""
+
+    strategy_name = "farandole"
+    is_distributed = True
+    environment: Callable[[], Any]
+
+    def __init__(
+        self, *, rate_factor: float = 1.0, compression: Compressor[Tensor] = hvd.Compression.none, **options: Any
+    ) -> None:
+        if not rate_factor > 0:
+            raise ConfigError("rate_factor", f"must be > 0, got {rate_factor}")
+        super().__init__(cluster_environment=self.environment(), **options)
+        self._rate_factor, self._options = rate_factor, GradientOptions(compression=compression)
+        self._reducer: Reducer | None = None
+
+    def set_world_ranks(self) -> None:
+        """Join the job; Lightning calls it when a `Trainer` is made."""
+        if not hvd.is_initialized():
+            hvd.init()
+        # Both packages decorate functions of rank 0 with this one, which read a rank when they were imported.
+        from lightning_utilities.core.rank_zero import rank_zero_only
+
+        rank_zero_only.rank = hvd.rank()  # type: ignore[attr-defined]  # a variable of a function
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": hvd.size(), "rank": hvd.rank()}
+
+    def model_to_device(self) -> None:
+        self.model.to(self.root_device)
+
+    def setup(self, trainer: Any) -> None:
+        """Give all ranks rank 0's weights, and hook the parameters."""
+        super().setup(trainer)
+        module = self.lightning_module
+        for metric in module.modules():
+            if isinstance(metric, Metric):
+                metric.distributed_available_fn = _available
+                metric.dist_sync_fn = gather
+        if trainer.state.fn == "fit" and hvd.size() > 1:
+            hvd.broadcast_parameters(module.state_dict(), root_rank=0)
+            names = {parameter: name for name, parameter in module.named_parameters()}
+            self._reducer = Reducer(names, [[each] for each in names], 1, self._options)
+
+    def on_validation_start(self) -> None:
+        """Give all ranks rank 0's running statistics."""
+        super().on_validation_start()
+        if self._reducer is not None:
+            self.broadcast_buffers()
+
+    def broadcast_buffers(self) -> None:
+        """Give all ranks rank 0's buffers, as running statistics are; a collective."""
+        hvd.broadcast_parameters(dict(self.lightning_module.named_buffers()), root_rank=0)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Let gradients add up on this rank within the block."""
+        if self._reducer is not None:
+            self._reducer.paused = True
+        try:
+            yield
+        finally:
+            if self._reducer is not None:
+                self._reducer.paused = False
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the backward pass, and wait until the gradients are those of all ranks; hooks and clipping come after."""
+        module, precision = self.lightning_module, self.precision_plugin
+        self.pre_backward(closure_loss)
+        closure_loss = precision.pre_backward(closure_loss, module)
+        precision.backward(closure_loss, module, optimizer, *args, **kwargs)
+        self._finish()
+        closure_loss = precision.post_backward(closure_loss, module)
+        self.post_backward(closure_loss)
+        return closure_loss
+
+    def _finish(self) -> None:
+        reducer = self._reducer
+        if reducer is not None and not reducer.paused:
+            reducer.finish(self.lightning_module.parameters())
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Step with the rates times `rate_factor`."""
+
+        def run() -> Any:
+            loss = closure()
+            if self._reducer is not None and self._reducer.started:
+                self._finish()  # a backward pass that Lightning has not seen
+            return loss
+
+        with stepping(optimizer, self._rate_factor, self.reduce if self._reducer is not None else None):
+            return super().optimizer_step(optimizer, run, model, **kwargs)
+
+    def reduce(self, tensor: Any, group: object = None, reduce_op: object = "mean") -> Any:
+        """Return a tensor's combination over all ranks, "mean" by default; other objects as they are."""
+        if not isinstance(tensor, Tensor):
+            return tensor
+        name = str(reduce_op).rpartition(".")[2].lower()
+        if name not in _OPERATIONS:
+            raise ConfigError("reduce_op", f"must be one of {', '.join(_OPERATIONS)}, got {reduce_op}")
+        op = _OPERATIONS[name]
+        if op == hvd.Average and not tensor.is_floating_point():
+            return hvd.allreduce(tensor.detach().double(), op=op)  # a mean of counts is no whole number
+        return hvd.allreduce(tensor.detach(), op=op)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Block until every rank has come."""
+        hvd.barrier()
+
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        """Return the object of rank `src`."""
+        return hvd.broadcast_object(obj, root_rank=src)
+
+    def all_gather(self, tensor: Tensor, group: object = None, sync_grads: bool = False) -> Tensor:
+        """Return the tensors of all ranks along a new first dimension; `sync_grads` lets gradients flow back."""
+        if sync_grads:
+            return hvd.allgather(tensor.unsqueeze(0))
+        return hvd.allgather(tensor.detach().unsqueeze(0))
+
+
+def gather(tensor: Tensor, group: object = None) -> list[Tensor]:
+    """Return the tensors of all ranks, whose shapes may differ; a collective."""
+    return hvd.allgather_object(tensor.detach())
+
+
+def _available() -> bool:
+    return hvd.is_initialized() and hvd.size() > 1

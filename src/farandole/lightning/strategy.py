@@ -1,0 +1,9 @@
+"""The strategy for the package `lightning`."""
+
+import lightning.pytorch as package
+
+from farandole.lightning.ranks import strategy_class
+
+__all__ = ["FarandoleStrategy"]
+
+FarandoleStrategy = strategy_class(package)
