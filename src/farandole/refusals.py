@@ -157,7 +157,6 @@ ABSENT_MODULES: Mapping[str, str] = {
     **{f"horovod.ray.{module}": _INSIDE for module in ("strategy", "worker", "adapter", "driver_service", "utils")},
     "horovod.ray.elastic": ELASTIC,
     "horovod.ray.elastic_v2": ELASTIC,
-    "horovod.spark.lightning": "the Lightning estimator comes in a later version",
     **dict.fromkeys(
         ("petastorm.unischema", "petastorm.codecs", "petastorm.etl", "petastorm.ngram"),
         "write plain Parquet, whose columns are read as they are stored",

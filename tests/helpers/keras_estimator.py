@@ -14,23 +14,11 @@ from farandole.spark.store import Store
 from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.keras import KerasJob, KerasTrainer
 from farandole.spark.trainers.keras_model import Inputs, dump_model, dump_object, load_state
-from farandole.spark.trainers.rows import HASH, VALIDATES, RowsWanted, fed_as
+from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import Run, RunPlan
+from helpers.estimator_rows import mine, points, shard_of
 
 RATE = 2.0**-4
-
-
-def shard_of(folder: Path, columns: dict[str, Any], validates: Any = None) -> Path:
-    """Write columns as a rank is fed them."""
-    arrays = {fed_as(place): pa.array(values) for place, values in enumerate(columns.values())}
-    arrays[HASH] = pa.array(range(len(next(iter(columns.values())))), pa.int64())
-    if validates is not None:
-        arrays[VALIDATES] = pa.array(validates, pa.int8())
-    table = pa.table(arrays)
-    path = folder / f"rows-{hvd.rank()}.arrow"
-    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
-        stream.write_table(table)
-    return path
 
 
 def job_of(model: Any, columns: dict[str, Any], **changes: Any) -> KerasJob:
@@ -70,15 +58,6 @@ def line() -> Any:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.set_weights([np.full((2, 1), 0.5, "float32"), np.full(1, 0.25, "float32")])
     return model
-
-
-def points(count: int) -> dict[str, Any]:
-    x = [[float(place % 7), float(place % 3)] for place in range(count)]
-    return {"x": x, "y": [place / count for place in range(count)]}
-
-
-def mine(columns: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
-    return {name: values[rank::size] for name, values in columns.items()}
 
 
 def weights_of(trainer: KerasTrainer) -> list[Any]:

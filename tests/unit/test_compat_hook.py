@@ -158,7 +158,6 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
 @pytest.mark.parametrize(
     ("statement", "sentence"),
     [
-        ("from horovod.spark.lightning import TorchEstimator", "horovod.spark.lightning is not part of farandole"),
         ("import horovod.mxnet", "MXNet comes in a later version"),
         ("from horovod.ray import ElasticRayExecutor", "elastic"),
         ("from horovod.spark import run_elastic", "horovod.spark.run_elastic is not part of farandole"),

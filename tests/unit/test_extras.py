@@ -48,6 +48,19 @@ STATEMENTS = [
     ("pyspark", "from farandole.spark import run", "farandole.spark needs PySpark", "spark"),
     ("pyspark", "import farandole.spark.torch", "farandole.spark.torch needs PySpark", "spark"),
     ("pyspark", "import farandole.spark.keras", "farandole.spark.keras needs PySpark", "spark"),
+    (
+        "lightning",
+        "from farandole.lightning import FarandoleStrategy",
+        "farandole.lightning needs Lightning",
+        "lightning",
+    ),
+    ("pyspark", "import farandole.spark.lightning", "farandole.spark.lightning needs PySpark", "spark"),
+    (
+        "lightning_utilities",
+        "import farandole.spark.lightning",
+        "farandole.spark.lightning needs Lightning",
+        "lightning",
+    ),
     ("pyspark", "import farandole.spark.converter", "farandole.spark.converter needs PySpark", "spark"),
     ("ray", "from farandole.ray import RayExecutor", "farandole.ray needs Ray", "ray"),
     ("fsspec", "import farandole.spark.store", "farandole.spark.store needs fsspec", "spark"),
@@ -56,6 +69,8 @@ STATEMENTS = [
 FIRST = {
     "import farandole.spark.torch": ["pandas", "torch"],
     "import farandole.spark.keras": ["keras", "pandas"],
+    "from farandole.lightning import FarandoleStrategy": ["torch", "torchmetrics"],
+    "import farandole.spark.lightning": ["pandas", "torch", "lightning_utilities"],
     "from farandole.data import ParquetSource": ["pyarrow"],
     "from farandole.data import DeltaSource; DeltaSource('.')": ["fsspec", "pyarrow"],
     "from farandole.data import IcebergSource; IcebergSource('.')": ["fsspec", "pyarrow"],

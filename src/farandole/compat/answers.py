@@ -52,7 +52,14 @@ class Answer:
 
 
 # By package: the extra that installs it.
-_EXTRAS = {"pyspark": "spark", "torch": "torch", "tensorflow": "tensorflow", "keras": "keras", "ray": "ray"}
+_EXTRAS = {
+    "pyspark": "spark",
+    "torch": "torch",
+    "tensorflow": "tensorflow",
+    "keras": "keras",
+    "lightning_utilities": "lightning",
+    "ray": "ray",
+}
 
 _BASICS = """
 init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
@@ -113,6 +120,10 @@ _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
 _READERS = _from("farandole.data", "make_reader make_batch_reader")
 _TRANSFORM = _from("farandole.data.transform", "TransformSpec")
 _CONVERTER = _from("farandole.spark.converter", "SparkDatasetConverter make_spark_converter")
+_LIGHTNING = {
+    "TorchEstimator": "farandole.spark.lightning:LightningEstimator",
+    "TorchModel": "farandole.spark.lightning:LightningModel",
+}
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 
 MODULES: Mapping[str, Answer] = {
@@ -219,7 +230,8 @@ MODULES: Mapping[str, Answer] = {
     "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
     "horovod.spark.keras": Answer(by="farandole.spark.keras", known="KerasEstimator KerasModel", needs="keras"),
     "horovod.spark.keras.estimator": Answer(by="farandole.spark.keras", known="KerasEstimator KerasModel"),
-    "horovod.spark.lightning": Answer(by="farandole.spark.lightning", every=True),
+    "horovod.spark.lightning": Answer(own=_LIGHTNING, needs="torch lightning_utilities"),
+    "horovod.spark.lightning.estimator": Answer(own=_LIGHTNING),
     "horovod.spark.common": Answer(),
     "horovod.spark.common.backend": Answer(
         own=_from("farandole.compat.spark", "Backend SparkBackend default_num_proc")

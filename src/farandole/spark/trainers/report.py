@@ -62,6 +62,10 @@ class Curves:
         """Add the loss of one of rank 0's batches."""
         self._events.scalars({"train/batch_loss": loss}, step)
 
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Add points to curves by their names."""
+        self._events.scalars(values, step)
+
     def add_epoch(self, record: Mapping[str, float], step: int) -> None:
         """Add an epoch's values, and let readers see all that was added so far."""
         self._events.scalars(epoch_points(record), step)

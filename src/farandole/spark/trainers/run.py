@@ -2,7 +2,7 @@
 
 import math
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -194,6 +194,11 @@ class Run:
             )
         if self._curves is not None:
             self._curves.add_step(loss, self._step)
+
+    def add_points(self, values: Mapping[str, float], step: int) -> None:
+        """Add points to rank 0's curves."""
+        if self._curves is not None:
+            self._curves.add(values, step)
 
     def finish(
         self, epoch: int, record: Record, outputs: Sequence[tuple[str, Sequence[int]]] | None, *, stopped: bool = False

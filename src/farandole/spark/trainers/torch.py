@@ -57,7 +57,7 @@ class TorchTrainer:
 
     def __init__(self, job: TorchJob, run: Run) -> None:
         if job.loss_constructors:
-            job = replace(job, losses=_made_losses(job, run))
+            job = replace(job, losses=made_losses(job.loss_constructors, job.model, run))
         self.job, self.model, self.judge = job, job.model, Judge(job)
         probe(self.judge, run)
         # Ranks need no broadcast of the initial state: all of them unpickled the same model, or the same checkpoint.
@@ -232,16 +232,17 @@ class Judge:
         ]
 
 
-def _made_losses(job: TorchJob, run: Run) -> tuple[Loss, ...]:
+def made_losses(constructors: Sequence[Callable[..., Loss]], model: torch.nn.Module, run: Run) -> tuple[Loss, ...]:
+    """Return the losses that `loss_constructors` make on this rank."""
     held = run.rows.validate
     offered = {
-        "model": job.model,
+        "model": model,
         "torch": torch,
         "hvd": hvd,
         "train_rows": run.rows.train.plan.total,
         "val_rows": 0 if held is None else held.plan.total,
     }
-    return tuple(made_loss(each, offered) for each in job.loss_constructors)
+    return tuple(made_loss(each, offered) for each in constructors)
 
 
 def weights_of(state: bytes) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""Callback and logger by which a Lightning trainer reports to a run."""
+
+import random
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from farandole.spark.trainers.lightning_data import Loader
+from farandole.spark.trainers.lightning_strategy import InSteps
+from farandole.spark.trainers.report import Meter
+from farandole.spark.trainers.run import Run
+
+__all__ = ["curves_logger", "epochs_callback", "seed_everything"]
+
+if TYPE_CHECKING:
+    _Base = Any
+else:
+    _Base = object
+
+
+class _Trainer(Protocol):
+    run: Run
+    meter: Meter
+    loss: list[float]
+    strategy: Any
+    loader: Loader
+
+
+def epochs_callback(package: ModuleType, trainer: _Trainer) -> Any:
+    """Return the callback that goes before those of the user."""
+    kind: Callable[..., Any] = type("Epochs", (_Epochs, package.Callback), {})
+    return kind(trainer)
+
+
+def curves_logger(package: ModuleType, run: Run) -> Any:
+    """Return a logger that adds to the curves in the store."""
+    kind: Callable[..., Any] = type("CurvesLogger", (_CurvesLogger, package.loggers.logger.Logger), {})
+    return kind(run)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+class _Epochs(_Base):  # type: ignore[misc]  # its other base is the package's
+    """Seeds each epoch, so that a resumed run equals an uninterrupted one, and reports its steps."""
+
+    def __init__(self, trainer: _Trainer) -> None:
+        super().__init__()
+        self._trainer = trainer
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to count."""
+        mine = self._trainer
+        epoch = trainer.current_epoch
+        seed_everything(mine.run.seed(epoch))
+        mine.run.begin(epoch)
+        mine.meter, mine.loss = Meter(()), [0.0, 0.0]
+        mine.loader.meter = mine.meter
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Report the step."""
+        mine, strategy = self._trainer, self._trainer.strategy
+        assert isinstance(strategy, InSteps)
+        loss = strategy.loss.item() if strategy.loss is not None and strategy.rows else None
+        if loss is not None:
+            mine.loss[0] += loss * strategy.rows
+            mine.loss[1] += strategy.rows
+        mine.meter.add(strategy.rows, ())
+        mine.run.done(strategy.rows, loss, mine.meter.wait)
+
+
+class _CurvesLogger(_Base):  # type: ignore[misc]  # its other base is the package's
+    """Writes what the module logs into the run's event file, next to the curves of the epochs."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    @property
+    def name(self) -> str:
+        """Return the run's name."""
+        return self._run.plan.run_id
+
+    @property
+    def version(self) -> int:
+        """Return 0: a run has one event file per attempt."""
+        return 0
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add points, on rank 0."""
+        points = {f"logged/{name}": value for name, value in metrics.items() if name != "epoch"}
+        if points and self._run.rank == 0:
+            self._run.add_points(points, step or 0)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Leave them out: an event file has no simple place for them."""

@@ -1,0 +1,108 @@
+"""A rank's rows as the loaders of a Lightning trainer."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farandole.data import ShardBatch
+from farandole.spark.logs import log_to_driver
+from farandole.spark.trainers.report import Meter
+from farandole.spark.trainers.run import Run
+from farandole.spark.trainers.torch_tensors import Inputs
+
+__all__ = ["Loader", "Tensors", "ahead", "queue_length"]
+
+T = TypeVar("T")
+
+_STAND_IN_ROWS = 2  # layers that normalize over a batch refuse one row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensors:
+    """The way in which columns become the batch that a `LightningModule` gets: a dictionary of tensors by column."""
+
+    inputs: Inputs
+    label_cols: tuple[str, ...]
+    label_shapes: tuple[tuple[int, ...], ...] | None
+    weight_col: str | None
+
+    def of(self, batch: ShardBatch) -> dict[str, Tensor]:
+        """Return features, labels and weights; floating-point labels in the type of the model's parameters."""
+        columns = batch.columns
+        given = {name: self.inputs.tensor(place, columns[name]) for place, name in enumerate(self.inputs.columns)}
+        for place, name in enumerate(self.label_cols):
+            label = torch.from_numpy(columns[name])
+            label = label.to(self.inputs.dtype if label.is_floating_point() else torch.int64)
+            shapes = self.label_shapes
+            given[name] = label if shapes is None else label.reshape(len(label), *shapes[place][1:])
+        if self.weight_col is not None:
+            given[self.weight_col] = torch.from_numpy(columns[self.weight_col]).to(self.inputs.dtype)
+        return given
+
+    def stand_in(self, run: Run) -> dict[str, Tensor]:
+        """Return a batch for a step in which this rank has no rows: its first row, or zeros if it has none."""
+        sample = run.sample()
+        columns = run.rows.train.take(np.empty(0, np.int64))
+        row = {name: np.zeros((1, *each.shape[1:]), each.dtype) for name, each in columns.items()}
+        taken = row if sample is None else sample.columns
+        return self.of(ShardBatch({name: each.repeat(_STAND_IN_ROWS, 0) for name, each in taken.items()}, 0, 0.0))
+
+
+class Loader:
+    """An iterable of batches of known length; each pass calls `batches` anew."""
+
+    def __init__(self, batches: Callable[[], Iterator[ShardBatch]], length: int, tensors: Tensors, run: Run) -> None:
+        self._batches, self._length, self._tensors, self._run = batches, length, tensors, run
+        self.meter: Meter | None = None  # counts the seconds in which the trainer waits
+        self.queue = 0  # batches that are made ahead
+        self.name = ""  # of the loader in debugging messages; "" for none
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        source = self._made()
+        if self.queue:
+            source = ahead(source, self.queue)
+        if self.meter is None:
+            yield from source
+            return
+        for _ in range(self._length):
+            with self.meter.waiting():
+                batch = next(source)
+            yield batch
+
+    def _made(self) -> Iterator[dict[str, Tensor]]:
+        for step, batch in enumerate(self._batches()):
+            made = self._tensors.of(batch) if batch.rows else self._tensors.stand_in(self._run)
+            if self.name:
+                shapes = ", ".join(f"{name} {list(each.shape)}" for name, each in made.items())
+                log_to_driver(f"{self.name} batch {step} of rank {self._run.rank}: {batch.rows} rows, {shapes}")
+            yield made
+
+
+def ahead(source: Iterator[T], length: int) -> Iterator[T]:
+    """Yield the values of `source`; a thread makes up to `length` of them in advance, and ends with the iterator."""
+    ended = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="farandole-ahead") as thread:
+        waiting: deque[Future[Any]] = deque(thread.submit(next, source, ended) for _ in range(length))
+        try:
+            while (value := waiting.popleft().result()) is not ended:
+                waiting.append(thread.submit(next, source, ended))
+                yield value
+        finally:
+            for each in waiting:
+                each.cancel()
+
+
+def queue_length(asked: float | None, steps: int) -> int:
+    """Return how many batches to make ahead: a whole number, or a share of the steps of an epoch."""
+    if asked is None:
+        return 0
+    return asked if isinstance(asked, int) else max(1, int(asked * steps))

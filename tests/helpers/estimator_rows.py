@@ -1,0 +1,35 @@
+"""Rows for the trainers of estimators, in files as a Spark task is fed them."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from farandole.core.public import rank
+from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
+
+__all__ = ["mine", "points", "shard_of"]
+
+
+def shard_of(folder: Path, columns: dict[str, Any], validates: Any = None) -> Path:
+    """Write columns as a rank is fed them."""
+    arrays = {fed_as(place): pa.array(values) for place, values in enumerate(columns.values())}
+    arrays[HASH] = pa.array(range(len(next(iter(columns.values())))), pa.int64())
+    if validates is not None:
+        arrays[VALIDATES] = pa.array(validates, pa.int8())
+    table = pa.table(arrays)
+    path = folder / f"rows-{rank()}.arrow"
+    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table)
+    return path
+
+
+def points(count: int) -> dict[str, Any]:
+    """Return `count` rows of two features x and a label y."""
+    x = [[float(place % 7), float(place % 3)] for place in range(count)]
+    return {"x": x, "y": [place / count for place in range(count)]}
+
+
+def mine(columns: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+    """Return a rank's share of the rows."""
+    return {name: values[rank::size] for name, values in columns.items()}
