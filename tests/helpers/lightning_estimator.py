@@ -239,6 +239,29 @@ def check_one_rank_stops_all(rank: int, size: int, folder: Path) -> None:
     assert all(torch.equal(value, weights_in(same)[name]) for name, value in weights_in(trainer).items())
 
 
+def check_a_store_that_is_no_folder(rank: int, size: int, folder: Path) -> None:
+    columns, store = points(12), Store.create("memory://lightning")
+    path = shard_of(folder, mine(columns, rank, size), [1 if place % 3 == 0 else 0 for place in range(12 // size)])
+    folders = []
+    for epochs in (1, 3):
+        writer = lightning.callbacks.ModelCheckpoint(monitor="val_loss", mode="max", filename="worst-{epoch}")
+        job = job_of(Net(), columns, epochs=epochs, store=store, validation_col="held", callbacks=(writer,))
+        run, trainer = trained(job, path)
+        folders.append(str(trainer.folder))
+    assert folders[0] != folders[1]
+    worst = max(range(3), key=lambda each: run.checkpoint.history[each]["val_loss"])
+    assert worst == 0, "the weights of the first fit are the chosen ones"
+    if rank == 0:
+        assert store.read(f"{store.get_run_path('here')}/worst-epoch=0.ckpt") is not None
+        assert not Path(folders[1]).exists()
+        saved = loaded(trainer.state(whole=True))
+        (state,) = (each for name, each in saved["lightning"]["callbacks"].items() if name.startswith("ModelCheckp"))
+        assert state["dirpath"] == folders[1]
+        assert state["best_model_score"].item() == run.checkpoint.history[0]["val_loss"]
+        last = saved["lightning"]["state_dict"]
+        assert not all(torch.equal(value, last[name]) for name, value in weights_in(trainer).items())
+
+
 class TwoOptimizers(lightning.LightningModule):
     """Manual optimization: each of two layers has its optimizer, and learns in turn."""
 

@@ -15,7 +15,7 @@ import cloudpickle
 import torch
 
 import farandole.torch as hvd
-from farandole.core.operations.objects import allgather_object
+from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.errors import ConfigError
 from farandole.lightning.packages import FABRICS
 from farandole.lightning.ranks import strategy_class
@@ -97,10 +97,12 @@ class LightningTrainer:
         self._restored = False
 
     def restore(self, state: bytes) -> None:
-        """Keep a checkpoint of Lightning's, which `train` loads."""
+        """Keep a checkpoint of Lightning's, which `train` loads. A collective."""
         saved = loaded(state)
         checkpoint = saved["lightning"]
-        checkpoint["callbacks"] = moved(checkpoint["callbacks"], saved["folder"], str(self.folder))
+        # Rank 0 writes the files, so all ranks call them by its folder.
+        folder = broadcast_object(str(self.folder), root_rank=0)
+        checkpoint["callbacks"] = moved(checkpoint["callbacks"], saved["folder"], folder)
         self.strategy.checkpoint, self._whole, self._restored = checkpoint, state, True
         self._best.weights = saved["best"]
 
