@@ -233,5 +233,17 @@ def test_settings_that_do_not_go_together() -> None:
         estimator.copy({estimator.loss_constructors: [torch.nn.MSELoss]})._check()
     with pytest.raises(ConfigError, match="backend: is set, and num_proc as well"):
         estimator.copy({estimator.backend: SparkBackend(2), estimator.num_proc: 2})._check()
+    with pytest.raises(ConfigError, match=r"model: is on meta, but tensors on GPUs are not there yet; move it with"):
+        elsewhere = torch.nn.Linear(2, 1, device="meta")
+        estimator.copy({estimator.model: elsewhere})._check()
     with pytest.raises(ConfigError, match="model: has no parameters"):
         estimator.copy({estimator.model: torch.nn.ReLU()})._check()
+
+
+def test_fits_of_a_grid_do_not_share_a_run(tmp_path: Path) -> None:
+    estimator = TorchEstimator(store=Store.create(str(tmp_path)), run_id="mine")
+    with pytest.raises(ConfigError, match="run_id: names one run, with which each of several fits would go on"):
+        estimator.fitMultiple(None, [{estimator.epochs: 1}, {estimator.epochs: 2}])  # type: ignore[arg-type]
+    named = [{estimator.run_id: "one"}, {estimator.run_id: "two"}]
+    assert estimator.fitMultiple(None, named)  # type: ignore[arg-type]
+    assert estimator.setStore(None).fitMultiple(None, [{}])  # type: ignore[arg-type]

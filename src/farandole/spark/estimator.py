@@ -4,7 +4,7 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -90,6 +90,16 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         feed = self._feed(stored.schema(needed), validation if isinstance(validation, str) else None)
         plan, saved = self._settle(replace(feed, validation_col=stored.validation_name(feed)), validation)
         return self._finished(replace(plan, files=stored.planned(feed)), saved, active_session(), None)
+
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]) -> Iterator[tuple[int, M]]:
+        """Return an iterator over the index and the model of each map of parameters, as pyspark.ml has it.
+
+        Raises `ConfigError` for a run of the store by which these fits would go on with each other's weights."""
+        shared = self.getStore() is not None and self.getRunId() is not None
+        if shared and not all(self.run_id in given for given in paramMaps):
+            raise ConfigError("run_id", "names one run, with which each of several fits would go on; leave it out")
+        fits: Iterator[tuple[int, M]] = super().fitMultiple(dataset, paramMaps)  # type: ignore[arg-type]
+        return fits
 
     def _fit(self, dataset: DataFrame) -> M:
         self._check()

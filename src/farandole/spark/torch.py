@@ -10,6 +10,7 @@ import cloudpickle
 
 from farandole.errors import ConfigError
 from farandole.extras import importing
+from farandole.refusals import GPUS
 
 with importing(__name__):
     import pandas as pd
@@ -223,6 +224,9 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
                 "backward_passes_per_step", "is for steps without train_minibatch_fn, which makes its own"
             )
         dtype_of(self.getModel())
+        elsewhere = {str(each.device) for each in self.getModel().parameters() if each.device.type != "cpu"}
+        if elsewhere:
+            raise ConfigError("model", f"is on {', '.join(sorted(elsewhere))}, but {GPUS}; move it with .cpu()")
         of_model = {id(parameter) for parameter in self.getModel().parameters()}
         updated = [parameter for group in self.getOptimizer().param_groups for parameter in group["params"]]
         if not all(id(parameter) in of_model for parameter in updated):
