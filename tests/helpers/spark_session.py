@@ -70,7 +70,7 @@ def session(master: str, **settings: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    variables = warm_spark("torch")
+    variables = warm_spark("any")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", LOCALHOST)

@@ -32,10 +32,13 @@ from typing import Any, NoReturn
 __all__ = ["FRAMEWORKS", "become", "preload"]
 
 SPARK = ("pandas", "pyarrow.parquet", "pyspark.worker", "pyspark.sql", "pyspark.ml")
-# By the framework's name: the modules that are imported before the programs.
+TORCH = ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", "lightning.pytorch", *SPARK)
+# By the framework's name: the modules that are imported before the programs. "any" is for tasks of Spark sessions that
+# tests of several frameworks share.
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
-    "torch": ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", "lightning.pytorch", *SPARK),
+    "torch": TORCH,
     "tensorflow": ("numpy", "sklearn.datasets", "tensorflow", *SPARK),
+    "any": (*TORCH, "tensorflow"),
 }
 ALONE = frozenset("uBEIsS")  # options of Python that may stand before a program and change nothing that is tested
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)

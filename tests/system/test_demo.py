@@ -1,18 +1,21 @@
-"""The demo as a newcomer runs it."""
+"""The demo as a newcomer runs it, but for the import of PyTorch, which its processes have."""
 
 import importlib.util
+import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-for needed in ("pyspark", "torch", "sklearn"):
-    pytest.importorskip(needed)
+pytest.importorskip("pyspark")
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
 if importlib.util.find_spec("farandole._native") is None:
     pytest.skip("the native core is not built", allow_module_level=True)
+
+from helpers.programs import run, warm_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -24,7 +27,7 @@ LIMIT = 180  # seconds; what the demo may take on two cores
 def test_the_demo_trains_twice_and_says_where_things_are(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     command = [sys.executable, "-m", "examples.demo", "--quick", "--out", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = run(command, cwd=ROOT, env={**os.environ, **warm_spark("torch")}, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     out = done.stdout
     for name in ("HorovodRunner", "TorchEstimator"):
