@@ -233,6 +233,7 @@ def test_vectors_booleans_two_labels_and_their_columns(spark: SparkSession) -> N
         feature_cols=["vec.tor", "flag"],
         label_cols=["kind", "value"],
         input_shapes=[[-1, 4], [-1, 1]],
+        compress_sparse_cols=True,
         batch_size=5,
         epochs=2,
     ).fit(data)

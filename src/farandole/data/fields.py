@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["Field", "FieldOptions", "check_names", "plan_fields"]
+__all__ = ["Field", "FieldOptions", "check_names", "is_vector", "plan_fields"]
 
 _VECTOR = ("type", "size", "indices", "values")  # how Spark writes pyspark.ml vectors
 _SPARSE = 0  # a vector's `type`; 1 is dense
@@ -164,6 +164,11 @@ class Vectors(Field):
         return rows if self.sparse else rows.dense()
 
 
+def is_vector(kind: pa.DataType) -> bool:
+    """Return whether this is the type of a column of pyspark.ml vectors."""
+    return bool(pa.types.is_struct(kind)) and tuple(child.name for child in kind) == _VECTOR
+
+
 def check_names(schema: pa.Schema, names: Iterable[str]) -> None:
     """Raise `DataError` for the first name that is not in the schema."""
     for name in names:
@@ -198,7 +203,7 @@ def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOpt
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return Objects(name=name, kind=str(kind), fill=fill)
     known = _one_array(seen.drop_null())
-    if pa.types.is_struct(kind) and tuple(child.name for child in kind) == _VECTOR:
+    if is_vector(kind):
         return _plan_vectors(name, known, fill, sparse=name not in options.dense)
     if _is_list(kind):
         return _plan_arrays(name, kind, known, fill, ragged=name in options.ragged)

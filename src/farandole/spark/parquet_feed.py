@@ -9,10 +9,10 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from farandole.data import ParquetSource
+from farandole.data.fields import is_vector
 from farandole.errors import ConfigError, DataError
 from farandole.spark.feed import Feed
 from farandole.spark.store import FilesystemStore
-from farandole.spark.trainers.arrow_columns import is_vector
 from farandole.spark.trainers.parquet_rows import ParquetRows
 
 __all__ = ["StoredRows"]

@@ -13,15 +13,9 @@ from farandole.data.fields import Field, Vectors, plan_fields
 from farandole.data.values import own_rows
 from farandole.errors import DataError
 
-__all__ = ["AnyColumn", "HeldColumn", "VectorColumn", "is_vector", "vector_widths"]
+__all__ = ["AnyColumn", "HeldColumn", "VectorColumn", "vector_widths"]
 
-_VECTOR = ("type", "size", "indices", "values")  # the fields of a pyspark.ml vector
 _SPARSE = 0  # a vector's `type`; 1 is dense
-
-
-def is_vector(kind: pa.DataType) -> bool:
-    """Return whether this is the type of a column of pyspark.ml vectors."""
-    return bool(pa.types.is_struct(kind)) and tuple(child.name for child in kind) == _VECTOR
 
 
 def vector_widths(vectors: pa.StructArray) -> list[int]:

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from farandole.data import ParquetSource, Source
-from farandole.data.fields import Vectors
+from farandole.data.fields import Vectors, is_vector
 from farandole.errors import DataError
 from farandole.spark.disks import local_directory
 from farandole.spark.spill import Spill, spill
-from farandole.spark.trainers.arrow_columns import is_vector, vector_widths
+from farandole.spark.trainers.arrow_columns import vector_widths
 from farandole.spark.trainers.row_hash import hash_rows
 from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
 

@@ -17,8 +17,9 @@ from farandole.data import (
     agree_on_column,
     validation_mask,
 )
+from farandole.data.fields import is_vector
 from farandole.errors import DataError
-from farandole.spark.trainers.arrow_columns import AnyColumn, HeldColumn, VectorColumn, is_vector
+from farandole.spark.trainers.arrow_columns import AnyColumn, HeldColumn, VectorColumn
 from farandole.spark.trainers.transformation import RowTransform, Transformation, TransformedLoader, first_row_of_all
 
 # Names of columns in the feed. The user's own names may hold dots, which Spark reads as fields of structs.
