@@ -21,7 +21,7 @@ with importing(__name__):
     from farandole.spark.lightning_params import LightningParams, check_package, check_trainer_args
     from farandole.spark.params import check_together, refuse_unknown
     from farandole.spark.store import FilesystemStore
-    from farandole.spark.torch import TorchEstimator, TorchModel
+    from farandole.spark.torch import TorchEstimator, TorchModel, check_device
     from farandole.spark.trainers.checkpoint import Checkpoint
     from farandole.spark.trainers.lightning import LightningJob, train
     from farandole.spark.trainers.lightning_data import Tensors
@@ -131,6 +131,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
                 raise ConfigError("input_shapes", f"has {len(shapes)} shapes for {len(features)} feature columns")
             check_together(self, 1)
             dtype_of(self.getModel())
+            check_device(self.getModel())
             unused = [each.name for each in (self.optimizer, self.loss, self.loss_constructors, self.metrics)]
             if unused := [name for name in unused if self.isSet(name)]:
                 log.warning("%s have no effect: the model is a LightningModule, which has its own", ", ".join(unused))

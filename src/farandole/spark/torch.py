@@ -72,6 +72,13 @@ def _callbacks(value: object) -> list[Any]:
     return given
 
 
+def check_device(model: torch.nn.Module) -> None:
+    """Raise `ConfigError` for a model that is not on the CPU."""
+    elsewhere = {str(each.device) for each in model.parameters() if each.device.type != "cpu"}
+    if elsewhere:
+        raise ConfigError("model", f"is on {', '.join(sorted(elsewhere))}, but {GPUS}; move it with .cpu()")
+
+
 class TorchEstimator(DataFrameEstimator["TorchModel"]):
     """Trains a `torch.nn.Module` on a DataFrame's rows, on `num_proc` ranks.
 
@@ -224,9 +231,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
                 "backward_passes_per_step", "is for steps without train_minibatch_fn, which makes its own"
             )
         dtype_of(self.getModel())
-        elsewhere = {str(each.device) for each in self.getModel().parameters() if each.device.type != "cpu"}
-        if elsewhere:
-            raise ConfigError("model", f"is on {', '.join(sorted(elsewhere))}, but {GPUS}; move it with .cpu()")
+        check_device(self.getModel())
         of_model = {id(parameter) for parameter in self.getModel().parameters()}
         updated = [parameter for group in self.getOptimizer().param_groups for parameter in group["params"]]
         if not all(id(parameter) in of_model for parameter in updated):
