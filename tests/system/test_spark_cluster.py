@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 from spark_archive import java_options
 
@@ -111,6 +112,19 @@ def test_too_many_ranks_are_refused_at_once(spark: SparkSession) -> None:
     with pytest.raises(SlotsError, match=r"1 GPU per rank\) has 2"):
         HorovodRunner(np=3).run(print)
     assert time.monotonic() - started < 20
+
+
+def test_a_profile_says_what_the_tasks_of_one_job_need(spark: SparkSession) -> None:
+    def profile(cpus: int) -> ResourceProfile:
+        return ResourceProfileBuilder().require(TaskResourceRequests().cpus(cpus)).build
+
+    def main() -> tuple[str, str | None]:
+        return os.environ["FARANDOLE_RANK"], os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    # The configuration's GPU for each task is not asked for.
+    assert run(main, num_proc=2, resource_profile=profile(cpus=1)) == [("0", None), ("1", None)]
+    with pytest.raises(SlotsError, match=r"2 ranks need 2 slots.* with 2 cores per rank\) has 0"):
+        HorovodRunner(np=2, resource_profile=profile(cpus=2)).run(main)
 
 
 @needs_native

@@ -29,7 +29,7 @@ def test_slots_come_from_the_partitions_of_a_range(splits: str) -> None:
     application = application_of(session(splits))
     assert isinstance(application, ConnectApplication)
     assert application.parallelism() == 8
-    assert application.slots(task_cpus=3) == 2
+    assert application.slots(3, None) == 2
 
 
 def test_its_settings_are_asked_for() -> None:

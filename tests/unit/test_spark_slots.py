@@ -1,13 +1,18 @@
 """How many ranks fit is judged from what Spark promises and what is there."""
 
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+
+from farandole.errors import ConfigError
 from farandole.spark.application import is_local
-from farandole.spark.slots import SETTLED, Cluster, decide
+from farandole.spark.slots import SETTLED, Cluster, cluster_of, decide, needed
 
 MINUTE = timedelta(minutes=1)
 NO_TIME = timedelta(0)
@@ -81,3 +86,24 @@ def test_without_a_promise_a_number_that_stays_is_believed() -> None:
 def test_an_application_without_any_executor_is_still_starting() -> None:
     assert judge(present=0, promised=None, unchanged=MINUTE / 2, waited=MINUTE / 2) == "wait"
     assert judge(present=0, promised=None, unchanged=MINUTE, waited=MINUTE) == "refuse"
+
+
+def test_a_profile_replaces_the_needs_of_tasks() -> None:
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2).resource("gpu", 0.5)).build
+    conf = {"spark.executor.cores": "8", "spark.task.cpus": "4", "spark.task.resource.fpga.amount": "1"}
+    assert needed(conf, None) == conf
+    cluster = Cluster.read("yarn", {**needed(conf, profile), "spark.executor.instances": "3"})
+    assert (cluster.task_cpus, cluster.gpus, cluster.resource) == (2, "0.5", "spark.task.resource.gpu.amount")
+    assert cluster.promised == 12
+
+
+def test_profiles_that_no_barrier_stage_can_have_are_refused() -> None:
+    def application(master: str) -> Any:
+        return SimpleNamespace(master=master, settings={})
+
+    tasks = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1))
+    with pytest.raises(ConfigError, match=r"resource_profile: is for clusters.*leave it out on local\[2\]"):
+        cluster_of(application("local[2]"), tasks.build)
+    executors = tasks.require(ExecutorResourceRequests().cores(4))
+    with pytest.raises(ConfigError, match="resource_profile: asks for executors with cores"):
+        cluster_of(application("yarn"), executors.build)

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Application(Protocol):
     def parallelism(self) -> int:
         """Return Spark's default parallelism."""
 
-    def slots(self, task_cpus: int) -> int:
-        """Return how many ranks can run at once now, with `task_cpus` cores each."""
+    def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int:
+        """Return how many ranks can run at once now, with `task_cpus` cores each and what `profile` asks for."""
 
     def driver_host(self, interface: str) -> DriverHost:
         """Return where to listen for tasks; may run a Spark job that tries it.

@@ -8,11 +8,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypeVar
 
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from farandole.config import Config
@@ -70,28 +72,28 @@ def run_barrier_job(
     start_timeout: timedelta | None = None,
     max_attempts: int = 1,
     on_pickled: Callable[[bytes], None] | None = None,
+    profile: ResourceProfile | None = None,
 ) -> list[T]:
     """Run `main(*args, **kwargs)` on `num_proc` ranks at once and return their values in rank order.
 
     Blocks until all ranks have ended. With `dataframe` each rank finds its rows in the file `shard()`; in place of
     DataFrames among the arguments `main` gets its rows of each. `results="first"` returns rank 0's value alone. With
     `max_attempts` above 1 Spark runs all ranks again when one has failed; see `Attempts`. Rows are dealt again when a
-    process that keeps them has ended and no rank has begun, or ranks may begin again. Raises `PicklingError`,
-    `SlotsError`, `ConfigError` before it starts anything, later the first failure's `RankFailed`, `SourceError` with
-    the host whose rows are lost, or `CacheError` with the disk that is full."""
+    process that keeps them has ended and no rank has begun, or ranks may begin again. `profile` has the needs of tasks.
+    Raises `PicklingError`, `SlotsError`, `ConfigError` before it starts anything, later the first failure's
+    `RankFailed`, `SourceError` with the host whose rows are lost, or `CacheError` with the disk that is full."""
     _prepare(spark, num_proc)
     call, fed = _dump(main, args, kwargs or {}, on_pickled)
-    dataframes = fed if dataframe is None else [dataframe]
     variables = {**passed_on(os.environ), **(env or {})}
     settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
     patience, interface = settings.start_timeout if start_timeout is None else start_timeout, settings.interface or ""
     application = application_of(spark)
-    conf = application.settings
-    attempts = Attempts(max_attempts, int(conf.get("spark.stage.maxConsecutiveAttempts", "4")))
+    tasks = _Tasks(fed if dataframe is None else [dataframe], interface, profile)
+    attempts = Attempts(max_attempts, int(application.settings.get("spark.stage.maxConsecutiveAttempts", "4")))
 
     def job() -> list[Row]:
         host = _driver_host(spark, application, interface)
-        require_slots(spark, num_proc, patience=patience)
+        require_slots(spark, num_proc, patience=patience, profile=profile)
         secret = new_secret()
         with _listen(application, host, secret, num_proc, show, attempts.hearing(on_message)) as driver_log:
             plan = TaskPlan(
@@ -99,17 +101,17 @@ def run_barrier_job(
                 num_proc=num_proc,
                 call=call,
                 env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
-                threads_set="spark.executorEnv.OMP_NUM_THREADS" in conf,
+                threads_set="spark.executorEnv.OMP_NUM_THREADS" in application.settings,
                 driver_log=driver_log.address(host.name),
                 stream=verbosity == "all",
                 echo=not (verbosity == "all" and application.shares_terminal),  # once is enough
                 keep_all=results == "all",
-                schemas=[arrow_schema(each).serialize().to_pybytes() for each in dataframes],
+                schemas=[arrow_schema(each).serialize().to_pybytes() for each in tasks.dataframes],
                 executable=executable,
                 start_timeout=patience,
             )
             driver_log.feeds_again = max_attempts > 1
-            return _run_job(spark, plan, secret, driver_log, dataframes, attempts, description, interface)
+            return _run_job(spark, plan, secret, driver_log, tasks, attempts, description)
 
     return _values(attempts.run(job), num_proc)
 
@@ -119,10 +121,9 @@ def _run_job(
     plan: TaskPlan,
     secret: bytes,
     driver_log: DriverLog,
-    dataframes: Sequence[DataFrame],
+    tasks: "_Tasks",
     attempts: Attempts,
     description: str,
-    interface: str,
 ) -> list[Row]:
     """Run one Spark job, and wait until its tasks have told the driver everything."""
     application = application_of(spark)
@@ -130,13 +131,13 @@ def _run_job(
         application.job_group(f"farandole-{plan.job}", description) as cancel,
         application.handed_over(plan, secret) as orders,
     ):
-        stage = _stage(spark, dataframes, orders, plan, interface)
+        stage = _stage(spark, tasks, orders, plan)
         # Spark hears of what a task says between two batches of its rows, which may be minutes later.
         driver_log.on_lost_keeper = lambda: cancel() if driver_log.feeding else None
         if driver_log.feeds_again:
             stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
             _limit(application, driver_log, attempts, cancel)
-        with counted_by_rows(dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
+        with counted_by_rows(tasks.dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
             rows = _collect(stage, driver_log, attempts, cancel)
     driver_log.drain(LEAVE)
     return rows
@@ -225,14 +226,20 @@ def _limit(application: Application, driver_log: DriverLog, attempts: Attempts, 
     driver_log.on_attempt, driver_log.on_failure = on_attempt, on_failure
 
 
-def _stage(
-    spark: SparkSession, dataframes: Sequence[DataFrame], orders: TaskOrders, plan: TaskPlan, interface: str
-) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class _Tasks:
+    dataframes: Sequence[DataFrame]
+    interface: str
+    profile: ResourceProfile | None
+
+
+def _stage(spark: SparkSession, tasks: _Tasks, orders: TaskOrders, plan: TaskPlan) -> DataFrame:
     """Make the ranks' tasks, which read where their rows are, or a row for each that makes Spark start it."""
-    keeper = KeeperPlan(secret=orders.secret, driver=plan.driver_log, interface=interface)
+    keeper = KeeperPlan(secret=orders.secret, driver=plan.driver_log, interface=tasks.interface)
     one_each = spark.range(0, plan.num_proc, 1, plan.num_proc)
-    source = dealt(dataframes, plan.num_proc, keeper) if dataframes else one_each
-    return source.mapInArrow(functools.partial(run_task, orders), RESULT_SCHEMA, barrier=True)
+    source = dealt(tasks.dataframes, plan.num_proc, keeper) if tasks.dataframes else one_each
+    task = functools.partial(run_task, orders)
+    return source.mapInArrow(task, RESULT_SCHEMA, barrier=True, profile=tasks.profile)
 
 
 def _collect(stage: DataFrame, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None]) -> list[Row]:

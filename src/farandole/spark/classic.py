@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from farandole.spark.application import DriverHost, is_local
@@ -17,7 +19,7 @@ class ClassicApplication:
     """An `Application` that is asked by its SparkContext."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._context = spark.sparkContext
+        self._spark, self._context = spark, spark.sparkContext
 
     @property
     def master(self) -> str:
@@ -40,11 +42,17 @@ class ClassicApplication:
     def parallelism(self) -> int:
         return self._context.defaultParallelism
 
-    def slots(self, task_cpus: int) -> int:
+    def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int:
         # Spark's own check of a barrier stage, GPUs and other resources included; Python has no wrapper for it.
         context = self._context._jsc.sc()
-        profile = context.resourceProfileManager().defaultResourceProfile()
-        return int(context.maxNumConcurrentTasks(profile))
+        manager = context.resourceProfileManager()
+        if profile is None:
+            return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
+        # The Java object, which is made anew for a profile from before the session; counting needs it registered.
+        asked: Any = self._spark.range(1)
+        java = asked._build_java_profile(profile)
+        manager.addResourceProfile(java)
+        return int(context.maxNumConcurrentTasks(java))
 
     def driver_host(self, interface: str) -> DriverHost:
         # Where Spark's own driver listens: executors reach that, and nobody else has more to do with it.

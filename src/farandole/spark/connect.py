@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from farandole.acceptor import BACKLOG, AcceptingThread, Acceptor, Admitted
@@ -62,7 +63,7 @@ class ConnectApplication:
         assert found is not None, plan
         return int(found[1])
 
-    def slots(self, task_cpus: int) -> int:
+    def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int:
         return self.parallelism() // task_cpus
 
     def driver_host(self, interface: str) -> DriverHost:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TypeVar, cast, get_args
 
+from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
 from farandole.config import Config
@@ -34,9 +35,16 @@ class HorovodRunner:
 
     np > 0 is a Spark job with one barrier task for each rank, np < 0 starts -np processes on the driver, np = 0 takes
     all slots (deprecated: the number of slots depends on when one asks). Everything that the ranks print shows on the
-    driver with `driver_log_verbosity="all"`; otherwise only what they send by `log_to_driver`."""
+    driver with `driver_log_verbosity="all"`; otherwise only what they send by `log_to_driver`. With `resource_profile`
+    the needs of each task, CPUs and GPUs, are those of its task requests, for this job alone."""
 
-    def __init__(self, *, np: int, driver_log_verbosity: Verbosity = "log_callback_only") -> None:
+    def __init__(
+        self,
+        *,
+        np: int,
+        driver_log_verbosity: Verbosity = "log_callback_only",
+        resource_profile: ResourceProfile | None = None,
+    ) -> None:
         if isinstance(np, bool) or not isinstance(np, int):
             raise TypeError(f"np must be a whole number, got {np!r}")
         if driver_log_verbosity not in get_args(Verbosity):
@@ -45,6 +53,7 @@ class HorovodRunner:
             )
         self.num_processor = np
         self.driver_log_verbosity: Verbosity = driver_log_verbosity
+        self._profile = resource_profile
 
     def run(self, main: Callable[..., T], **kwargs: object) -> T:
         """Call `main(**kwargs)` on every rank and return rank 0's value.
@@ -68,6 +77,7 @@ class HorovodRunner:
                 results="first",
                 on_message=display.hear,
                 on_pickled=lambda call: self._announce(main, call),
+                profile=self._profile,
             )
         return values[0]
 
@@ -91,7 +101,7 @@ class HorovodRunner:
             DeprecationWarning,
             stacklevel=3,
         )
-        return all_slots(spark, patience=Config.from_environment().start_timeout)
+        return all_slots(spark, patience=Config.from_environment().start_timeout, profile=self._profile)
 
     def _announce(self, main: Callable[..., object], call: bytes) -> None:
         """Show the size of the call and the globals of `main`: an unexpected global is a frequent cause of failures."""

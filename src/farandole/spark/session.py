@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TextIO, TypeVar
 
+from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
@@ -39,13 +40,15 @@ def run(
     nics: Iterable[str] | str | None = None,
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
+    resource_profile: ResourceProfile | None = None,
 ) -> list[T]:
     """Call `fn(*args, **kwargs)` on `num_proc` ranks of the active Spark session; the values in rank order.
 
     Blocks until all ranks have ended; `num_proc` defaults to Spark's default parallelism, `start_timeout` (seconds) to
     FARANDOLE_START_TIMEOUT. Where a DataFrame is among the arguments, `fn` gets the rank's share of its rows, which
     `farandole.data.FeedLoader` makes batches of. The ranks' output goes to `stdout` and `stderr`, by default the
-    driver's own; verbose=0 leaves it to the executors' logs. Raises `SlotsError` at once when there is no room,
+    driver's own; verbose=0 leaves it to the executors' logs. The task requests of `resource_profile` replace the needs
+    of tasks in Spark's configuration. Raises `SlotsError` at once when there is no room,
     `PicklingError` when the call cannot be sent, and the `RankFailed` of the rank that failed first, from its own
     exception."""
     if use_mpi or extra_mpi_args:
@@ -66,6 +69,7 @@ def run(
         env=environment,
         show=_shown_on(stdout, stderr, prefix_output_with_timestamp),
         executable=executable or "",
+        profile=resource_profile,
         start_timeout=Config.from_environment().start_timeout
         if start_timeout is None
         else timedelta(seconds=start_timeout),

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
 from farandole.errors import ConfigError, SlotsError
 from farandole.spark.application import Application, is_local
 from farandole.spark.chosen import application_of
 
-__all__ = ["Cluster", "all_slots", "decide", "require_slots"]
+__all__ = ["Cluster", "all_slots", "cluster_of", "decide", "needed", "require_slots"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Cluster:
     task_cpus: int = 1
     dynamic: bool = False
     resource: str = ""  # a setting by which every task needs a GPU or the like
+    gpus: str = ""  # the number of each task, which may be a fraction
 
     @classmethod
     def read(cls, master: str, conf: Mapping[str, str]) -> "Cluster":
@@ -55,6 +57,7 @@ class Cluster:
             instances=instances,
             cores=cores,
             task_cpus=_number(conf, "spark.task.cpus") or 1,
+            gpus=conf.get("spark.task.resource.gpu.amount", ""),
             resource=next((name for name in conf if name.startswith("spark.task.resource.")), ""),
             # Spark ignores the setting, too, where the driver is the only executor.
             dynamic=conf.get("spark.dynamicAllocation.enabled", "").lower() == "true" and not is_local(master),
@@ -86,18 +89,20 @@ def decide(
     return "refuse" if settled or waited >= patience else "wait"
 
 
-def require_slots(spark: SparkSession, wanted: int, *, patience: timedelta) -> None:
+def require_slots(
+    spark: SparkSession, wanted: int, *, patience: timedelta, profile: ResourceProfile | None = None
+) -> None:
     """Return when `wanted` ranks can run at once; raise `SlotsError` when they never will.
 
     Blocks while executors that were promised are still registering, up to `patience`; refuses within two seconds
     what the configuration, or a number of executors that no longer grows, rules out. Raises `ConfigError` when
     executors come and go (dynamic allocation), which Spark does not combine with barrier stages, and when tasks need
-    what a local session does not give."""
+    what a local session does not give. `profile` replaces the needs of tasks in the configuration."""
     application = application_of(spark)
-    cluster = _cluster(application)
+    cluster = cluster_of(application, profile)
     promised = None if is_local(cluster.master) else cluster.promised
     started = changed = time.monotonic()
-    present = application.slots(cluster.task_cpus)
+    present = application.slots(cluster.task_cpus, profile)
     while True:
         now = time.monotonic()
         verdict = decide(
@@ -111,40 +116,63 @@ def require_slots(spark: SparkSession, wanted: int, *, patience: timedelta) -> N
         if verdict == "go":
             return
         if verdict == "refuse":
-            raise SlotsError(wanted, max(present, promised or 0), _where(application, cluster))
+            raise SlotsError(wanted, max(present, promised or 0), _where(cluster))
         time.sleep(POLL)
-        before, present = present, application.slots(cluster.task_cpus)
+        before, present = present, application.slots(cluster.task_cpus, profile)
         if present != before:
             changed = time.monotonic()
             log.info("%d of %d slots are there", present, wanted)
 
 
-def all_slots(spark: SparkSession, *, patience: timedelta) -> int:
+def all_slots(spark: SparkSession, *, patience: timedelta, profile: ResourceProfile | None = None) -> int:
     """Count the slots once, when every executor that the configuration promises has registered.
 
     Blocks up to `patience`; without a promise until the number has not changed for a moment. Raises `SlotsError`
     when there are none."""
     application = application_of(spark)
-    cluster = _cluster(application)
+    cluster = cluster_of(application, profile)
     if is_local(cluster.master):
-        return application.slots(cluster.task_cpus)
+        return application.slots(cluster.task_cpus, profile)
     if cluster.promised is not None:
-        require_slots(spark, cluster.promised, patience=patience)
+        require_slots(spark, cluster.promised, patience=patience, profile=profile)
         return cluster.promised
     started = changed = time.monotonic()
-    present = application.slots(cluster.task_cpus)
+    present = application.slots(cluster.task_cpus, profile)
     while time.monotonic() - changed < SETTLED.total_seconds() or not present:
         if time.monotonic() - started >= patience.total_seconds():
-            raise SlotsError(1, 0, _where(application, cluster))
+            raise SlotsError(1, 0, _where(cluster))
         time.sleep(POLL)
-        before, present = present, application.slots(cluster.task_cpus)
+        before, present = present, application.slots(cluster.task_cpus, profile)
         if present != before:
             changed = time.monotonic()
     return present
 
 
-def _cluster(application: Application) -> Cluster:
-    cluster = Cluster.read(application.master, application.settings)
+def needed(settings: Mapping[str, str], profile: ResourceProfile | None) -> dict[str, str]:
+    """Return the configuration with what the tasks of `profile` need in place of what others do."""
+    if profile is None:
+        return dict(settings)
+    kept = {name: value for name, value in settings.items() if not name.startswith("spark.task.resource.")}
+    for name, request in profile.taskResources.items():
+        setting = "spark.task.cpus" if name == "cpus" else f"spark.task.resource.{name}.amount"
+        kept[setting] = f"{request.amount:g}"
+    return kept
+
+
+def cluster_of(application: Application, profile: ResourceProfile | None) -> Cluster:
+    """Return the application's promises for tasks of `profile`; raises `ConfigError` if no barrier stage can run."""
+    cluster = Cluster.read(application.master, needed(application.settings, profile))
+    if profile is not None and is_local(cluster.master):
+        raise ConfigError(
+            "resource_profile",
+            f"is for clusters, where Spark places tasks by their needs; leave it out on {cluster.master}",
+        )
+    if profile is not None and profile.executorResources:
+        raise ConfigError(
+            "resource_profile",
+            f"asks for executors with {', '.join(profile.executorResources)}, which Spark starts under dynamic "
+            "allocation alone, and then it runs no barrier stage; keep the requests for tasks",
+        )
     if cluster.dynamic:
         raise ConfigError(
             "spark.dynamicAllocation.enabled",
@@ -160,10 +188,9 @@ def _cluster(application: Application) -> Cluster:
     return cluster
 
 
-def _where(application: Application, cluster: Cluster) -> str:
+def _where(cluster: Cluster) -> str:
     needs = [f"{cluster.task_cpus} cores"] if cluster.task_cpus > 1 else []
-    gpus = application.settings.get("spark.task.resource.gpu.amount")
-    if gpus:
-        needs.append(f"{gpus} GPU")
+    if cluster.gpus:
+        needs.append(f"{cluster.gpus} GPU")
     each = f" with {' and '.join(needs)} per rank" if needs else ""
     return f"Spark ({cluster.master}{each})"
