@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from race import Race, Spread, spread
 
-__all__ = ["KIB", "MIB", "OURS", "Line", "compare", "limit", "size_text", "table"]
+__all__ = ["KIB", "MIB", "OURS", "Line", "compare", "compare_seconds", "limit", "size_text", "table"]
 
 OURS = "farandole"
 KIB, MIB = 1 << 10, 1 << 20
@@ -38,6 +38,24 @@ def compare(what: str, race: Race, musts: Mapping[str, float]) -> list[Line]:
             theirs = spread([1e6 * value for value in seconds])
             lines.append(Line(what, name, ours, theirs, spread(race.ratios[f"{name} : {OURS}"]), musts.get(name)))
     return lines
+
+
+def compare_seconds(what: str, seconds: Mapping[str, Sequence[float]], musts: Mapping[str, float]) -> list[Line]:
+    """Make the lines of contenders' seconds, round by round; ours are those of `OURS`."""
+    mine = seconds[OURS]
+    ours = spread([1e6 * value for value in mine])
+    return [
+        Line(
+            what,
+            name,
+            ours,
+            spread([1e6 * value for value in theirs]),
+            spread([their / our for their, our in zip(theirs, mine, strict=True)]),
+            musts.get(name),
+        )
+        for name, theirs in seconds.items()
+        if name != OURS
+    ]
 
 
 def limit(what: str, race: Race, microseconds: float) -> Line:

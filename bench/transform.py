@@ -1,0 +1,126 @@
+"""How fast does a fitted PyTorch model predict the rows of a DataFrame?
+
+    python bench/transform.py [--rows 100000] [--columns 37] [--rounds 3] [--cores 2]
+
+`TorchModel.transform` against Spark's own `predict_batch_udf`, and against a model that is called for each row, as
+Horovod's transform calls it. In turns, in one Spark session (local[cores]), on a column of arrays of float32 that Spark
+has in memory; the sum of all predictions is asked for. The call for each row gets a part of the rows, and counts
+as if it had got all of them. Writes bench/results/*-transform.json."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from comparison import OURS, compare_seconds, table
+from feed import session
+from pyspark.ml.functions import predict_batch_udf
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import FloatType, StructField, StructType
+from race import Race, race, record
+
+from farandole.spark.torch import TorchModel
+
+BATCHED, BY_ROW = "predict_batch_udf", "row at a time"
+MUSTS = {BATCHED: 1.0, BY_ROW: 10.0}
+BATCH = 1024  # rows of each call of the model, for both that make batches
+PART = 20  # of the rows go to the model one by one: every PART-th
+
+
+def make_model(columns: int) -> torch.nn.Module:
+    """Make a small network, as tables need."""
+    torch.manual_seed(7)
+    return torch.nn.Sequential(torch.nn.Linear(columns, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+
+
+def make_frame(spark: SparkSession, rows: int, columns: int) -> DataFrame:
+    """Make rows of one array each."""
+    numbers = [F.rand(place).cast("float") for place in range(columns)]
+    frame = spark.range(0, rows, 1, 8).select("id", F.array(*numbers).alias("x")).persist()
+    assert frame.count() == rows
+    return frame
+
+
+def batched(model: torch.nn.Module, columns: int) -> Callable[[DataFrame], DataFrame]:
+    """Predict with Spark's function."""
+
+    def make() -> Callable[[np.ndarray], np.ndarray]:
+        def predict(inputs: np.ndarray) -> np.ndarray:
+            with torch.inference_mode():
+                made: np.ndarray = model(torch.from_numpy(inputs)).numpy()
+            return made
+
+        return predict
+
+    function = predict_batch_udf(make, return_type=FloatType(), batch_size=BATCH, input_tensor_shapes=[[columns]])
+    return lambda frame: frame.withColumn("y__output", function("x"))
+
+
+def by_row(model: torch.nn.Module) -> Callable[[DataFrame], DataFrame]:
+    """Predict in a loop over rows."""
+
+    def predict(rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
+            with torch.no_grad():
+                made = model(torch.tensor([row["x"]]))
+            yield Row(**row.asDict(), y__output=float(made))
+
+    def transform(frame: DataFrame) -> DataFrame:
+        schema = StructType([*frame.schema.fields, StructField("y__output", FloatType())])
+        return frame.sparkSession.createDataFrame(frame.rdd.mapPartitions(predict), schema)
+
+    return transform
+
+
+def timed(transform: Callable[[DataFrame], DataFrame], frame: DataFrame, expected: float) -> float:
+    """Return the seconds until the sum of the predictions is there."""
+    began = time.monotonic()
+    total = transform(frame).agg(F.sum("y__output")).collect()[0][0]
+    taken = time.monotonic() - began
+    assert abs(total - expected) < 1e-3 * abs(expected), (total, expected)
+    return taken
+
+
+def measure(spark: SparkSession, given: argparse.Namespace) -> Race:
+    model, frame = make_model(given.columns), make_frame(spark, given.rows, given.columns)
+    few = frame.where(f"id % {PART} = 0").persist()
+    share = given.rows / few.count()
+    ours = TorchModel(model=model, feature_columns=["x"], label_columns=["y"], outputs=[("float32", [1])])
+
+    def total(rows: DataFrame) -> float:
+        values = np.stack(rows.select("x").toPandas()["x"].to_list())
+        with torch.inference_mode():
+            return float(model(torch.from_numpy(values)).double().sum())
+
+    all_rows, part = total(frame), total(few)
+    theirs, slow = batched(model, given.columns), by_row(model)
+    contenders: dict[str, Any] = {
+        OURS: lambda: timed(ours.transform, frame, all_rows),
+        BATCHED: lambda: timed(theirs, frame, all_rows),
+        BY_ROW: lambda: share * timed(slow, few, part),
+    }
+    return race(contenders, given.rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--columns", type=int, default=37)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=2)
+    given = parser.parse_args()
+    with session(given.cores) as spark:
+        found = measure(spark, given)
+    what = f"{given.rows} rows x {given.columns}, {given.cores} cores"
+    lines = compare_seconds(f"transform of {what}", found.seconds, MUSTS)
+    sys.stdout.write(f"{table(what, lines)}\n")
+    races = {f"{what}: seconds to the sum of the predictions": found}
+    sys.stdout.write(f"{record('transform', races, ('farandole', 'pyarrow', 'pyspark', 'torch'), lines)}\n")
+
+
+if __name__ == "__main__":
+    main()
