@@ -338,7 +338,7 @@ def test_callbacks_see_epochs_and_stop_them(tmp_path: Path) -> None:
         def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
             self.stop_training = epoch == 1
 
-    plan = plan_of(LINE, epochs=5)
+    plan = plan_of(LINE, epochs=5, store=Store.create(str(tmp_path / "store")))
     callbacks = (Stopping(), lambda epoch, values: told.append((epoch, values["loss"])))
     got = trained(tmp_path, LINE, job_of(zero_line(), LINE, plan, callbacks=callbacks))
     assert [record["epoch"] for record in got.history] == [1, 2]
@@ -346,3 +346,7 @@ def test_callbacks_see_epochs_and_stop_them(tmp_path: Path) -> None:
     steps = [(0, ["loss"]), (1, ["loss"])]
     ends = [(epoch, record["loss"]) for epoch, record in enumerate(got.history)]
     assert told == [nn.Linear, *steps, ends[0], *steps, ends[1]]
+    # A second attempt of the same fit, as if a rank had died after the stop.
+    again = trained(tmp_path, LINE, job_of(zero_line(), LINE, plan, callbacks=callbacks))
+    assert (len(told), again.history) == (8, got.history)
+    assert all(torch.equal(one, weights(again)[name]) for name, one in weights(got).items())

@@ -112,7 +112,7 @@ class KerasTrainer:
                 self._batches(),
                 steps_per_epoch=run.steps,
                 initial_epoch=run.checkpoint.epoch,
-                epochs=run.plan.epochs,
+                epochs=run.last,
                 validation_data=_Validation(self) if run.validation_steps else None,
                 validation_steps=run.validation_steps or None,
                 callbacks=[*callbacks, EpochEnd(self, Path(folder))],

@@ -115,7 +115,7 @@ class LightningTrainer:
 
     def train(self, run: Run) -> None:
         """Train the epochs that are left by one call of `Trainer.fit`."""
-        if self._restored and (run.checkpoint.stopped or not run.epochs):
+        if self._restored and not run.epochs:
             self.module.load_state_dict(self.strategy.checkpoint["state_dict"])
             return
         run.describe(self.job.tensors.inputs.describe(run.rows.kinds))

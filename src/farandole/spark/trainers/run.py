@@ -105,6 +105,8 @@ class Run:
     def __init__(self, plan: RunPlan, path: Path | None = None) -> None:
         self.plan, self.rank, self.size = plan, rank(), size()
         self.checkpoint = _agree_on_start(plan)
+        # An attempt may have died between the stop of a callback and its end.
+        self.last = self.checkpoint.epoch if self.checkpoint.stopped else plan.epochs
         path = path or shard()
         assert path is not None, "an estimator's job has a DataFrame"
         self.rows = open_rows(path, plan.rows, seed=self.checkpoint.seed, rank=self.rank, gather=allgather_object)
@@ -120,7 +122,7 @@ class Run:
     @property
     def epochs(self) -> range:
         """The epochs that are left, counted from 0."""
-        return range(self.checkpoint.epoch, self.plan.epochs)
+        return range(self.checkpoint.epoch, self.last)
 
     def describe(self, features: str) -> None:
         """Show, on rank 0, how many rows and steps there are, and `features`: how the framework gets the columns.
