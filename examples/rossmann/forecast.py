@@ -102,7 +102,7 @@ def main() -> None:
     """Run the program."""
     parser = argparse.ArgumentParser(description="Forecast the sales of drug stores.")
     parser.add_argument("--folder", type=Path, default=Path("build/rossmann"), help="files; made without train.csv")
-    parser.add_argument("--rows", type=int, default=20_000, help="of train.csv, if it is made")
+    parser.add_argument("--rows", type=int, default=10_000, help="of train.csv, if it is made")
     parser.add_argument("--out", type=Path, help="folder for models, submissions and pictures (default: FOLDER/out)")
     parser.add_argument("--way", choices=[*WAYS, "both"], default="both")
     parser.add_argument("--ranks", type=int, default=training.Settings.ranks)

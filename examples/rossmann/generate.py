@@ -1,4 +1,4 @@
-"""Generator of the competition's files, of any size: `write_files(folder, rows=20_000)`.
+"""Generator of the competition's files, of any size: `write_files(folder, rows=10_000)`.
 
 Sales follow the weekday, promotions, seasons, holidays, weather, competitors and a level of each store, with noise.
 Closed stores sell nothing. The same arguments give the same files.
@@ -58,7 +58,7 @@ class Stores:
         return (self.table["StoreType"] == "b").to_numpy()
 
 
-def write_files(folder: str | Path, *, rows: int = 20_000, seed: int = 7) -> None:
+def write_files(folder: str | Path, *, rows: int = 10_000, seed: int = 7) -> None:
     """Write all files of about `rows` rows of train.csv into a folder, which is made.
 
     Stores have 942 days each, as Kaggle's have; fewer than three stores have fewer days."""

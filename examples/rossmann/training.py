@@ -29,7 +29,7 @@ class Settings:
     """Hyperparameters; `batch_size` and `learning_rate` are those of one rank."""
 
     ranks: int = 2
-    epochs: int = 10
+    epochs: int = 8
     batch_size: int = 64
     learning_rate: float = 0.001
     hidden: tuple[int, ...] = (256, 128)
