@@ -227,6 +227,9 @@ def test_settings_that_do_not_go_together() -> None:
     fields = {estimator.transformation_fn: dict, estimator.transformation_removed_fields: ["word", "x"]}
     with pytest.raises(ConfigError, match="transformation_removed_fields: holds x, which the model is trained on"):
         estimator.copy(fields)._check()
+    fields = {**fields, estimator.transformation_removed_fields: ["w"], estimator.sample_weight_col: "w"}
+    with pytest.raises(ConfigError, match="transformation_removed_fields: holds w, which the model is trained on"):
+        estimator.copy(fields)._check()
     with pytest.raises(ConfigError, match="backward_passes_per_step: is for steps without train_minibatch_fn"):
         estimator.copy({estimator.train_minibatch_fn: dict, estimator.backward_passes_per_step: 2})._check()
     with pytest.raises(ConfigError, match="loss_constructors: is set, and loss as well"):

@@ -1,7 +1,10 @@
 """A function of one row on the ranks' rows: what it is given, what it may return, and what is refused."""
 
 import datetime
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,8 @@ VECTOR = pa.struct(
 
 
 def shard(path: Path, columns: dict[str, Any], *, rows_per_batch: int = 5) -> Path:
-    arrays = {fed_as(place): pa.array(values) for place, values in enumerate(columns.values())}
+    typed = [values if isinstance(values, pa.Array) else pa.array(values) for values in columns.values()]
+    arrays = {fed_as(place): values for place, values in enumerate(typed)}
     count = len(next(iter(columns.values())))
     table = pa.table({**arrays, HASH: pa.array(range(count), pa.int64())})
     with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
@@ -48,7 +52,8 @@ def opened(
             function=function, edit_fields=edit_fields, removed_fields=removed, fed=tuple(columns)
         ),
     )  # fmt: skip
-    return open_rows(shard(path / "rows", columns), asked, seed=3, rank=0, gather=lambda mine: [mine])
+    settings = {"rank": 0, "gather": lambda mine: [mine], **settings}
+    return open_rows(shard(path / "rows", columns), asked, seed=3, **settings)
 
 
 def all_of(rows: Rows, epoch: int = 0) -> dict[str, np.ndarray[Any, Any]]:
@@ -121,6 +126,18 @@ def test_random_numbers_are_those_of_the_seed_and_differ_by_epoch(tmp_path: Path
     assert len(set(first)) == 12
 
 
+def test_random_numbers_are_those_of_the_seed_in_two_threads(tmp_path: Path) -> None:
+    def noisy(row: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.002)
+        return {"x": np.random.rand(), "y": row["y"]}
+
+    rows = opened(tmp_path, COLUMNS, noisy)
+    want = [all_of(rows, epoch)["x"].tolist() for epoch in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        got = list(pool.map(lambda epoch: all_of(rows, epoch)["x"].tolist(), range(2)))
+    assert got == want
+
+
 def test_values_of_any_type_reach_the_function() -> None:
     day = datetime.date(2026, 1, 2)
     columns = {
@@ -129,6 +146,7 @@ def test_values_of_any_type_reach_the_function() -> None:
         "day": pa.array([day, None, day]),
         "lists": pa.array([[1.0], [], None], pa.list_(pa.float32())),
         "words": pa.array([["a", "b"], None, []]),
+        "map": pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.int32())),
         "pair": pa.array([{"a": 1, "b": "x"}, None, {"a": 2, "b": "y"}]),
         "vector": pa.array(
             [
@@ -146,6 +164,7 @@ def test_values_of_any_type_reach_the_function() -> None:
     assert cells["day"].tolist() == [np.datetime64(day), np.datetime64(day), None]
     assert [None if each is None else each.tolist() for each in cells["lists"]] == [None, [1.0], []]
     assert cells["words"].tolist() == [[], ["a", "b"], None]
+    assert cells["map"].tolist() == [{}, {"a": 1}, None]
     assert cells["pair"].tolist() == [{"a": 2, "b": "y"}, {"a": 1, "b": "x"}, None]
     assert [None if each is None else each.tolist() for each in cells["vector"]] == [[1, 2, 3], [0, 5, 0], None]
     cells["lists"][1] += 1.0  # a row's own memory
@@ -193,3 +212,50 @@ def test_a_later_row_unlike_the_first_is_refused(tmp_path: Path) -> None:
     rows = opened(tmp_path, COLUMNS, lambda row: {"x": 1 if row["y"] == 0 else 1.5, "y": row["y"]})
     with pytest.raises(DataError, match="gives float64, and int64 for the first row; give its type and shape in"):
         all_of(rows)
+
+
+def test_integers_are_not_cut_to_the_type_of_the_first_row(tmp_path: Path) -> None:
+    rows = opened(tmp_path, COLUMNS, lambda row: {"x": np.int8(1) if row["y"] == 0 else 300, "y": row["y"]})
+    with pytest.raises(DataError, match="gives int64, and int8 for the first row; give its type and shape in"):
+        all_of(rows)
+    edit = (("x", np.int8, (), False),)
+    rows = opened(tmp_path, COLUMNS, lambda row: {"x": 1 if row["y"] == 0 else 300, "y": row["y"]}, edit_fields=edit)
+    with pytest.raises(DataError, match=r"column 'x': transformation_fn gives results that form no array: .*300"):
+        all_of(rows)
+    rows = opened(tmp_path, COLUMNS, lambda row: {"x": np.int16(1) if row["y"] == 0 else 7, "y": row["y"]})
+    assert sorted(all_of(rows)["x"]) == [1] + [7] * 11
+
+
+def test_a_rank_without_rows_has_the_types_of_the_others(tmp_path: Path) -> None:
+    meeting = threading.Barrier(2, timeout=30)
+    kinds: dict[int, Any] = {}
+    sent: list[Any] = [None, None]
+
+    def gather_of(rank: int) -> Callable[[Any], list[Any]]:
+        def gather(mine: Any) -> list[Any]:
+            meeting.wait()
+            sent[rank] = mine
+            meeting.wait()
+            return list(sent)
+
+        return gather
+
+    def open_on(rank: int) -> None:
+        columns = COLUMNS if rank == 0 else {name: pa.array(values)[:0] for name, values in COLUMNS.items()}
+        (tmp_path / str(rank)).mkdir()
+        rows = opened(
+            tmp_path / str(rank), columns, measured, removed=("word", "pixels"), rank=rank, gather=gather_of(rank)
+        )
+        batches = list(rows.train.epoch(0))
+        kinds[rank] = (
+            rows.kinds,
+            len(batches),
+            {(each.columns["x"].dtype, each.columns["x"].shape[1:]) for each in batches},
+        )
+
+    ranks = [threading.Thread(target=open_on, args=(rank,)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    assert kinds[0] == kinds[1] == ({"x": "float64[2, 3]", "y": "float64"}, 3, {(np.dtype("float64"), (2, 3))})

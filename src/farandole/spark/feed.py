@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     ShortType,
     StructType,
 )
@@ -46,7 +47,7 @@ class Feed:
         """
         columns = [self._fed(name).alias(fed_as(place)) for place, name in enumerate(self.columns)]
         # As numbers where that is possible: compressed vectors have the hash, and so the order, of dense ones.
-        extra = [F.xxhash64(*[as_numbers(self.schema, name) for name in self.columns]).alias(HASH)]
+        extra = [F.xxhash64(*[_hashable(self.schema, name) for name in self.columns]).alias(HASH)]
         if self.validation_col is not None:
             extra.append((_quoted(self.validation_col).cast("int") != 0).cast("tinyint").alias(VALIDATES))
         return rows.select(*columns, *extra).repartition(num_proc)
@@ -141,6 +142,19 @@ def as_numbers(schema: StructType, name: str) -> Column:
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, BooleanType):
         return _quoted(name).cast("array<tinyint>")
     return _quoted(name)
+
+
+def _hashable(schema: StructType, name: str) -> Column:
+    """Return a column that Spark can hash: one that holds maps as a text."""
+    return F.to_json(F.struct(_quoted(name))) if _holds_maps(_type_of(schema, name)) else as_numbers(schema, name)
+
+
+def _holds_maps(kind: DataType) -> bool:
+    if isinstance(kind, ArrayType):
+        return _holds_maps(kind.elementType)
+    if isinstance(kind, StructType):
+        return any(_holds_maps(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType)
 
 
 def _type_of(schema: StructType, name: str) -> DataType:

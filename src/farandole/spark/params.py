@@ -113,7 +113,7 @@ class EstimatorParams(CheckedParams):
     compress_sparse_cols = param(
         "compress_sparse_cols", "vectors stay sparse on disk and in transit", checks.flag("compress_sparse_cols")
     )
-    use_gpu = param("use_gpu", "compute on a rank's GPU, if there is one", checks.flag("use_gpu"))
+    use_gpu = param("use_gpu", "False: do not warn of GPUs, on which ranks do not compute yet", checks.flag("use_gpu"))
     shuffle = param("shuffle", "another order of a rank's rows in each epoch", checks.flag("shuffle"))
     random_seed = param("random_seed", "of orders, split and ranks; random", checks.at_least("random_seed", 0))
     store = param("store", "where checkpoints and logs are kept; nowhere", checks.store)
@@ -357,10 +357,11 @@ def check_together(estimator: EstimatorParams, losses: int) -> None:
         if given is not None and len(given) != len(labels):
             what = setting.partition("_")[2]
             raise ConfigError(setting, f"has {len(given)} {what} for {len(labels)} label columns")
-    removed, wanted = estimator.getTransformationRemovedFields() or [], [*estimator.getFeatureCols(), *labels]
+    removed = estimator.getTransformationRemovedFields() or []
+    wanted = [*estimator.getFeatureCols(), *labels, estimator.getSampleWeightCol()]
     if estimator.getTransformationFn() is None and (removed or estimator.getTransformationEditFields()):
         raise ConfigError("transformation_fn", "is not set, but transformation_edit_fields or _removed_fields are")
-    if ended := [name for name in wanted if name in removed]:
+    if ended := [name for name in wanted if name is not None and name in removed]:
         raise ConfigError("transformation_removed_fields", f"holds {', '.join(ended)}, which the model is trained on")
     if estimator.getBackend() is not None and estimator.getNumProc() is not None:
         raise ConfigError("backend", "is set, and num_proc as well; set one of them")

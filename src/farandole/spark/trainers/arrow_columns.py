@@ -99,7 +99,8 @@ class AnyColumn:
 
     def _items(self, column: pa.Array) -> list[Any]:
         if self._field is None:
-            return list(column.to_pylist())
+            cells = list(column.to_pylist())
+            return [dict(cell) for cell in cells] if pa.types.is_map(column.type) else cells
         values = own_rows(self._field.values(pa.chunked_array([column])))
         if isinstance(values, Ragged):
             return values.rows()

@@ -1,6 +1,7 @@
 """A user's function of one row, applied on the ranks to the rows of each batch."""
 
 import random
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ Facts: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]  # of a column: its ty
 
 _SETTING = "transformation_fn"
 _AT_ONCE = 1024  # rows that are made at once to be kept
+# Batches to train on and to validate with may be made in two threads at once: in Keras on TensorFlow, and by queues.
+_GENERATORS = threading.Lock()
 
 # Types that results have, and the one in which batches hold them.
 _HELD = {
@@ -58,17 +61,19 @@ class RowTransform:
         if not len(rows):
             return {name: np.empty((0, *shape), dtype) for name, (dtype, shape) in self.facts.items()}
         state = int(np.random.SeedSequence(self.seed, spawn_key=(*turn, self.rank, 2)).generate_state(1)[0])
-        random.seed(state)
-        np.random.seed(state)
         spec = TransformSpec(edit_fields=self.transformation.edit_fields)
         raw = {name: column.take(rows) for name, column in self.raw.items()}
         promised = dict.fromkeys([*self.wanted, *spec.edit_fields])
-        made = [self._row({name: cells[place] for name, cells in raw.items()}, promised) for place in range(len(rows))]
+        given = [{name: cells[place] for name, cells in raw.items()} for place in range(len(rows))]
+        with _GENERATORS:
+            random.seed(state)
+            np.random.seed(state)
+            made = [self._row(row, promised) for row in given]
         columns = {}
         for name in self.wanted:
             columns[name] = values = _column(spec, name, [row[name] for row in made])
             dtype, shape = self.facts.get(name, (values.dtype.name, values.shape[1:]))
-            if values.shape[1:] != shape or not np.can_cast(values.dtype, dtype, "same_kind"):
+            if values.shape[1:] != shape or not _holds(dtype, values):
                 raise DataError(
                     name,
                     f"{_SETTING} gives {_kind(values.dtype.name, values.shape[1:])}, and {_kind(dtype, shape)} for the "
@@ -165,14 +170,21 @@ def _column(spec: TransformSpec, name: str, cells: list[Any]) -> NDArray[Any]:
             )
     try:
         values = spec.column(name, cells)
-    except (TypeError, ValueError) as error:
-        raise DataError(name, f"{_SETTING} gives what makes no array: {error}") from error
+    except (OverflowError, TypeError, ValueError) as error:
+        raise DataError(name, f"{_SETTING} gives results that form no array: {error}") from error
     if not isinstance(values, np.ndarray):
         raise DataError(name, f"{_SETTING} gives arrays of different lengths; a tensor needs one: pad or cut them")
     held = _HELD.get(values.dtype.name)
     if held is None:
         raise DataError(name, f"{_SETTING} gives {type(cells[0]).__name__}; return numbers or arrays of numbers")
     return values.astype(held, copy=False)
+
+
+def _holds(dtype: str, values: NDArray[Any]) -> bool:
+    """Return whether the type holds these values; floating-point numbers may be rounded, integers may not."""
+    if not np.can_cast(values.dtype, dtype, "same_kind"):
+        return False
+    return values.dtype.kind != "i" or np.array_equal(values.astype(dtype).astype(values.dtype), values)
 
 
 def _fits(shape: tuple[int, ...], promised: tuple[int | None, ...]) -> bool:
