@@ -74,20 +74,20 @@ def summing(folder: Path) -> nn.Module:
 
 
 def test_a_function_of_rows_and_compressed_vectors(spark: SparkSession, tmp_path: Path) -> None:
-    rows = [(n, f"w{n}", Vectors.sparse(1000, [n], [1.0]), float(n % 5)) for n in range(23)]
-    data = spark.createDataFrame(rows, ["id", "word", "vector", "y"])
+    rows = [({"id": n}, f"w{n}", Vectors.sparse(1000, [n], [1.0]), float(n % 5)) for n in range(23)]
+    data = spark.createDataFrame(rows, ["map", "word", "vector", "y"])
     note = noting(tmp_path)
 
     def measured(row: dict[str, Any]) -> dict[str, Any]:
-        note("row", f"{row['id']} {type(row['word']).__name__} {row['vector'].shape}")
-        return {"x": [len(row["word"]), row["id"]], "vector": row["vector"][:3], "y": row["y"]}
+        note("row", f"{row['map']['id']} {type(row['word']).__name__} {row['vector'].shape}")
+        return {"x": [len(row["word"]), row["map"]["id"]], "vector": row["vector"][:3], "y": row["y"]}
 
     model = summing(tmp_path)
     settings: dict[str, Any] = {
         "num_proc": 2, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.0),
         "loss": nn.functional.mse_loss, "feature_cols": ["x", "vector"], "label_cols": ["y"], "verbose": 0,
         "batch_size": 4, "val_batch_size": 2, "epochs": 2, "validation": 0.3, "random_seed": 5,
-        "transformation_fn": measured, "transformation_removed_fields": ["word", "id"], "compress_sparse_cols": True,
+        "transformation_fn": measured, "transformation_removed_fields": ["word", "map"], "compress_sparse_cols": True,
         "transformation_edit_fields": [("x", np.float32, (2,), False), ("vector", np.float32, (3,), False)],
     }  # fmt: skip
     fitted = TorchEstimator(**settings).fit(data)
@@ -200,6 +200,11 @@ def test_rows_of_a_store_reach_the_ranks_without_spark(
     assert fitted.history[0]["val_loss"] == pytest.approx(np.mean([(n + 0.5 + n - n) ** 2 for n in range(12, 17)]))
     with pytest.raises(DataError, match="column 'z': is not in the DataFrame"):
         estimator.fit_on_parquet({estimator.feature_cols: ["z"]}, dataset_idx=2)
+    ragged = [(Vectors.sparse(4 + n // 15, [0], [1.0]), *row[1:]) for n, row in enumerate(rows)]
+    data = spark.createDataFrame(ragged, ["vector", "x", "y"])
+    data.coalesce(1).write.parquet(store.get_train_data_path(3))
+    with pytest.raises(DataError, match="column 'vector': vectors of 4 to 5 numbers; a tensor needs one length"):
+        estimator.fit_on_parquet({estimator.run_id: "ragged"}, dataset_idx=3)
 
 
 def two_heads(folder: Path) -> nn.Module:

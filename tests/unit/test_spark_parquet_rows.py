@@ -1,5 +1,7 @@
 """Parquet files as the rows of ranks: shares, types, and an order by content."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ pytest.importorskip("pandas")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from farandole.data import ArrowShard
-from farandole.errors import ConfigError, DataError
+from farandole.data import ArrowShard, ParquetSource
+from farandole.errors import ConfigError, DataError, RankFailed, SourceError
+from farandole.spark import training_job
 from farandole.spark.feed import plan_feed
 from farandole.spark.parquet_feed import StoredRows
 from farandole.spark.store import Store
-from farandole.spark.trainers.parquet_rows import ParquetRows, lay_out
+from farandole.spark.trainers import parquet_rows
+from farandole.spark.trainers.parquet_rows import ParquetFolder, ParquetRows, lay_out
 from farandole.spark.trainers.row_hash import hash_rows
 from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
 
@@ -47,6 +51,10 @@ def write(folder: Path, rows: pa.Table, *, files: int = 2, row_group: int = 4) -
     return folder
 
 
+def seen(folder: Path | str) -> ParquetFolder:
+    return ParquetFolder.of(str(folder), ParquetSource(str(folder)))
+
+
 def laid_out(asked: ParquetRows, size: int) -> list[pa.Table]:
     tables = []
     for rank in range(size):
@@ -61,7 +69,7 @@ def laid_out(asked: ParquetRows, size: int) -> list[pa.Table]:
 def test_each_row_is_one_ranks(tmp_path: Path, size: int) -> None:
     train, held = write(tmp_path / "train", table(21)), write(tmp_path / "held", table(5), files=1)
     asked = ParquetRows(
-        train=str(train), held=str(held), storage_options={}, columns=("id", "flag", "pixels", "vector"),
+        train=seen(train), held=seen(held), storage_options={}, columns=("id", "flag", "pixels", "vector"),
         as_they_are=frozenset(), validation_col=None,
     )  # fmt: skip
     tables = laid_out(asked, size)
@@ -78,10 +86,68 @@ def test_each_row_is_one_ranks(tmp_path: Path, size: int) -> None:
     assert {each.schema for each in tables} == {tables[0].schema}
 
 
+def rows_of(folder: ParquetFolder, *columns: str, as_they_are: Iterable[str] = ()) -> ParquetRows:
+    return ParquetRows(
+        train=folder, held=None, storage_options={}, columns=columns, as_they_are=frozenset(as_they_are),
+        validation_col=None,
+    )  # fmt: skip
+
+
+def test_ranks_read_the_files_that_the_driver_saw(tmp_path: Path) -> None:
+    asked = rows_of(seen(write(tmp_path / "train", table(8))), "id")
+    lay_out(asked, rank=0, size=2).close()
+    pq.write_table(table(3), tmp_path / "train" / "part-2.parquet")
+    with pytest.raises(SourceError, match=r"train: does not have the files on .* that the driver saw when the fit"):
+        lay_out(asked, rank=0, size=2)
+
+
+def test_ranks_read_the_version_of_a_table_that_the_driver_saw(tmp_path: Path) -> None:
+    folder = write(tmp_path / "train", table(8))
+    (folder / "_spark_metadata").mkdir()
+
+    def finish(batch: int) -> None:
+        path = folder / f"part-{batch}.parquet"
+        facts = {"path": path.as_uri(), "size": path.stat().st_size, "modificationTime": 0, "action": "add"}
+        (folder / "_spark_metadata" / str(batch)).write_text(f"v1\n{json.dumps(facts)}")
+
+    finish(0)
+    asked = rows_of(seen(folder), "id")
+    finish(1)
+    for where, count in ((asked, 4), (rows_of(seen(folder), "id"), 8)):
+        assert sum(each.num_rows for each in laid_out(where, 2)) == count
+
+
+def test_vectors_are_filled_up_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = rows_of(seen(write(tmp_path / "train", table(20), files=1, row_group=20)), "vector", "id")
+    (whole,) = laid_out(asked, 1)
+    monkeypatch.setattr(parquet_rows, "_NUMBERS_AT_ONCE", 11)
+    (pieces,) = laid_out(asked, 1)
+    assert [len(chunk) for chunk in pieces[HASH].chunks] == [3] * 6 + [2]
+    assert pieces.to_pylist() == whole.to_pylist()
+
+
+def test_equal_vectors_have_one_hash_however_they_are_written(tmp_path: Path) -> None:
+    sparse: dict[str, Any] = {"type": 0, "size": 3, "indices": [1], "values": [5.0]}
+    dense: dict[str, Any] = {"type": 1, "size": None, "indices": None, "values": [0.0, 5.0, 0.0]}
+    folder = seen(write(tmp_path / "train", pa.table({"v": pa.array([sparse, dense, sparse, dense], VECTOR)})))
+    hashes = [laid_out(rows_of(folder, "v", as_they_are=kept), 1)[0][HASH] for kept in ((), ("v",))]
+    assert len({value for each in hashes for value in each.to_pylist()}) == 1
+
+
+def test_a_file_that_a_rank_cannot_read_ends_a_fit_as_a_source_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RankFailed(1, "SourceError: part-0: is gone", "") from SourceError("part-0", "is gone")
+
+    monkeypatch.setattr(training_job, "run_barrier_job", fail)
+    settings: dict[str, Any] = {"name": "", "num_proc": 2, "verbose": 0, "env": {}, "max_attempts": 1}
+    with pytest.raises(SourceError, match="part-0: is gone"):
+        training_job.run_training_job(None, int, dataframe=None, **settings)  # type: ignore[arg-type]
+
+
 def test_columns_may_stay_as_they_are_and_one_may_choose(tmp_path: Path) -> None:
     train = write(tmp_path / "train", table(9))
     asked = ParquetRows(
-        train=train.as_uri(), held=None, storage_options={}, columns=("word", "vector"),
+        train=seen(train.as_uri()), held=None, storage_options={}, columns=("word", "vector"),
         as_they_are=frozenset({"word", "vector"}), validation_col="flag",
     )  # fmt: skip
     (whole,) = laid_out(asked, 1)

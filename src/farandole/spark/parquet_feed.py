@@ -13,7 +13,7 @@ from farandole.data.fields import is_vector
 from farandole.errors import ConfigError, DataError
 from farandole.spark.feed import Feed
 from farandole.spark.store import FilesystemStore
-from farandole.spark.trainers.parquet_rows import ParquetRows
+from farandole.spark.trainers.parquet_rows import ParquetFolder, ParquetRows
 
 __all__ = ["StoredRows"]
 
@@ -30,8 +30,10 @@ class StoredRows:
         if not store.exists(train):
             raise ConfigError("store", f"has no rows to train on: {train} does not exist")
         self._options = store.storage_options
-        self._train, self._held = store.url(train), store.url(held) if store.exists(held) else None
-        self._schema: pa.Schema = ParquetSource(self._train, self._options).schema
+        self._train = store.url(train)
+        self._held = store.url(held) if store.exists(held) else None
+        self._source = ParquetSource(self._train, self._options)
+        self._schema: pa.Schema = self._source.schema
 
     def schema(self, needed: Sequence[str]) -> StructType:
         """Return the columns with Spark's types; raises `DataError` for a needed one that has none."""
@@ -43,15 +45,19 @@ class StoredRows:
 
     def planned(self, feed: Feed) -> ParquetRows:
         """Return what ranks read; raises `DataError` when the files to validate with lack a column."""
+        held = None
         if self._held is not None:
-            there = ParquetSource(self._held, self._options).schema
+            source = ParquetSource(self._held, self._options)
             for name in feed.columns:
-                kinds = [each.field(name).type if name in each.names else None for each in (self._schema, there)]
+                kinds = [
+                    each.field(name).type if name in each.names else None for each in (self._schema, source.schema)
+                ]
                 if kinds[0] != kinds[1]:
                     raise DataError(name, f"is {kinds[0]} in the rows to train on, {kinds[1]} in {_HELD}")
+            held = ParquetFolder.of(self._held, source)
         return ParquetRows(
-            train=self._train,
-            held=self._held,
+            train=ParquetFolder.of(self._train, self._source),
+            held=held,
             storage_options=self._options,
             columns=feed.columns,
             as_they_are=feed.as_they_are,

@@ -6,7 +6,7 @@ from typing import TypeAlias, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from farandole.errors import ConfigError, DataError, RankFailed
+from farandole.errors import ConfigError, DataError, RankFailed, SourceError
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.display import Display
 from farandole.spark.driver_log import OnMessage
@@ -34,8 +34,8 @@ def run_training_job(
 
     Blocks until all ranks have ended. `name` is shown in Spark's UI and above the progress. Without `shows_epochs`
     messages about finished epochs are not shown; they still count as progress. `on_epoch` gets an epoch's values on
-    another thread; messages of a busy rank may be dropped. Raises the `DataError` or `ConfigError` of a rank as it is,
-    `RankFailed` for other failures."""
+    another thread; messages of a busy rank may be dropped. Raises the `DataError`, `SourceError` or `ConfigError` of a
+    rank as it is, `RankFailed` for other failures."""
     display = Display(name) if verbose else None
     try:
         with display or nullcontext():
@@ -53,7 +53,7 @@ def run_training_job(
             )
     except RankFailed as failure:
         # The caller can mend rows and settings that cannot be used, whichever rank has found them.
-        if isinstance(failure.__cause__, (DataError, ConfigError)):
+        if isinstance(failure.__cause__, (DataError, SourceError, ConfigError)):
             raise failure.__cause__ from None
         raise
     value = values[0]

@@ -1,6 +1,10 @@
 """A rank's share of the rows in Parquet files, laid out as a DataFrame's rows are fed to it."""
 
+import hashlib
+import json
 import os
+import posixpath
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,14 +14,42 @@ import pyarrow.compute as pc
 
 from farandole.data import ParquetSource, Source
 from farandole.data.fields import Vectors, is_vector
-from farandole.errors import DataError
+from farandole.data.state import NO_VERSION
+from farandole.errors import DataError, SourceError
 from farandole.spark.disks import local_directory
 from farandole.spark.spill import Spill, spill
 from farandole.spark.trainers.arrow_columns import vector_widths
 from farandole.spark.trainers.row_hash import hash_rows
 from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
 
-__all__ = ["ParquetRows", "lay_out"]
+__all__ = ["ParquetFolder", "ParquetRows", "lay_out"]
+
+_NUMBERS_AT_ONCE = 1 << 24  # of a column of vectors that are filled up
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetFolder:
+    """A folder of Parquet files, or of a table, as the driver has seen it."""
+
+    url: str
+    version: int | None  # of the table; None: plain files
+    content: str  # stands for names, sizes and rows of the files
+
+    @classmethod
+    def of(cls, url: str, source: ParquetSource) -> "ParquetFolder":
+        """Note what `source` has found under its URL."""
+        return cls(url=url, version=None if source.version == NO_VERSION else source.version, content=_content(source))
+
+    def open(self, options: Mapping[str, object]) -> ParquetSource:
+        """Open the same files; raises `SourceError` if others are there."""
+        source = ParquetSource(self.url, options, version=self.version)
+        if _content(source) != self.content:
+            raise SourceError(
+                self.url,
+                f"does not have the files on {socket.gethostname()} that the driver saw when the fit began; use a "
+                "store that is the same on every host, and write to the folder when no fit reads it",
+            )
+        return source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +59,8 @@ class ParquetRows:
     Rows of `held` validate; without it those for which the column `validation_col` of `train` is true, if there is one.
     """
 
-    train: str
-    held: str | None
+    train: ParquetFolder
+    held: ParquetFolder | None
     storage_options: Mapping[str, object] = field(repr=False)
     columns: tuple[str, ...]
     as_they_are: frozenset[str]  # columns that keep their types
@@ -40,20 +72,37 @@ def lay_out(rows: ParquetRows, *, rank: int, size: int) -> Spill:
 
     Shares differ by a row at most. Ranks read a row group together when there are fewer of them than ranks. Raises
     `SourceError` for files, `DataError` for a column."""
-    train = ParquetSource(rows.train, rows.storage_options)
+    train = rows.train.open(rows.storage_options)
     parts: list[tuple[Source, bool | None]] = [(train, None if rows.held is None else False)]
     if rows.held is not None:
-        parts.append((ParquetSource(rows.held, rows.storage_options), True))
+        parts.append((rows.held.open(rows.storage_options), True))
 
     def batches() -> Iterator[pa.RecordBatch]:
         for source, validates in parts:
             for table in _share(source, _names(rows, validates), rank, size):
-                yield from _fed(rows, table, validates).to_batches()
+                for piece in _pieces(rows, table):
+                    yield from _fed(rows, piece, validates).to_batches()
 
     names = _names(rows, parts[0][1])
     empty = train.schema.empty_table().select(names)
     schema = _fed(rows, empty, parts[0][1]).schema
     return spill(batches(), schema, local_directory(os.environ, rank), stop=lambda: False)
+
+
+def _content(source: Source) -> str:
+    seen = [
+        [posixpath.basename(group.file.path), group.file.size, group.number, group.rows] for group in source.row_groups
+    ]
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
+
+
+def _pieces(rows: ParquetRows, table: pa.Table) -> Iterator[pa.Table]:
+    """Cut a table such that its filled-up vectors take little memory."""
+    columns = [table[name] for name in rows.columns]
+    widths = [max(vector_widths(_one_array(each)), default=1) for each in columns if is_vector(each.type)]
+    at_once = max(1, _NUMBERS_AT_ONCE // max([1, *widths]))
+    for first in range(0, table.num_rows, at_once):
+        yield table.slice(first, at_once)
 
 
 def _names(rows: ParquetRows, validates: bool | None) -> list[str]:
@@ -78,7 +127,9 @@ def _fed(rows: ParquetRows, table: pa.Table, validates: bool | None) -> pa.Table
     """Return the rows with the names and types of a feed."""
     columns = [_column(name, table[name], as_it_is=name in rows.as_they_are) for name in rows.columns]
     made = {fed_as(place): column for place, column in enumerate(columns)}
-    made[HASH] = pa.array(hash_rows(columns))
+    # Equal vectors may differ as they lie in the file: sparse and dense.
+    plain = zip(rows.columns, columns, strict=True)
+    made[HASH] = pa.array(hash_rows([_filled_up(name, each) if is_vector(each.type) else each for name, each in plain]))
     if validates is not None:
         made[VALIDATES] = pa.array(np.full(table.num_rows, validates, np.int8))
     elif rows.validation_col is not None:

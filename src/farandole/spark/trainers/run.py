@@ -11,7 +11,7 @@ import numpy as np
 
 from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.core.public import init, rank, shutdown, size
-from farandole.data import ShardBatch, together
+from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.refusals import GPUS
 from farandole.spark.child import shard
@@ -90,7 +90,7 @@ def _opened(plan: RunPlan, path: Path | None) -> "Run":
     # Here, as it reads Parquet, which takes longer to load than all that other ranks need.
     from farandole.spark.trainers.parquet_rows import lay_out
 
-    laid_out = together(lambda: lay_out(files, rank=rank(), size=size()), allgather_object)
+    laid_out = lay_out(files, rank=rank(), size=size())  # a failure ends this rank, and the others lose their peer
     try:
         return Run(plan, Path(f"/proc/self/fd/{laid_out.file.fileno()}"))
     finally:
