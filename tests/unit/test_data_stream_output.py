@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("pyarrow")
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.implementations.memory import MemoryFileSystem
 
 from farandole.data import Loader, ParquetSource, StreamSource
 from farandole.errors import ConfigError, SourceError
@@ -77,6 +79,34 @@ def test_rows_are_those_of_finished_batches(url: str) -> None:
         assert rows_of(StreamSource(url, batch=batch)) == list(range(rows))
         assert rows_of(ParquetSource(url, version=batch)) == list(range(rows))
         assert rows_of(ParquetSource(url).at(batch)) == list(range(rows))
+
+
+class ListingOnce(MemoryFileSystem):  # type: ignore[misc]
+    """Keeps its listings, as the file systems of object stores do."""
+
+    protocol = "listing-once"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("listing-once:/")))
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        if path not in self.dircache:
+            self.dircache[path] = super().ls(path, detail=True, **kwargs)
+        return [each if detail else each["name"] for each in self.dircache[path]]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.dircache.clear()
+
+
+def test_a_batch_that_has_finished_since_is_read(tmp_path: Path) -> None:
+    fsspec.register_implementation("listing-once", ListingOnce, clobber=True)
+    url = f"listing-once://{tmp_path}/out"
+    sink = written(url)
+    assert StreamSource(url).version == 5
+    sink.batch(6, sink.data("part-6.parquet", range(12, 14)))
+    assert StreamSource(url).version == ParquetSource(url).version == 6
+    assert rows_of(StreamSource(url)) == list(range(14))
 
 
 def test_a_file_of_the_log_that_is_gone_is_named(url: str) -> None:

@@ -37,6 +37,7 @@ class StreamSource(ParquetFiles):
         folder = place.rstrip("/")
         files = Files(fs)
         with files.telling(url):
+            fs.invalidate_cache()  # of listings: the query goes on
             names = [posixpath.basename(path) for path in fs.ls(f"{folder}/{_LOG}", detail=False)]
             self._batch, logs = _logs(url, names, batch)
             texts = [fs.cat_file(f"{folder}/{_LOG}/{name}").decode() for name in logs]
