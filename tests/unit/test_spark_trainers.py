@@ -4,6 +4,7 @@ import importlib.util
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from farandole.data import ShardBatch
 from farandole.errors import ConfigError, DataError
 from farandole.spark.store import Store
 from farandole.spark.trainers import run as running
@@ -27,6 +29,7 @@ from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.rows import HASH, RowsWanted, fed_as
 from farandole.spark.trainers.run import RunPlan
 from farandole.spark.trainers.torch import Judge, TorchJob, TorchTrainer, score_names
+from farandole.spark.trainers.torch_minibatch import MinibatchStep
 from farandole.spark.trainers.torch_tensors import Inputs
 
 
@@ -291,6 +294,39 @@ def test_a_step_of_the_users_own(tmp_path: Path) -> None:
     assert all(value.abs().max() < 1e-8 for value in weights(still).values())
     with pytest.raises(ConfigError, match=r"train_minibatch_fn: must return \(outputs, loss\), got NoneType"):
         trained(tmp_path, columns, job_of(zero_line(), columns, plan, train_minibatch=lambda *given: None))
+
+
+def a_step(batch: ShardBatch, sample: ShardBatch | None, loss: Any, returned: Any) -> tuple[nn.Module, Any]:
+    """Take one step by a user's function, which returns the loss as `returned` makes it; return the model, too."""
+    model = zero_line()
+    job = job_of(model, LINE, plan_of(LINE), losses=(loss,))
+    columns = {"x": np.empty((0, 2)), "y": np.empty(0)}
+    run: Any = SimpleNamespace(
+        sample=lambda: sample, rows=SimpleNamespace(train=SimpleNamespace(take=lambda rows: columns))
+    )
+
+    def step(*given: Any) -> Any:
+        outputs, loss = plain_step(*given)
+        return outputs, returned(loss)
+
+    return model, MinibatchStep(step, Judge(job), ("y",), run)(model, job.optimizer, batch)
+
+
+def test_a_rank_without_rows_changes_no_gradient_by_its_stand_in() -> None:
+    def relative(output: Tensor, label: Tensor) -> Tensor:
+        return ((output - label) / label).abs().mean()  # NaN for the stand-in, which is zeros
+
+    batch = ShardBatch({"x": np.empty((0, 2)), "y": np.empty(0)}, 0, 0.0)
+    model, made = a_step(batch, None, relative, lambda loss: loss)
+    assert made is None
+    assert [each.grad is not None and not each.grad.any() for each in model.parameters()] == [True, True]
+
+
+@pytest.mark.parametrize("returned", [lambda loss: loss, lambda loss: loss.detach(), lambda loss: loss.item()])
+def test_the_weight_of_a_batch_is_not_in_the_loss_that_is_reported(returned: Any) -> None:
+    batch = ShardBatch({name: np.array(values) for name, values in LINE.items()}, 4, 0.5)
+    _, (loss, _) = a_step(batch, batch, F.mse_loss, returned)
+    assert loss == pytest.approx(np.mean(np.square(LINE["y"])))
 
 
 def test_losses_are_made_on_the_rank(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from farandole.data import ShardBatch
@@ -51,9 +52,12 @@ class MinibatchStep:
         made: list[Tensor] = []
 
         def loss_fn(outputs: Any, labels: Sequence[Tensor], sample_weights: Tensor | None = None) -> Tensor:
-            pairs = list(zip(outputs_of(outputs, self._label_cols), labels, strict=True))
+            listed = outputs_of(outputs, self._label_cols)
+            if not batch.rows:
+                # Not the loss times 0: that is NaN where the loss of the stand-in is not finite.
+                return torch.stack([(each * 0.0).sum() for each in listed]).sum()
             # The optimizer averages over ranks; the weight makes that the mean over all rows of the step.
-            made.append(judge.loss(pairs, sample_weights) * shown.weight)
+            made.append(judge.loss(list(zip(listed, labels, strict=True)), sample_weights) * shown.weight)
             return made[-1]
 
         labels = judge.labels(shown)
@@ -65,12 +69,17 @@ class MinibatchStep:
         if not batch.rows:
             return None
         outputs, labels = self._transform_outputs(given[0], labels)
-        own = any(given[1] is each for each in made)  # else it is no loss of ours, and has no weight
-        loss = float(given[1].detach() if isinstance(given[1], Tensor) else given[1])
+        loss = _number(given[1])
+        # By value, as it may come as a number or detached; a loss of the function's own has no weight.
+        weighted = any(loss == _number(each) for each in made)
         pairs = [(output.detach(), label) for output, label in zip(outputs, labels, strict=True)]
-        return loss / (shown.weight if own else 1.0), judge.scores(pairs)
+        return loss / (shown.weight if weighted else 1.0), judge.scores(pairs)
 
     def _transform_outputs(self, outputs: Any, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the outputs as a list, and labels with as many numbers in their shapes."""
         listed = outputs_of(outputs, self._label_cols)
         return listed, self._judge.fitted(labels, listed)
+
+
+def _number(loss: Any) -> float:
+    return float(loss.detach() if isinstance(loss, Tensor) else loss)
