@@ -113,7 +113,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
     ) -> M:
         """Train the epochs that are left, on the rows that `frame` gives for a number of ranks."""
         if saved is not None and (saved.epoch >= plan.epochs or saved.stopped):
-            log.info("%s: all %d epochs are finished already", plan.run_id, saved.epoch)
+            how = "a callback stopped it" if saved.stopped else "all of them are finished"
+            log.info("%s: no epoch is left after %d; %s", plan.run_id, saved.epoch, how)
             return self._trained(plan.run_id, saved)
         return self._trained(plan.run_id, self._run(plan, spark, frame))
 

@@ -13,12 +13,12 @@ from farandole.extras import importing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EpochLog", "EpochLogger", "History", "epoch_points"]
+__all__ = ["NO_SCORES", "EpochLog", "EpochLogger", "History", "epoch_points"]
 
 log = logging.getLogger(__name__)
 
-_COUNTS = ("epoch", "steps", "seconds")
-_SPEED = ("rows_per_s", "waited")
+# Values of an epoch that are neither losses nor metrics.
+NO_SCORES = ("epoch", "steps", "seconds", "rows_per_s", "waited")
 _INCHES = (4.0, 2.6)  # of one panel: width, height
 
 
@@ -31,9 +31,9 @@ class EpochLogger(Protocol):
 
 
 class EpochLog:
-    """Gives each epoch of a fit to all loggers once, on a thread of its own; a slow server holds up nothing.
+    """Gives each epoch of a fit to all loggers once, on a thread of its own: a slow server does not delay training.
 
-    A logger that fails is warned of, and training goes on. As a context it ends when all loggers have all epochs."""
+    The failure of a logger is logged, and training goes on. As a context it ends when all loggers have all epochs."""
 
     def __init__(self, loggers: Sequence[EpochLogger]) -> None:
         self._loggers = loggers
@@ -66,7 +66,7 @@ def epoch_points(record: Mapping[str, float]) -> dict[str, float]:
     for name, value in record.items():
         if name.startswith("val_"):
             points[f"validation/{name.removeprefix('val_')}"] = value
-        elif name not in _COUNTS + _SPEED:
+        elif name not in NO_SCORES:
             points[f"train/{name}"] = value
     return points
 
@@ -100,7 +100,7 @@ class History(list[dict[str, float]]):
         """Return the names of values by the panel that they share."""
         panels: dict[str, list[str]] = {}
         for name in dict.fromkeys(name for record in self for name in record):
-            if name not in _COUNTS + _SPEED:
+            if name not in NO_SCORES:
                 panels.setdefault(name.removeprefix("val_"), []).append(name)
         return panels
 

@@ -17,7 +17,7 @@ with importing(__name__):
     from farandole.spark import checks
     from farandole.spark.backend import SparkBackend
     from farandole.spark.estimator import DataFrameEstimator
-    from farandole.spark.history import EpochLogger
+    from farandole.spark.history import NO_SCORES, EpochLogger
     from farandole.spark.params import check_together, param, refuse_unknown
     from farandole.spark.persistence import PARAMETERS, Folder, dumped_parameters, loaded_parameters
     from farandole.spark.store import FilesystemStore
@@ -312,8 +312,7 @@ class KerasModel(DataFrameModel):
 
     def getHistory(self) -> dict[str, list[float]]:
         """Return each value's course over the epochs, as the history of Keras' `fit` has it."""
-        other = ("epoch", "steps", "seconds", "rows_per_s", "waited")
-        names = dict.fromkeys(name for record in self.history for name in record if name not in other)
+        names = dict.fromkeys(name for record in self.history for name in record if name not in NO_SCORES)
         return {name: [record[name] for record in self.history if name in record] for name in names}
 
     def _facts(self) -> dict[str, object]:

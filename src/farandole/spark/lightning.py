@@ -18,6 +18,7 @@ with importing(__name__):
 
     from farandole.lightning.packages import PACKAGES, package_of
     from farandole.spark.backend import SparkBackend
+    from farandole.spark.history import NO_SCORES
     from farandole.spark.lightning_params import LightningParams, check_package, check_trainer_args
     from farandole.spark.params import check_together, refuse_unknown
     from farandole.spark.store import FilesystemStore
@@ -203,6 +204,5 @@ class LightningModel(TorchModel):
 
     def getHistory(self) -> dict[str, float]:  # type: ignore[override]  # the form that Horovod's Lightning model has
         """Return the values of the last epoch by name, as Horovod does; `history` has all epochs."""
-        other = ("epoch", "steps", "seconds", "rows_per_s", "waited")
         last = self.history[-1] if self.history else {}
-        return {name: value for name, value in last.items() if name not in other}
+        return {name: value for name, value in last.items() if name not in NO_SCORES}

@@ -20,7 +20,7 @@ with importing(__name__):
     from farandole.spark import checks
     from farandole.spark.backend import SparkBackend
     from farandole.spark.estimator import DataFrameEstimator
-    from farandole.spark.history import EpochLogger
+    from farandole.spark.history import NO_SCORES, EpochLogger
     from farandole.spark.params import check_together, param, refuse_unknown
     from farandole.spark.persistence import Folder
     from farandole.spark.store import FilesystemStore
@@ -354,8 +354,7 @@ def _inputs(model: torch.nn.Module, features: Sequence[str], shapes: Sequence[Se
 
 def _as_horovod(record: Mapping[str, float]) -> dict[str, object]:
     validation = {name.removeprefix("val_"): value for name, value in record.items() if name.startswith("val_")}
-    other = ("epoch", "steps", "seconds", "rows_per_s", "waited")
-    train = {name: value for name, value in record.items() if name not in other and not name.startswith("val_")}
+    train = {name: value for name, value in record.items() if name not in NO_SCORES and not name.startswith("val_")}
     parts = {"train": train, "validation": validation} if validation else {"train": train}
     told: dict[str, object] = {"epoch": int(record["epoch"]) - 1}
     for part, values in parts.items():
