@@ -191,6 +191,7 @@ def test_compressed_vectors_fill_up_as_they_are_taken() -> None:
         (lambda row: {"x": row["nowhere"], "y": 1}, (), ConfigError, "first row of rank 0: KeyError: 'nowhere'"),
         (lambda row: {"x": None, "y": 1}, (), ConfigError, "gives None for 1 of 1 rows"),
         (lambda row: {"x": "text", "y": 1}, (), ConfigError, "column 'x': transformation_fn gives str; return numbers"),
+        (lambda row: {"x": np.uint64(1), "y": 1}, (), ConfigError, "gives uint64; return numbers .* a type among bool"),
         (
             lambda row: {"x": [1.0, 2.0], "y": 1}, (("x", np.float32, (3,), False),), ConfigError,
             r"gives the shape \(2,\), transformation_edit_fields promises \(3,\)",

@@ -95,8 +95,10 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         """Return an iterator over the index and the model of each map of parameters, as pyspark.ml has it.
 
         Raises `ConfigError` for a run of the store by which these fits would go on with each other's weights."""
-        shared = self.getStore() is not None and self.getRunId() is not None
-        if shared and not all(self.run_id in given for given in paramMaps):
+        own = [given[self.run_id] for given in paramMaps if given.get(self.run_id) is not None]
+        # One map alone may stand for several fits: a CrossValidator comes with it for each fold.
+        shared = self.getRunId() is not None and not all(self.run_id in given for given in paramMaps)
+        if self.getStore() is not None and (shared or len(set(own)) < len(own)):
             raise ConfigError("run_id", "names one run, with which each of several fits would go on; leave it out")
         fits: Iterator[tuple[int, M]] = super().fitMultiple(dataset, paramMaps)  # type: ignore[arg-type]
         return fits

@@ -176,7 +176,9 @@ def _column(spec: TransformSpec, name: str, cells: list[Any]) -> NDArray[Any]:
         raise DataError(name, f"{_SETTING} gives arrays of different lengths; a tensor needs one: pad or cut them")
     held = _HELD.get(values.dtype.name)
     if held is None:
-        raise DataError(name, f"{_SETTING} gives {type(cells[0]).__name__}; return numbers or arrays of numbers")
+        kind = type(cells[0]).__name__ if values.dtype == object else values.dtype.name
+        remedy = f"return numbers or arrays of numbers, of a type among {', '.join(_HELD)}"
+        raise DataError(name, f"{_SETTING} gives {kind}; {remedy}")
     return values.astype(held, copy=False)
 
 
