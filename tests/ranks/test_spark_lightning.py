@@ -22,11 +22,24 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert done[0] == done[1] != []
 
 
+@pytest.mark.timeout(120)
+def test_a_checkpoint_with_objects_is_refused(tmp_path: Path) -> None:
+    (said,) = run_ranks(1, keep_objects, tmp_path, how="processes", timeout=90.0, framework="torch")
+    assert said.startswith("callbacks: a checkpoint may hold tensors and plain values only")
+
+
+def keep_objects(context: Context, folder: Path) -> str:
+    from helpers.lightning_details import keep_objects
+
+    return keep_objects(folder)
+
+
 def check_everything(context: Context, folder: Path) -> list[str]:
-    from helpers import lightning_estimator
+    from helpers import lightning_details, lightning_estimator
 
     done = []
-    for name, check in inspect.getmembers(lightning_estimator, inspect.isfunction):
+    checks = [each for module in (lightning_estimator, lightning_details) for each in inspect.getmembers(module)]
+    for name, check in checks:
         if name.startswith("check_"):
             (folder / name).mkdir(exist_ok=True)
             check(context.rank, context.size, folder / name)

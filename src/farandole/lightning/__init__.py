@@ -2,7 +2,7 @@
 
     trainer = lightning.Trainer(accelerator="cpu", strategy=FarandoleStrategy())
 
-`strategy_class` makes the same strategy for the package `pytorch_lightning`, whose classes are others."""
+`strategy_class` makes the same strategy for the package `pytorch_lightning`, which has classes of its own."""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -105,7 +105,7 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         """Join the job; Lightning calls it when a `Trainer` is made."""
         if not hvd.is_initialized():
             hvd.init()
-        # Both packages decorate functions of rank 0 with this one, which read a rank when they were imported.
+        # Both packages guard rank 0's functions with this decorator, which guessed its rank at import.
         from lightning_utilities.core.rank_zero import rank_zero_only
 
         rank_zero_only.rank = hvd.rank()  # type: ignore[attr-defined]  # a variable of a function
@@ -137,8 +137,13 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
     def on_validation_start(self) -> None:
         """Give all ranks rank 0's running statistics."""
         super().on_validation_start()
-        if self._reducer is not None:
+        if _available():
             self.broadcast_buffers()
+
+    def teardown(self) -> None:
+        """Unhook the parameters: a backward pass after the training is this rank's own."""
+        self._reducer = None
+        super().teardown()
 
     def broadcast_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as running statistics are; a collective."""

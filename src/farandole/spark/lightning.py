@@ -131,13 +131,23 @@ class LightningEstimator(LightningParams, TorchEstimator):
             if shapes is not None and len(shapes) != len(features):
                 raise ConfigError("input_shapes", f"has {len(shapes)} shapes for {len(features)} feature columns")
             check_together(self, 1)
-            dtype_of(self.getModel())
-            check_device(self.getModel())
+            made = self._made()
+            dtype_of(made)
+            check_device(made)
             unused = [each.name for each in (self.optimizer, self.loss, self.loss_constructors, self.metrics)]
             if unused := [name for name in unused if self.isSet(name)]:
                 log.warning("%s have no effect: the model is a LightningModule, which has its own", ", ".join(unused))
         check_package(self._package, self.getCallbacks())
         check_trainer_args(self._package, self.getTrainerArgs() or {})
+
+    def _made(self) -> torch.nn.Module:
+        model = self.getModel()
+        kind: Any = type(model)
+        if self._plain or kind.configure_model is self._package.LightningModule.configure_model:
+            return model
+        model = copy.deepcopy(model)
+        kind.configure_model(model)
+        return model
 
     def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
         shapes, weight_col = self.getLabelShapes(), self.getSampleWeightCol()

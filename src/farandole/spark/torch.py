@@ -276,8 +276,12 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
             run_id=run_id,
         )
 
+    def _made(self) -> torch.nn.Module:
+        """Return the model with all of its parameters."""
+        return self.getModel()
+
     def _inputs(self) -> Inputs:
-        return _inputs(self.getModel(), self.getFeatureCols(), self.getInputShapes())
+        return _inputs(self._made(), self.getFeatureCols(), self.getInputShapes())
 
 
 class TorchModel(DataFrameModel):

@@ -94,6 +94,7 @@ class LightningTrainer:
         self.trainer = self._trainer()
         self.meter, self.loss = Meter(()), [0.0, 0.0]  # of the epoch: sum of losses of rows, and rows
         self._best, self._whole = BestWeights(), b""
+        self._copied: dict[Path, int] = {}  # files that the store has
         self._restored = False
 
     def restore(self, state: bytes) -> None:
@@ -116,6 +117,8 @@ class LightningTrainer:
     def train(self, run: Run) -> None:
         """Train the epochs that are left by one call of `Trainer.fit`."""
         if self._restored and not run.epochs:
+            if self.job.losses is None:
+                self.module.configure_model()
             self.module.load_state_dict(self.strategy.checkpoint["state_dict"])
             return
         run.describe(self.job.tensors.inputs.describe(run.rows.kinds))
@@ -211,7 +214,7 @@ class LightningTrainer:
         record = self._logged() | ({"loss": loss / rows} if rows else {}) | speed
         self.trainer.save_checkpoint(KEPT)
         if run.rank == 0:
-            self._best.look(job.callbacks)
+            self._best.look(job.callbacks, self.strategy.written)
             dropped = ("hyper_parameters", "hparams", "datamodule_h")  # any objects; the driver has them
             content = {name: each for name, each in self.strategy.checkpoint.items() if not name.startswith(dropped)}
             values = {"lightning": content, "best": self._best.weights, "prefix": self._prefix}
@@ -219,7 +222,7 @@ class LightningTrainer:
         run.finish(run.checkpoint.epoch, record, self.outputs, stopped=stopped)
         store = run.plan.store
         if run.rank == 0 and store is not None and not store.is_local:
-            upload(store, self.folder, store.get_run_path(run.plan.run_id))
+            upload(store, self.folder, store.get_run_path(run.plan.run_id), self._copied)
 
     def _logged(self) -> Record:
         """Return the logged values: the means over ranks, by their rows. A collective."""
@@ -242,7 +245,7 @@ class LightningTrainer:
 
 
 def _quieten(job: LightningJob) -> None:
-    """Leave out what Lightning says of things that are meant to be so, unless all output is asked for."""
+    """Silence Lightning's warnings about settings that the estimator has chosen, unless all output is asked for."""
     if job.plan.verbose > 1:
         return
     for name in (*FABRICS, *FABRICS.values()):  # they share one function, which uses the logger of the last one
@@ -258,7 +261,10 @@ def _probe(job: LightningJob, run: Run) -> list[tuple[str, tuple[int, ...]]] | N
     sample = run.sample()
     if sample is None:
         return None
-    model = cloudpickle.loads(cloudpickle.dumps(job.model)).eval()
+    model = cloudpickle.loads(cloudpickle.dumps(job.model))
+    if job.losses is None:
+        model.configure_model()  # may make layers
+    model.eval()
     batch, inputs = job.tensors.of(sample), job.tensors.inputs
     try:
         with torch.inference_mode():

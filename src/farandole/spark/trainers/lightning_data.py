@@ -103,6 +103,6 @@ def ahead(source: Iterator[T], length: int) -> Iterator[T]:
 
 def queue_length(asked: float | None, steps: int) -> int:
     """Return how many batches to make ahead: a whole number, or a share of the steps of an epoch."""
-    if asked is None:
+    if not asked:
         return 0
     return asked if isinstance(asked, int) else max(1, int(asked * steps))

@@ -2,7 +2,7 @@
 
 import io
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,21 @@ __all__ = ["BestWeights", "dumped", "loaded", "moved", "upload", "weights_of"]
 
 
 class BestWeights:
-    """The weights that a `ModelCheckpoint` calls the best, also those of an earlier attempt, whose files are gone."""
+    """The weights that a `ModelCheckpoint` calls the best. Those of an earlier attempt come from the checkpoint."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Any] | None = None
         self._seen: tuple[str, int] | None = None
 
-    def look(self, callbacks: tuple[Any, ...]) -> None:
-        """Read the file of the first `ModelCheckpoint`, if it has written a better one."""
+    def look(self, callbacks: tuple[Any, ...], written: Collection[str]) -> None:
+        """Read the file of the first `ModelCheckpoint` if it is a new one among those that this rank has written."""
         path = next((each.best_model_path for each in callbacks if hasattr(each, "best_model_path")), "")
-        if not path or not Path(path).is_file():
+        if path not in written or not Path(path).is_file():
             return
         seen = path, Path(path).stat().st_mtime_ns
         if seen != self._seen:
             self._seen = seen
-            # This rank has written the file, which may hold objects of the user's module.
+            # The file may hold objects of the user's module. A file of an earlier attempt could run foreign code.
             self.weights = torch.load(path, map_location="cpu", weights_only=False)["state_dict"]
 
 
@@ -74,8 +74,11 @@ def moved(value: Any, old: str, new: str) -> Any:
     return value
 
 
-def upload(store: FilesystemStore, folder: Path, path: str) -> None:
-    """Copy the files in a local folder, and in the folders below it, to `path`."""
+def upload(store: FilesystemStore, folder: Path, path: str, copied: dict[Path, int]) -> None:
+    """Copy the files in a local folder, and in the folders below it, to `path`.
+
+    `copied` has the time at which each copied file was written: files that have not changed since are left out."""
     for each in folder.rglob("*"):
-        if each.is_file():
+        if each.is_file() and copied.get(each) != (written := each.stat().st_mtime_ns):
+            copied[each] = written
             store.write(posixpath.join(path, each.relative_to(folder).as_posix()), each.read_bytes())

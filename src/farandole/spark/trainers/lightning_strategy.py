@@ -27,6 +27,7 @@ class InSteps(OverRanks):
         self.checkpoint: dict[str, Any] = {}  # in memory: saved last, or to be loaded
         self.loss: Tensor | None = None  # of the last training step; None if it returned none
         self.rows = 0  # of the last training step
+        self.written: set[str] = set()  # paths of the files that callbacks have written
         self._run, self._terminate_on_nan = run, terminate_on_nan
         self._weight, self._validated = 1.0, 0
 
@@ -79,6 +80,7 @@ class InSteps(OverRanks):
             self.checkpoint = checkpoint
         else:
             super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+            self.written.add(str(filepath))
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the checkpoint in memory."""
@@ -91,7 +93,8 @@ class InSteps(OverRanks):
         module, results = self.lightning_module, self.lightning_module.trainer._results
         metrics = [each for each in module.modules() if isinstance(each, Metric)]
         before = [(each, _states(each)) for each in [*metrics, *results.values()]]
-        buffers = [(each, each.clone()) for each in module.buffers()]
+        buffers = [(each, dict(each._buffers)) for each in module.modules()]
+        values = [(buffer, buffer.clone()) for _, held in buffers for buffer in held.values() if buffer is not None]
         yield
         for metric, states in before:
             vars(metric).update(states)
@@ -99,8 +102,10 @@ class InSteps(OverRanks):
         for metric in results.values():
             if id(metric) not in known:  # it takes part in the collectives of the epoch's end
                 vars(metric).update(copy.deepcopy(metric._defaults))
-        for buffer, value in buffers:
+        for buffer, value in values:
             buffer.copy_(value)
+        for owner, held in buffers:
+            owner._buffers.update(held)  # the step may have put other tensors there
 
 
 def _states(metric: Metric) -> dict[str, Any]:

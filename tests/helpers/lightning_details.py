@@ -1,0 +1,89 @@
+"""Further checks of the trainer of `LightningEstimator`: hooks, late layers, and foreign objects in files."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as lightning
+import torch
+from torch import nn
+
+import farandole.torch as hvd
+from farandole.errors import ConfigError
+from farandole.spark.store import Store
+from helpers.estimator_rows import mine, points, shard_of
+from helpers.lightning_estimator import Net, job_of, trained, weights_in
+
+
+def check_a_backward_pass_after_the_training_is_a_ranks_own(rank: int, size: int, folder: Path) -> None:
+    columns = points(8)
+    _, trainer = trained(job_of(Net(), columns, epochs=1), shard_of(folder, mine(columns, rank, size)))
+    if rank == 0:
+        trainer.module.zero_grad()
+        trainer.module(torch.ones(1, 2)).sum().backward()
+        assert all(each.grad.isfinite().all() for each in trainer.module.parameters())  # would wait for other ranks
+
+
+class Late(Net):
+    """Makes its layers in `configure_model`."""
+
+    net: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = None
+
+    def configure_model(self) -> None:
+        if self.net is None:
+            torch.manual_seed(3)
+            self.net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 1))
+
+
+def check_layers_may_be_made_by_configure_model(rank: int, size: int, folder: Path) -> None:
+    columns, store = points(12), Store.create(str(folder / "store"))
+    path = shard_of(folder, mine(columns, rank, size))
+    _, straight = trained(job_of(Net(), columns), path)
+    for _ in range(2):  # the second time no epoch is left
+        run, late = trained(job_of(Late(), columns, store=store), path)
+        assert run.checkpoint.outputs == [("float32", [1])]
+        assert all(torch.equal(value, weights_in(late)[name]) for name, value in weights_in(straight).items())
+
+
+class Planted:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def check_a_file_of_an_earlier_attempt_runs_no_code(rank: int, size: int, folder: Path) -> None:
+    columns, store = points(12), Store.create(str(folder / "store"))
+    path = shard_of(folder, mine(columns, rank, size), [1 if place % 3 == 0 else 0 for place in range(12 // size)])
+    for epochs in (1, 3):
+        writer = lightning.callbacks.ModelCheckpoint(monitor="val_loss", mode="max", filename="worst")
+        job = job_of(Net(), columns, epochs=epochs, store=store, validation_col="held", callbacks=(writer,))
+        _, trainer = trained(job, path)
+        if rank == 0 and epochs == 1:
+            chosen = weights_in(trainer)
+            torch.save({"state_dict": Planted(folder / "ran")}, writer.best_model_path)
+        hvd.barrier()
+    assert not (folder / "ran").exists()
+    if rank == 0:
+        assert all(torch.equal(value, chosen[name]) for name, value in weights_in(trainer).items())
+
+
+class Keeper(lightning.Callback):
+    def state_dict(self) -> dict[str, Any]:
+        return {"folder": Path("/")}
+
+
+def keep_objects(folder: Path) -> str:
+    """Train on one rank with a callback that keeps an object; return the error, which rank 0 alone raises."""
+    columns = points(8)
+    try:
+        trained(job_of(Net(), columns, callbacks=(Keeper(),)), shard_of(folder, columns))
+    except ConfigError as error:
+        return str(error)
+    return "not refused"
