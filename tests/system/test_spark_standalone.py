@@ -3,17 +3,22 @@
 import importlib.util
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from py4j.protocol import Py4JJavaError
+from pyspark.resource import ResourceProfile
+from pyspark.resource.requests import TaskResourceRequest
 from pyspark.sql import SparkSession
 from spark_archive import java_options
 
 from farandole.errors import SlotsError
 from farandole.spark import HorovodRunner
+from farandole.spark.classic import ClassicApplication
 from helpers.spark_faults import fit_with_faults
 from helpers.spark_servers import standalone_cluster
 from helpers.spark_session import end_local_session, session
@@ -51,6 +56,22 @@ def test_ranks_of_two_executors_average(spark: SparkSession) -> None:
     assert HorovodRunner(np=2).run(main, factor=3.0) == 1.5
     with pytest.raises(SlotsError, match=r"3 ranks need 3 slots, but Spark \(spark://127.0.0.1:\d+\) has 2"):
         HorovodRunner(np=3).run(main, factor=3.0)
+
+
+def test_counting_slots_registers_a_profile_once(spark: SparkSession) -> None:
+    profile = ResourceProfile(_task_req={"cpus": TaskResourceRequest("cpus", 1.0)})  # as from before the session
+    for _ in range(3):
+        assert ClassicApplication(spark).slots(1, profile) in (0, 1, 2)  # as executors register
+    assert len(profiles_of(spark)) == 2, "Spark's own one, and that of the tasks"
+
+
+def profiles_of(spark: SparkSession) -> list[int]:
+    manager = spark.sparkContext._jsc.sc().resourceProfileManager()
+    found = []
+    for number in range(100):
+        with suppress(Py4JJavaError):  # not registered
+            found.append(manager.resourceProfileFromId(number).id())
+    return found
 
 
 @needs_native

@@ -48,14 +48,17 @@ class ClassicApplication:
         manager = context.resourceProfileManager()
         if profile is None:
             return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
-        # The Java object, which is made anew for a profile from before the session; counting needs it registered.
         asked: Any = self._spark.range(1)
-        java = asked._build_java_profile(profile)
+        java = asked._build_java_profile(profile)  # another one each time, if the profile is from before the session
+        # Counting needs a registered profile, and Spark tells its listeners and its event log of each one.
+        known = manager.getEquivalentProfile(java)
+        if known.isDefined():
+            return int(context.maxNumConcurrentTasks(known.get()))
         manager.addResourceProfile(java)
         return int(context.maxNumConcurrentTasks(java))
 
     def driver_host(self, interface: str) -> DriverHost:
-        # Where Spark's own driver listens: executors reach that, and nobody else has more to do with it.
+        # Spark's own driver listens there, so executors reach the address.
         conf = self._context.getConf()
         name = conf.get("spark.driver.host")
         assert name is not None  # Spark sets it

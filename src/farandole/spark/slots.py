@@ -149,7 +149,7 @@ def all_slots(spark: SparkSession, *, patience: timedelta, profile: ResourceProf
 
 
 def needed(settings: Mapping[str, str], profile: ResourceProfile | None) -> dict[str, str]:
-    """Return the configuration with what the tasks of `profile` need in place of what others do."""
+    """Return the configuration with the needs of tasks replaced by those of `profile`."""
     if profile is None:
         return dict(settings)
     kept = {name: value for name, value in settings.items() if not name.startswith("spark.task.resource.")}
