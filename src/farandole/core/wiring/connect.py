@@ -32,7 +32,7 @@ __all__ = ["Wiring", "connect"]
 # Among the ranks of one host, once they are connected: the rank that is missing, or that all is well.
 WORD = struct.Struct("!i")
 RUNS = -1
-LOOKUP_PAUSE = 0.5  # seconds between two questions for a host name
+LOOKUP_PAUSE = 0.5  # seconds between two lookups of a host name
 GRACE = timedelta(seconds=5)  # when its time is over, the first rank of a host tells the others whom it has missed
 
 
@@ -231,9 +231,9 @@ def _own_address(rendezvous: Rendezvous, config: Config, deadline: Deadline) -> 
 
 
 def _looked_up(address: str, deadline: Deadline) -> tuple[Any, ...]:
-    """Return what `getaddrinfo` says of `address`; waits for a host name that is not known yet.
+    """Look up `address`; wait until `deadline` for a host name that is not known yet.
 
-    Kubernetes publishes the name of a pod only when the pod runs."""
+    Kubernetes publishes the name of a pod only when the pod runs. Raises `RendezvousError` with the name."""
     where, port = split_address(address)
     while True:
         try:
