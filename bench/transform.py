@@ -4,8 +4,7 @@
 
 `TorchModel.transform` against Spark's own `predict_batch_udf`, and against a model that is called for each row, as
 Horovod's transform calls it. In turns, in one Spark session (local[cores]), on a column of arrays of float32 that Spark
-has in memory; the sum of all predictions is asked for. The call for each row gets a part of the rows, and counts
-as if it had got all of them. Writes bench/results/*-transform.json."""
+has in memory; the sum of all predictions is asked for. Writes bench/results/*-transform.json."""
 
 import argparse
 import sys
@@ -28,7 +27,6 @@ from farandole.spark.torch import TorchModel
 BATCHED, BY_ROW = "predict_batch_udf", "row at a time"
 MUSTS = {BATCHED: 1.0, BY_ROW: 10.0}
 BATCH = 1024  # rows of each call of the model, for both that make batches
-PART = 20  # of the rows go to the model one by one: every PART-th
 
 
 def make_model(columns: int) -> torch.nn.Module:
@@ -87,21 +85,16 @@ def timed(transform: Callable[[DataFrame], DataFrame], frame: DataFrame, expecte
 
 def measure(spark: SparkSession, given: argparse.Namespace) -> Race:
     model, frame = make_model(given.columns), make_frame(spark, given.rows, given.columns)
-    few = frame.where(f"id % {PART} = 0").persist()
-    share = given.rows / few.count()
     ours = TorchModel(model=model, feature_columns=["x"], label_columns=["y"], outputs=[("float32", [1])])
 
-    def total(rows: DataFrame) -> float:
-        values = np.stack(rows.select("x").toPandas()["x"].to_list())
-        with torch.inference_mode():
-            return float(model(torch.from_numpy(values)).double().sum())
-
-    all_rows, part = total(frame), total(few)
+    values = np.stack(frame.select("x").toPandas()["x"].to_list())
+    with torch.inference_mode():
+        total = float(model(torch.from_numpy(values)).double().sum())
     theirs, slow = batched(model, given.columns), by_row(model)
     contenders: dict[str, Any] = {
-        OURS: lambda: timed(ours.transform, frame, all_rows),
-        BATCHED: lambda: timed(theirs, frame, all_rows),
-        BY_ROW: lambda: share * timed(slow, few, part),
+        OURS: lambda: timed(ours.transform, frame, total),
+        BATCHED: lambda: timed(theirs, frame, total),
+        BY_ROW: lambda: timed(slow, frame, total),
     }
     return race(contenders, given.rounds)
 
