@@ -23,7 +23,14 @@ from helpers.spark_faults import fit_with_faults
 from helpers.spark_servers import standalone_cluster
 from helpers.spark_session import end_local_session, session
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "FARANDOLE_TEST_STANDALONE" not in os.environ,
+        reason="a minute and a half: FARANDOLE_TEST_STANDALONE=1 asks for it; local-cluster has the same scheduler",
+    ),
+]
 
 needs_native = pytest.mark.skipif(importlib.util.find_spec("farandole._native") is None, reason="no native core")
 
@@ -77,8 +84,5 @@ def profiles_of(spark: SparkSession) -> list[int]:
 @needs_native
 @pytest.mark.usefixtures("warm_torch")
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(
-    "FARANDOLE_TEST_STANDALONE" not in os.environ, reason="a minute: FARANDOLE_TEST_STANDALONE=1 asks for it"
-)
 def test_a_fit_survives_a_killed_rank_and_a_killed_executor(spark: SparkSession, tmp_path: Path) -> None:
     fit_with_faults(spark, tmp_path)
