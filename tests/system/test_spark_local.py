@@ -1,6 +1,7 @@
 """Ranks as tasks of a Spark job whose driver runs them itself: `local[2]`."""
 
 import functools
+import importlib
 import importlib.util
 import os
 import signal
@@ -319,6 +320,20 @@ def test_a_local_master_runs_the_drivers_python(
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON")
     assert run(lambda: os.environ["FARANDOLE_SIZE"], num_proc=1) == ["1"]
+
+
+def test_a_local_master_finds_modules_beside_the_script(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_the_script.py").write_text("VALUE = 7\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = {name: value for name, value in spark.sparkContext.environment.items() if name != "PYTHONPATH"}
+    monkeypatch.setattr(spark.sparkContext, "environment", given)
+
+    def main() -> int:
+        return int(importlib.import_module("beside_the_script").VALUE)
+
+    assert run(main, num_proc=1) == [7]
 
 
 def test_a_python_without_farandole_is_named_with_the_remedy(spark: SparkSession, bare_python: Path) -> None:

@@ -1,4 +1,4 @@
-"""Python of Spark's tasks: the driver's own one on a local master, and a sentence where it lacks what ranks need."""
+"""Python of Spark's tasks: the driver's own on a local master, and an error where it lacks what ranks need."""
 
 import os
 import re
@@ -18,12 +18,24 @@ _OTHER_VERSION = re.compile(r"PYTHON_VERSION_MISMATCH\].*?different version: ([\
 
 
 def use_own_interpreter(spark: SparkSession) -> None:
-    """Have a local master run this process's Python, unless PYSPARK_PYTHON names another one.
+    """Have a local master run this process's Python with its `sys.path`, unless PYSPARK_PYTHON names another one.
 
-    Spark would take the first python3 on the path, which may lack all that this one has. A Spark Connect server has its
-    own."""
-    if not is_connect(spark) and _NAME not in os.environ and is_local(application_of(spark).master):
-        spark.sparkContext.pythonExec = sys.executable
+    Spark would take the first python3 on the path, which may lack all that this one has, and would not find modules
+    beside the user's script. A Spark Connect server has its own."""
+    if is_connect(spark) or not is_local(application_of(spark).master):
+        return
+    context = spark.sparkContext
+    if _NAME not in os.environ:
+        context.pythonExec = sys.executable
+    if context.pythonExec == sys.executable:
+        # Once: Spark starts another daemon of workers for each value.
+        context.environment.setdefault("PYTHONPATH", os.pathsep.join(_added_folders()))
+
+
+def _added_folders() -> list[str]:
+    """Return the folders of `sys.path` that another process of this Python lacks, the script's own among them."""
+    own = tuple(f"{each}{os.sep}" for each in (sys.prefix, sys.base_prefix))
+    return [path for path in map(os.path.abspath, filter(None, sys.path)) if not path.startswith(own)]
 
 
 def interpreter_error(spark: SparkSession, spark_error: str) -> ConfigError | None:
