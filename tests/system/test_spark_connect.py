@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,10 @@ def test_tasks_that_cannot_reach_this_machine_are_told_of(spark: SparkSession, m
         ConfigError, match=r"spark: is a Spark Connect session whose tasks reach this machine at none of 127"
     ):
         run(print)
+
+
+def test_without_executors_the_search_for_an_address_ends(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=r"start_timeout: no executor has tried .* for 0.05 s; look at the executors"):
+        connect.reach(spark, ["127.0.0.1"], timedelta(seconds=0.05))  # sooner than any task ends
+    assert not spark.getTags()
+    assert connect.reach(spark, ["127.0.0.1"], timedelta(seconds=60)) == "127.0.0.1"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.resource import ResourceProfile
@@ -52,10 +53,10 @@ class Application(Protocol):
     def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int:
         """Return how many ranks can run at once now, with `task_cpus` cores each and what `profile` asks for."""
 
-    def driver_host(self, interface: str) -> DriverHost:
-        """Return where to listen for tasks; may run a Spark job that tries it.
+    def driver_host(self, interface: str, patience: timedelta) -> DriverHost:
+        """Return where to listen for tasks; may run a Spark job that tries it, for `patience` at most.
 
-        Raises `ConfigError` when tasks reach no address of this machine."""
+        Raises `ConfigError` when tasks reach no address of this machine, or no executor comes."""
 
     def attempt_of(self, stage: int) -> int:
         """Return the number of the stage's newest attempt, from 1; 0 for a stage that is not known."""

@@ -92,7 +92,7 @@ def run_barrier_job(
     attempts = Attempts(max_attempts, int(application.settings.get("spark.stage.maxConsecutiveAttempts", "4")))
 
     def job() -> list[Row]:
-        host = _driver_host(spark, application, interface)
+        host = _driver_host(spark, application, interface, patience)
         require_slots(spark, num_proc, patience=patience, profile=profile)
         secret = new_secret()
         with _listen(application, host, secret, num_proc, show, attempts.hearing(on_message)) as driver_log:
@@ -181,9 +181,9 @@ def _dump(
     return call, fed
 
 
-def _driver_host(spark: SparkSession, application: Application, interface: str) -> DriverHost:
+def _driver_host(spark: SparkSession, application: Application, interface: str, patience: timedelta) -> DriverHost:
     try:
-        return application.driver_host(interface)
+        return application.driver_host(interface, patience)
     except PySparkException as error:
         lacking = interpreter_error(spark, str(error))
         if lacking is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from pyspark.resource import ResourceProfile
@@ -57,7 +58,7 @@ class ClassicApplication:
         manager.addResourceProfile(java)
         return int(context.maxNumConcurrentTasks(java))
 
-    def driver_host(self, interface: str) -> DriverHost:
+    def driver_host(self, interface: str, patience: timedelta) -> DriverHost:
         # Spark's own driver listens there, so executors reach the address.
         conf = self._context.getConf()
         name = conf.get("spark.driver.host")

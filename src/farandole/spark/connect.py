@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import re
+import secrets
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -25,6 +27,7 @@ from farandole.topology import interface_address, own_addresses
 
 __all__ = ["ConnectApplication", "candidates", "reach"]
 
+INTERRUPT_EVERY = 0.2  # seconds
 TRY_TIMEOUT = timedelta(seconds=3)  # for a task's connection to one address
 _REACHED_SCHEMA = "address string"
 _ARROW_REACHED = pa.schema([("address", pa.string())])
@@ -66,9 +69,9 @@ class ConnectApplication:
     def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int:
         return self.parallelism() // task_cpus
 
-    def driver_host(self, interface: str) -> DriverHost:
+    def driver_host(self, interface: str, patience: timedelta) -> DriverHost:
         addresses = candidates(str(self._spark.client.host), interface)
-        address = reach(self._spark, addresses)
+        address = reach(self._spark, addresses, patience)
         if address is None:
             raise ConfigError(
                 "spark",
@@ -117,10 +120,11 @@ def candidates(server: str, interface: str = "") -> list[str]:
     return [each for each in dict.fromkeys([*first, *others, loopback]) if each in (loopback, *others)]
 
 
-def reach(spark: SparkSession, addresses: Sequence[str]) -> str | None:
-    """Return the first of this machine's `addresses` that all of Spark's slots reach; None if there is none.
+def reach(spark: SparkSession, addresses: Sequence[str], patience: timedelta) -> str | None:
+    """Return the first of this machine's `addresses` that tasks reach; None if there is none.
 
-    Runs a Spark job of one task per slot, which waits until there is an executor."""
+    Runs a Spark job of as many tasks as there are slots. It waits until there is an executor, up to `patience`; then
+    raises `ConfigError`."""
     secret = new_secret()
     with ExitStack() as stack:
         listeners = {}
@@ -132,9 +136,38 @@ def reach(spark: SparkSession, addresses: Sequence[str]) -> str | None:
         acceptor = Acceptor(list(listeners.values()), secret, me=b"driver", service="the search for an address")
         stack.enter_context(closing(AcceptingThread(acceptor, _hang_up, name="farandole-reach")))
         rows = spark.range(1 << 10).mapInArrow(functools.partial(_try_all, list(listeners), secret), _REACHED_SCHEMA)
-        tasks = [set(row["address"].split()) for row in rows.collect()]
+        with _limited(spark, patience):
+            tasks = [set(row["address"].split()) for row in rows.collect()]
         common = set.intersection(*tasks)
         return next((own for own, at in zip(addresses, listeners, strict=True) if at in common), None)
+
+
+@contextmanager
+def _limited(spark: Any, patience: timedelta) -> Iterator[None]:
+    """Cancel the Spark jobs of the block after `patience`, with a `ConfigError`."""
+    tag, expired, done = f"farandole-reach-{secrets.token_hex(4)}", threading.Event(), threading.Event()
+
+    def expire() -> None:
+        wait = patience.total_seconds()
+        while not done.wait(wait):
+            expired.set()
+            spark.interruptTag(tag)
+            wait = INTERRUPT_EVERY  # the job may have come to the server after that
+
+    limit = threading.Thread(target=expire, name="farandole-limit", daemon=True)
+    spark.addTag(tag)
+    limit.start()
+    try:
+        yield
+    except Exception as error:
+        if not expired.is_set():
+            raise
+        problem = f"no executor has tried the addresses of this machine for {patience.total_seconds():g} s"
+        raise ConfigError("start_timeout", f"{problem}; look at the executors of the Spark Connect server") from error
+    finally:
+        done.set()
+        limit.join()
+        spark.removeTag(tag)
 
 
 def _hang_up(peer: Admitted) -> None:
