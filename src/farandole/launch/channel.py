@@ -137,15 +137,17 @@ class LauncherEnd(_End):
     def hand_over(self, paths: Sequence[str], runner: str, call: bytes, start_timeout: timedelta) -> None:
         """Hand the call to the worker once it has started; raises `TimeoutError` when it does not start.
 
-        Blocks until the worker has taken the call; raises `OSError` or `EOFError` when the worker is gone."""
+        Blocks until the worker has taken the call; raises `OSError` or `EOFError` when it is gone before it starts."""
         self._socket.settimeout(start_timeout.total_seconds())
         self._expect(READY)
         self._socket.settimeout(None)
-        self._send(SETUP, json.dumps({"paths": list(paths), "runner": runner}).encode())
-        self._send(CALL, call)
-        with self._lock:
-            self._handed_over = True
-            self._send_orders()
+        # A worker that has failed on the way may be gone, and its outcome waits to be received.
+        with contextlib.suppress(OSError):
+            self._send(SETUP, json.dumps({"paths": list(paths), "runner": runner}).encode())
+            self._send(CALL, call)
+            with self._lock:
+                self._handed_over = True
+                self._send_orders()
 
     def begin(self, orders: Orders) -> None:
         """Let the call begin as soon as the worker has it; the files must stay open until the call has ended."""
