@@ -24,6 +24,12 @@ ENVIRONMENT = (
 )
 NATIVE = (PACKAGE / "core",)
 VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")
+# Packages that a user may lack: a test module skips without them, before it imports one.
+OPTIONAL = {
+    *("deltalake", "jax", "keras", "lightning", "matplotlib", "mlflow", "optuna", "pandas", "pyiceberg", "pyspark"),
+    *("ray", "sklearn", "tensorboard", "tensorflow", "torch", "yaml"),
+    *(f"farandole.{name}" for name in ("jax", "keras", "lightning", "ray", "tensorflow", "torch")),
+}
 
 
 def breaches_in_any(path: Path, text: str) -> Iterator[str]:
@@ -53,6 +59,18 @@ def breaches_in_python(path: Path, text: str) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: settings come from Config, the place of a rank from its context"
         elif isinstance(node, ast.ImportFrom) and node.module == "farandole._native" and not _within(path, NATIVE):
             yield f"{path}:{node.lineno}: only the core meets the native module"
+
+
+def breaches_in_tests(path: Path, text: str) -> Iterator[str]:
+    for node in ast.parse(text).body:
+        if "importorskip" in ast.unparse(node):
+            return
+        modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        for module in modules:
+            if OPTIONAL & {module.partition(".")[0], ".".join(module.split(".")[:2])}:
+                yield f"{path}:{node.lineno}: imports {module}; call pytest.importorskip before"
 
 
 def breaches_in_native(path: Path, text: str) -> Iterator[str]:
@@ -121,6 +139,8 @@ def main() -> int:
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         found += [*breaches_in_any(path, text), *breaches_in_python(path, text)]
+    for path in sorted(Path("tests").rglob("test_*.py")):
+        found += breaches_in_tests(path, path.read_text(encoding="utf-8"))
     for path in sorted([*Path("native").rglob("*.cc"), *Path("native").rglob("*.h")]):
         text = path.read_text(encoding="utf-8")
         found += [*breaches_in_any(path, text), *breaches_in_native(path, text)]

@@ -22,5 +22,5 @@ SCHEMAS = {
     "state_names.csv": "StateName string, State string",
     "googletrend.csv": "file string, week string, trend int",
 }
-# Of each file in weather/, one per state, whose name is the state's. Semicolons separate the columns.
+# weather/ holds a file for each state, named after it. Semicolons separate the columns.
 WEATHER = f"Date date, {', '.join(f'{name} double' for name in _WEATHER_MEASURES)}, Events string, WindDirDegrees int"

@@ -1,14 +1,14 @@
-"""Rows for the trainers of estimators, in files as a Spark task is fed them."""
+"""Rows for the trainers of estimators, in files as a Spark task is fed them, and a step of training."""
 
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from farandole.core.public import rank
+from farandole.core.public import is_initialized, rank
 from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
 
-__all__ = ["mine", "points", "shard_of"]
+__all__ = ["mine", "plain_step", "points", "shard_of"]
 
 
 def shard_of(folder: Path, columns: dict[str, Any], validates: Any = None) -> Path:
@@ -18,7 +18,7 @@ def shard_of(folder: Path, columns: dict[str, Any], validates: Any = None) -> Pa
     if validates is not None:
         arrays[VALIDATES] = pa.array(validates, pa.int8())
     table = pa.table(arrays)
-    path = folder / f"rows-{rank()}.arrow"
+    path = folder / f"rows-{rank() if is_initialized() else 0}.arrow"
     with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
         stream.write_table(table)
     return path
@@ -33,3 +33,15 @@ def points(count: int) -> dict[str, Any]:
 def mine(columns: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
     """Return a rank's share of the rows."""
     return {name: values[rank::size] for name, values in columns.items()}
+
+
+def plain_step(
+    model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, inputs: Any, labels: Any, sample_weights: Any
+) -> Any:
+    """Train on a batch as Horovod does without a `train_minibatch_fn`."""
+    optimizer.zero_grad()
+    outputs, labels = transform_outputs(model(*inputs), labels)
+    loss = loss_fn(outputs, labels, sample_weights)
+    loss.backward()
+    optimizer.step()
+    return outputs, loss

@@ -1,18 +1,25 @@
-"""A fit in which a rank and then an executor are killed, on any cluster of two executors."""
+"""Faults in a Spark job: a fit in which a rank and then an executor are killed, and Ctrl-C on the driver."""
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
+from farandole.spark.barrier import run_barrier_job
+from farandole.spark.logs import send
+from helpers.marked import wait_until_gone
 from helpers.spark_session import rest
 
-__all__ = ["fit_with_faults"]
+__all__ = ["fit_with_faults", "interrupt_job"]
+
+_HANGS = 120.0  # seconds
 
 
 def fit_with_faults(spark: SparkSession, tmp_path: Path) -> None:
@@ -64,3 +71,24 @@ def fit_with_faults(spark: SparkSession, tmp_path: Path) -> None:
         if "hit" in str(stage.get("description")):
             attempts.setdefault(int(str(stage["stageId"])), []).append(str(stage["status"]))
     assert max(map(sorted, attempts.values()), key=len) == ["COMPLETE", "FAILED", "FAILED"], attempts
+
+
+def interrupt_job(spark: SparkSession, mark: str) -> None:
+    """Press Ctrl-C while a job's ranks wait; the call and the ranks, which `mark` names, must end at once."""
+
+    def main() -> None:
+        send("started", {})
+        threading.Event().wait(_HANGS)
+
+    pid, started = os.getpid(), time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_barrier_job(
+            spark,
+            main,
+            num_proc=2,
+            description="interrupted",
+            env={"MARK": mark},
+            on_message=lambda rank, message: os.kill(pid, signal.SIGINT) if rank == 0 else None,
+        )
+    assert time.monotonic() - started < _HANGS
+    assert wait_until_gone(mark, 20) == []

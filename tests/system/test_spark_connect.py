@@ -21,8 +21,8 @@ from farandole.data import FeedLoader, ShardSource
 from farandole.errors import ConfigError, RankFailed, SlotsError
 from farandole.spark import HorovodRunner, connect, log_to_driver, run
 from farandole.spark.barrier import run_barrier_job
-from farandole.spark.logs import send
 from helpers.marked import wait_until_gone
+from helpers.spark_faults import interrupt_job
 from helpers.spark_servers import connect_server
 from helpers.spark_session import end_local_session
 
@@ -100,22 +100,7 @@ def test_a_failing_rank_is_named_with_its_exception(spark: SparkSession, mark: s
 
 
 def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
-    def main() -> None:
-        send("started", {})
-        threading.Event().wait(HANGS)
-
-    pid, started = os.getpid(), time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run_barrier_job(
-            spark,
-            main,
-            num_proc=2,
-            description="interrupted",
-            env={"MARK": mark},
-            on_message=lambda rank, message: os.kill(pid, signal.SIGINT) if rank == 0 else None,
-        )
-    assert time.monotonic() - started < HANGS
-    assert wait_until_gone(mark, 20) == []
+    interrupt_job(spark, mark)
     assert spark.getTags() == set()
 
 

@@ -1,5 +1,6 @@
 """`TorchEstimator` and `TorchModel` on an embedded Spark, with real ranks."""
 
+import dataclasses
 import importlib.util
 import io
 import logging
@@ -165,7 +166,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(spark: SparkSession, store: File
         content = store.read(store.get_checkpoint_path("resumed"))
         assert content is not None
         saved = Checkpoint.load(content)
-        assert saved.epoch == epochs
+        assert (saved.kind, saved.epoch) == ("pytorch", epochs)
         assert saved.state is not None
         state = torch.load(io.BytesIO(saved.state), weights_only=True)
         assert [group["lr"] for group in state["optimizer"]["param_groups"]] == [0.01]
@@ -183,6 +184,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(spark: SparkSession, store: File
     assert again.history == resumed.history
     with pytest.raises(ConfigError, match="random_seed: is 8, but resumed was started with 9"):
         estimator(line(), store=store, run_id="resumed", random_seed=8).fit(data)
+
+    store.write(store.get_checkpoint_path("resumed"), dataclasses.replace(saved, kind="keras").dump())
+    with pytest.raises(ConfigError, match="run_id: 'resumed' is a run of a keras estimator; choose another name"):
+        fit("resumed", 4)
 
 
 @pytest.mark.usefixtures("frameworks")  # TensorBoard imports TensorFlow if it is there

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from farandole.errors import ConfigError, DataError
 from farandole.spark.store import Store
 from farandole.spark.torch import TorchEstimator, TorchModel
+from helpers.estimator_rows import plain_step
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -136,16 +137,9 @@ def test_own_steps_losses_made_on_ranks_and_callbacks(spark: SparkSession, tmp_p
             label_cols=["y"], sample_weight_col="w", batch_size=1, epochs=3, random_seed=2, verbose=0, **changes,
         ).fit(data)  # fmt: skip
 
-    def step(
-        model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, inputs: Any, labels: Any, sample_weights: Any
-    ) -> Any:
-        optimizer.zero_grad()
-        outputs, labels = transform_outputs(model(*inputs), labels)
-        loss = loss_fn(outputs, labels, sample_weights)
-        loss.backward()
-        optimizer.step()
+    def step(model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, inputs: Any, *others: Any) -> Any:
         note("step", len(inputs[0]))
-        return outputs, loss
+        return plain_step(model, optimizer, transform_outputs, loss_fn, inputs, *others)
 
     class Unpicklable:
         reduction = "mean"

@@ -26,6 +26,7 @@ from farandole.spark.barrier import run_barrier_job
 from farandole.spark.child import shard
 from farandole.spark.logs import send
 from helpers.marked import processes_with, wait_until_gone
+from helpers.spark_faults import interrupt_job
 from helpers.spark_session import last_job, tasks_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -277,22 +278,7 @@ def test_a_failing_query_is_not_blamed_on_a_rank(spark: SparkSession, mark: str)
     pyspark.__version__.startswith("4.0."), reason="PySpark 4.0 calls Spark within a call on Ctrl-C: a Py4JError"
 )
 def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str, caplog: pytest.LogCaptureFixture) -> None:
-    def main() -> None:
-        send("started", {})
-        threading.Event().wait(HANGS)
-
-    pid, started = os.getpid(), time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run_barrier_job(
-            spark,
-            main,
-            num_proc=2,
-            description="interrupted",
-            env={"MARK": mark},
-            on_message=lambda rank, message: os.kill(pid, signal.SIGINT) if rank == 0 else None,
-        )
-    assert time.monotonic() - started < HANGS
-    assert wait_until_gone(mark, 20) == []
+    interrupt_job(spark, mark)
     assert last_job(spark)["status"] == "FAILED"
     assert "while sending command" not in caplog.text, "py4j shows traces"
 

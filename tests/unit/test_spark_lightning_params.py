@@ -1,4 +1,4 @@
-"""What a `LightningEstimator` accepts, before there is any Spark session."""
+"""Parameters that a `LightningEstimator` takes or refuses, without a Spark session."""
 
 import inspect
 import logging

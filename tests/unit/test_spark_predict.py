@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import pytest
 
 pytest.importorskip("pyspark")
+
+import pandas as pd
 
 from farandole.errors import DataError
 from farandole.spark.trainers.predict import BatchPredictor, Predict

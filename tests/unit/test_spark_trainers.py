@@ -15,7 +15,6 @@ if importlib.util.find_spec("farandole._native") is None:
     pytest.skip("the native core is not built", allow_module_level=True)
 
 import numpy as np
-import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,27 +25,18 @@ from farandole.spark.store import Store
 from farandole.spark.trainers import run as running
 from farandole.spark.trainers import torch_probe
 from farandole.spark.trainers.checkpoint import Checkpoint
-from farandole.spark.trainers.rows import HASH, RowsWanted, fed_as
+from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import RunPlan
 from farandole.spark.trainers.torch import Judge, TorchJob, TorchTrainer, score_names
 from farandole.spark.trainers.torch_minibatch import MinibatchStep
 from farandole.spark.trainers.torch_tensors import Inputs
+from helpers.estimator_rows import plain_step, shard_of
 
 
 @pytest.fixture(scope="module", autouse=True)
 def settled_torch() -> None:
     """The first optimizer makes torch set a variable of its compiler, for good."""
     torch.optim.SGD(nn.Linear(1, 1).parameters())
-
-
-def shard_of(folder: Path, columns: dict[str, Any]) -> Path:
-    """Write columns as a rank is fed them."""
-    arrays = {fed_as(place): pa.array(values) for place, values in enumerate(columns.values())}
-    table = pa.table({**arrays, HASH: pa.array(range(len(next(iter(columns.values())))), pa.int64())})
-    path = folder / "rows.arrow"
-    with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, table.schema) as stream:
-        stream.write_table(table)
-    return path
 
 
 def plan_of(columns: dict[str, Any], **changes: Any) -> RunPlan:
@@ -253,18 +243,6 @@ def test_outputs_are_those_of_the_last_batch(tmp_path: Path) -> None:
     assert trained(tmp_path, LINE, judge.job).outputs == [("float32", [1])]
 
 
-def plain_step(
-    model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, inputs: Any, labels: Any, sample_weights: Any
-) -> Any:
-    """What Horovod does without a `train_minibatch_fn`."""
-    optimizer.zero_grad()
-    outputs, labels = transform_outputs(model(*inputs), labels)
-    loss = loss_fn(outputs, labels, sample_weights)
-    loss.backward()
-    optimizer.step()
-    return outputs, loss
-
-
 def test_a_step_of_the_users_own(tmp_path: Path) -> None:
     columns = {**LINE, "w": [2.0, 0.0, 1.0, 3.0]}
     plan = plan_of(columns, epochs=2)
@@ -304,6 +282,7 @@ def a_step(batch: ShardBatch, sample: ShardBatch | None, loss: Any, returned: An
     run: Any = SimpleNamespace(
         sample=lambda: sample, rows=SimpleNamespace(train=SimpleNamespace(take=lambda rows: columns))
     )
+    run.stand_in = lambda: running.Run.stand_in(run)
 
     def step(*given: Any) -> Any:
         outputs, loss = plain_step(*given)

@@ -45,7 +45,7 @@ class Application(Protocol):
 
     @property
     def shares_terminal(self) -> bool:
-        """Whether the output of tasks shows on this process's own terminal."""
+        """True if tasks write to the terminal of this process."""
 
     def parallelism(self) -> int:
         """Return Spark's default parallelism."""

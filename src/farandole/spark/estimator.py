@@ -39,7 +39,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
     A framework adds its parameters and its trainer. Ranks, rows, checkpoints, reports and saving are the same for all.
     """
 
-    _prefix: ClassVar[str]  # of the names of runs that the user did not name
+    _kind: ClassVar[str]  # of its runs, whose state another kind cannot read; begins names that the user did not give
 
     @abstractmethod
     def _check(self) -> None:
@@ -155,11 +155,13 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
     def _settle(self, feed: Feed, validation: float | str | None) -> tuple[RunPlan, Checkpoint | None]:
         store, asked_seed = self.getStore(), self.getRandomSeed()
         # Fits of one second, as in a grid of parameters, are runs of their own.
-        run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
+        run_id = self.getRunId() or f"{self._kind}_{int(time.time())}_{secrets.token_hex(3)}"
         content = None if store is None else store.read(store.get_checkpoint_path(run_id))
         saved = None if content is None else Checkpoint.load(content)
         seed = secrets.randbits(31) if asked_seed is None else asked_seed
         if saved is not None:
+            if saved.kind not in ("", self._kind):
+                raise ConfigError("run_id", f"{run_id!r} is a run of a {saved.kind} estimator; choose another name")
             seed = saved.seed
             if asked_seed not in (None, seed):
                 raise ConfigError("random_seed", f"is {asked_seed}, but {run_id} was started with {seed}")
@@ -181,7 +183,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             epochs=self.getEpochs(),
             train_steps=self.getTrainStepsPerEpoch(),
             validation_steps=self.getValidationStepsPerEpoch(),
-            start=Checkpoint(epoch=0 if saved is None else saved.epoch, seed=seed),
+            start=Checkpoint(kind=self._kind, epoch=0 if saved is None else saved.epoch, seed=seed),
             verbose=self.getVerbose(),
             use_gpu=self.getUseGpu(),
         )

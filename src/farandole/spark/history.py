@@ -33,7 +33,8 @@ class EpochLogger(Protocol):
 class EpochLog:
     """Gives each epoch of a fit to all loggers once, on a thread of its own: a slow server does not delay training.
 
-    The failure of a logger is logged, and training goes on. As a context it ends when all loggers have all epochs."""
+    The failure of a logger is logged, and training goes on. As a context it ends when all loggers have all epochs;
+    after an error, when they have the epoch that they are logging."""
 
     def __init__(self, loggers: Sequence[EpochLogger]) -> None:
         self._loggers = loggers
@@ -44,7 +45,7 @@ class EpochLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._thread.shutdown()
+        self._thread.shutdown(cancel_futures=error is not None)
 
     def add(self, record: Mapping[str, float]) -> None:
         """Log an epoch, unless it has come before; does not block."""

@@ -89,7 +89,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
     errors are those of `TorchEstimator`.
     """
 
-    _prefix = "keras"
+    _kind = "keras"
 
     model = param("model", "the keras.Model to train", _model)
     optimizer = param("optimizer", "of Keras, or its name; that of the compiled model", _optimizer)

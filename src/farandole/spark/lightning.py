@@ -50,7 +50,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
     checkpoints, resumes and errors are those of `TorchEstimator`.
     """
 
-    _prefix = "lightning"
+    _kind = "lightning"
 
     def __init__(
         self,
@@ -127,9 +127,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
         if self._plain:
             super()._check()
         else:
-            features, shapes = self.getFeatureCols(), self.getInputShapes()
-            if shapes is not None and len(shapes) != len(features):
-                raise ConfigError("input_shapes", f"has {len(shapes)} shapes for {len(features)} feature columns")
+            self._check_input_shapes()
             check_together(self, 1)
             made = self._made()
             dtype_of(made)
@@ -177,14 +175,12 @@ class LightningEstimator(LightningParams, TorchEstimator):
         return functools.partial(train, job)
 
     def _all_losses(self) -> Losses:
-        losses, labels = self._losses(), self.getLabelCols()
-        for_each = tuple(losses if len(losses) == len(labels) else losses * len(labels))
-        made = self.getLossConstructors() is not None
+        losses, constructors, weights = self._losses_of_labels()
         return Losses(
             optimizer=self.getOptimizer(),
-            losses=() if made else for_each,
-            constructors=for_each if made else (),
-            weights=tuple(self.getLossWeights() or [1.0 / len(labels)] * len(labels)),
+            losses=losses,
+            constructors=constructors,
+            weights=weights,
             metrics=tuple(self.getMetrics()),
         )
 

@@ -92,7 +92,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
     `DataError` for null or ragged rows once they are read, `RankFailed` for what else a rank raises.
     """
 
-    _prefix = "pytorch"
+    _kind = "pytorch"
 
     model = param("model", "the torch.nn.Module to train", _model)
     optimizer = param("optimizer", "made from the model's parameters", _optimizer)
@@ -221,10 +221,20 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
             raise ConfigError("loss_constructors", "is set, and loss as well; set one of them")
         return [*self.getLoss()] if constructors is None else constructors
 
-    def _check(self) -> None:
+    def _losses_of_labels(self) -> tuple[tuple[Loss, ...], tuple[Callable[..., Loss], ...], tuple[float, ...]]:
+        """Return each label's loss, or else the function that makes it, and its weight."""
+        losses, labels = self._losses(), self.getLabelCols()
+        for_each = tuple(losses if len(losses) == len(labels) else losses * len(labels))
+        weights = tuple(self.getLossWeights() or [1.0 / len(labels)] * len(labels))
+        return (for_each, (), weights) if self.getLossConstructors() is None else ((), for_each, weights)
+
+    def _check_input_shapes(self) -> None:
         features, shapes = self.getFeatureCols(), self.getInputShapes()
         if shapes is not None and len(shapes) != len(features):
             raise ConfigError("input_shapes", f"has {len(shapes)} shapes for {len(features)} feature columns")
+
+    def _check(self) -> None:
+        self._check_input_shapes()
         check_together(self, len(self._losses()))
         if self.getTrainMinibatchFn() is not None and self.getBackwardPassesPerStep() > 1:
             raise ConfigError(
@@ -240,16 +250,15 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
             )
 
     def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
-        losses, labels, shapes = self._losses(), self.getLabelCols(), self.getLabelShapes()
-        for_each = tuple(losses if len(losses) == len(labels) else losses * len(labels))
-        made = self.getLossConstructors() is not None
+        shapes = self.getLabelShapes()
+        losses, constructors, weights = self._losses_of_labels()
         job = TorchJob(
             plan=plan,
             model=self.getModel(),
             optimizer=self.getOptimizer(),
-            losses=() if made else for_each,
-            loss_constructors=for_each if made else (),
-            loss_weights=tuple(self.getLossWeights() or [1.0 / len(labels)] * len(labels)),
+            losses=losses,
+            loss_constructors=constructors,
+            loss_weights=weights,
             metrics=tuple(self.getMetrics()),
             inputs=self._inputs(),
             weight_col=self.getSampleWeightCol(),

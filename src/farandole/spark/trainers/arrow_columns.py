@@ -13,7 +13,7 @@ from farandole.data.fields import Field, Vectors, plan_fields
 from farandole.data.values import own_rows
 from farandole.errors import DataError
 
-__all__ = ["AnyColumn", "HeldColumn", "VectorColumn", "vector_widths"]
+__all__ = ["AnyColumn", "HeldColumn", "VectorColumn", "filled_up", "vector_widths"]
 
 _SPARSE = 0  # a vector's `type`; 1 is dense
 
@@ -23,6 +23,16 @@ def vector_widths(vectors: pa.StructArray) -> list[int]:
     kinds, sizes, _, values = vectors.flatten()
     held = pc.if_else(pc.equal(kinds, _SPARSE), sizes, pc.list_value_length(values))
     return [width for width in pc.min_max(held).as_py().values() if width is not None]
+
+
+def filled_up(name: str, vectors: pa.Array, width: int) -> NDArray[np.float64]:
+    """Return vectors, none of them null, as an array (rows, width); sparse ones are filled up with zeros."""
+    if not len(vectors):
+        return np.empty((0, width))
+    field = Vectors(name=name, kind=f"float64[{width}]", width=width, sparse=False)
+    values = field.values(pa.chunked_array([vectors]))
+    assert isinstance(values, np.ndarray), "sparse=False fills vectors up"
+    return values
 
 
 @dataclass(frozen=True)
@@ -150,9 +160,4 @@ class VectorColumn:
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return these rows, filled up with zeros."""
-        if not len(rows):
-            return np.empty((0, self.width))
-        field = Vectors(name=self.name, kind=f"float64[{self.width}]", width=self.width, sparse=False)
-        values = field.values(pa.chunked_array([self._rows.take(rows)]))
-        assert isinstance(values, np.ndarray), "sparse=False fills vectors up"
-        return values
+        return filled_up(self.name, self._rows.take(rows), self.width)

@@ -18,6 +18,7 @@ class Checkpoint:
     The random generators are not in it: each epoch seeds them anew from `seed`, its number and the rank.
     """
 
+    kind: str = ""  # of the estimator, whose state others cannot read
     epoch: int = 0
     step: int = 0
     seed: int

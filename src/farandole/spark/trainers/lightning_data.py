@@ -6,7 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +18,6 @@ from farandole.spark.trainers.torch_tensors import Inputs
 __all__ = ["Loader", "Tensors", "ahead", "queue_length"]
 
 T = TypeVar("T")
-
-_STAND_IN_ROWS = 2  # layers that normalize over a batch refuse one row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +41,6 @@ class Tensors:
         if self.weight_col is not None:
             given[self.weight_col] = torch.from_numpy(columns[self.weight_col]).to(self.inputs.dtype)
         return given
-
-    def stand_in(self, run: Run) -> dict[str, Tensor]:
-        """Return a batch for a step in which this rank has no rows: its first row, or zeros if it has none."""
-        sample = run.sample()
-        columns = run.rows.train.take(np.empty(0, np.int64))
-        row = {name: np.zeros((1, *each.shape[1:]), each.dtype) for name, each in columns.items()}
-        taken = row if sample is None else sample.columns
-        return self.of(ShardBatch({name: each.repeat(_STAND_IN_ROWS, 0) for name, each in taken.items()}, 0, 0.0))
 
 
 class Loader:
@@ -80,7 +69,7 @@ class Loader:
 
     def _made(self) -> Iterator[dict[str, Tensor]]:
         for step, batch in enumerate(self._batches()):
-            made = self._tensors.of(batch) if batch.rows else self._tensors.stand_in(self._run)
+            made = self._tensors.of(batch if batch.rows else self._run.stand_in())
             if self.name:
                 shapes = ", ".join(f"{name} {list(each.shape)}" for name, each in made.items())
                 log_to_driver(f"{self.name} batch {step} of rank {self._run.rank}: {batch.rows} rows, {shapes}")

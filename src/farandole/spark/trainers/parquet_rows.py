@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from farandole.data import ParquetSource, Source
-from farandole.data.fields import Vectors, is_vector
+from farandole.data.fields import is_vector
 from farandole.data.state import NO_VERSION
 from farandole.errors import DataError, SourceError
 from farandole.spark.disks import local_directory
 from farandole.spark.spill import Spill, spill
-from farandole.spark.trainers.arrow_columns import vector_widths
+from farandole.spark.trainers.arrow_columns import filled_up, vector_widths
 from farandole.spark.trainers.row_hash import hash_rows
 from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
 
@@ -129,7 +129,7 @@ def _fed(rows: ParquetRows, table: pa.Table, validates: bool | None) -> pa.Table
     made = {fed_as(place): column for place, column in enumerate(columns)}
     # Equal vectors may differ as they lie in the file: sparse and dense.
     plain = zip(rows.columns, columns, strict=True)
-    made[HASH] = pa.array(hash_rows([_filled_up(name, each) if is_vector(each.type) else each for name, each in plain]))
+    made[HASH] = pa.array(hash_rows([_as_lists(name, each) if is_vector(each.type) else each for name, each in plain]))
     if validates is not None:
         made[VALIDATES] = pa.array(np.full(table.num_rows, validates, np.int8))
     elif rows.validation_col is not None:
@@ -148,18 +148,17 @@ def _column(name: str, column: pa.ChunkedArray, *, as_it_is: bool) -> pa.Array:
     if pa.types.is_fixed_size_list(kind) or (pa.types.is_list(kind) and pa.types.is_boolean(kind.value_type)):
         numbers = pa.int8() if pa.types.is_boolean(kind.value_type) else kind.value_type
         return whole.cast(pa.list_(numbers))
-    return _filled_up(name, whole) if is_vector(kind) else whole
+    return _as_lists(name, whole) if is_vector(kind) else whole
 
 
-def _filled_up(name: str, vectors: pa.StructArray) -> pa.Array:
+def _as_lists(name: str, vectors: pa.StructArray) -> pa.Array:
     """Return vectors as lists of numbers; a null stays one."""
     there = vectors.drop_null()
     widths = vector_widths(there)
     if len(set(widths)) > 1:
         raise DataError(name, f"vectors of {min(widths)} to {max(widths)} numbers; a tensor needs one length")
     width = widths[0] if widths else 0
-    field = Vectors(name=name, kind=f"float64[{width}]", width=width, sparse=False)
-    values = np.asarray(field.values(pa.chunked_array([there]))) if len(there) else np.empty(0)
+    values = filled_up(name, there, width)
     valid = np.asarray(vectors.is_valid())
     offsets = np.concatenate([[0], np.cumsum(valid * width)]).astype(np.int32)
     mask = None if valid.all() else pa.array(~valid)

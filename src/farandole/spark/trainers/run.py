@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "RunPlan", "Trainer", "train"]
 
+_STAND_IN_ROWS = 2  # layers that normalize over a batch refuse to train on one
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
@@ -147,6 +149,16 @@ class Run:
         rows = self.rows.train.rows[:1]
         return ShardBatch(self.rows.train.take(rows), 1, 1.0) if len(rows) else None
 
+    def stand_in(self) -> ShardBatch:
+        """Return two rows for a step in which this rank has none: its first row twice, or zeros if it has no row."""
+        sample = self.sample()
+        if sample is not None:
+            columns = {name: values.repeat(_STAND_IN_ROWS, 0) for name, values in sample.columns.items()}
+        else:
+            nothing = self.rows.train.take(np.empty(0, np.int64))
+            columns = {name: np.zeros((_STAND_IN_ROWS, *each.shape[1:]), each.dtype) for name, each in nothing.items()}
+        return ShardBatch(columns, _STAND_IN_ROWS, 0.0)
+
     def seed(self, epoch: int) -> int:
         """Return the seed of this rank's random generators in an epoch."""
         return int(np.random.SeedSequence(self.checkpoint.seed, spawn_key=(epoch, self.rank, 1)).generate_state(1)[0])
@@ -213,6 +225,7 @@ class Run:
         record = {"epoch": epoch + 1, "steps": self.steps, **record}
         improved = "val_loss" in record and (best is None or record["val_loss"] < best["val_loss"])
         self.checkpoint = Checkpoint(
+            kind=before.kind,
             epoch=epoch + 1,
             step=before.step + self.steps,
             seed=before.seed,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,14 +34,7 @@ class MinibatchStep:
 
     def __init__(self, function: TrainMinibatch, judge: _Judge, label_cols: Sequence[str], run: Run) -> None:
         self._function, self._judge, self._label_cols = function, judge, label_cols
-        sample = run.sample()
-        columns = run.rows.train.take(np.empty(0, np.int64)) if sample is None else sample.columns
-        # Two rows: BatchNorm refuses to train on one.
-        stand_in = {
-            name: np.zeros((2, *values.shape[1:]), values.dtype) if sample is None else values.repeat(2, 0)
-            for name, values in columns.items()
-        }
-        self._stand_in = ShardBatch(stand_in, 2, 0.0)
+        self._stand_in = run.stand_in()
 
     def __call__(self, model: Any, optimizer: Any, batch: ShardBatch) -> tuple[float, list[float]] | None:
         """Train on a batch; return its mean loss and its scores, None without rows.
