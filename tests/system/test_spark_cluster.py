@@ -51,13 +51,13 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A script by which the first of Spark's workers finds GPU 5, the second one GPU 6."""
+    """A script by which the first of Spark's workers finds GPUs 5 and 7, the second one 6 and 8."""
     directory = tmp_path_factory.mktemp("gpus")
     script = directory / "discover"
     script.write_text(
         "#!/bin/sh\n"
-        f"mkdir {directory}/5 2>/dev/null && number=5 || number=6\n"
-        """echo "{\\"name\\": \\"gpu\\", \\"addresses\\": [\\"$number\\"]}"\n"""
+        f"mkdir {directory}/5 2>/dev/null && numbers='5 7' || numbers='6 8'\n"
+        """printf '{"name": "gpu", "addresses": ["%s", "%s"]}' $numbers\n"""
     )
     script.chmod(0o755)
     return script
@@ -70,9 +70,9 @@ def spark(work: Path, disk: Path, gpus: Path) -> Iterator[SparkSession]:
         **{
             "spark.local.dir": str(disk),
             "spark.executor.extraJavaOptions": java_options(),
-            "spark.worker.resource.gpu.amount": "1",
+            "spark.worker.resource.gpu.amount": "2",
             "spark.worker.resource.gpu.discoveryScript": str(gpus),
-            "spark.executor.resource.gpu.amount": "1",
+            "spark.executor.resource.gpu.amount": "2",
             "spark.task.resource.gpu.amount": "1",
         },
     ) as started:
@@ -105,6 +105,23 @@ def test_local_ranks_find_their_gpus_by_their_number(spark: SparkSession) -> Non
     assert [local_rank for local_rank, _ in values] == ["0", "1"]
     assert values[0][1] == values[1][1]
     assert sorted(values[0][1]) == ["5", "6"]
+
+
+def test_ranks_of_one_task_divide_its_gpus(spark: SparkSession) -> None:
+    def main() -> tuple[str, str, list[str]]:
+        names = ("FARANDOLE_LOCAL_RANK", "FARANDOLE_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES")
+        local_rank, local_size, visible = (os.environ[name] for name in names)
+        return local_rank, local_size, visible.split(",")
+
+    two_gpus = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1).resource("gpu", 2)).build
+    values = run(main, num_proc=4, resource_profile=two_gpus, ranks_per_task=2)
+    assert [value[:2] for value in values] == [(str(rank), "4") for rank in range(4)]
+    # Local ranks 0 and 1 are of one task, 2 and 3 of the other one.
+    visible = values[0][2]
+    assert sorted([visible[:2], visible[2:]]) == [["5", "7"], ["6", "8"]]
+    assert all(value[2] == visible for value in values)
+    with pytest.raises(SlotsError, match=r"6 ranks need 6 slots.* with 2 GPU per task of 2 ranks\) has 4"):
+        HorovodRunner(np=6, resource_profile=two_gpus, ranks_per_task=2).run(main)
 
 
 def test_too_many_ranks_are_refused_at_once(spark: SparkSession) -> None:

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from pyspark.ml import Pipeline
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import Vectors
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 from torch import Tensor, nn
@@ -307,7 +308,8 @@ def test_saved_estimators_and_models_work_in_a_new_session(
     fitted.stages[-1].setOutputCols(["guess"])
     fitted.write().overwrite().save(str(tmp_path / "fitted"))
     fitted.write().overwrite().save(str(tmp_path / "fitted"))
-    pipeline.getStages()[-1].setEpochs(2)
+    needs = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
+    pipeline.getStages()[-1].setEpochs(2).setResourceProfile(needs)
     with caplog.at_level(logging.WARNING):
         pipeline.save(str(tmp_path / "unfitted"))
     assert "is saved without its secret options" in caplog.text
@@ -319,6 +321,8 @@ def test_saved_estimators_and_models_work_in_a_new_session(
     again = Pipeline.load(str(tmp_path / "unfitted"))
     loaded = again.getStages()[-1]
     assert (type(loaded), loaded.getStore().prefix_path, loaded.getEpochs()) == (TorchEstimator, where.prefix_path, 2)
+    assert loaded.getResourceProfile().taskResources["cpus"].amount == 1
+    loaded.setResourceProfile(None)  # which is for clusters
     resumed = again.fit(data).stages[-1]
     assert [record["epoch"] for record in resumed.history] == [1, 2]
 

@@ -138,10 +138,10 @@ def deal(plan: KeeperPlan, partition: int, count: int, *, first: int = 0) -> lis
     return shares
 
 
-def gathered(plan: KeeperPlan, shares: list[dict[str, object]], folder: Path) -> list[int]:
-    """What a rank has of these shares."""
+def gathered(plan: KeeperPlan, shares: list[dict[str, object]], folder: Path, rank: int = 0) -> list[int]:
+    """Return the numbers of a rank's rows among these shares."""
     batches = [pa.RecordBatch.from_pylist([share]) for share in reversed(shares)]
-    (made,) = gather_rows(batches, [SCHEMA], str(folder), plan.secret, rank=0, stop=lambda: False)
+    (made,) = gather_rows(batches, [SCHEMA], str(folder), plan.secret, rank=rank, stop=lambda: False)
     assert os.listdir(folder) == []
     return read_back(made)
 
@@ -158,7 +158,9 @@ def test_a_keeper_holds_what_tasks_have_dealt_until_the_job_is_over(tmp_path: Pa
         shares = deal(plan, 0, 100) + deal(plan, 1, 50, first=100)
         assert {share["file"] for share in shares} == {0}, "a file that was given back is lent again"
         by_rank = [[share for share in shares if share["key"] == rank] for rank in (0, 1)]
-        held = [gathered(plan, mine, tmp_path) for mine in by_rank]
+        held = [gathered(plan, mine, tmp_path, rank) for rank, mine in enumerate(by_rank)]
+        # A task of both ranks gets the shares of both.
+        assert held == [gathered(plan, shares, tmp_path, rank) for rank in (0, 1)]
         assert sorted(held[0] + held[1]) == list(range(150))
         assert gathered(plan, by_rank[0], tmp_path) == held[0]  # a barrier stage that is repeated reads them again
 
@@ -173,7 +175,7 @@ def test_rows_come_from_other_hosts_as_well(tmp_path: Path, monkeypatch: pytest.
         with monkeypatch.context() as patch:
             patch.setattr(Kept, "here", lambda secret: None)  # as where no task has read
             assert gathered(plan, shares, tmp_path) == near
-    assert sorted(near) == list(range(35_010))
+        assert sorted(near + gathered(plan, shares, tmp_path, 1)) == list(range(35_010))
 
 
 def test_what_a_task_has_not_committed_is_forgotten() -> None:

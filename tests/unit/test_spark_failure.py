@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from farandole.errors import CacheError, PeerLost, SourceError
+from farandole.errors import CacheError, ConfigError, PeerLost, SourceError
 from farandole.launch.failures import Failure, from_payload, to_payload
 from farandole.spark.failure import blame, dealing_error
-from farandole.spark.task import visible_gpus
+from farandole.spark.gpus import divide, visible_gpus
 
 SPARKS_WORDS = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most recent \
 failure reason: Stage failed because barrier task ResultTask(1, 3) finished unsuccessfully.
@@ -118,3 +118,11 @@ def test_an_exception_that_cannot_travel_leaves_its_text() -> None:
 )
 def test_local_rank_finds_its_own_gpu_at_its_own_index(by_local_rank: list[object], visible: str) -> None:
     assert visible_gpus(by_local_rank) == visible
+
+
+def test_ranks_of_a_task_divide_its_gpus() -> None:
+    assert divide(["4", "5", "6", "7"], 2) == [["4", "5"], ["6", "7"]]
+    assert divide(["4", "5"], 2) == [["4"], ["5"]]
+    assert divide([], 2) == [[], []]
+    with pytest.raises(ConfigError, match="ranks_per_task: is 2, but tasks have 3 GPUs"):
+        divide(["4", "5", "6"], 2)

@@ -12,6 +12,7 @@ pytest.importorskip("pyspark")
 pytest.importorskip("torch")
 
 import torch
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from farandole.errors import ConfigError
 from farandole.integrations.tensorboard import TensorBoardLogger
@@ -70,6 +71,8 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         "run_id": "mine",
         "verbose": 2,
         "max_attempts": 2,
+        "ranks_per_task": 2,
+        "resource_profile": ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build,
         "loggers": [TensorBoardLogger(tmp_path)],
         "transformation_fn": dict,
         "transformation_edit_fields": [("x", float, (2,), False)],
@@ -116,6 +119,8 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         ("run_id", 7),
         ("verbose", 3),
         ("backend", object()),
+        ("ranks_per_task", 0),
+        ("resource_profile", {"cpus": 2}),
         ("label_shapes", [[3]]),
         ("train_steps_per_epoch", 0),
         ("backward_passes_per_step", 0),

@@ -97,6 +97,15 @@ def test_a_profile_replaces_the_needs_of_tasks() -> None:
     assert cluster.promised == 12
 
 
+def test_a_task_of_several_ranks_is_as_many_slots() -> None:
+    conf = {"spark.executor.instances": "2", "spark.executor.cores": "3", "spark.task.resource.gpu.amount": "2"}
+    assert Cluster.read("yarn", conf, ranks_per_task=2).promised == 12
+    application: Any = SimpleNamespace(master="yarn", settings=conf)
+    assert cluster_of(application, None, ranks_per_task=2).ranks_per_task == 2
+    with pytest.raises(ConfigError, match="ranks_per_task: is 3, but tasks have 2 GPUs"):
+        cluster_of(application, None, ranks_per_task=3)
+
+
 def test_profiles_that_no_barrier_stage_can_have_are_refused() -> None:
     def application(master: str) -> Any:
         return SimpleNamespace(master=master, settings={})

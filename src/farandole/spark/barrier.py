@@ -1,4 +1,4 @@
-"""A function on every slot of a Spark barrier stage: rank k is task k, and what happens to it shows in Spark's UI."""
+"""A function on every slot of a Spark barrier stage: the tasks, which Spark's UI shows, run the ranks in order."""
 
 import functools
 import logging
@@ -73,19 +73,19 @@ def run_barrier_job(
     max_attempts: int = 1,
     on_pickled: Callable[[bytes], None] | None = None,
     profile: ResourceProfile | None = None,
+    ranks_per_task: int = 1,
 ) -> list[T]:
     """Run `main(*args, **kwargs)` on `num_proc` ranks at once and return their values in rank order.
 
     Blocks until all ranks have ended. With `dataframe` each rank finds its rows in the file `shard()`; in place of
     DataFrames among the arguments `main` gets its rows of each. `results="first"` returns rank 0's value alone. With
     `max_attempts` above 1 Spark runs all ranks again when one has failed; see `Attempts`. Rows are dealt again when a
-    process that keeps them has ended and no rank has begun, or ranks may begin again. `profile` has the needs of tasks.
-    Raises `PicklingError`, `SlotsError`, `ConfigError` before it starts anything, later the first failure's
-    `RankFailed`, `SourceError` with the host whose rows are lost, or `CacheError` with the disk that is full."""
-    _prepare(spark, num_proc)
+    process that keeps them has ended and no rank has begun, or ranks may begin again. `profile` has the needs of tasks,
+    each of which runs `ranks_per_task` ranks. Raises `PicklingError`, `SlotsError`, `ConfigError` before it starts
+    anything, later the first failure's `RankFailed`, `SourceError` with the host whose rows are lost, or `CacheError`
+    with the disk that is full."""
+    variables, settings = _prepare(spark, num_proc, ranks_per_task, env or {})
     call, fed = _dump(main, args, kwargs or {}, on_pickled)
-    variables = {**passed_on(os.environ), **(env or {})}
-    settings = Config.from_environment(variables)  # a wrong one is refused here rather than on every rank
     patience, interface = settings.start_timeout if start_timeout is None else start_timeout, settings.interface or ""
     application = application_of(spark)
     tasks = _Tasks(fed if dataframe is None else [dataframe], interface, profile)
@@ -93,12 +93,13 @@ def run_barrier_job(
 
     def job() -> list[Row]:
         host = _driver_host(spark, application, interface, patience)
-        require_slots(spark, num_proc, patience=patience, profile=profile)
+        require_slots(spark, num_proc, patience=patience, profile=profile, ranks_per_task=ranks_per_task)
         secret = new_secret()
         with _listen(application, host, secret, num_proc, show, attempts.hearing(on_message)) as driver_log:
             plan = TaskPlan(
                 job=secrets.token_hex(4),
                 num_proc=num_proc,
+                ranks_per_task=ranks_per_task,
                 call=call,
                 env={**variables, "FARANDOLE_START_TIMEOUT": f"{patience.total_seconds()}s"},
                 threads_set="spark.executorEnv.OMP_NUM_THREADS" in application.settings,
@@ -110,7 +111,6 @@ def run_barrier_job(
                 executable=executable,
                 start_timeout=patience,
             )
-            driver_log.feeds_again = max_attempts > 1
             return _run_job(spark, plan, secret, driver_log, tasks, attempts, description)
 
     return _values(attempts.run(job), num_proc)
@@ -127,6 +127,7 @@ def _run_job(
 ) -> list[Row]:
     """Run one Spark job, and wait until its tasks have told the driver everything."""
     application = application_of(spark)
+    driver_log.feeds_again = attempts.most > 1
     with (
         application.job_group(f"farandole-{plan.job}", description) as cancel,
         application.handed_over(plan, secret) as orders,
@@ -152,10 +153,17 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _prepare(spark: SparkSession, num_proc: int) -> None:
+def _prepare(
+    spark: SparkSession, num_proc: int, ranks_per_task: int, env: Mapping[str, str]
+) -> tuple[dict[str, str], Config]:
+    """Return the ranks' variables and the settings in them; raises `ConfigError` here rather than on every rank."""
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
+    if ranks_per_task < 1 or num_proc % ranks_per_task:
+        raise ConfigError("ranks_per_task", f"must divide the number of ranks, {num_proc}, got {ranks_per_task}")
     use_own_interpreter(spark)
+    variables = {**passed_on(os.environ), **env}
+    return variables, Config.from_environment(variables)
 
 
 def _dump(
@@ -234,10 +242,11 @@ class _Tasks:
 
 
 def _stage(spark: SparkSession, tasks: _Tasks, orders: TaskOrders, plan: TaskPlan) -> DataFrame:
-    """Make the ranks' tasks, which read where their rows are, or a row for each that makes Spark start it."""
+    """Make the tasks, which read where their ranks' rows are, or a row for each that makes Spark start it."""
     keeper = KeeperPlan(secret=orders.secret, driver=plan.driver_log, interface=tasks.interface)
-    one_each = spark.range(0, plan.num_proc, 1, plan.num_proc)
-    source = dealt(tasks.dataframes, plan.num_proc, keeper) if tasks.dataframes else one_each
+    number, each = plan.num_proc // plan.ranks_per_task, plan.ranks_per_task
+    one_each = spark.range(0, number, 1, number)
+    source = dealt(tasks.dataframes, plan.num_proc, keeper, each) if tasks.dataframes else one_each
     task = functools.partial(run_task, orders)
     return source.mapInArrow(task, RESULT_SCHEMA, barrier=True, profile=tasks.profile)
 

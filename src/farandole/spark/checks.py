@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from pyspark.resource import ResourceProfile
 
 from farandole.errors import ConfigError
 from farandole.spark.backend import SparkBackend
@@ -142,6 +143,13 @@ def backend(value: object) -> SparkBackend:
         raise ConfigError(
             "backend", f"must be a SparkBackend, as the ranks are tasks that the DataFrame's session feeds, got {kind}"
         )
+    return value
+
+
+def profile(value: object) -> ResourceProfile:
+    """Check a resource profile."""
+    if not isinstance(value, ResourceProfile):
+        raise ConfigError("resource_profile", f"must be what ResourceProfileBuilder().build gives, got {value!r}")
     return value
 
 

@@ -193,7 +193,12 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         backend = self.getBackend()
         if backend is not None:
             return backend.num_processes()
-        return self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
+        return self.getNumProc() or all_slots(
+            spark,
+            patience=Config.from_environment().start_timeout,
+            profile=self.getResourceProfile(),
+            ranks_per_task=self.getRanksPerTask(),
+        )
 
     def _run(self, plan: RunPlan, spark: SparkSession, frame: Callable[[int], DataFrame] | None) -> Checkpoint:
         ranks = self._ranks(spark)
@@ -207,6 +212,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
                 verbose=plan.verbose,
                 env=self._environment(),
                 max_attempts=self.getMaxAttempts(),
+                profile=self.getResourceProfile(),
+                ranks_per_task=self.getRanksPerTask(),
                 on_epoch=epochs.add,
             )
             checkpoint = Checkpoint.load(trained)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import cloudpickle
+from pyspark.resource import ResourceProfile
 
 from farandole.errors import ConfigError
 from farandole.extras import importing
@@ -140,6 +141,8 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         compress_sparse_cols: bool | None = None,
         use_gpu: bool | None = None,
         max_attempts: int | None = None,
+        ranks_per_task: int | None = None,
+        resource_profile: ResourceProfile | None = None,
         loggers: Sequence[EpochLogger] | None = None,
         **others: object,
     ) -> None:

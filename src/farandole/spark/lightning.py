@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from pyspark.resource import ResourceProfile
+
 from farandole.errors import ConfigError
 from farandole.extras import importing
 
@@ -94,6 +96,8 @@ class LightningEstimator(LightningParams, TorchEstimator):
         train_async_data_loader_queue_size: float | None = None,
         val_async_data_loader_queue_size: float | None = None,
         max_attempts: int | None = None,
+        ranks_per_task: int | None = None,
+        resource_profile: ResourceProfile | None = None,
         **others: object,
     ) -> None:
         """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""

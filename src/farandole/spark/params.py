@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from pyspark.ml.param import Param, Params
+from pyspark.resource import ResourceProfile
 
 import farandole
 from farandole.errors import ConfigError
@@ -123,13 +124,17 @@ class EstimatorParams(CheckedParams):
         "times that Spark runs the ranks in one fit; 1: the first failure ends it",
         checks.at_least("max_attempts", 1),
     )
+    ranks_per_task = param(
+        "ranks_per_task", "ranks of each Spark task, which divide its GPUs", checks.at_least("ranks_per_task", 1)
+    )
+    resource_profile = param("resource_profile", "needs of each task; those of the configuration", checks.profile)
     loggers = param("loggers", "objects whose log_epoch the driver calls with the values of each epoch", checks.loggers)
     verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
 
     def __init__(self) -> None:
         super().__init__()
         self._setDefault(batch_size=32, epochs=1, backward_passes_per_step=1, shuffle=True, verbose=1, max_attempts=4)
-        self._setDefault(inmemory_cache_all=False, compress_sparse_cols=False, use_gpu=True)
+        self._setDefault(inmemory_cache_all=False, compress_sparse_cols=False, use_gpu=True, ranks_per_task=1)
 
     if not TYPE_CHECKING:  # mypy would take every name for one that is there
 
@@ -299,6 +304,18 @@ class EstimatorParams(CheckedParams):
 
     def getMaxAttempts(self) -> int:
         return self._required(self.max_attempts)
+
+    def setRanksPerTask(self, value: int) -> Self:
+        return self._set(ranks_per_task=value)
+
+    def getRanksPerTask(self) -> int:
+        return self._required(self.ranks_per_task)
+
+    def setResourceProfile(self, value: ResourceProfile | None) -> Self:
+        return self._set(resource_profile=value)
+
+    def getResourceProfile(self) -> ResourceProfile | None:
+        return self._value(self.resource_profile)
 
     def setLoggers(self, value: Sequence[EpochLogger] | None) -> Self:
         return self._set(loggers=value)

@@ -6,11 +6,13 @@ an estimator and the model's own file of a fitted model. Every Hadoop file syste
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import cloudpickle
 from pyspark.ml.param import Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.resource import ExecutorResourceRequest, ResourceProfile, TaskResourceRequest
 from pyspark.sql import SparkSession
 
 import farandole
@@ -137,13 +139,26 @@ def dumped_parameters(instance: Params) -> bytes:
     for name, value in values.items():
         if isinstance(value, FilesystemStore):
             values[name] = value.without_secrets()
+        if isinstance(value, ResourceProfile):
+            values[name] = _SavedProfile(value.executorResources, value.taskResources)
     return dump(values, type(instance).__name__)
 
 
 def loaded_parameters(content: bytes) -> dict[str, object]:
     """Unpickle what `dumped_parameters` gave."""
     values: dict[str, object] = cloudpickle.loads(content)
-    return values
+    return {name: each.profile() if isinstance(each, _SavedProfile) else each for name, each in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedProfile:
+    """The requests of a resource profile, which itself has a lock and may be an object of the session's Java."""
+
+    executors: dict[str, ExecutorResourceRequest]
+    tasks: dict[str, TaskResourceRequest]
+
+    def profile(self) -> ResourceProfile:
+        return ResourceProfile(_exec_req=self.executors, _task_req=self.tasks)
 
 
 def _classic(spark: SparkSession | None) -> SparkSession:

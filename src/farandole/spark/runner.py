@@ -33,10 +33,11 @@ T = TypeVar("T")
 class HorovodRunner:
     """Runs a training function on `np` ranks.
 
-    np > 0 is a Spark job with one barrier task for each rank, np < 0 starts -np processes on the driver, np = 0 takes
-    all slots (deprecated: the number of slots depends on when one asks). Everything that the ranks print shows on the
-    driver with `driver_log_verbosity="all"`; otherwise only what they send by `log_to_driver`. With `resource_profile`
-    the needs of each task, CPUs and GPUs, are those of its task requests, for this job alone."""
+    np > 0 is a Spark job with a barrier task for each `ranks_per_task` ranks, np < 0 starts -np processes on the
+    driver, np = 0 takes all slots (deprecated: the number of slots depends on when one asks). Everything that the ranks
+    print shows on the driver with `driver_log_verbosity="all"`; otherwise only what they send by `log_to_driver`. With
+    `resource_profile` the needs of each task, CPUs and GPUs, are those of its task requests, for this job alone. Ranks
+    of one task divide its GPUs evenly."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class HorovodRunner:
         np: int,
         driver_log_verbosity: Verbosity = "log_callback_only",
         resource_profile: ResourceProfile | None = None,
+        ranks_per_task: int = 1,
     ) -> None:
         if isinstance(np, bool) or not isinstance(np, int):
             raise TypeError(f"np must be a whole number, got {np!r}")
@@ -53,7 +55,7 @@ class HorovodRunner:
             )
         self.num_processor = np
         self.driver_log_verbosity: Verbosity = driver_log_verbosity
-        self._profile = resource_profile
+        self._profile, self._ranks_per_task = resource_profile, ranks_per_task
 
     def run(self, main: Callable[..., T], **kwargs: object) -> T:
         """Call `main(**kwargs)` on every rank and return rank 0's value.
@@ -78,6 +80,7 @@ class HorovodRunner:
                 on_message=display.hear,
                 on_pickled=lambda call: self._announce(main, call),
                 profile=self._profile,
+                ranks_per_task=self._ranks_per_task,
             )
         return values[0]
 
@@ -101,7 +104,8 @@ class HorovodRunner:
             DeprecationWarning,
             stacklevel=3,
         )
-        return all_slots(spark, patience=Config.from_environment().start_timeout, profile=self._profile)
+        patience = Config.from_environment().start_timeout
+        return all_slots(spark, patience=patience, profile=self._profile, ranks_per_task=self._ranks_per_task)
 
     def _announce(self, main: Callable[..., object], call: bytes) -> None:
         """Show the size of the call and the globals of `main`: an unexpected global is a frequent cause of failures."""

@@ -41,16 +41,17 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
     resource_profile: ResourceProfile | None = None,
+    ranks_per_task: int = 1,
 ) -> list[T]:
     """Call `fn(*args, **kwargs)` on `num_proc` ranks of the active Spark session; the values in rank order.
 
-    Blocks until all ranks have ended; `num_proc` defaults to Spark's default parallelism, `start_timeout` (seconds) to
-    FARANDOLE_START_TIMEOUT. Where a DataFrame is among the arguments, `fn` gets the rank's share of its rows, which
-    `farandole.data.FeedLoader` makes batches of. The ranks' output goes to `stdout` and `stderr`, by default the
-    driver's own; verbose=0 leaves it to the executors' logs. The task requests of `resource_profile` replace the needs
-    of tasks in Spark's configuration. Raises `SlotsError` at once when there is no room,
-    `PicklingError` when the call cannot be sent, and the `RankFailed` of the rank that failed first, from its own
-    exception."""
+    Blocks until all ranks have ended; `num_proc` defaults to Spark's default parallelism times `ranks_per_task`,
+    `start_timeout` (seconds) to FARANDOLE_START_TIMEOUT. Where a DataFrame is among the arguments, `fn` gets the rank's
+    share of its rows, which `farandole.data.FeedLoader` makes batches of. The ranks' output goes to `stdout` and
+    `stderr`, by default the driver's own; verbose=0 leaves it to the executors' logs. The task requests of
+    `resource_profile` replace the needs of tasks in Spark's configuration. Each task runs `ranks_per_task` ranks, which
+    divide its GPUs evenly. Raises `SlotsError` at once when there is no room, `PicklingError` when the call cannot be
+    sent, and the `RankFailed` of the rank that failed first, from its own exception."""
     if use_mpi or extra_mpi_args:
         raise ConfigError("use_mpi", REFUSED_SPARK_MPI)
     spark = active_session()
@@ -63,13 +64,14 @@ def run(
         fn,
         args,
         kwargs,
-        num_proc=application_of(spark).parallelism() if num_proc is None else num_proc,
+        num_proc=application_of(spark).parallelism() * ranks_per_task if num_proc is None else num_proc,
         description=f"farandole.spark.run: {getattr(fn, '__name__', type(fn).__name__)}",
         verbosity=verbosity,
         env=environment,
         show=_shown_on(stdout, stderr, prefix_output_with_timestamp),
         executable=executable or "",
         profile=resource_profile,
+        ranks_per_task=ranks_per_task,
         start_timeout=Config.from_environment().start_timeout
         if start_timeout is None
         else timedelta(seconds=start_timeout),

@@ -6,6 +6,7 @@ starts).
 """
 
 import logging
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 from farandole.errors import ConfigError, SlotsError
 from farandole.spark.application import Application, is_local
 from farandole.spark.chosen import application_of
+from farandole.spark.gpus import divide
 
 __all__ = ["Cluster", "all_slots", "cluster_of", "decide", "needed", "require_slots"]
 
@@ -41,9 +43,10 @@ class Cluster:
     dynamic: bool = False
     resource: str = ""  # a setting by which every task needs a GPU or the like
     gpus: str = ""  # the number of each task, which may be a fraction
+    ranks_per_task: int = 1
 
     @classmethod
-    def read(cls, master: str, conf: Mapping[str, str]) -> "Cluster":
+    def read(cls, master: str, conf: Mapping[str, str], ranks_per_task: int = 1) -> "Cluster":
         """Take what matters from Spark's configuration `conf`."""
         instances, cores = _number(conf, "spark.executor.instances"), _number(conf, "spark.executor.cores")
         # Only a standalone executor takes all cores of its machine unless told otherwise; elsewhere Spark takes one.
@@ -54,6 +57,7 @@ class Cluster:
             instances, cores = int(local_cluster[1]), int(local_cluster[2])
         return cls(
             master=master,
+            ranks_per_task=ranks_per_task,
             instances=instances,
             cores=cores,
             task_cpus=_number(conf, "spark.task.cpus") or 1,
@@ -68,7 +72,7 @@ class Cluster:
         """Slots there will be when all executors have registered; None where the configuration does not say."""
         if self.instances is None or self.cores is None:
             return None
-        return self.instances * (self.cores // self.task_cpus)
+        return self.instances * (self.cores // self.task_cpus) * self.ranks_per_task
 
 
 def _number(conf: Mapping[str, str], name: str) -> int | None:
@@ -90,19 +94,25 @@ def decide(
 
 
 def require_slots(
-    spark: SparkSession, wanted: int, *, patience: timedelta, profile: ResourceProfile | None = None
+    spark: SparkSession,
+    wanted: int,
+    *,
+    patience: timedelta,
+    profile: ResourceProfile | None = None,
+    ranks_per_task: int = 1,
 ) -> None:
     """Return when `wanted` ranks can run at once; raise `SlotsError` when they never will.
 
     Blocks while executors that were promised are still registering, up to `patience`; refuses within two seconds
     what the configuration, or a number of executors that no longer grows, rules out. Raises `ConfigError` when
     executors come and go (dynamic allocation), which Spark does not combine with barrier stages, and when tasks need
-    what a local session does not give. `profile` replaces the needs of tasks in the configuration."""
+    what a local session does not give, or ranks cannot divide. `profile` replaces the needs of tasks in the
+    configuration."""
     application = application_of(spark)
-    cluster = cluster_of(application, profile)
+    cluster = cluster_of(application, profile, ranks_per_task)
     promised = None if is_local(cluster.master) else cluster.promised
     started = changed = time.monotonic()
-    present = application.slots(cluster.task_cpus, profile)
+    present = _present(application, cluster, profile)
     while True:
         now = time.monotonic()
         verdict = decide(
@@ -118,34 +128,41 @@ def require_slots(
         if verdict == "refuse":
             raise SlotsError(wanted, max(present, promised or 0), _where(cluster))
         time.sleep(POLL)
-        before, present = present, application.slots(cluster.task_cpus, profile)
+        before, present = present, _present(application, cluster, profile)
         if present != before:
             changed = time.monotonic()
             log.info("%d of %d slots are there", present, wanted)
 
 
-def all_slots(spark: SparkSession, *, patience: timedelta, profile: ResourceProfile | None = None) -> int:
+def all_slots(
+    spark: SparkSession, *, patience: timedelta, profile: ResourceProfile | None = None, ranks_per_task: int = 1
+) -> int:
     """Count the slots once, when every executor that the configuration promises has registered.
 
     Blocks up to `patience`; without a promise until the number has not changed for a moment. Raises `SlotsError`
     when there are none."""
     application = application_of(spark)
-    cluster = cluster_of(application, profile)
+    cluster = cluster_of(application, profile, ranks_per_task)
     if is_local(cluster.master):
-        return application.slots(cluster.task_cpus, profile)
+        return _present(application, cluster, profile)
     if cluster.promised is not None:
-        require_slots(spark, cluster.promised, patience=patience, profile=profile)
+        require_slots(spark, cluster.promised, patience=patience, profile=profile, ranks_per_task=ranks_per_task)
         return cluster.promised
     started = changed = time.monotonic()
-    present = application.slots(cluster.task_cpus, profile)
+    present = _present(application, cluster, profile)
     while time.monotonic() - changed < SETTLED.total_seconds() or not present:
         if time.monotonic() - started >= patience.total_seconds():
             raise SlotsError(1, 0, _where(cluster))
         time.sleep(POLL)
-        before, present = present, application.slots(cluster.task_cpus, profile)
+        before, present = present, _present(application, cluster, profile)
         if present != before:
             changed = time.monotonic()
     return present
+
+
+def _present(application: Application, cluster: Cluster, profile: ResourceProfile | None) -> int:
+    """Return how many ranks can run at once now."""
+    return application.slots(cluster.task_cpus, profile) * cluster.ranks_per_task
 
 
 def needed(settings: Mapping[str, str], profile: ResourceProfile | None) -> dict[str, str]:
@@ -159,9 +176,9 @@ def needed(settings: Mapping[str, str], profile: ResourceProfile | None) -> dict
     return kept
 
 
-def cluster_of(application: Application, profile: ResourceProfile | None) -> Cluster:
+def cluster_of(application: Application, profile: ResourceProfile | None, ranks_per_task: int = 1) -> Cluster:
     """Return the application's promises for tasks of `profile`; raises `ConfigError` if no barrier stage can run."""
-    cluster = Cluster.read(application.master, needed(application.settings, profile))
+    cluster = Cluster.read(application.master, needed(application.settings, profile), ranks_per_task)
     if profile is not None and is_local(cluster.master):
         raise ConfigError(
             "resource_profile",
@@ -185,6 +202,7 @@ def cluster_of(application: Application, profile: ResourceProfile | None) -> Clu
             f"is set, but {cluster.master} gives no such resource to tasks and Spark would wait for it for ever; "
             "leave it out, ranks of a local session see all GPUs",
         )
+    divide(["?"] * math.ceil(float(cluster.gpus or 0)), ranks_per_task)  # raises what each task would raise
     return cluster
 
 
@@ -192,5 +210,6 @@ def _where(cluster: Cluster) -> str:
     needs = [f"{cluster.task_cpus} cores"] if cluster.task_cpus > 1 else []
     if cluster.gpus:
         needs.append(f"{cluster.gpus} GPU")
-    each = f" with {' and '.join(needs)} per rank" if needs else ""
+    whose = "rank" if cluster.ranks_per_task == 1 else f"task of {cluster.ranks_per_task} ranks"
+    each = f" with {' and '.join(needs or ['1 core'])} per {whose}" if needs or cluster.ranks_per_task > 1 else ""
     return f"Spark ({cluster.master}{each})"

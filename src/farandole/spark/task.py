@@ -1,4 +1,4 @@
-"""One barrier task: it starts its rank as a child process, meets the other tasks, and ends as its rank ends."""
+"""One barrier task: it starts its ranks as child processes, meets the other tasks, and ends as its ranks end."""
 
 import dataclasses
 import ipaddress
@@ -24,7 +24,7 @@ from farandole.handshake import split_address
 from farandole.launch.calls import RankCall
 from farandole.launch.channel import Orders
 from farandole.launch.cores import available_cores, threads_per_rank
-from farandole.launch.failures import Failure, to_payload
+from farandole.launch.failures import Failure, culprit, to_payload
 from farandole.launch.reserved import ReservedPort
 from farandole.other_launchers import note_launches
 from farandole.rendezvous import RendezvousServer
@@ -32,6 +32,7 @@ from farandole.spark.addresses import address_toward, bindable_address
 from farandole.spark.child import RUNNER
 from farandole.spark.disks import local_directory
 from farandole.spark.exchange.gather import gather_rows
+from farandole.spark.gpus import divide, visible_gpus
 from farandole.spark.relay import Relay
 from farandole.spark.spill import Spill
 from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
@@ -45,7 +46,7 @@ RESULT_SCHEMA = "rank int, part int, chunk binary"
 _ARROW_RESULT = pa.schema([("rank", pa.int32()), ("part", pa.int32()), ("chunk", pa.binary())])
 CHUNK = 4 << 20  # bytes of a result per row
 
-GRACE = timedelta(seconds=1)  # for a rank whose job is over
+GRACE = timedelta(seconds=1)  # for a rank whose job is over, and for one to notice that another rank has failed
 GONE = timedelta(seconds=10)  # for what is left of a rank after SIGKILL
 FLUSH = timedelta(seconds=2)  # for the last messages to the driver
 HOLD_BACK = 5.0  # seconds in which Spark kills the task of a rank that failed only because another one did
@@ -53,7 +54,9 @@ HOLD_BACK = 5.0  # seconds in which Spark kills the task of a rank that failed o
 # Not for the ranks: Spark's number of threads (a task's cores, usually 1), and the key to its Python workers.
 _SPARKS_OWN = ("OMP_NUM_THREADS", "PYTHON_WORKER_FACTORY_SECRET")
 
-Event: TypeAlias = tuple[Literal["met"], list[str]] | tuple[Literal["broken"], Exception] | tuple[Literal["ended"]]
+Event: TypeAlias = (
+    tuple[Literal["met"], list[str]] | tuple[Literal["broken"], Exception] | tuple[Literal["ended"], RankCall]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class TaskPlan:
 
     job: str
     num_proc: int
+    ranks_per_task: int
     call: bytes = field(repr=False)  # the pickled (function, args, kwargs)
     env: Mapping[str, str]  # for the ranks; comes after the executor's own
     threads_set: bool  # the user has chosen OMP_NUM_THREADS
@@ -88,124 +92,131 @@ class TaskOrders:
 
 
 def run_task(orders: TaskOrders, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run one rank and yield its pickled value in pieces; raises `RankFailed` when the rank fails.
+    """Run the task's ranks and yield their pickled values in pieces; raises `RankFailed` when a rank fails.
 
-    The function of `mapInArrow`. Whatever ends the task ends the rank: its guard sees to that where no code of this
+    The function of `mapInArrow`. Whatever ends the task ends its ranks: their guards see to that where no code of this
     process runs any more (Spark kills Python workers with SIGKILL)."""
-    context = BarrierTaskContext.get()
     plan = orders.plan if isinstance(orders.plan, TaskPlan) else orders.plan.value
-    value = RankTask(plan, orders.secret, context).run(batches)
-    for part, start in enumerate(range(0, max(1, len(value)), CHUNK)):
-        columns = [[context.partitionId()], [part], [value[start : start + CHUNK]]]
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(column, kind.type) for column, kind in zip(columns, _ARROW_RESULT, strict=True)],
-            schema=_ARROW_RESULT,
-        )
+    values = Task(plan, orders.secret, BarrierTaskContext.get()).run(batches)
+    for rank, value in values.items():
+        for part, start in enumerate(range(0, max(1, len(value)), CHUNK)):
+            columns = [[rank], [part], [value[start : start + CHUNK]]]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(column, kind.type) for column, kind in zip(columns, _ARROW_RESULT, strict=True)],
+                schema=_ARROW_RESULT,
+            )
 
 
-class RankTask:
+class Task:
     """The life of one task."""
 
     def __init__(self, plan: TaskPlan, secret: bytes, context: BarrierTaskContext) -> None:
         self.plan = plan
         self._secret = secret
         self.context = context
-        self.rank = context.partitionId()
-        self.hosts = [split_address(info.address)[0] for info in context.getTaskInfos()]
-        if len(self.hosts) != plan.num_proc:
+        first, each = context.partitionId() * plan.ranks_per_task, plan.ranks_per_task
+        self.ranks = range(first, first + each)
+        tasks = [split_address(info.address)[0] for info in context.getTaskInfos()]
+        if len(tasks) * each != plan.num_proc:
             raise ConfigError(
-                "num_proc", f"is {plan.num_proc}, but the DataFrame has {len(self.hosts)} partitions; repartition it"
+                "num_proc",
+                f"is {plan.num_proc}, but the DataFrame has {len(tasks)} partitions; repartition it to "
+                f"{plan.num_proc // each}",
             )
+        self.hosts = [host for host in tasks for _ in range(each)]  # by rank
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._cancelled = threading.Event()
-        self._call: RankCall | None = None
+        self._calls: dict[int, RankCall] = {}
+        self._relays: dict[int, Relay] = {}
         self._env = self._environment()
-        self._relay: Relay
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> bytes:
-        """Run the rank from start to end; its pickled value."""
-        self._relay = Relay(
-            self.plan.driver_log, self.rank, self._secret, self._cancel, lambda met: self._events.put(("met", met))
-        )
-        self._relay.send("begin", {"stage": self.context.stageId()}, must=True)
-        failure: Failure | None = None
+    def run(self, batches: Iterable[pa.RecordBatch]) -> dict[int, bytes]:
+        """Run the ranks from start to end; their pickled values by rank."""
+        for rank in self.ranks:
+            relay = Relay(
+                self.plan.driver_log, rank, self._secret, self._cancel, lambda met: self._events.put(("met", met))
+            )
+            relay.send("begin", {"stage": self.context.stageId()}, must=True)
+            self._relays[rank] = relay
+        failures: Mapping[int, Failure] = {}
         try:
-            call, failure = self._live(batches)
-            if failure is None:
-                self._relay.send("done", {}, must=True)
+            failures = self._live(batches)
+            for rank in self.ranks:
+                if rank not in failures:
+                    self._relays[rank].send("done", {}, must=True)
         except Exception as error:
-            failure = self._own_failure(error)
+            failures = self._own_failures(error)
             raise
         finally:
-            if failure is not None:
-                self._relay.send("failed", to_payload(failure), must=True)
-            self._relay.close(FLUSH)
-        if failure is None:
-            return call.value()
+            for rank, failed in failures.items():
+                self._relays[rank].send("failed", to_payload(failed), must=True)
+            for relay in self._relays.values():
+                relay.close(FLUSH)
+        if not failures:
+            return {rank: call.value() for rank, call in self._calls.items()}
+        failure = culprit([*failures.values()])
         if failure.consequence:
             # Spark kills this process meanwhile: its task shows as killed, and the guilty rank's as failed.
             time.sleep(HOLD_BACK)
         raise failure.error() from None
 
-    def _live(self, batches: Iterable[pa.RecordBatch]) -> tuple[RankCall, Failure | None]:
-        """Start the rank, let it begin when all tasks have met, wait for its end; leaves nothing of it behind."""
+    def _live(self, batches: Iterable[pa.RecordBatch]) -> Mapping[int, Failure]:
+        """Start the ranks, let them begin when all tasks have met, wait for their end; leaves nothing of them behind.
+
+        Returns the failures by rank."""
         with ExitStack() as stack:
-            # First of all: its imports go on while the rows are written and the tasks meet.
-            call = self._call = self._start()
-            stack.callback(self._end, call)
+            # First of all: their imports go on while the rows are written and the tasks meet.
+            stack.callback(self._end)
+            for rank in self.ranks:
+                self._calls[rank] = self._start(rank)
             if self._cancelled.is_set():  # before there was anything to end
-                call.terminate(GRACE)
-            server = stack.enter_context(self._serve()) if self.rank == 0 else None
-            torch_port = stack.enter_context(ReservedPort()).port if self.rank == 0 else 0
+                self._terminate()
+            server = stack.enter_context(self._serve()) if 0 in self.ranks else None
+            torch_port = stack.enter_context(ReservedPort()).port if 0 in self.ranks else 0
             all_gather = self._meet(server.address if server is not None else "", torch_port)
-            rows = self._rows(batches)
-            for each in rows:
-                stack.callback(each.close)
-            if rows:
-                self._relay.send("fed", {}, must=True)
+            rows = self._rows(batches, stack)
             event = self._events.get()
             if event[0] == "broken":
                 # So it does when another task has failed, which then is the one that Spark names.
-                return call, dataclasses.replace(self._own_failure(event[1]), consequence=True)
+                own = self._own_failures(event[1])
+                return {rank: dataclasses.replace(failure, consequence=True) for rank, failure in own.items()}
             if event[0] == "met":
                 met = [json.loads(each) for each in event[1]]
-                call.begin(
-                    Orders(
-                        env=self._place(met),
-                        fds=[each.file.fileno() for each in rows],
-                        keep=self.plan.keep_all or self.rank == 0,
-                    )
-                )
+                for rank, call in self._calls.items():
+                    files = [each.file.fileno() for each in rows.get(rank, ())]
+                    keep = self.plan.keep_all or rank == 0
+                    call.begin(Orders(env=self._place(rank, met), fds=files, keep=keep))
                 self._wait_for_end()
                 # Left alone, it would go on in Spark's executor after the task.
                 all_gather.join(GONE.total_seconds())
-            # Before the rank is ended here, which is no failure of its own.
-            return call, self._failure(call)
+            # Before ranks are ended here, which is no failure of their own.
+            return self._failures()
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment of the rank's process: the executor's variables, overridden by the driver's."""
+        """Return the environment of the ranks' processes: the executor's variables, overridden by the driver's."""
         env = {name: value for name, value in os.environ.items() if name not in _SPARKS_OWN}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if self.plan.threads_set and "OMP_NUM_THREADS" in os.environ:
             env["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
         else:
-            here = self.hosts.count(self.hosts[self.rank])
+            here = self.hosts.count(self.hosts[self.ranks[0]])
             env["OMP_NUM_THREADS"] = str(threads_per_rank(available_cores(), here))
         env.update(self.plan.env)
         return env
 
-    def _start(self) -> RankCall:
+    def _start(self, rank: int) -> RankCall:
+        relay = self._relays[rank]
         return RankCall.start(
             self.plan.call,
             self._env,
-            rank=self.rank,
+            rank=rank,
             on_line=self._on_line,
             executable=self.plan.executable,
             start_timeout=self.plan.start_timeout,
             orders=None,
             runner=RUNNER,
-            on_message=lambda kind, payload: self._relay.send(kind, payload, must=kind == "log"),
-            on_end=lambda _: self._events.put(("ended",)),
+            on_message=lambda kind, payload: relay.send(kind, payload, must=kind == "log"),
+            on_end=lambda call: self._events.put(("ended", call)),
         )
 
     def _serve(self) -> RendezvousServer:
@@ -221,36 +232,39 @@ class RankTask:
                 "name an interface that the other executors reach",
             ) from error
 
-    def _rows(self, batches: Iterable[pa.RecordBatch]) -> list[Spill]:
-        """Bring this rank's rows of each DataFrame to a file."""
+    def _rows(self, batches: Iterable[pa.RecordBatch], stack: ExitStack) -> dict[int, list[Spill]]:
+        """Bring each rank's rows of each DataFrame to a file, which `stack` closes."""
         schemas = [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in self.plan.schemas]
-        directory = local_directory(os.environ, self.hosts[: self.rank].count(self.hosts[self.rank]))
-        if schemas:
-            secret = self._secret
-            return gather_rows(batches, schemas, directory, secret, rank=self.rank, stop=self._has_failed)
-        for _ in batches:
-            pass  # the one row that made this task
-        return []
+        shares = list(batches)  # without DataFrames the one row that made this task
+        rows: dict[int, list[Spill]] = {}
+        for rank in self.ranks if schemas else ():
+            directory = local_directory(os.environ, self.hosts[:rank].count(self.hosts[rank]))
+            rows[rank] = gather_rows(shares, schemas, directory, self._secret, rank=rank, stop=self._has_failed)
+            for each in rows[rank]:
+                stack.callback(each.close)
+            self._relays[rank].send("fed", {}, must=True)
+        return rows
 
     def _has_failed(self) -> bool:
-        return self._call is not None and self._call.failure is not None
+        return any(call.failure is not None for call in self._calls.values())
 
     def _meet(self, rendezvous: str, torch_port: int) -> threading.Thread:
-        """Exchange what each task knows; the answer is an event, as is the end of the rank, which may come before.
+        """Exchange what each rank's task knows; the answer is an event, as is a rank's end, which may come before.
 
         By way of the driver's log, which takes milliseconds, and at the same time by Spark's all-gather, which takes a
         second, as it looks for its answer that often, but needs no log and tells attempts of a stage apart. What comes
         second says what came first. Returns the thread that waits for Spark."""
         gpu = self.context.resources().get("gpu")
-        gpus = gpu.addresses if gpu else []
-        mine = {"host": host_identity(), "gpus": gpus, "rendezvous": rendezvous, "torch_port": torch_port}
-
-        text = json.dumps(mine)
-        self._relay.send("meet", {"stage": self.context.stageId(), "text": text}, must=True)
+        texts = []
+        for rank, gpus in zip(self.ranks, divide(gpu.addresses if gpu else [], len(self.ranks)), strict=True):
+            mine = {"host": host_identity(), "gpus": gpus, "rendezvous": rendezvous, "torch_port": torch_port}
+            texts.append(json.dumps(mine))
+            self._relays[rank].send("meet", {"stage": self.context.stageId(), "text": texts[-1]}, must=True)
 
         def gather() -> None:
             try:
-                self._events.put(("met", self.context.allGather(text)))
+                tasks = self.context.allGather(json.dumps(texts))
+                self._events.put(("met", [text for task in tasks for text in json.loads(task)]))
             except Exception as error:
                 self._events.put(("broken", error))
 
@@ -258,30 +272,34 @@ class RankTask:
         thread.start()
         return thread
 
-    def _place(self, met: list[dict[str, object]]) -> dict[str, str]:
-        """The variables that tell the rank its place among all ranks."""
-        place = Topology.from_hosts(self.rank, [str(each["host"]) for each in met])
+    def _place(self, rank: int, met: list[dict[str, object]]) -> dict[str, str]:
+        """Return the variables that tell a rank its place among all ranks."""
+        place = Topology.from_hosts(rank, [str(each["host"]) for each in met])
         rendezvous, torch_port = str(met[0]["rendezvous"]), met[0]["torch_port"]
         assert isinstance(torch_port, int)
         job = JobEnvironment.of(place, rendezvous=rendezvous, secret=self._secret, job=self.plan.job)
         env = job.write(torch_store=(split_address(rendezvous)[0], torch_port)) | note_launches(self._env)
-        gpus = visible_gpus([met[rank]["gpus"] for rank in place.local_ranks])
+        gpus = visible_gpus([met[local]["gpus"] for local in place.local_ranks])
         if gpus and "CUDA_VISIBLE_DEVICES" not in self.plan.env:
             env["CUDA_VISIBLE_DEVICES"] = gpus
         return env
 
     def _own_address(self) -> str:
         """The address by which other executors reach this one, "" if Spark's name for it is no address of it."""
-        own = bindable_address(self.hosts[self.rank])
+        own = bindable_address(self.hosts[self.ranks[0]])
         if len(set(self.hosts)) > 1 and own and ipaddress.ip_address(own).is_loopback:
             # Debian's /etc/hosts, for one, gives a machine's own name a loopback address.
             return address_toward(*split_address(self.plan.driver_log))
         return own
 
     def _wait_for_end(self) -> None:
+        """Wait until all ranks have ended, or one has failed and the others had a moment to say so, too."""
         # Trainings take days; what ends the wait in any case is Spark's end of the task, by SIGKILL.
-        while self._events.get()[0] != "ended":
-            pass
+        left = len(self.ranks)
+        while left and not self._has_failed():
+            left -= self._events.get()[0] == "ended"
+        for call in self._calls.values():
+            call.wait(GRACE)
 
     def _on_line(self, rank: int, stream: str, line: str) -> None:
         if self.plan.echo:
@@ -289,38 +307,43 @@ class RankTask:
             target.write(f"[{rank}] {line}\n")
             target.flush()
         if self.plan.stream:
-            self._relay.send("line", {"stream": stream, "text": line})
+            self._relays[rank].send("line", {"stream": stream, "text": line})
 
     def _cancel(self, reason: str) -> None:
         """The driver says that the job is over; Spark's own kill comes seconds later, and by SIGKILL."""
         self._cancelled.set()
-        if self._call is not None:
-            self._call.terminate(GRACE)
+        self._terminate()
 
-    def _end(self, call: RankCall) -> None:
-        """Leave nothing of the rank behind."""
-        if self._cancelled.is_set() or not call.wait(timedelta(0)):
+    def _terminate(self) -> None:
+        for call in [*self._calls.values()]:
             call.terminate(GRACE)
-        call.wait_gone(GONE)
-        call.wait(FLUSH)  # its last messages are in the channel
 
-    def _failure(self, call: RankCall) -> Failure | None:
-        """Return how the rank failed; one that was ended because the job was over did not fail first."""
-        failure = call.failure
-        if failure is not None and self._cancelled.is_set():
-            return dataclasses.replace(failure, consequence=True, killed=False)
-        return failure
+    def _end(self) -> None:
+        """Leave nothing of the ranks behind."""
+        calls = [*self._calls.values()]
+        for call in calls:
+            if self._cancelled.is_set() or not call.wait(timedelta(0)):
+                call.terminate(GRACE)
+        for call in calls:
+            call.wait_gone(GONE)
+            call.wait(FLUSH)  # its last messages are in the channel
 
-    def _own_failure(self, error: Exception) -> Failure:
-        """The failure of the task itself, which its rank could not help."""
+    def _failures(self) -> dict[int, Failure]:
+        """Return how ranks failed; one that was ended because job or task were over did not fail first."""
+        failures = {rank: call.failure for rank, call in self._calls.items() if call.failure is not None}
+        for rank, call in self._calls.items() if failures else ():
+            if not call.wait(timedelta(0)):
+                reason = "was ended because another rank of its task had failed"
+                failures[rank] = Failure(rank=rank, reason=reason, code=1, consequence=True)
+        if not self._cancelled.is_set():
+            return failures
+        return {rank: dataclasses.replace(each, consequence=True, killed=False) for rank, each in failures.items()}
+
+    def _own_failures(self, error: Exception) -> dict[int, Failure]:
+        """Return the failure of the task itself, which its ranks could not help, as that of its first rank."""
         lines = traceback.format_exception(error)
-        return Failure(rank=self.rank, reason=lines[-1].strip(), code=1, traceback="".join(lines), cause=error)
-
-
-def visible_gpus(by_local_rank: list[object]) -> str:
-    """The GPUs of a host's ranks such that local rank i finds its own at index i, as user code expects; "" for none.
-
-    Further GPUs of a rank come after those."""
-    lists = [[str(gpu) for gpu in gpus] for gpus in by_local_rank if isinstance(gpus, list)]
-    ordered = [gpus[0] for gpus in lists if gpus] + [gpu for gpus in lists for gpu in gpus[1:]]
-    return ",".join(dict.fromkeys(ordered))
+        first, *others = [
+            Failure(rank=rank, reason=lines[-1].strip(), code=1, traceback="".join(lines), cause=error)
+            for rank in self.ranks
+        ]
+        return {first.rank: first} | {each.rank: dataclasses.replace(each, consequence=True) for each in others}

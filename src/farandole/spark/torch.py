@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import cloudpickle
+from pyspark.resource import ResourceProfile
 
 from farandole.errors import ConfigError
 from farandole.extras import importing
@@ -155,6 +156,8 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         compress_sparse_cols: bool | None = None,
         use_gpu: bool | None = None,
         max_attempts: int | None = None,
+        ranks_per_task: int | None = None,
+        resource_profile: ResourceProfile | None = None,
         loggers: Sequence[EpochLogger] | None = None,
         **others: object,
     ) -> None:

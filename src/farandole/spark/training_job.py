@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TypeAlias, TypeVar
 
+from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from farandole.errors import ConfigError, DataError, RankFailed, SourceError
@@ -29,6 +30,8 @@ def run_training_job(
     max_attempts: int,
     shows_epochs: bool = True,
     on_epoch: OnEpoch | None = None,
+    profile: ResourceProfile | None = None,
+    ranks_per_task: int = 1,
 ) -> T:
     """Run `task` on each of `num_proc` ranks, which are fed the rows of `dataframe`; return rank 0's value.
 
@@ -50,6 +53,8 @@ def run_training_job(
                 on_message=_heard_by(display, shows_epochs, on_epoch),
                 results="first",
                 max_attempts=max_attempts,
+                profile=profile,
+                ranks_per_task=ranks_per_task,
             )
     except RankFailed as failure:
         # The caller can mend rows and settings that cannot be used, whichever rank has found them.

@@ -12,7 +12,9 @@ from farandole.spark.exchange.access import Borrowed, KeeperPlan, Kept
 
 __all__ = ["SHARE_SCHEMA", "DealPlan", "Dealer", "deal_rows"]
 
-SHARE_SCHEMA = "key int, number int, partition int, turn int, keeper string, file int, at long, length long, rows long"
+SHARE_SCHEMA = (
+    "key int, rank int, number int, partition int, turn int, keeper string, file int, at long, length long, rows long"
+)
 _ARROW_TYPES = {"int": pa.int32(), "long": pa.int64(), "string": pa.string()}
 _ARROW_SHARES = pa.schema(
     [(name, _ARROW_TYPES[kind]) for name, kind in map(str.split, SHARE_SCHEMA.split(", "))],
@@ -28,7 +30,7 @@ class DealPlan:
 
     keeper: KeeperPlan
     number: int
-    keys: Sequence[int]  # keys[rank] is what Spark's `repartition` takes to that rank
+    keys: Sequence[int]  # keys[rank] is what Spark's `repartition` takes to the task of that rank
     arranged: bool  # not at random: the last column says whose the rows of the whole partition are
 
 
@@ -80,8 +82,8 @@ class Dealer:
                     continue
                 at, self.end = self.end, self._write(rows)
                 place = {"file": self._borrowed.number, "at": at, "length": self.end - at, "rows": rows.num_rows}
-                whose = {"key": self._plan.keys[rank], "number": self._plan.number, "partition": self._partition}
-                yield {**whose, "turn": self._turn, "keeper": self._keeper, **place}
+                whose = {"key": self._plan.keys[rank], "rank": rank, "number": self._plan.number}
+                yield {**whose, "partition": self._partition, "turn": self._turn, "keeper": self._keeper, **place}
             self._turn += 1
 
     def _shares(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -28,12 +28,12 @@ def gather_rows(
     rank: int,
     stop: Callable[[], bool],
 ) -> list[Spill]:
-    """Copy a rank's shares, named by rows of SHARE_SCHEMA, into one file for each DataFrame, in `directory`.
+    """Copy a rank's shares among `shares`, rows of SHARE_SCHEMA, into one file for each DataFrame, in `directory`.
 
     They lie in the order of partitions, however Spark has ordered their names. A DataFrame of which there is no share
     is a file of its `schemas` alone. Ends early when `stop` says so. Raises `CacheError` when the disk is full,
     `SourceError` when shares are gone with the host that held them."""
-    named = [share for batch in shares for share in batch.to_pylist()]
+    named = [share for batch in shares for share in batch.to_pylist() if share["rank"] == rank]
     named.sort(key=lambda share: (share["partition"], share["turn"]))
     started = time.monotonic()
     with ExitStack() as opened, ExitStack() as connections:

@@ -13,18 +13,20 @@ from farandole.spark.exchange.dealer import SHARE_SCHEMA, DealPlan, deal_rows
 __all__ = ["dealt"]
 
 
-def dealt(dataframes: Sequence[DataFrame], num_proc: int, keeper: KeeperPlan) -> DataFrame:
-    """Return the names of all shares, those of rank k in partition k of `num_proc`; nothing runs yet.
+def dealt(dataframes: Sequence[DataFrame], num_proc: int, keeper: KeeperPlan, ranks_per_task: int = 1) -> DataFrame:
+    """Return the names of all shares, those of the ranks of task k in partition k; nothing runs yet.
 
     Partitions are read where and as Spark likes. Where the last step of a DataFrame was to repartition it to
     `num_proc`, partition k is rank k's, as the user has arranged it."""
-    shares = [_shares(dataframe, num_proc, keeper=keeper, number=number) for number, dataframe in enumerate(dataframes)]
-    return functools.reduce(DataFrame.union, shares).repartition(num_proc, "key")
+    tasks = num_proc // ranks_per_task
+    keys = [key for key in keys_of_partitions(tasks) for _ in range(ranks_per_task)]
+    shares = [_shares(dataframe, keys, keeper=keeper, number=number) for number, dataframe in enumerate(dataframes)]
+    return functools.reduce(DataFrame.union, shares).repartition(tasks, "key")
 
 
-def _shares(dataframe: DataFrame, num_proc: int, *, keeper: KeeperPlan, number: int) -> DataFrame:
-    arranged = application_of(dataframe.sparkSession).repartitioned_to(dataframe) == num_proc
-    plan = DealPlan(keeper=keeper, number=number, keys=keys_of_partitions(num_proc), arranged=arranged)
+def _shares(dataframe: DataFrame, keys: Sequence[int], *, keeper: KeeperPlan, number: int) -> DataFrame:
+    arranged = application_of(dataframe.sparkSession).repartitioned_to(dataframe) == len(keys)
+    plan = DealPlan(keeper=keeper, number=number, keys=keys, arranged=arranged)
     # As a column: a task's own number counts the partitions of all DataFrames.
     rows = dataframe.select("*", F.spark_partition_id()) if arranged else dataframe
     return rows.mapInArrow(functools.partial(deal_rows, plan), SHARE_SCHEMA)
