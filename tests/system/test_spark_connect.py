@@ -21,6 +21,7 @@ from farandole.data import FeedLoader, ShardSource
 from farandole.errors import ConfigError, RankFailed, SlotsError
 from farandole.spark import HorovodRunner, connect, log_to_driver, run
 from farandole.spark.barrier import run_barrier_job
+from farandole.spark.folders import CHUNK, folder_of
 from helpers.marked import wait_until_gone
 from helpers.spark_faults import interrupt_job
 from helpers.spark_servers import connect_server
@@ -155,6 +156,46 @@ def test_an_estimator_fits_and_its_model_transforms(spark: SparkSession) -> None
     weight, bias = (parameter.detach().numpy().ravel() for parameter in fitted.getModel().parameters())
     for row in fitted.transform(data).collect():
         assert row["y__output"] == pytest.approx(weight @ row["x"] + bias[0], rel=1e-5)
+
+
+@needs_native
+@pytest.mark.usefixtures("warm_torch")
+def test_estimators_models_and_pipelines_are_saved_and_loaded(spark: SparkSession, tmp_path: Path) -> None:
+    import torch
+    from pyspark.ml import PipelineModel
+
+    from farandole.spark.torch import TorchEstimator, TorchModel
+
+    net = torch.nn.Sequential(torch.nn.Linear(1, 900), torch.nn.Linear(900, 900), torch.nn.Linear(900, 1))  # 3 MiB
+    model = TorchModel(model=net, feature_columns=["x"], label_columns=["y"], outputs=[("float32", [1])])
+    data = spark.createDataFrame([([float(number)],) for number in range(3)], "x array<float>")
+    want = [row["y__output"] for row in model.transform(data).collect()]
+    estimator = TorchEstimator(
+        model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.5), feature_cols=["x"], epochs=3
+    )
+    for _ in range(2):
+        model.write().overwrite().save(str(tmp_path / "model"))
+    estimator.save(str(tmp_path / "estimator"))
+    PipelineModel(stages=[model]).write().overwrite().save(str(tmp_path / "pipeline"))
+
+    loaded = TorchModel.load(str(tmp_path / "model"))
+    assert loaded.uid == model.uid
+    assert [row["y__output"] for row in loaded.transform(data).collect()] == want
+    again = TorchEstimator.load(str(tmp_path / "estimator"))
+    assert (again.getEpochs(), again.getFeatureCols(), again.getOptimizer().param_groups[0]["lr"]) == (3, ["x"], 0.5)
+    stage = PipelineModel.load(str(tmp_path / "pipeline")).stages[0]
+    assert [row["y__output"] for row in stage.transform(data).collect()] == want
+    with pytest.raises(ConfigError, match="load it with that class"):
+        TorchEstimator.load(str(tmp_path / "model"))
+
+
+def test_files_of_classic_sessions_are_read_in_pieces(spark: SparkSession, tmp_path: Path) -> None:
+    content = os.urandom(2 * CHUNK + 7)
+    (tmp_path / "model.pt").write_bytes(content)
+    folder = folder_of(spark, str(tmp_path))
+    assert folder.read("model.pt") == content
+    with pytest.raises(ConfigError, match=r"has no file 'weights.h5'; it was not saved by farandole"):
+        folder.read("weights.h5")
 
 
 @pytest.mark.parametrize("size", [0, 3 << 20], ids=["small call", "large call"])

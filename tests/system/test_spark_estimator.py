@@ -29,6 +29,7 @@ from pyspark.sql.functions import col
 from torch import Tensor, nn
 
 from farandole.errors import ConfigError, DataError, RankFailed, SlotsError
+from farandole.spark.folders import ConnectFolder
 from farandole.spark.functions import argmax, sigmoid, softmax
 from farandole.spark.store import FilesystemStore, Store
 from farandole.spark.torch import TorchEstimator, TorchModel
@@ -315,6 +316,9 @@ def test_saved_estimators_and_models_work_in_a_new_session(
     assert "is saved without its secret options" in caplog.text
     written = b"".join(path.read_bytes() for path in (tmp_path / "unfitted").rglob("*") if path.is_file())
     assert b"secret of the store" not in written
+    (saved,) = (tmp_path / "unfitted" / "stages").glob("1_*/parameters.pickle")
+    ConnectFolder(spark, str(saved.parent)).write(saved.name, saved.read_bytes())  # as a Spark Connect session saves it
+    saved.unlink()
     with pytest.raises(ConfigError, match="load it with that class"):
         TorchEstimator.load(str(next((tmp_path / "fitted" / "stages").glob("1_*"))))
 

@@ -17,9 +17,10 @@ from farandole.config import Config
 from farandole.core.builds import cuda_built
 from farandole.errors import ConfigError
 from farandole.spark.feed import Feed, plan_feed, plan_transformed_feed
+from farandole.spark.folders import Folder
 from farandole.spark.history import EpochLog
 from farandole.spark.params import EstimatorParams
-from farandole.spark.persistence import PARAMETERS, Folder, Saved, dumped_parameters, loaded_parameters
+from farandole.spark.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
 from farandole.spark.session import active_session
 from farandole.spark.slots import all_slots
 from farandole.spark.trainers.checkpoint import Checkpoint

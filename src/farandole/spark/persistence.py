@@ -1,7 +1,8 @@
 """Saving and loading of estimators and fitted models, in the layout of pyspark.ml.
 
 A saved object is a folder: `metadata/` (JSON: class, uid, plain parameters) and a file, which is `parameters.pickle` of
-an estimator and the model's own file of a fitted model. Every Hadoop file system of the session can hold it.
+an estimator and the model's own file of a fitted model. Every Hadoop file system of the session can hold it, that of
+the server for Spark Connect.
 """
 
 from abc import abstractmethod
@@ -13,17 +14,16 @@ import cloudpickle
 from pyspark.ml.param import Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.resource import ExecutorResourceRequest, ResourceProfile, TaskResourceRequest
-from pyspark.sql import SparkSession
 
 import farandole
 from farandole.errors import ConfigError
 from farandole.launch.pickling import dump
+from farandole.spark.folders import Folder, folder_of, overwrite
 from farandole.spark.store import FilesystemStore
 
-__all__ = ["PARAMETERS", "Folder", "Saved", "dumped_parameters", "loaded_parameters"]
+__all__ = ["PARAMETERS", "Saved", "dumped_parameters", "loaded_parameters"]
 
 PARAMETERS = "parameters.pickle"  # those of an estimator that JSON cannot hold
-_CHUNK = 8 << 20  # bytes that go through the socket to Spark's Java process at once
 
 S = TypeVar("S", bound="Saved")
 
@@ -53,43 +53,6 @@ class Saved(Params, MLWritable, MLReadable[Any]):
         return _Reader(cls)
 
 
-class Folder:
-    """Files in a folder of a file system that the session's Hadoop knows; blocks as the file system does."""
-
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        self.path = path.rstrip("/")
-        self._jvm, self._java = spark._jvm, spark._jsc
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a new file."""
-        files, path = self._find(name)
-        out = files.create(path, False)
-        try:
-            for first in range(0, len(content), _CHUNK):
-                out.write(bytearray(content[first : first + _CHUNK]))
-        finally:
-            out.close()
-
-    def read(self, name: str) -> bytes:
-        """Return a file's content; raises `ConfigError` when there is no such file."""
-        files, path = self._find(name)
-        if not files.exists(path):
-            raise ConfigError(
-                "path", f"{self.path} has no file {name!r}; it was not saved by farandole, or not completely"
-            )
-        parts, stream = [], files.open(path)
-        try:
-            while part := bytes(stream.readNBytes(_CHUNK)):
-                parts.append(part)
-        finally:
-            stream.close()
-        return b"".join(parts)
-
-    def _find(self, name: str) -> tuple[Any, Any]:
-        path = self._jvm.org.apache.hadoop.fs.Path(f"{self.path}/{name}")  # type: ignore[union-attr]
-        return path.getFileSystem(self._java.hadoopConfiguration()), path
-
-
 def is_plain(value: object) -> bool:
     """Return whether JSON holds `value`: numbers, texts, flags, None, and lists of these."""
     if isinstance(value, (list, tuple)):
@@ -102,14 +65,17 @@ class _Writer(MLWriter):
         super().__init__()
         self.instance = instance
 
+    def _handleOverwrite(self, path: str) -> None:
+        overwrite(self.sparkSession, path)
+
     def saveImpl(self, path: str) -> None:
         saved = self.instance
         facts, files = saved._contents()  # pickles, which may fail, before anything is written
         plain = {param.name: value for param, value in saved._paramMap.items() if is_plain(value)}
-        spark = _classic(self.sparkSession)
+        spark = self.sparkSession
         extra = {"farandole": farandole.__version__, "facts": facts}
         DefaultParamsWriter.saveMetadata(saved, path, spark, extraMetadata=extra, paramMap=plain)
-        folder = Folder(spark, path)
+        folder = folder_of(spark, path)
         for name, content in files.items():
             folder.write(name, content)
 
@@ -120,12 +86,12 @@ class _Reader(MLReader[S]):
         self._kind = kind
 
     def load(self, path: str) -> S:
-        spark = _classic(self.sparkSession)
+        spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, spark)
         wanted = f"{self._kind.__module__}.{self._kind.__name__}"
         if metadata["class"] != wanted:
             raise ConfigError("path", f"{path} holds a {metadata['class']}; load it with that class, not {wanted}")
-        loaded = self._kind._revived(metadata["facts"], Folder(spark, path))
+        loaded = self._kind._revived(metadata["facts"], folder_of(spark, path))
         loaded._resetUid(metadata["uid"])
         loaded._set(**metadata["paramMap"])
         return loaded
@@ -159,9 +125,3 @@ class _SavedProfile:
 
     def profile(self) -> ResourceProfile:
         return ResourceProfile(_exec_req=self.executors, _task_req=self.tasks)
-
-
-def _classic(spark: SparkSession | None) -> SparkSession:
-    if spark is None or not hasattr(spark, "_jsc"):
-        raise ConfigError("spark", "is a Spark Connect session, which reaches no files; use a classic session")
-    return spark

@@ -15,8 +15,9 @@ with importing(__name__):
     from farandole.config import Config
     from farandole.spark import checks
     from farandole.spark.feed import plan_feed
+    from farandole.spark.folders import Folder
     from farandole.spark.params import CheckedParams, param, refuse_unknown
-    from farandole.spark.persistence import PARAMETERS, Folder, Saved, dumped_parameters, loaded_parameters
+    from farandole.spark.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
     from farandole.spark.slots import all_slots
     from farandole.spark.store import FilesystemStore, Store
     from farandole.spark.tf_transformer import TFInputGraph, TFTransformer

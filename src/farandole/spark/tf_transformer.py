@@ -9,8 +9,9 @@ from pyspark.sql import DataFrame
 
 from farandole.errors import ConfigError, DataError
 from farandole.spark.feed import check_columns
+from farandole.spark.folders import Folder
 from farandole.spark.params import param
-from farandole.spark.persistence import Folder, Saved
+from farandole.spark.persistence import Saved
 from farandole.spark.trainers.tensorflow_graph import FrozenGraph, Port, freeze, freeze_signature
 from farandole.spark.trainers.tensorflow_predict import GraphPredictor, output_type
 from farandole.spark.transformer import add_columns

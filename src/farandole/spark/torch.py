@@ -21,9 +21,9 @@ with importing(__name__):
     from farandole.spark import checks
     from farandole.spark.backend import SparkBackend
     from farandole.spark.estimator import DataFrameEstimator
+    from farandole.spark.folders import Folder
     from farandole.spark.history import NO_SCORES, EpochLogger
     from farandole.spark.params import check_together, param, refuse_unknown
-    from farandole.spark.persistence import Folder
     from farandole.spark.store import FilesystemStore
     from farandole.spark.trainers.checkpoint import Checkpoint
     from farandole.spark.trainers.predict import column_type

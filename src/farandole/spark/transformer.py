@@ -14,9 +14,10 @@ from pyspark.sql.pandas.functions import pandas_udf
 from farandole.errors import DataError
 from farandole.spark.checks import names_of_columns
 from farandole.spark.feed import as_numbers, check_columns
+from farandole.spark.folders import Folder
 from farandole.spark.history import History
 from farandole.spark.interpreter import use_own_interpreter
-from farandole.spark.persistence import Folder, Saved
+from farandole.spark.persistence import Saved
 
 _PREDICTED = "__farandole_predicted"
 

@@ -1,0 +1,126 @@
+"""Files in a folder of a file system that Spark reaches, for classic and Spark Connect sessions."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from pyspark.errors import AnalysisException
+from pyspark.ml.util import MLWriter
+from pyspark.sql import SparkSession
+
+from farandole.errors import ConfigError
+from farandole.spark.application import is_connect
+
+__all__ = ["ClassicFolder", "ConnectFolder", "Folder", "folder_of", "overwrite"]
+
+CHUNK = 2 << 20  # bytes that travel at once; a batch of Spark Connect's results has up to 4 MiB
+_PARTS = "part int, content binary"
+
+
+class Folder(Protocol):
+    """A folder; its methods block as the file system does."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a new file."""
+
+    def read(self, name: str) -> bytes:
+        """Return a file's content; raises `ConfigError` when there is no such file."""
+
+
+def folder_of(spark: SparkSession, path: str) -> Folder:
+    """Return the folder at `path`, of the session's own or of the Spark Connect server's file systems."""
+    return ConnectFolder(spark, path) if is_connect(spark) else ClassicFolder(spark, path)
+
+
+def overwrite(spark: SparkSession, path: str) -> None:
+    """Remove what is at `path`, if anything is."""
+    if is_connect(spark):
+        from pyspark.ml.connect.readwrite import RemoteMLWriter
+
+        RemoteMLWriter.handleOverwrite(path, True)
+    else:
+        writer = MLWriter().session(spark)
+        writer._handleOverwrite(path)
+
+
+class ClassicFolder:
+    """A folder by way of the driver's Java process."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.path, self._spark = path.rstrip("/"), spark
+        self._jvm, self._java = spark._jvm, spark._jsc
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a new file."""
+        files, path = self._find(name)
+        out = files.create(path, False)
+        try:
+            for part in _parts(content):
+                out.write(bytearray(part))
+        finally:
+            out.close()
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file, or of what `ConnectFolder` wrote under its name."""
+        files, path = self._find(name)
+        if not files.exists(path):
+            files, path = self._find(_table(name))
+            if files.exists(path):
+                return _read_table(self._spark, f"{self.path}/{_table(name)}")
+            raise _missing(self.path, name)
+        parts, stream = [], files.open(path)
+        try:
+            while part := bytes(stream.readNBytes(CHUNK)):
+                parts.append(part)
+        finally:
+            stream.close()
+        return b"".join(parts)
+
+    def _find(self, name: str) -> tuple[Any, Any]:
+        path = self._jvm.org.apache.hadoop.fs.Path(f"{self.path}/{name}")  # type: ignore[union-attr]
+        return path.getFileSystem(self._java.hadoopConfiguration()), path
+
+
+class ConnectFolder:
+    """A folder by way of a Spark Connect server, which writes tables only: a file's bytes are rows of one."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.path, self._spark = path.rstrip("/"), spark
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a new table with the content in pieces."""
+        rows = self._spark.createDataFrame([*enumerate(_parts(content))], _PARTS)
+        rows.coalesce(1).write.parquet(f"{self.path}/{_table(name)}")
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a table that `write` made, or of a file of a classic session."""
+        try:
+            return _read_table(self._spark, f"{self.path}/{_table(name)}")
+        except AnalysisException:  # there is no such table
+            return self._read_file(name)
+
+    def _read_file(self, name: str) -> bytes:
+        files = self._spark.read.format("binaryFile").load(f"{self.path}/{name}")
+        starts = files.selectExpr("content", f"explode(sequence(0L, greatest(length - 1, 0L), {CHUNK}L)) AS start")
+        try:
+            rows = starts.selectExpr("start", f"substring(content, int(start) + 1, {CHUNK}) AS piece").collect()
+        except AnalysisException as error:
+            raise _missing(self.path, name) from error
+        return b"".join(bytes(row["piece"]) for row in sorted(rows, key=lambda row: int(row["start"])))
+
+
+def _parts(content: bytes) -> Iterator[bytes]:
+    for first in range(0, max(1, len(content)), CHUNK):
+        yield content[first : first + CHUNK]
+
+
+def _table(name: str) -> str:
+    return f"{name}.parquet"
+
+
+def _read_table(spark: SparkSession, path: str) -> bytes:
+    rows = spark.read.parquet(path).collect()
+    return b"".join(bytes(row["content"]) for row in sorted(rows, key=lambda row: int(row["part"])))
+
+
+def _missing(path: str, name: str) -> ConfigError:
+    return ConfigError("path", f"{path} has no file {name!r}; it was not saved by farandole, or not completely")
