@@ -20,6 +20,7 @@ ENVIRONMENT = (
     PACKAGE / "ray" / "worker.py",
     PACKAGE / "spark",
     PACKAGE / "compat" / "children.py",
+    PACKAGE / "integrations" / "flyte",
     PACKAGE / "integrations" / "mpi_operator.py",
 )
 NATIVE = (PACKAGE / "core",)

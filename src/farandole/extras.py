@@ -10,6 +10,10 @@ __all__ = ["importing"]
 # Package: its title, and the extras that bring it.
 _EXTRAS = {
     "deltalake": ("deltalake", "delta"),
+    "flyteidl": ("Flytekit", "flyte"),
+    "flytekit": ("Flytekit", "flyte"),
+    "flytekitplugins": ("Flytekit", "flyte"),
+    "flytekitplugins.kfmpi": ("Flytekit's plug-in for MPI", "flyte"),
     "fsspec": ("fsspec", "data", "spark"),
     "jax": ("JAX", "jax"),
     "jaxlib": ("JAX", "jax"),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["LAUNCHER", "VARIABLES", "Controller"]
+__all__ = ["LAUNCHER", "VARIABLES", "Controller", "TrainingOperator"]
 
 LAUNCHER = "job-launcher"
 
@@ -61,3 +61,51 @@ class Controller:
         for name, value in VARIABLES[self.kind].items():
             env[name] = value.replace("FILE", str(self.folder / "hostfile")).replace("N", str(self.slots))
         return env
+
+
+# The form of the training operator's script; its kubectl gives the program no standard input without -i.
+KUBEXEC = """#!/bin/sh
+set -x
+POD_NAME=$1
+shift
+{kubectl} exec ${{POD_NAME}} --container mpi -- /bin/sh -c "$*"
+"""
+# Runs the pod's program on this machine: the folder of a container, and its name in place of the pod's.
+KUBECTL = """#!/bin/sh
+test "$1 $2 $4 $5 $6 $7 $8" = "exec -i --container mpi -- /bin/sh -c" || {{ echo "unexpected: $*" >&2; exit 1; }}
+echo "$3" >>{log}
+shift 8
+exec sh -c "$1"
+"""
+
+
+class TrainingOperator:
+    """The launcher's pod of an MPIJob (kubeflow.org/v1) of Kubeflow's training operator, which Flyte creates.
+
+    Its workers run no ssh server, and their names have no addresses."""
+
+    def __init__(self, folder: Path, *, slots: int = 1) -> None:
+        self.folder, self.slots, self.log = folder, slots, folder / "log"
+        folder.mkdir()
+        kubectl = folder / "kubectl"
+        kubectl.write_text(KUBECTL.format(log=self.log))
+        (folder / "kubexec.sh").write_text(KUBEXEC.format(kubectl=kubectl))
+        for script in (kubectl, folder / "kubexec.sh"):
+            script.chmod(0o755)
+
+    def write(self, workers: int, running: int | None = None) -> None:
+        """Write both files for `workers`, of which the first `running` run (None: all)."""
+        names = [f"job-worker-{worker}" for worker in range(workers)]
+        (self.folder / "hostfile").write_text("".join(f"{name} slots={self.slots}\n" for name in names))
+        script = "".join(f"echo {name}:{self.slots}\n" for name in names[:running])
+        (self.folder / "discover_hosts.sh").write_text(f"#!/bin/sh\n{script}")
+
+    def variables(self) -> dict[str, str]:
+        """Return the controller's variables of the launcher."""
+        return {
+            "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            "OMPI_MCA_plm_rsh_agent": str(self.folder / "kubexec.sh"),
+            "OMPI_MCA_orte_default_hostfile": str(self.folder / "hostfile"),
+            "NVIDIA_VISIBLE_DEVICES": "",
+            "NVIDIA_DRIVER_CAPABILITIES": "",
+        }

@@ -63,10 +63,12 @@ STATEMENTS = [
     ),
     ("pyspark", "import farandole.spark.converter", "farandole.spark.converter needs PySpark", "spark"),
     ("ray", "from farandole.ray import RayExecutor", "farandole.ray needs Ray", "ray"),
+    ("flytekit", "import farandole.integrations.flyte", "farandole.integrations.flyte needs Flytekit", "flyte"),
     ("fsspec", "import farandole.spark.store", "farandole.spark.store needs fsspec", "spark"),
 ]
 # Packages that a statement loads before the one that it misses.
 FIRST = {
+    "import farandole.integrations.flyte": ["flytekitplugins.kfmpi"],
     "import farandole.spark.torch": ["pandas", "torch"],
     "import farandole.spark.keras": ["keras", "pandas"],
     "from farandole.lightning import FarandoleStrategy": ["torch", "torchmetrics"],

@@ -21,6 +21,7 @@ from farandole.launch.failures import Failure, to_payload
 from farandole.launch.messages import MARKER, Messages
 from farandole.launch.processes import GRACE
 from farandole.limits import naming_process_limit
+from farandole.topology import own_addresses
 
 __all__ = ["main"]
 
@@ -49,6 +50,15 @@ def main() -> int:
     return 0
 
 
+def _own_name() -> str:
+    """Return a name or address of this host that the launcher can find a way to."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        # The host name of a pod without a Service has no address elsewhere.
+        addresses = own_addresses()
+        return addresses[min(1, len(addresses) - 1)]  # the first is loopback
+    return socket.gethostname()
+
+
 class _Service:
     """Answers the launcher's messages."""
 
@@ -61,7 +71,7 @@ class _Service:
         """Greet the launcher and do as it says; raises `EOFError` or `OSError` when it is gone."""
         client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
         # Within a step of srun this is the address of srun, as the node sees it, and the node's own name.
-        client, server = client or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), server or socket.gethostname()
+        client, server = client or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), server or _own_name()
         self._messages.send(
             "hello",
             {

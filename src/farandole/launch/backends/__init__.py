@@ -10,10 +10,10 @@ from farandole.launch.backend import Backend, Host
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.backends.mpi_operator import OperatorJob
 from farandole.launch.backends.slurm import Srun, allocated_hosts
-from farandole.launch.backends.ssh import Ssh, SshBackend
+from farandole.launch.backends.ssh import Shell, Ssh, SshBackend
 from farandole.launch.hosts import fill_slots, is_local, parse_hosts, read_hostfile
 
-__all__ = ["choose_backend"]
+__all__ = ["choose_backend", "reach_pods"]
 
 
 def choose_backend(
@@ -35,7 +35,7 @@ def choose_backend(
     job = OperatorJob.find() if hosts is None else None
     if job is not None and (hostfile is None or Path(hostfile) == job.hostfile):
         pods = job.wait_for_hosts(num_proc, start_timeout)
-        return _reaching(pods, num_proc or sum(pod.slots for pod in pods), job.ssh(ssh, start_timeout), interface)
+        return reach_pods(job, pods, num_proc or sum(pod.slots for pod in pods), ssh, start_timeout, interface)
     if num_proc is None:
         raise ConfigError("num_proc", "name the number of ranks: -np N")
     if hosts is None and hostfile is None:
@@ -48,8 +48,15 @@ def choose_backend(
     return _reaching(named, num_proc, ssh, interface)
 
 
-def _reaching(hosts: Sequence[Host], num_proc: int, ssh: Ssh, interface: str | None) -> Backend:
-    """Return the backend for `num_proc` ranks in the slots of `hosts`: by ssh, unless all are this machine."""
+def reach_pods(
+    job: OperatorJob, pods: Sequence[Host], num_proc: int, ssh: Ssh, start_timeout: timedelta, interface: str | None
+) -> Backend:
+    """Return the backend for `num_proc` ranks in the slots of the job's `pods`."""
+    return _reaching(pods, num_proc, job.shell(ssh, start_timeout), interface)
+
+
+def _reaching(hosts: Sequence[Host], num_proc: int, ssh: Shell, interface: str | None) -> Backend:
+    """Return the backend for `num_proc` ranks in the slots of `hosts`: by `ssh`, unless all are this machine."""
     used = fill_slots(hosts, num_proc)
     if all(is_local(host.name) for host in dict.fromkeys(used)):
         return LocalBackend(num_proc)

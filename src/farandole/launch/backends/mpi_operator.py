@@ -17,7 +17,8 @@ from typing import Self
 
 from farandole.errors import ConfigError, HostsError
 from farandole.launch.backend import Host
-from farandole.launch.backends.ssh import AT_ONCE, Ssh
+from farandole.launch.backends.kubexec import Kubexec
+from farandole.launch.backends.ssh import AT_ONCE, Shell, Ssh
 from farandole.launch.hosts import fill_slots, read_hostfile
 from farandole.other_launchers import find_other_launch
 
@@ -37,6 +38,7 @@ LEAST_ATTEMPTS, MOST_ATTEMPTS = 10, 100  # connections that ssh tries, one per s
 # Per MPI implementation: Open MPI, Intel MPI, MPICH.
 _HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
 _SLOTS = ("OMPI_MCA_orte_set_default_slots", "I_MPI_PERHOST")
+_KUBEXEC = "OMPI_MCA_plm_rsh_agent"  # set by Kubeflow's training operator, whose workers run no ssh server
 _SSH_OPTIONS = ("OMPI_MCA_plm_rsh_args", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS")
 # Open MPI 5 does not read the names of Open MPI 4.
 _PRTE = {
@@ -56,6 +58,7 @@ class OperatorJob:
     hostfile: Path
     slots: int = 1  # of a host for which the files name no number
     ssh_options: str = ""  # of the controller, for the ssh of an mpirun
+    kubexec: Path | None = None  # the controller's script in place of ssh
 
     @classmethod
     def find(cls, env: Mapping[str, str] | None = None) -> Self | None:
@@ -73,7 +76,9 @@ class OperatorJob:
             name = next(name for name in _SLOTS if env.get(name))
             raise ConfigError(name, f"must be a number of slots >= 1, got {slots!r}")
         options = next((env[name] for name in _SSH_OPTIONS if env.get(name)), "")
-        return cls(Path(named) if named else HOSTFILE, int(slots), options)
+        agent = Path(env.get(_KUBEXEC, ""))
+        kubexec = agent if agent.name == "kubexec.sh" else None
+        return cls(Path(named) if named else HOSTFILE, int(slots), options, kubexec)
 
     def read_hosts(self) -> tuple[Host, ...]:
         """Return the hosts of the host file in its order. This pod, if it is one of them, is "localhost".
@@ -116,10 +121,11 @@ class OperatorJob:
         Reads the host file anew at each try. Blocks up to `timeout`, then raises `HostsError` naming the hosts without
         an address; raises `SlotsError` at once when the ranks do not fit."""
         began, pause, reminded = time.monotonic(), FIRST_PAUSE, -REMIND
+        awaited = "the addresses of" if self.kubexec is None else "the pods"
         while True:
             hosts = self.read_hosts()
             used = hosts if num_proc is None else fill_slots(hosts, num_proc)
-            problems = _unresolved(dict.fromkeys(host.name for host in used))
+            problems = self._problems(dict.fromkeys(host.name for host in used))
             if not problems:
                 return hosts
             waited = time.monotonic() - began
@@ -127,10 +133,27 @@ class OperatorJob:
                 raise HostsError({name: self._explain(name, why, waited) for name, why in problems.items()})
             if waited - reminded >= REMIND:
                 limit = timeout.total_seconds()
-                log.warning("waiting up to %.0f s for the addresses of %s", limit - waited, ", ".join(problems))
+                log.warning("waiting up to %.0f s for %s %s", limit - waited, awaited, ", ".join(problems))
                 reminded = waited
             time.sleep(min(pause, max(0.0, timeout.total_seconds() - waited)))
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def wait_for_workers(self, least: int, most: int, timeout: timedelta) -> tuple[Host, ...]:
+        """Return the hosts once `most` of them can be used; after `timeout` those that can, if they are `least`.
+
+        Blocks up to `timeout`, then raises `HostsError` naming the hosts that cannot be used."""
+        try:
+            return self.wait_for_hosts(None, timeout)[:most]
+        except HostsError as error:
+            usable = tuple(host for host in self.read_hosts() if host.name not in error.reasons)
+            if len(usable) < least:
+                raise
+            log.warning("starting with %d of %d workers: %s", len(usable), most, error)
+            return usable[:most]
+
+    def shell(self, ssh: Ssh, start_timeout: timedelta) -> Shell:
+        """Return the way to run a program in a pod: `kubectl exec` where the controller gives it, else ssh."""
+        return self.ssh(ssh, start_timeout) if self.kubexec is None else Kubexec.read(self.kubexec)
 
     def ssh(self, ssh: Ssh, start_timeout: timedelta) -> Ssh:
         """Return `ssh` with the options of the controller, the job's key, and patience for a pod that still starts."""
@@ -138,7 +161,17 @@ class OperatorJob:
         command = f"{ssh.command} -o ConnectionAttempts={attempts} {self.ssh_options}".strip()
         return replace(ssh, command=command, identity_file=ssh.identity_file or key_of_job())
 
+    def _problems(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the hosts that cannot be used now, each with the reason."""
+        if self.kubexec is None:
+            return _unresolved(names)
+        # The names of these pods have no addresses; kubectl needs none.
+        running = {host.name for host in self.discover()} | {"localhost"}
+        return {name: "its pod does not run" for name in names if name not in running}
+
     def _explain(self, name: str, why: str, waited: float) -> str:
+        if self.kubexec is not None:
+            return f"{why} after {waited:.0f} s; raise start_timeout (FARANDOLE_START_TIMEOUT) if it needs more time"
         text = f"its name has no address after {waited:.0f} s ({why})"
         if self.hostfile.with_name(DISCOVERY).is_file() and name not in {host.name for host in self.discover()}:
             text += f"; the operator does not list its pod as running: kubectl describe pod {_pod(name)}"

@@ -1,0 +1,12 @@
+"""Flyte tasks whose function runs on ranks: `@task(task_config=Farandole(num_workers=4))`.
+
+Importing it registers the task type with flytekit."""
+
+from farandole.extras import importing
+
+with importing(__name__):
+    from flytekitplugins.kfmpi import CleanPodPolicy, RestartPolicy, RunPolicy
+
+    from farandole.integrations.flyte.task import Farandole, FarandoleTask
+
+__all__ = ["CleanPodPolicy", "Farandole", "FarandoleTask", "RestartPolicy", "RunPolicy"]

@@ -1,0 +1,116 @@
+"""A rank's part of a Flyte task: its context, inputs as the function takes them, and rank 0's outputs as literals."""
+
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from flyteidl.core import interface_pb2, literals_pb2
+from flytekit import FlyteContext, FlyteContextManager
+from flytekit.bin.entrypoint import setup_execution
+from flytekit.core.base_task import IgnoreOutputs
+from flytekit.core.type_engine import TypeEngine
+from flytekit.models.interface import Variable
+from flytekit.models.literals import LiteralMap
+from flytekit.tools.fast_registration import download_distribution
+
+from farandole.topology import JobEnvironment
+
+__all__ = ["FlyteCall", "Place", "read_literals", "run_on_rank"]
+
+_IGNORED = b"ignored"
+_LITERALS = b"literals"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The part of a task's context that ranks need: where outputs, checkpoints and code are."""
+
+    raw_outputs: str
+    outputs: str | None
+    checkpoint: str | None
+    earlier_checkpoint: str | None  # of the attempt before
+    code: str | None  # the archive of a fast registration
+
+    @classmethod
+    def of(cls, ctx: FlyteContext) -> Self:
+        """Return the place of the task that runs in `ctx`."""
+        user, settings = ctx.user_space_params, ctx.serialization_settings
+        checkpoint = None if user is None else user._checkpoint
+        fast = None if settings is None else settings.fast_serialization_settings
+        return cls(
+            raw_outputs=ctx.file_access.raw_output_prefix,
+            outputs=None if user is None else user.output_metadata_prefix,
+            checkpoint=getattr(checkpoint, "_checkpoint_dest", None),
+            earlier_checkpoint=getattr(checkpoint, "_checkpoint_src", None),
+            code=fast.distribution_location if fast is not None and fast.enabled else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlyteCall:
+    """A task's function with its inputs as Flyte stores them."""
+
+    name: str
+    function: Callable[..., Any]
+    inputs: Mapping[str, type]
+    outputs: Mapping[str, type]
+    variables: Mapping[str, bytes]  # the outputs' Flyte types, serialized
+    in_tuple: bool  # the function is declared to return a NamedTuple
+    literals: bytes
+
+    def run(self, ctx: FlyteContext, *, upload: bool) -> bytes:
+        """Call the function; with `upload` return its outputs as serialized literals."""
+        literals = LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(self.literals))
+        value = self.function(**TypeEngine.literal_map_to_kwargs(ctx, literals, dict(self.inputs)))
+        if not upload:
+            return b""
+        made = {name: self._literal(ctx, name, each) for name, each in self._by_name(value).items()}
+        content: bytes = LiteralMap(literals=made).to_flyte_idl().SerializeToString()
+        return content
+
+    def _by_name(self, value: Any) -> dict[str, Any]:
+        if len(self.outputs) == 1 and not (self.in_tuple and isinstance(value, tuple)):
+            return {next(iter(self.outputs)): value}
+        return dict(zip(self.outputs, value, strict=True)) if self.outputs else {}
+
+    def _literal(self, ctx: FlyteContext, name: str, value: Any) -> Any:
+        variable = Variable.from_flyte_idl(interface_pb2.Variable.FromString(self.variables[name]))
+        try:
+            return TypeEngine.to_literal(ctx, value, self.outputs[name], variable.type)
+        except Exception as error:
+            error.add_note(f"output {name!r} of task {self.name!r} on rank 0 is {type(value).__name__}")
+            raise
+
+
+def run_on_rank(place: Place, call: bytes) -> bytes:
+    """Run a pickled `FlyteCall` on this rank; return the outputs on rank 0.
+
+    `flytekit.current_context()` within it is that of the task, with its checkpoint. On other ranks `IgnoreOutputs`,
+    which functions written for mpirun raise there, counts as returning."""
+    job = JobEnvironment.read()
+    assert job is not None, "a launcher of ours has started this process"
+    with tempfile.TemporaryDirectory(prefix="farandole-flyte-") as folder:
+        if place.code is not None:
+            download_distribution(place.code, folder)
+            sys.path.insert(0, folder)
+        with setup_execution(
+            raw_output_data_prefix=place.raw_outputs,
+            output_metadata_prefix=place.outputs,
+            checkpoint_path=place.checkpoint,
+            prev_checkpoint=place.earlier_checkpoint,
+        ):
+            given: FlyteCall = pickle.loads(call)
+            try:
+                return _LITERALS + given.run(FlyteContextManager.current_context(), upload=job.rank == 0)
+            except IgnoreOutputs as error:
+                return _IGNORED + str(error).encode()
+
+
+def read_literals(value: bytes) -> LiteralMap:
+    """Return the outputs that rank 0 has returned; raises `IgnoreOutputs` if its function did."""
+    if value.startswith(_IGNORED):
+        raise IgnoreOutputs(value.removeprefix(_IGNORED).decode())
+    return LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(value.removeprefix(_LITERALS)))

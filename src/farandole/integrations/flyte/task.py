@@ -1,0 +1,160 @@
+"""Task configuration `Farandole` and its task type, which Flyte's MPI plug-in on the cluster runs."""
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from flytekit import FlyteContext, FlyteContextManager, Resources
+from flytekit.configuration import SerializationSettings
+from flytekit.core.context_manager import ExecutionState
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekit.extend import TaskPlugins
+from flytekit.models.literals import LiteralMap
+from flytekitplugins.kfmpi import Launcher, MPIJob, RunPolicy, Worker
+from flytekitplugins.kfmpi.task import MPIFunctionTask
+
+from farandole.config import Config
+from farandole.errors import ConfigError
+from farandole.integrations.flyte.ranks import FlyteCall, Place, read_literals, run_on_rank
+from farandole.launch.backend import Backend, Binding, Call
+from farandole.launch.backends import reach_pods
+from farandole.launch.backends.local import LocalBackend
+from farandole.launch.backends.mpi_operator import OperatorJob, worker_variables
+from farandole.launch.backends.ssh import Ssh
+from farandole.launch.cores import available_cores
+from farandole.launch.environment import with_settings
+from farandole.launch.job import open_job
+from farandole.launch.output import Output
+from farandole.launch.pickling import dump, dump_call
+
+__all__ = ["Farandole", "FarandoleTask"]
+
+_LITERALS = "literals"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Farandole:
+    """Configuration of a task whose function runs on ranks, each a process; rank 0's value is the task's output.
+
+    `num_workers` pods run `slots` ranks each. With `min_workers` below it the task starts with fewer pods when the rest
+    has not come within `start_timeout`; a retry starts with the pods of that time. `requests` and `limits` are those of
+    a worker's pod, `launcher_requests` and `launcher_limits` those of the pod that starts the ranks. A local execution
+    runs `local_ranks`; None: as many as in the cluster, but at most one per core, and at least two if there are two.
+    """
+
+    num_workers: int
+    min_workers: int | None = None
+    slots: int = 1
+    requests: Resources | None = None
+    limits: Resources | None = None
+    launcher_requests: Resources | None = None
+    launcher_limits: Resources | None = None
+    image: str | None = None  # of the workers; None: the task's
+    run_policy: RunPolicy | None = None
+    env: Mapping[str, str] = field(default_factory=dict)  # of the ranks
+    binding: Binding = "none"
+    start_timeout: timedelta | float | None = None  # None: FARANDOLE_START_TIMEOUT
+    network_interface: str | None = None  # None: the one by which the pods reach each other
+    local_ranks: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_workers", "min_workers", "slots", "local_ranks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(name, f"must be >= 1, got {value}")
+        if self.min_workers is not None and self.min_workers > self.num_workers:
+            raise ConfigError("min_workers", f"is {self.min_workers}, but num_workers is {self.num_workers}")
+
+    def mpi_job(self) -> MPIJob:
+        """Return the configuration of the MPI plug-in that makes the same pods."""
+        worker = Worker(replicas=self.num_workers, image=self.image, requests=self.requests, limits=self.limits)
+        launcher = Launcher(replicas=1, requests=self.launcher_requests, limits=self.launcher_limits)
+        return MPIJob(worker=worker, launcher=launcher, slots=self.slots, run_policy=self.run_policy)
+
+    def ranks_here(self) -> int:
+        """Return the number of ranks of a local execution."""
+        if self.local_ranks is not None:
+            return self.local_ranks
+        return min(self.num_workers * self.slots, max(2, available_cores()))
+
+    def settings(self) -> tuple[Config, dict[str, timedelta | float | str]]:
+        """Return the launcher's settings, and those of them that are given here."""
+        given: dict[str, timedelta | float | str] = {}
+        if self.start_timeout is not None:
+            given["start_timeout"] = self.start_timeout
+        if self.network_interface is not None:
+            given["interface"] = self.network_interface
+        return Config.from_environment({**os.environ, **self.env}, **given), given
+
+
+class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no types
+    """A task of type "mpi", version 1, whose launcher's pod starts the ranks by itself, without mpirun."""
+
+    def __init__(self, task_config: Farandole, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        super().__init__(task_config=task_config.mpi_job(), task_function=task_function, **kwargs)
+        self.farandole = task_config
+
+    def get_command(self, settings: SerializationSettings) -> list[str]:
+        """Return the command of the launcher's pod: Flyte's own, as `execute` starts the ranks."""
+        command: list[str] = self._get_base_command(settings)
+        return command
+
+    def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
+        # Ranks translate the inputs themselves: the launcher reads no data.
+        return {_LITERALS: literal_map}
+
+    def execute(self, **kwargs: Any) -> LiteralMap:
+        """Run the function on all ranks; return rank 0's outputs, which rank 0 has uploaded.
+
+        Raises `RankFailed`, or `FlyteRecoverableException` if a retry may help: the rank's process or host was lost, or
+        the rank raised that error itself. Raises `IgnoreOutputs` when rank 0 did."""
+        ctx = FlyteContextManager.current_context()
+        settings, given = self.farandole.settings()
+        backend, ranks = self._backend(ctx, settings)
+        environment = with_settings(worker_variables({**os.environ, **self.farandole.env}), settings, given)
+        task = Call(self._call(ctx, kwargs[_LITERALS]), sys.executable, settings.start_timeout, keep_all=False)
+        with (
+            Output(ranks) as output,
+            open_job(ranks, environment, backend=backend, binding=self.farandole.binding) as job,
+        ):
+            failure = job.run(task, output)
+            if failure is None:
+                return read_literals(pickle.loads(job.values()[0]))
+        error = failure.error()
+        if failure.killed or isinstance(failure.cause, FlyteRecoverableException):
+            raise FlyteRecoverableException(str(error)) from error
+        raise error from failure.cause
+
+    def _backend(self, ctx: FlyteContext, settings: Config) -> tuple[Backend, int]:
+        """Return the hosts of the ranks, and the number of ranks."""
+        if ctx.execution_state is None or ctx.execution_state.mode != ExecutionState.Mode.TASK_EXECUTION:
+            ranks = self.farandole.ranks_here()
+            return LocalBackend(ranks), ranks
+        job = OperatorJob.find()
+        if job is None:
+            raise ConfigError("task_config", "this pod is no launcher of an MPI job; is Flyte's MPI plug-in enabled?")
+        most = self.farandole.num_workers
+        least = self.farandole.min_workers or most
+        pods = job.wait_for_workers(least, most, settings.start_timeout)
+        ranks = sum(pod.slots for pod in pods)
+        return reach_pods(job, pods, ranks, Ssh(), settings.start_timeout, settings.interface), ranks
+
+    def _call(self, ctx: FlyteContext, literals: LiteralMap) -> bytes:
+        variables = {name: each.to_flyte_idl() for name, each in self.interface.outputs.items()}
+        call = FlyteCall(
+            name=self.name,
+            function=self.task_function,
+            inputs=dict(self.python_interface.inputs),
+            outputs=dict(self.python_interface.outputs),
+            variables={name: each.SerializeToString() for name, each in variables.items()},
+            in_tuple=bool(self.python_interface.output_tuple_name),
+            literals=literals.to_flyte_idl().SerializeToString(),
+        )
+        return dump_call(run_on_rank, (Place.of(ctx), dump(call, self.name)), {})
+
+
+TaskPlugins.register_pythontask_plugin(Farandole, FarandoleTask)

@@ -1,0 +1,51 @@
+"""Flytekit in tests: its settings for serialization, and its event loop, which lives as long as the process."""
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["IGNORED_FOLDERS", "custom_of", "loop", "settings"]
+
+# A mark for modules of tests: flytekit leaves the folders of its checkpoints to the garbage collector.
+IGNORED_FOLDERS = "ignore:Implicitly cleaning up:ResourceWarning"
+
+
+def settings() -> Any:
+    """Return settings for serialization with an image and the entrypoint of a usual installation."""
+    from flytekit.configuration import Image, ImageConfig, SerializationSettings
+
+    image = Image(name="image", fqn="registry/trainer", tag="1")
+    return SerializationSettings(
+        image_config=ImageConfig(default_image=image, images=[image]),
+        project="sales",
+        domain="development",
+        version="1",
+        python_interpreter="/opt/venv/bin/python",
+        env={},
+    )
+
+
+def custom_of(task: Any) -> dict[str, Any]:
+    """Return the task's part for its plug-in on the cluster, as the serialized task template holds it."""
+    from flytekit.tools.translator import get_serializable
+    from google.protobuf.json_format import MessageToDict
+
+    spec: Any = get_serializable({}, settings(), task)
+    found: dict[str, Any] = MessageToDict(spec.template.to_flyte_idl().custom)
+    return found
+
+
+def loop() -> Iterator[None]:
+    """Start the thread of flytekit's event loop, which flytekit never ends; the body of a module's fixture."""
+    from flytekit.utils.asyn import run_sync
+
+    async def nothing() -> None:
+        return None
+
+    run_sync(nothing)
+    yield
+    with warnings.catch_warnings():
+        # Each context has a folder for checkpoints, which the garbage collector removes.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
