@@ -102,13 +102,13 @@ def test_planning_opens_no_file_of_data(tmp_path: Path, monkeypatch: pytest.Monk
     write_deltalake(url, some_rows(0), partition_by=["day"])
     wanted = expected(url, COLUMNS)
     opened: list[Path] = []
-    original = data_files_module.Files.open
+    original = data_files_module.Files.fetching
 
     def counted(files: Any, file: Any) -> Any:
         opened.append(file.path)
         return original(files, file)
 
-    monkeypatch.setattr(data_files_module.Files, "open", counted)
+    monkeypatch.setattr(data_files_module.Files, "fetching", counted)
     source = DeltaSource(url)
     SelectedSource(source, [("id", ">", 1000)])
     assert (sum(group.rows for group in source.row_groups), opened) == (10, [])

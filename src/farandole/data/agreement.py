@@ -1,13 +1,14 @@
 """Agreement between ranks about data: a failure on one rank is raised on all of them, with its text."""
 
 import itertools
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from farandole.errors import ConfigError, FarandoleError, SourceError, spell_ranks
 from farandole.masking import mask
 
-__all__ = ["Gather", "agree", "in_step", "together"]
+__all__ = ["Gather", "agree", "from_first", "in_step", "place_in", "together"]
 
 MOST_AHEAD = 16  # items: then the exchange no longer shows
 AHEAD_BYTES = 1 << 20
@@ -39,6 +40,21 @@ def together(act: Callable[[], T], gather: Gather | None) -> T:
         if text:
             raise SourceError(f"rank {rank}", text)
     return done
+
+
+def place_in(gather: Gather) -> tuple[int, int]:
+    """Return this rank, and the number of ranks; collective."""
+    mine = uuid.uuid4().hex
+    told = gather(mine)
+    return told.index(mine), len(told)
+
+
+def from_first(act: Callable[[], T], gather: Gather, rank: int) -> T:
+    """Call `act` on rank 0 and return its result on every rank; if it fails, all ranks raise as `together` does."""
+    made = together(lambda: act() if rank == 0 else None, gather)
+    first = gather(made)[0]
+    assert first is not None, "rank 0 has called it"
+    return first
 
 
 def in_step(items: Iterator[T], gather: Gather | None, item_bytes: int) -> Iterator[T]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from farandole.data.pruning import Bounded, Bounds
-from farandole.data.row_groups import RowGroup, Source
+from farandole.data.row_groups import RowGroup, Source, in_flight, recheck
 from farandole.data.versions import at_version, version_of
 from farandole.errors import CacheError, ConfigError
 
@@ -64,9 +64,14 @@ class CachedSource:
         """Return a cache, in the same folder, of another version of the source."""
         return CachedSource(at_version(self._source, version), self._folder, self._limit)
 
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.row_groups.in_flight`."""
+        return in_flight(self._source)
+
     def check(self) -> None:
         """Check the source: its files must not change although they are read once."""
-        self._source.check()
+        recheck(self._source)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns, from the cache if they are there."""

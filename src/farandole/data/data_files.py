@@ -13,13 +13,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from farandole.data.files import Files
+from farandole.data.parquet_files import spans_of
 from farandole.data.pruning import Bounds, bounded_kind
+from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup
 from farandole.errors import DataError, SourceError
 
 __all__ = ["DataFile", "TableColumn", "TableSource"]
 
 PIECE_BYTES = 64 << 20  # of a file, compressed as it is
+WHOLE_BYTES = 1 << 20  # of a far file that is fetched with one request, whatever the columns
 _OPENERS = 16
 _FIELD_ID = b"PARQUET:field_id"
 _TEXT_FACTOR = 4  # bytes in memory for a byte in a file, where types do not tell
@@ -83,7 +86,7 @@ class TableSource:
         self._by_path = {each.file.path: each for each in self._data}
         if len(self._by_path) < len(self._data):
             raise SourceError(self._data[0].file.path, "the table's log has a file twice")
-        self._footers: dict[str, pq.FileMetaData] = {}  # of files in several pieces
+        self._footers: dict[str, pq.FileMetaData] = {}  # of files in several pieces, and of far ones
         self.schema = pa.schema([column.field for column in columns])
         self.row_groups: Sequence[RowGroup] = tuple(
             RowGroup(each.file, piece, _count(each, piece)) for each in self._data for piece in range(each.pieces)
@@ -102,17 +105,30 @@ class TableSource:
         """Read these columns of a piece; raises `SourceError` naming the file, `DataError` for a column."""
         data = self._by_path[row_group.file.path]
         first, last = data.span(row_group.number)
-        with self._files.open(data.file) as opened:
+        with self._files.fetching(data.file) as opened:
             known = self._footers.get(data.file.path)
-            with pq.ParquetFile(opened, metadata=known, pre_buffer=not self._files.local) as parquet:
+            if data.file.size <= WHOLE_BYTES or (data.pieces == 1 and len(columns) == len(self._columns)):
+                opened.fetch(lambda: [Span(0, data.file.size)])  # with its footer, in one request
+            elif known is None:
+                opened.fetch_tail()
+            buffered = not self._files.local and opened.far is None
+            with pq.ParquetFile(opened.stream, metadata=known, pre_buffer=buffered) as parquet:
                 self._check_footer(data, parquet.metadata)
                 found = self._locate(data, parquet.schema_arrow, columns)
                 names = [field.name for field in found.values() if field is not None]
-                read = _read_rows(parquet, first, last, names) if names else None
+                taken, skipped = _row_groups(parquet.metadata, first, last)
+                opened.fetch(lambda: spans_of(parquet.metadata, taken, names))
+                read = parquet.read_row_groups(taken, columns=names, use_threads=False) if names else None
+        read = None if read is None else read.slice(skipped, last - first)
         made = [self._make(name, found[name], read, data, last - first) for name in columns]
         table = pa.table(made, schema=pa.schema([self.schema.field(name) for name in columns]))
         mask = data.mask(first, last)
         return table if mask is None else table.filter(pa.array(mask))
+
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.row_groups.in_flight`."""
+        return self._files.client.flight.most if self._files.client is not None else 0
 
     def check(self) -> None:
         """Raise `SourceError` if a file of this machine has changed or vanished.
@@ -159,7 +175,7 @@ class TableSource:
     def _check_footer(self, data: DataFile, footer: pq.FileMetaData) -> None:
         if footer.num_rows != data.rows:
             raise SourceError(data.file.path, f"has {footer.num_rows} rows, but {data.rows} in the table's log")
-        if data.pieces > 1:
+        if data.pieces > 1 or self._files.client is not None:
             self._footers[data.file.path] = footer
 
     def _locate(self, data: DataFile, schema: pa.Schema, names: Sequence[str]) -> dict[str, pa.Field | None]:
@@ -224,18 +240,17 @@ def _count(data: DataFile, piece: int) -> int:
     return last - first if mask is None else int(mask.sum())
 
 
-def _read_rows(parquet: pq.ParquetFile, first: int, last: int, names: Sequence[str]) -> pa.Table:
-    """Read these columns of rows `first` to `last` (half-open) of a file."""
+def _row_groups(footer: pq.FileMetaData, first: int, last: int) -> tuple[list[int], int]:
+    """Return the row groups that hold rows `first` to `last` (half-open), and how many of their rows come before."""
     taken: list[int] = []
-    footer, start, passed = parquet.metadata, 0, 0
+    start, passed = 0, 0
     for number in range(footer.num_row_groups):
         rows = footer.row_group(number).num_rows
         if passed < last and passed + rows > first:
             start = passed if not taken else start
             taken.append(number)
         passed += rows
-    table = parquet.read_row_groups(taken, columns=list(names), use_threads=False)
-    return table.slice(first - start, last - first)
+    return taken, first - start
 
 
 def _width(kind: pa.DataType) -> int | None:

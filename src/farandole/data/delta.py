@@ -62,7 +62,7 @@ class DeltaSource(TableSource):
         if version is not None and timestamp is not None:
             raise ConfigError("version", "and timestamp exclude each other")
         self._url, self._options, self._log_options = url, options, log_options
-        fs, self._folder = open_url(url, options or {})
+        self._folder = open_url(url, options or {})[1]
         table = self._open(version, timestamp)
         self._version = int(table.version())
         self._known = pa.table(table.get_add_actions(flatten=True))
@@ -74,7 +74,7 @@ class DeltaSource(TableSource):
             f"is not there: version {self.version} of {mask(url)} was vacuumed, or the file removed by hand; "
             "open a newer version"
         )
-        super().__init__(Files(fs), data, columns, gone)
+        super().__init__(Files.at(url, options), data, columns, gone)
 
     @property
     def version(self) -> int:

@@ -1,10 +1,10 @@
 """Files of a data set in any file system of fsspec, and the check that they have not changed."""
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 import fsspec
@@ -13,16 +13,42 @@ import pyarrow.fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
+from farandole.data.far_files import list_places, look_at, range_client
+from farandole.data.ranges import RangeClient, RangeFile, Span
 from farandole.data.row_groups import File
 from farandole.data.store_options import arrow_s3_options
-from farandole.data.tables import refuse_listed_table, refuse_table_above
+from farandole.data.tables import is_web, refuse_listed_table, refuse_table_above
 from farandole.errors import FarandoleError, SourceError
 from farandole.masking import hide_cause, mask, secret_values
 
-__all__ = ["Files", "open_url"]
+__all__ = ["Files", "OpenFile", "is_local", "open_url"]
 
 # Looking at remote files is waiting, not work.
 _LOOKERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A file that is open for reading; `far` has its ranges, if it is read by ranges."""
+
+    stream: pa.NativeFile
+    listed: File
+    far: RangeFile | None = None
+
+    @property
+    def file(self) -> File:
+        """The file as it is now, as far as that is known."""
+        return self.listed if self.far is None else self.far.file
+
+    def fetch(self, spans: Callable[[], Iterable[Span]]) -> None:
+        """Fetch ranges ahead of their reading, if the file is read by ranges."""
+        if self.far is not None:
+            self.far.fetch(spans())
+
+    def fetch_tail(self) -> None:
+        """Fetch the end of the file, in which footers are, if it is read by ranges."""
+        if self.far is not None:
+            self.far.fetch_tail()
 
 
 @dataclass(frozen=True)
@@ -32,34 +58,42 @@ class Files:
     fs: fsspec.AbstractFileSystem = field(default_factory=LocalFileSystem)
     # For files that are written once, such as a table's: why one is not there. Their marks are not the store's.
     gone: str = ""
+    # Reads ranges, and checks with each that the file has not changed.
+    client: RangeClient | None = field(default=None, compare=False)
+
+    @classmethod
+    def at(cls, url: str, options: Mapping[str, object] | None = None, gone: str = "") -> "Files":
+        """Return the file system of a URL, with a client for ranges if its store has one; makes no request."""
+        fs, _ = open_url(url, options or {})
+        return cls(fs, gone, range_client(url, options or {}, fs))
 
     @classmethod
     def find(
-        cls, urls: str | Sequence[str], suffix: str, options: Mapping[str, object] | None = None
+        cls,
+        urls: str | Sequence[str],
+        suffix: str,
+        options: Mapping[str, object] | None = None,
+        *,
+        ranges: bool = False,
     ) -> tuple["Files", list[File]]:
         """List the files of folders, globs and single files, sorted by path; `options` are the file system's.
 
         In folders, names that begin with "_" or "." count as notes of other tools and are left out. So are files that
         do not end in `suffix`, unless no file does. Raises `SourceError` when there is nothing, when the URLs belong
-        to several file systems, and for a folder of a table that has a log, or a part of one.
+        to several file systems, and for a folder of a table that has a log, or a part of one. With `ranges`, files are
+        read by ranges where the store can; files of web servers then have no size yet, as looking costs a request.
         """
         asked = [urls] if isinstance(urls, str) else list(urls)
         if not asked:
             raise SourceError("[]", "no URL was given")
-        places = [open_url(url, options or {}) for url in asked]
+        places = _open_urls(asked, options or {})
         fs = places[0][0]
         if any(other != fs for other, _ in places):
             raise SourceError(asked[0], "the URLs belong to several file systems; copy the data to one of them")
-        files = cls(fs)
-        paths: set[str] = set()
-        folders: set[str] = set()
-        for url, (_, place) in zip(asked, places, strict=True):
-            with files.telling(url):
-                listed, tops = files._list(url, place, suffix)
-            paths.update(listed)
-            folders.update(tops)
-        refuse_table_above(fs, sorted(folders))
-        return files, files.look(sorted(paths))
+        files = cls(fs, client=range_client(asked[0], options or {}, fs) if ranges else None)
+        listed, tops = files._list_all(asked, [place for _, place in places], suffix)
+        refuse_table_above(fs, sorted(tops), files.client)
+        return files, [listed[path] for path in sorted(listed)]
 
     def __repr__(self) -> str:
         return f"Files({type(self.fs).__name__})"
@@ -79,6 +113,12 @@ class Files:
     def look(self, paths: Sequence[str]) -> list[File]:
         """Look at each file anew; raises `SourceError` for one that has vanished."""
         self.fs.invalidate_cache()
+        if self.client is not None and paths:
+            try:
+                return look_at(self.client, paths)
+            except FileNotFoundError as gone:
+                with self.telling(str(gone)):
+                    raise
         if self.local:
             return [self._look(path) for path in paths]
         with ThreadPoolExecutor(_LOOKERS, thread_name_prefix="farandole-look") as pool:
@@ -94,20 +134,28 @@ class Files:
                     f"{now.mark}); open the data again, and write new data to new files",
                 )
 
+    @property
+    def web(self) -> bool:
+        """Return whether the files are a web server's, which has no listings."""
+        return is_web(self.fs)
+
     @contextmanager
     def open(self, file: File) -> Iterator[pa.NativeFile]:
         """Open for reading; raises `SourceError` for failures of the opening and of the body."""
+        with self.fetching(file) as opened:
+            yield opened.stream
+
+    @contextmanager
+    def fetching(self, file: File) -> Iterator[OpenFile]:
+        """Open as `open` does, for ranges that are fetched ahead of their reading."""
         try:
-            if self.local:
-                # Not mapped into memory: a mapped file that is cut short ends the process.
-                with pa.OSFile(file.path, "rb") as opened:
-                    yield opened
-            elif isinstance(self.fs, ArrowFSWrapper):
-                with self.fs.fs.open_input_file(file.path) as opened:
-                    yield opened
+            if self.client is not None:
+                far = RangeFile(self.client, replace(file, mark="") if self.gone else file)
+                with far, pa.PythonFile(far, mode="r") as opened:
+                    yield OpenFile(opened, file, far)
             else:
-                with self.fs.open(file.path, "rb") as stream, pa.PythonFile(stream, mode="r") as opened:
-                    yield opened
+                with self._opened(file) as opened:
+                    yield OpenFile(opened, file)
         except FileNotFoundError as error:
             problem = self.gone or "has vanished since it was listed; open the data again"
             raise SourceError(file.path, problem) from hide_cause(error)
@@ -116,6 +164,19 @@ class Files:
         except Exception as error:  # each file system has its own
             self.check([file])  # a change explains the error better
             raise self._told(file.path, "cannot be read", error) from hide_cause(error, *self._secrets)
+
+    @contextmanager
+    def _opened(self, file: File) -> Iterator[pa.NativeFile]:
+        if self.local:
+            # Not mapped into memory: a mapped file that is cut short ends the process.
+            with pa.OSFile(file.path, "rb") as opened:
+                yield opened
+        elif isinstance(self.fs, ArrowFSWrapper):
+            with self.fs.fs.open_input_file(file.path) as opened:
+                yield opened
+        else:
+            with self.fs.open(file.path, "rb") as stream, pa.PythonFile(stream, mode="r") as opened:
+                yield opened
 
     @property
     def _secrets(self) -> list[str]:
@@ -144,6 +205,36 @@ class Files:
         marks = (found.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"))
         return File(path, int(found["size"]), str(next((mark for mark in marks if mark is not None), "")))
 
+    def _list_all(self, urls: Sequence[str], places: Sequence[str], suffix: str) -> tuple[dict[str, File], set[str]]:
+        """Return the files by path, and the folders that hold all of them: given, matched, or those of single files."""
+        plain = [place for place in places if not any(sign in place for sign in "*?[")]
+        by_client = None
+        if self.client is not None and plain:
+            with self.telling(urls[0]):
+                by_client = list_places(self.client, plain)
+        known = dict(zip(plain, by_client or (), strict=by_client is not None))
+        files: dict[str, File] = {}
+        tops: set[str] = set()
+        paths: set[str] = set()
+        for url, place in zip(urls, places, strict=True):
+            if place in known:
+                listed, is_folder = known[place]
+                found = {file.path: file for file in listed}
+                chosen = self._chosen(place, list(found), suffix) if is_folder else list(found)
+                if not chosen:
+                    raise SourceError(url, "is not there, or holds no file of data")
+                files |= {path: found[path] for path in chosen}
+                tops.add(posixpath.dirname(place.rstrip("/")))  # what a folder holds has been looked at
+            elif self.client is not None and self.web and place.endswith(suffix):
+                files[place] = File(place, -1, "")
+                tops.add(posixpath.dirname(place))
+            else:
+                with self.telling(url):
+                    more, folders = self._list(url, place, suffix)
+                paths.update(more)
+                tops.update(folders)
+        return files | {file.path: file for file in self.look(sorted(paths))}, tops
+
     def _list(self, url: str, place: str, suffix: str) -> tuple[list[str], list[str]]:
         """Return files, and the folders that hold all of them: given, matched, or those of single files."""
         if any(sign in place for sign in "*?["):
@@ -153,16 +244,40 @@ class Files:
         else:
             folders, files = ([place], []) if self.fs.isdir(place) else ([], [place])
         tops = [*folders, *{posixpath.dirname(path) for path in files}]
-        files += [path for folder in folders for path in self._within(folder, suffix)]
+        files += [path for folder in folders for path in self._chosen(folder, self.fs.find(folder), suffix)]
         if not files:
             raise SourceError(url, "holds no file of data")
         return files, tops
 
-    def _within(self, folder: str, suffix: str) -> list[str]:
-        everything = self.fs.find(folder)
+    def _chosen(self, folder: str, everything: Sequence[str], suffix: str) -> list[str]:
+        """Return the files of data among all files in a folder; raises `SourceError` for those of a table."""
         refuse_listed_table(folder, everything)
         found = [path for path in everything if not _is_note(path, folder)]
         return [path for path in found if path.endswith(suffix)] or found
+
+
+def is_local(urls: str | Sequence[str], options: Mapping[str, object] | None) -> bool:
+    """Return whether the first of the URLs is a place on this machine."""
+    first = urls if isinstance(urls, str) else next(iter(urls), "")
+    return isinstance(open_url(first, options or {})[0], LocalFileSystem)
+
+
+def _open_urls(urls: Sequence[str], options: Mapping[str, object]) -> list[tuple[fsspec.AbstractFileSystem, str]]:
+    """Open each URL; URLs of one store with the same options share Arrow's client, of which each would be another."""
+    stores: dict[tuple[str, str, str], fsspec.AbstractFileSystem] = {}
+    made = []
+    for url in urls:
+        parts = urlsplit(url)
+        user, _, host = parts.netloc.rpartition("@")
+        store = parts.scheme, user, parts.query
+        if store in stores:
+            made.append((stores[store], f"{host}{parts.path}".rstrip("/")))
+            continue
+        fs, place = open_url(url, options)
+        if isinstance(fs, ArrowFSWrapper) and parts.scheme in ("s3", "s3a"):
+            stores[store] = fs
+        made.append((fs, place))
+    return made
 
 
 def open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:

@@ -142,8 +142,7 @@ def _open(table: "str | Table", options: Mapping[str, object]) -> tuple[Files, "
 
     from farandole.data.iceberg_io import FsspecIO
 
-    fs, place = open_url(table, options)
-    files = Files(fs)
+    files, place = Files.at(table, options), open_url(table, options)[1]
     with _telling(table, secret_values(options)):
         path = place if place.endswith(".metadata.json") else _newest_metadata(files, table, place)
         io = FsspecIO(files)

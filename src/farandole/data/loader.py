@@ -16,7 +16,7 @@ from farandole.data.order import Order, choose_lanes
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy
 from farandole.data.reading import Reading, read_pieces, transformed
 from farandole.data.rounds import Columns, Reader
-from farandole.data.row_groups import RowGroup, Source, fingerprint
+from farandole.data.row_groups import RowGroup, Source, fingerprint, in_flight
 from farandole.data.shard_source import is_own
 from farandole.data.state import NO_SEED, NO_VERSION, State
 from farandole.data.versions import at_version, same_version, version_of
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 ROUND_BYTES = 4 << 20
 LANES_BYTES = 512 << 20
 LEAST_WINDOW = 64
+# Row groups of a lane. Reading one twice is dearer where each is a request.
+PER_LANE, FAR_PER_LANE = 8, 16
 
 SMALLER = "take a smaller batch_size, or policy='join'"
 
@@ -207,7 +209,9 @@ class Loader:
         nbytes = self._source.nbytes(self._columns)
         self._row_bytes = max(1, nbytes // max(1, sum(rows)))
         # In file order each rank takes a stretch of its own; a shuffled order does not depend on the number of ranks.
-        lanes = asked.lanes or (choose_lanes(rows, nbytes, most_bytes=LANES_BYTES) if asked.shuffle else self._size)
+        per_lane = FAR_PER_LANE if in_flight(source) else PER_LANE
+        chosen = choose_lanes(rows, nbytes, most_bytes=LANES_BYTES, per_lane=per_lane) if asked.shuffle else self._size
+        lanes = asked.lanes or chosen
         round_bytes = ROUND_BYTES if asked.shuffle else ROUND_BYTES * self._size
         self._order = order = self._make_order(lanes, round_bytes, asked.seed)
         self._fingerprint = fingerprint(source.row_groups, of_table=version_of(source) != NO_VERSION)

@@ -117,13 +117,13 @@ def permutation(count: int, *key: int, seed: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.PCG64(stream)).permutation(count).astype(np.int64, copy=False)
 
 
-def choose_lanes(row_groups: Sequence[int], nbytes: int, *, most_bytes: int) -> int:
+def choose_lanes(row_groups: Sequence[int], nbytes: int, *, most_bytes: int, per_lane: int = 8) -> int:
     """Return a number of lanes for these row groups, which take `nbytes` of memory when all are read.
 
-    Lanes share the row groups at their ends, which are then read twice: a lane has eight or more, but few row groups
-    still make lanes for several ranks, of four each. One of each lane fits into `most_bytes`.
+    Lanes share the row groups at their ends, which are then read twice: a lane has `per_lane` or more, but few row
+    groups still make lanes for several ranks, of four each. One of each lane fits into `most_bytes`.
     """
     count = max(1, sum(rows > 0 for rows in row_groups))
     fitting = most_bytes * count // max(1, nbytes)
-    enough = (lanes for lanes in _LANES if (4 if lanes <= 8 else 8) * lanes <= count)
+    enough = (lanes for lanes in _LANES if (4 if lanes <= 8 else per_lane) * lanes <= count)
     return next((lanes for lanes in enough if lanes <= fitting), 1)

@@ -1,19 +1,22 @@
 """Parquet files and their footers; and what files of any format share: one schema, and columns of its types."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from farandole.data.agreement import Gather, place_in, together
 from farandole.data.files import Files
+from farandole.data.flight import MOST_IN_FLIGHT
 from farandole.data.partitions import add_partitions, partition_fields, value_in_path
 from farandole.data.pruning import Bounds, bounded_kind
+from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup
 from farandole.errors import DataError, SourceError
 
-__all__ = ["ParquetFiles", "one_schema", "with_types"]
+__all__ = ["ParquetFiles", "one_schema", "spans_of", "with_types"]
 
 _OPENERS = 16
 
@@ -21,15 +24,13 @@ _OPENERS = 16
 class ParquetFiles:
     """Parquet files that are read as they are, without a table's log; opens each for its footer.
 
+    With `gather`, ranks that are given the same files of a store each open some of them and exchange the footers.
     Raises `SourceError` for files that are no Parquet, `DataError` for columns that differ between files."""
 
-    def __init__(self, files: Files, listed: Sequence[File]) -> None:
-        self._files, self._listed = files, listed
-        if self._files.local:
-            footers = [self._footer(file) for file in self._listed]
-        else:
-            with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
-                footers = list(pool.map(self._footer, self._listed))
+    def __init__(self, files: Files, listed: Sequence[File], gather: Gather | None = None) -> None:
+        self._files = files
+        opened = self._open_all(listed, gather if files.client is not None else None)
+        self._listed, footers = [file for file, _ in opened], [footer for _, footer in opened]
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
         schema = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
         self._told = partition_fields([file.path for file in self._listed], schema)
@@ -55,18 +56,30 @@ class ParquetFiles:
         """Read these columns; raises `SourceError` naming the file."""
         told = [field for field in self._told if field.name in columns]
         held = [name for name in columns if all(name != field.name for field in told)]
-        with (
-            self._files.open(row_group.file) as opened,
-            pq.ParquetFile(
-                opened, metadata=self._footers[row_group.file.path], pre_buffer=not self._files.local
-            ) as parquet,
-        ):
-            table = parquet.read_row_group(row_group.number, columns=held, use_threads=False)
-        self._files.check([row_group.file])
+        footer = self._footers[row_group.file.path]
+        buffered = not self._files.local and self._files.client is None
+        with self._files.fetching(row_group.file) as opened:
+            opened.fetch(lambda: spans_of(footer, [row_group.number], held))
+            with pq.ParquetFile(opened.stream, metadata=footer, pre_buffer=buffered) as parquet:
+                table = parquet.read_row_group(row_group.number, columns=held, use_threads=False)
+        if self._files.client is None:  # which checks the file with each range
+            self._files.check([row_group.file])
         return add_partitions(with_types(table, self.schema), row_group.file.path, told)
 
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.row_groups.in_flight`."""
+        return self._files.client.flight.most if self._files.client is not None else 0
+
     def check(self) -> None:
-        """Raise `SourceError` if a file has changed or vanished since it was opened."""
+        """Raise `SourceError` if a file has changed or vanished since it was opened.
+
+        Web servers have no listings: their files are checked when they are read."""
+        if not (self._files.web and self._files.client is not None):
+            self.recheck()
+
+    def recheck(self) -> None:
+        """Look at each file, also where that takes a request per file; raises as `check` does."""
         self._files.check(self._listed)
 
     def bounds(self, column: str) -> Bounds | None:
@@ -90,13 +103,44 @@ class ParquetFiles:
         least, most = (pa.array([pair[side] for pair in sound], field.type) for side in (0, 1))
         return Bounds(least, most, np.array(nulls, np.int64))
 
-    def _footer(self, file: File) -> pq.FileMetaData:
-        with self._files.open(file) as opened:
-            return pq.read_metadata(opened)
+    def _open_all(self, listed: Sequence[File], gather: Gather | None) -> list[tuple[File, pq.FileMetaData]]:
+        """Return each file, as it was when it was opened, and its footer; collective with `gather`."""
+        rank, size = place_in(gather) if gather is not None else (0, 1)
+        mine = together(lambda: self._open_some(listed[rank::size]), gather)
+        if gather is None:
+            return mine
+        told = gather(mine)
+        return [told[place % size][place // size] for place in range(len(listed))]
+
+    def _open_some(self, listed: Sequence[File]) -> list[tuple[File, pq.FileMetaData]]:
+        if self._files.local:
+            return [self._open(file) for file in listed]
+        openers = _OPENERS if self._files.client is None else MOST_IN_FLIGHT
+        with ThreadPoolExecutor(openers, thread_name_prefix="farandole-open") as pool:
+            return list(pool.map(self._open, listed))
+
+    def _open(self, file: File) -> tuple[File, pq.FileMetaData]:
+        with self._files.fetching(file) as opened:
+            opened.fetch_tail()
+            return opened.file, pq.read_metadata(opened.stream)
 
 
 def _leaf(footer: pq.FileMetaData, column: str) -> int:
     return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path == column)
+
+
+def spans_of(footer: pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
+    """Return where these columns of row groups lie in their file."""
+    wanted = set(columns)
+    leaves = [leaf for leaf in range(footer.num_columns) if _root(footer, leaf) in wanted]
+    spans = []
+    for number in row_groups:
+        group = footer.row_group(number)
+        for leaf in leaves:
+            chunk = group.column(leaf)
+            first = chunk.dictionary_page_offset or chunk.data_page_offset
+            spans.append(Span(first, first + chunk.total_compressed_size))
+    return spans
 
 
 def _root(footer: pq.FileMetaData, leaf: int) -> str:

@@ -25,6 +25,8 @@ class ReadPool(Generic[A, R]):
         self._act = act
         self._asked: queue.SimpleQueue[tuple[A, Future[R]] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
+        self._counting = threading.Lock()
+        self._unfinished = 0
         self._threads = [
             threading.Thread(target=self._work, name=f"farandole-read-{number}", daemon=True)
             for number in range(threads)
@@ -35,8 +37,15 @@ class ReadPool(Generic[A, R]):
     def submit(self, argument: A) -> "Future[R]":
         """Queue `act(argument)` and return its future at once."""
         future: Future[R] = Future()
+        with self._counting:
+            self._unfinished += 1
         self._asked.put((argument, future))
         return future
+
+    @property
+    def unfinished(self) -> int:
+        """The number of calls that are queued or under way."""
+        return self._unfinished
 
     def close(self) -> None:
         """End the threads, each after its current call. Calls that have not begun are cancelled."""
@@ -56,3 +65,5 @@ class ReadPool(Generic[A, R]):
                 future.set_result(self._act(argument))
             except BaseException as error:
                 future.set_exception(error)  # raised where the result is asked for
+            with self._counting:
+                self._unfinished -= 1

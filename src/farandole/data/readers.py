@@ -270,9 +270,7 @@ def _read_files(
     from farandole.data.cache import CachedSource
     from farandole.data.sources import ParquetSource
 
-    source: Source = together(
-        lambda: ParquetSource(urls, options.storage_options, version=options.version), options.gather
-    )
+    source: Source = ParquetSource(urls, options.storage_options, version=options.version, gather=options.gather)
     source = same_version(source, options.gather)
     if (
         version_of(source) != NO_VERSION

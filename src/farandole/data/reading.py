@@ -9,12 +9,13 @@ import pyarrow as pa
 
 from farandole.data.batches import rows_of
 from farandole.data.fields import FieldOptions
+from farandole.data.flight import MOST_IN_FLIGHT
 from farandole.data.order import EpochOrder
 from farandole.data.plans import GlobalPlan
 from farandole.data.pool import ReadPool
 from farandole.data.reading_process import ReadingProcesses
 from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
-from farandole.data.row_groups import RowGroup
+from farandole.data.row_groups import RowGroup, in_flight
 from farandole.errors import ConfigError, DataError
 
 __all__ = ["Reading", "read_pieces", "transformed"]
@@ -84,7 +85,10 @@ def read_pieces(
             act = processes = ReadingProcesses(partial(_read_transformed, reader, transform), asked.workers)
             stack.callback(processes.close)
             transform = None
-        pool: ReadPool[RowGroup, Columns] = ReadPool(act, max(1, asked.workers))
+        # Threads that wait for a store do no work; as many are at work as it has requests in flight.
+        far = not asked.processes and in_flight(reader.source) > 0
+        threads = max(asked.workers, MOST_IN_FLIGHT if far else 1)
+        pool: ReadPool[RowGroup, Columns] = ReadPool(act, threads)
         stack.callback(pool.close)
         rounds = read_rounds(
             order,
@@ -93,6 +97,7 @@ def read_pieces(
             read=lambda number: pool.submit(groups[number]),
             ahead=asked.ahead,
             timeout=asked.timeout,
+            hungry=lambda: far and pool.unfinished < in_flight(reader.source),
         )
         made = (transformed(transform, columns) for columns in rounds)
         # In file order nothing has to be put together, so a thread would only hand on the columns that others read.

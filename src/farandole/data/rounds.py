@@ -21,6 +21,8 @@ from farandole.errors import DataError, SourceError
 
 __all__ = ["Columns", "Reader", "Transform", "read_ahead", "read_rounds"]
 
+MOST_AHEAD = 16  # rounds, for far files
+
 Columns: TypeAlias = dict[str, Values]
 Transform: TypeAlias = Callable[[Columns], Columns]
 
@@ -65,12 +67,13 @@ def read_rounds(
     read: Callable[[int], "Future[Columns]"],
     ahead: int,
     timeout: float,
+    hungry: Callable[[], bool] = lambda: False,
 ) -> Iterator[Columns]:
     """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one piece or several.
 
-    `read` starts to read a row group; the row groups of `ahead` rounds are being read before they are needed. What is
-    read is dropped when its last row of a lane has been yielded. Raises `SourceError` when a row group does not come
-    within `timeout` seconds.
+    `read` starts to read a row group; the row groups of `ahead` rounds are being read before they are needed, and of
+    more, up to `MOST_AHEAD`, while reading is `hungry`. What is read is dropped when its last row of a lane has been
+    yielded. Raises `SourceError` when a row group does not come within `timeout` seconds.
     """
     whole = order.order
     lanes = plan.lanes_of(rank)
@@ -79,12 +82,13 @@ def read_rounds(
     scratch: dict[str, NDArray[Any]] = {}  # fresh memory costs more than writing to it
     first = plan.start // whole.round_rows
     last = -(-plan.after(plan.steps - 1) // whole.round_rows) if plan.steps else first
-    for number in range(first, last + ahead):
-        if number < last:
-            waiting.append((number, [_start(order, lane, number, held[lane], read) for lane in lanes]))
-        if number - first >= ahead and waiting:
-            turn, windows = waiting.popleft()
-            yield from _assemble(order, plan, rank, turn, windows, timeout, scratch)
+    begun = first
+    for turn in range(first, last):
+        while begun < last and (begun <= turn + ahead or (len(waiting) < MOST_AHEAD and hungry())):
+            waiting.append((begun, [_start(order, lane, begun, held[lane], read) for lane in lanes]))
+            begun += 1
+        number, windows = waiting.popleft()
+        yield from _assemble(order, plan, rank, number, windows, timeout, scratch)
 
 
 def _start(

@@ -6,13 +6,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from farandole.masking import mask
 
-__all__ = ["File", "RowGroup", "Source", "fingerprint"]
+__all__ = ["Far", "File", "Rechecked", "RowGroup", "Source", "fingerprint", "in_flight", "recheck"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,38 @@ class Source(Protocol):
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""
         ...
+
+
+@runtime_checkable
+class Far(Protocol):
+    """A source of far files, which is read with many requests at a time."""
+
+    @property
+    def in_flight(self) -> int:
+        """Row groups to read at a time, as the latency is now; 0 for files of this machine."""
+        ...
+
+
+@runtime_checkable
+class Rechecked(Protocol):
+    """A source whose `check` leaves the files to be checked by their reading."""
+
+    def recheck(self) -> None:
+        """Look at all files; raises as `check` does."""
+        ...
+
+
+def in_flight(source: Source) -> int:
+    """Return how many row groups of `source` to read at a time; 0 if as many as there are workers."""
+    return source.in_flight if isinstance(source, Far) else 0
+
+
+def recheck(source: Source) -> None:
+    """Look at all files of `source`, for rows that are not read from there again."""
+    if isinstance(source, Rechecked):
+        source.recheck()
+    else:
+        source.check()
 
 
 def fingerprint(row_groups: Iterable[RowGroup], *, of_table: bool) -> int:

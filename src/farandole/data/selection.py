@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from farandole.data.fields import check_names
 from farandole.data.pruning import Bounded, Bounds, Condition, may_hold, rows_that_hold
-from farandole.data.row_groups import RowGroup, Source
+from farandole.data.row_groups import RowGroup, Source, in_flight, recheck
 from farandole.data.versions import at_version, version_of
 
 __all__ = ["Condition", "Predicate", "SelectedSource", "Where"]
@@ -97,6 +97,15 @@ class SelectedSource:
     def at(self, version: int) -> "SelectedSource":
         """Choose among the rows of another version of the source."""
         return SelectedSource(at_version(self._source, version), self._where)
+
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.row_groups.in_flight`."""
+        return in_flight(self._source)
+
+    def recheck(self) -> None:
+        """Look at all files; raises as `check` does."""
+        recheck(self._source)
 
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""

@@ -5,11 +5,12 @@ from copy import copy
 
 import pyarrow as pa
 
-from farandole.data.files import Files
+from farandole.data.agreement import Gather, from_first, place_in, together
+from farandole.data.files import Files, is_local
 from farandole.data.parquet_files import ParquetFiles, one_schema, with_types
 from farandole.data.pruning import Bounds
-from farandole.data.row_groups import RowGroup
-from farandole.data.table_folders import LoggedSource, find_table
+from farandole.data.row_groups import File, RowGroup, in_flight, recheck
+from farandole.data.table_folders import LoggedSource, TableFolder, find_table
 from farandole.data.versions import at_version, version_of
 from farandole.errors import ConfigError
 from farandole.masking import mask
@@ -22,19 +23,20 @@ class ParquetSource:
 
     Folders named "column=value" add a column. Reads all footers. The folder of a Delta or Iceberg table, or of a Spark
     stream's output, is read as `DeltaSource`, `IcebergSource` and `StreamSource` do, at `version` or the newest one.
-    Raises `SourceError` for files that are no Parquet and for other tables, `DataError` for columns that differ between
-    files.
+    With `gather`, an all-gather of objects, all ranks open together: if one fails, all raise; of a store, rank 0 lists
+    the files and each rank reads some of the footers. Raises `SourceError` for files that are no Parquet and for other
+    tables, `DataError` for columns that differ between files.
     """
 
     def __init__(
-        self, urls: str | Sequence[str], options: Mapping[str, object] | None = None, *, version: int | None = None
+        self,
+        urls: str | Sequence[str],
+        options: Mapping[str, object] | None = None,
+        *,
+        version: int | None = None,
+        gather: Gather | None = None,
     ) -> None:
-        table = find_table(urls, options)
-        if table is None and version is not None:
-            raise ConfigError("version", f"is that of a table, and {mask(str(urls))} is none")
-        self._source: ParquetFiles | LoggedSource = (
-            ParquetFiles(*Files.find(urls, ".parquet", options)) if table is None else table.open(options, version)
-        )
+        self._source = _open(urls, options, version, gather)
         self.schema = self._source.schema
         self.row_groups: Sequence[RowGroup] = self._source.row_groups
 
@@ -59,6 +61,15 @@ class ParquetSource:
         """Read these columns; raises `SourceError` naming the file."""
         return self._source.read(row_group, columns)
 
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.row_groups.in_flight`."""
+        return in_flight(self._source)
+
+    def recheck(self) -> None:
+        """Look at all files; raises as `check` does."""
+        recheck(self._source)
+
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened."""
         self._source.check()
@@ -66,6 +77,46 @@ class ParquetSource:
     def bounds(self, column: str) -> Bounds | None:
         """Return a column's bounds in each row group; None if there are none."""
         return self._source.bounds(column)
+
+
+def _open(
+    urls: str | Sequence[str],
+    options: Mapping[str, object] | None,
+    version: int | None,
+    gather: Gather | None,
+) -> ParquetFiles | LoggedSource:
+    if gather is None:
+        return _open_found(urls, options, version, *_find(urls, options, version))
+    if is_local(urls, options):  # perhaps the disk of each host
+        return together(lambda: _open_found(urls, options, version, *_find(urls, options, version)), gather)
+    rank, _ = place_in(gather)
+    table, listed = from_first(lambda: _find(urls, options, version), gather, rank)
+    if table is not None:
+        return together(lambda: _open_found(urls, options, version, table, listed), gather)
+    return _open_found(urls, options, version, table, listed, gather)
+
+
+def _find(
+    urls: str | Sequence[str], options: Mapping[str, object] | None, version: int | None
+) -> tuple[TableFolder | None, list[File]]:
+    """Return a table's folder, or the files; makes the requests that one rank can make for all."""
+    table = find_table(urls, options)
+    if table is None and version is not None:
+        raise ConfigError("version", f"is that of a table, and {mask(str(urls))} is none")
+    return table, [] if table is not None else Files.find(urls, ".parquet", options, ranges=True)[1]
+
+
+def _open_found(
+    urls: str | Sequence[str],
+    options: Mapping[str, object] | None,
+    version: int | None,
+    table: TableFolder | None,
+    listed: Sequence[File],
+    gather: Gather | None = None,
+) -> ParquetFiles | LoggedSource:
+    if table is not None:
+        return table.open(options, version)
+    return ParquetFiles(Files.at(urls if isinstance(urls, str) else urls[0], options), listed, gather)
 
 
 class ArrowSource:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-__all__ = ["arrow_s3_options", "delta_url", "object_store_options"]
+__all__ = ["arrow_s3_options", "botocore_options", "delta_url", "object_store_options"]
 
 # fsspec's names, and those of Arrow's URLs, of options of s3, and deltalake's.
 _S3 = {
@@ -27,6 +27,19 @@ _ARROW = {
     "anon": "anonymous",
     "anonymous": "anonymous",
 }
+# The same names, and arguments of botocore's client.
+_BOTOCORE = {
+    "key": "aws_access_key_id",
+    "secret": "aws_secret_access_key",
+    "token": "aws_session_token",
+    "endpoint_url": "endpoint_url",
+    "region_name": "region_name",
+    "region": "region_name",
+    "anon": "anonymous",
+    "anonymous": "anonymous",
+    "profile": "profile",
+}
+_IN_QUERIES = {"scheme", "endpoint_override", "allow_bucket_creation", "allow_bucket_deletion"}
 
 
 def delta_url(url: str) -> str:
@@ -49,12 +62,7 @@ def object_store_options(url: str, options: Mapping[str, object]) -> dict[str, s
         return {}
     if parts.scheme not in ("s3", "s3a"):
         return {name: value for name, value in options.items() if isinstance(value, str)}
-    found: dict[str, object] = dict(parse_qsl(parts.query))
-    if "endpoint_override" in found:
-        found["endpoint_url"] = f"{found.get('scheme', 'https')}://{found['endpoint_override']}"
-    if parts.username is not None:
-        found |= {"key": unquote(parts.username), "secret": unquote(parts.password or "")}
-    found |= _flat(options)
+    found = _told_by(url) | _flat(options)
     made = {_S3[name]: _text(value) for name, value in found.items() if name in _S3 and value is not None}
     made |= {name: str(value) for name, value in options.items() if name.upper().startswith("AWS_")}
     if made.get("AWS_ENDPOINT_URL", "").startswith("http://"):
@@ -76,6 +84,28 @@ def arrow_s3_options(options: Mapping[str, object]) -> dict[str, object]:
         else:
             raise ValueError(f"option '{name}' needs s3fs, which is not installed: pip install s3fs")
     return made
+
+
+def botocore_options(url: str, options: Mapping[str, object]) -> dict[str, object]:
+    """Return arguments of botocore's client of s3, and "anonymous" and "profile", for a URL and fsspec's options.
+
+    Raises `ValueError` naming an option without a counterpart."""
+    found = {name: value for name, value in (_told_by(url) | _flat(options)).items() if name not in _IN_QUERIES}
+    unknown = sorted(set(found) - set(_BOTOCORE))
+    if unknown:
+        raise ValueError(f"botocore has no option '{unknown[0]}'")
+    return {_BOTOCORE[name]: value for name, value in found.items() if value is not None}
+
+
+def _told_by(url: str) -> dict[str, object]:
+    """Return the options in a URL of s3, as Arrow takes them, by fsspec's names."""
+    parts = urlsplit(url)
+    found: dict[str, object] = dict(parse_qsl(parts.query))
+    if "endpoint_override" in found:
+        found["endpoint_url"] = f"{found.get('scheme', 'https')}://{found['endpoint_override']}"
+    if parts.username is not None:
+        found |= {"key": unquote(parts.username), "secret": unquote(parts.password or "")}
+    return found
 
 
 def _flat(options: Mapping[str, object]) -> dict[str, object]:

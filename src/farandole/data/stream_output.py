@@ -43,7 +43,7 @@ class StreamSource(ParquetFiles):
             texts = [fs.cat_file(f"{folder}/{_LOG}/{name}").decode() for name in logs]
         listed = _listed(url, folder, dict(zip(logs, texts, strict=True)))
         gone = f"is not there, though it is in the log of {mask(url)}: it was removed by hand, or by a retention time"
-        super().__init__(Files(fs, gone), listed)
+        super().__init__(Files.at(url, options, gone), listed)
 
     @property
     def version(self) -> int:

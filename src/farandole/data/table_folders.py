@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from farandole.data.data_files import TableSource
+from farandole.data.far_files import range_client
 from farandole.data.files import open_url
 from farandole.data.stream_output import StreamSource
 from farandole.data.tables import DELTA, ICEBERG, STREAM, TableKind, is_web, kind_of
@@ -26,9 +27,9 @@ class TableFolder:
         """Open the table; raises `SourceError`, also for a missing package, with the extra that brings it."""
         # Imported here: only tables need the packages that read their logs.
         try:
-            if self.kind is STREAM:
+            if self.kind == STREAM:
                 return StreamSource(self.url, batch=version, options=options)
-            if self.kind is DELTA:
+            if self.kind == DELTA:
                 from farandole.data.delta import DeltaSource
 
                 return DeltaSource(self.url, version=version, options=options)
@@ -46,9 +47,10 @@ def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None) 
     if len(asked) != 1:
         return None
     fs, place = open_url(asked[0], options or {})
+    client = range_client(asked[0], options or {}, fs)
     if any(sign in place for sign in "*?["):  # in the path: a URL may have a query
         return None
     if place.endswith(".metadata.json"):
         return TableFolder(asked[0], ICEBERG)
-    kind = None if is_web(fs) else kind_of(fs, place.rstrip("/"))
+    kind = None if is_web(fs) else kind_of(fs, place.rstrip("/"), client)
     return TableFolder(asked[0], kind) if kind is not None and kind.source else None

@@ -14,6 +14,7 @@ from typing import NoReturn
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from farandole.data.ranges import RangeClient
 from farandole.errors import SourceError
 from farandole.masking import mask
 
@@ -58,7 +59,9 @@ def refuse_listed_table(folder: str, paths: Iterable[str]) -> None:
             _refuse(posixpath.join(folder, *parts[:-2]), ICEBERG)
 
 
-def refuse_table_above(fs: fsspec.AbstractFileSystem, folders: Sequence[str]) -> None:
+def refuse_table_above(
+    fs: fsspec.AbstractFileSystem, folders: Sequence[str], client: RangeClient | None = None
+) -> None:
     """Raise `SourceError` if one of `folders`, or a folder that it lies in, is a table's.
 
     Takes a few requests per folder, for a bounded number of folders. Folders of partitions ("day=1") are passed over,
@@ -72,7 +75,7 @@ def refuse_table_above(fs: fsspec.AbstractFileSystem, folders: Sequence[str]) ->
     else:
         above = [folder for folder in _with_parents(folders) if "=" not in posixpath.basename(folder)][:_MOST_PROBED]
         with ThreadPoolExecutor(_PROBES, thread_name_prefix="farandole-look") as pool:
-            kinds = list(pool.map(lambda folder: kind_of(fs, folder), above))
+            kinds = list(pool.map(lambda folder: kind_of(fs, folder, client), above))
         found = next(((folder, kind) for folder, kind in zip(above, kinds, strict=True) if kind is not None), None)
     if found is not None:
         _refuse(*found)
@@ -94,9 +97,11 @@ def _with_parents(folders: Iterable[str]) -> list[str]:
     return sorted(found, key=lambda place: (place.count("/"), place))
 
 
-def kind_of(fs: fsspec.AbstractFileSystem, folder: str) -> TableKind | None:
+def kind_of(fs: fsspec.AbstractFileSystem, folder: str, client: RangeClient | None = None) -> TableKind | None:
     """Return the kind of table that has this folder; None also if the file system refuses the look."""
     try:
+        if client is not None and not is_web(fs):
+            return _kind_listed(client, folder)
         for kind in _KINDS:
             if fs.exists(f"{folder}/{kind.mark}"):
                 return kind
@@ -106,6 +111,14 @@ def kind_of(fs: fsspec.AbstractFileSystem, folder: str) -> TableKind | None:
     except Exception as error:  # each file system has its own; a folder above may be closed to us, the files are not
         log.info("%s cannot be looked at for a table's log: %s", mask(folder), mask(str(error)))
     return None
+
+
+def _kind_listed(client: RangeClient, folder: str) -> TableKind | None:
+    for kind in _KINDS:
+        if client.first_page(f"{folder}/{kind.mark}/"):
+            return kind
+    found = client.first_page(f"{folder}/metadata/")
+    return ICEBERG if any(_ICEBERG_FILE.search(file.path) for file in found) else None
 
 
 def _refuse(folder: str, kind: TableKind) -> NoReturn:

@@ -1,0 +1,101 @@
+"""Choice of the client that reads ranges of a store, and listings of its files."""
+
+import bisect
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import fsspec
+
+from farandole.data.flight import MOST_IN_FLIGHT
+from farandole.data.ranges import RangeClient
+from farandole.data.row_groups import File
+from farandole.data.tables import is_web
+
+__all__ = ["list_places", "look_at", "range_client"]
+
+log = logging.getLogger(__name__)
+
+_PAGE = 1000  # objects in a page of a listing
+
+
+def range_client(url: str, options: Mapping[str, object], fs: fsspec.AbstractFileSystem) -> RangeClient | None:
+    """Return a client for the store of a URL; None for stores that are read through their file system alone."""
+    # Imported here: each needs a package that other stores do not need.
+    if is_web(fs):
+        from farandole.data.web_client import WebClient
+
+        return WebClient(fs)
+    if urlsplit(url).scheme in ("s3", "s3a"):
+        try:
+            from farandole.data.s3_client import S3Client
+
+            return S3Client(url, options)
+        except (ImportError, ValueError) as lacking:
+            log.info("s3 is read by %s, with more requests: %s", type(fs).__name__, lacking)
+    return None
+
+
+def list_places(client: RangeClient, places: Sequence[str]) -> list[tuple[list[File], bool]] | None:
+    """Return for each place its files, and whether it is a folder; None if the store has no listings.
+
+    Lists the places together if that takes few requests. Raises as `Flight.call` does."""
+    shared = _shared(places)
+    common = client.listing(shared, _most_pages(len(places))) if len(places) > 1 and "/" in shared else None
+    if common is not None:
+        listed = _Listing(common)
+        return [listed.at(place) for place in places]
+    found = [client.listing(place, None) for place in places]
+    return [_Listing(files).at(place) for place, files in zip(places, found, strict=True) if files is not None] or None
+
+
+class _Listing:
+    """Files in the order of their paths, as stores list them."""
+
+    def __init__(self, files: Sequence[File]) -> None:
+        self._files, self._paths = files, [file.path for file in files]
+
+    def at(self, place: str) -> tuple[list[File], bool]:
+        """Return the file at this place, or the files in the folder, and whether it is a folder."""
+        here = bisect.bisect_left(self._paths, place)
+        if self._paths[here : here + 1] == [place]:
+            return [self._files[here]], False
+        folder = place.rstrip("/")
+        first, last = (bisect.bisect_left(self._paths, folder + sign) for sign in "/0")  # "0" follows "/"
+        # Stores keep empty objects in the place of folders.
+        return [file for file in self._files[first:last] if not file.path.endswith("/")], True
+
+
+def look_at(client: RangeClient, paths: Sequence[str]) -> list[File]:
+    """Look at each file anew, by one listing if that takes fewer requests; raises `FileNotFoundError`."""
+    shared = _shared(paths)
+    if len(paths) > 2 and "/" in shared:
+        listed = client.listing(shared, _most_pages(len(paths)))
+        if listed is not None:
+            files = {file.path: file for file in listed}
+            gone = next((path for path in paths if path not in files), None)
+            if gone is not None:
+                raise FileNotFoundError(gone)
+            return [files[path] for path in paths]
+
+    def look(path: str) -> File:
+        return client.flight.call(client.url(path), lambda: client.look(path))
+
+    if len(paths) == 1:
+        return [look(paths[0])]
+    with ThreadPoolExecutor(MOST_IN_FLIGHT, thread_name_prefix="farandole-look") as pool:
+        return list(pool.map(look, paths))
+
+
+def _shared(paths: Sequence[str]) -> str:
+    """Return the longest text that all begin with; not a whole folder's name, as prefixes of listings need not be."""
+    least, most = min(paths), max(paths)
+    length = next(
+        (place for place, (one, other) in enumerate(zip(least, most, strict=False)) if one != other), len(least)
+    )
+    return least[:length]
+
+
+def _most_pages(count: int) -> int:
+    return 2 * count // _PAGE + 2

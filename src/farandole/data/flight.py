@@ -1,0 +1,97 @@
+"""Requests to a store: as many at a time as its latency asks for, repeated with back-off when they fail in passing."""
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from farandole.errors import SourceError
+
+__all__ = ["MOST_IN_FLIGHT", "Flight", "PassingFailure"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LEAST_IN_FLIGHT, FIRST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 16, 64
+# As many requests are in flight as give this many per second at the latency that was measured last.
+_PER_SECOND = 500
+_MEASURED = 32  # requests, of which the fastest tells the latency: bodies and busy threads make others slower
+
+_ATTEMPTS = 6
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds; each pause is twice the one before
+# A store that refuses for its load gets half as many requests for as long.
+_CALM = 5.0
+
+
+class PassingFailure(Exception):
+    """A request failed, and may succeed when it is repeated; the text has the status."""
+
+    def __init__(self, text: str, *, busy: bool = False) -> None:
+        super().__init__(text, busy)
+        self.text, self.busy = text, busy
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Flight:
+    """The requests of one process to one store; used from any thread. Can be pickled, without what it has measured."""
+
+    def __init__(self, attempts: int = _ATTEMPTS, first_pause: float = _FIRST_PAUSE) -> None:
+        self._attempts, self._first_pause = attempts, first_pause
+        self._changed = threading.Condition()
+        self._flying = 0
+        self._seconds: deque[float] = deque(maxlen=_MEASURED)
+        self._calm_until = 0.0
+
+    def __reduce__(self) -> tuple[type["Flight"], tuple[int, float]]:
+        return type(self), (self._attempts, self._first_pause)
+
+    @property
+    def most(self) -> int:
+        """Return how many requests may be in flight now."""
+        if not self._seconds:
+            return FIRST_IN_FLIGHT
+        wanted = round(min(self._seconds) * _PER_SECOND)
+        most = max(LEAST_IN_FLIGHT, min(MOST_IN_FLIGHT, wanted))
+        return max(1, most // 2) if time.monotonic() < self._calm_until else most
+
+    def call(self, url: str, request: Callable[[], T]) -> T:
+        """Return what `request` returns; blocks while enough requests are in flight, and between attempts.
+
+        Raises `SourceError` naming URL, attempts and the last failure when each attempt was a `PassingFailure`."""
+        began = time.monotonic()
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return self._fly(request)
+            except PassingFailure as failure:
+                if attempt == self._attempts:
+                    spent = time.monotonic() - began
+                    problem = f"{failure} at attempt {attempt} of {attempt}, after {spent:.1f} s"
+                    raise SourceError(url, f"cannot be read: {problem}") from failure
+                pause = min(_LONGEST_PAUSE, self._first_pause * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+                log.info("%s at attempt %d of %d; again in %.2f s", failure, attempt, self._attempts, pause)
+            time.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _fly(self, request: Callable[[], T]) -> T:
+        with self._changed:
+            self._changed.wait_for(lambda: self._flying < self.most)
+            self._flying += 1
+        began = time.monotonic()
+        try:
+            made = request()
+            self._seconds.append(time.monotonic() - began)
+            return made
+        except PassingFailure as failure:
+            if failure.busy:
+                self._calm_until = time.monotonic() + _CALM
+            raise
+        finally:
+            with self._changed:
+                self._flying -= 1
+                self._changed.notify_all()

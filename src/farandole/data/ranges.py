@@ -1,0 +1,173 @@
+"""Ranges of far files: clients that fetch them with a check of the file's mark, and files made of fetched ranges."""
+
+import io
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from farandole.data.flight import Flight
+from farandole.data.row_groups import File
+from farandole.errors import SourceError
+
+__all__ = ["TAIL_BYTES", "ChangedFile", "Part", "RangeClient", "RangeFile", "Span", "coalesce"]
+
+TAIL_BYTES = 64 << 10  # a footer is fetched with one request if it is not larger
+# Unwanted bytes between two ranges that cost less than another request would.
+_HOLE_BYTES = 1 << 20
+_LEAST_BYTES = 64 << 10  # of a range that was not fetched ahead
+
+
+class ChangedFile(Exception):
+    """The file is no longer the one with the mark that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes `first` to `last` (half-open) of a file."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of a file from `first` on, and the whole file's size and mark."""
+
+    first: int
+    data: bytes
+    size: int
+    mark: str
+
+    @property
+    def last(self) -> int:
+        """The place after the last byte."""
+        return self.first + len(self.data)
+
+
+class RangeClient(Protocol):
+    """Access to one store; used from any thread. Can be pickled."""
+
+    flight: Flight
+
+    def url(self, path: str) -> str:
+        """Return the URL of a path, for errors."""
+        ...
+
+    def fetch(self, path: str, span: Span | None, mark: str) -> Part:
+        """Fetch a span, or the last `TAIL_BYTES`, with one request; `mark` is that of the file, or empty.
+
+        Raises `ChangedFile`, `FileNotFoundError`, and `PassingFailure` where another attempt may succeed."""
+        ...
+
+    def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
+        """List all files whose paths begin with `prefix`; None if the store has no listings, or needs more pages."""
+        ...
+
+    def first_page(self, prefix: str) -> list[File]:
+        """List the first files whose paths begin with `prefix`, as many as one request tells."""
+        ...
+
+    def look(self, path: str) -> File:
+        """Look at one file; raises `FileNotFoundError`, and `PassingFailure`."""
+        ...
+
+
+class RangeFile(io.RawIOBase):
+    """A far file for reading; ranges that were fetched ahead are in memory, others are fetched as they are read.
+
+    All ranges have the same mark: a file that has changed meanwhile is a `SourceError`."""
+
+    def __init__(self, client: RangeClient, file: File) -> None:
+        super().__init__()
+        self._client, self.file = client, file
+        self._parts: list[Part] = []
+        self._place = 0
+
+    def fetch(self, spans: Iterable[Span]) -> None:
+        """Fetch these ranges, near ones together; blocks until all are there."""
+        asked = coalesce(spans)
+        if len(asked) == 1:
+            self._keep(self._get(asked[0]))
+        elif asked:
+            with ThreadPoolExecutor(len(asked), thread_name_prefix="farandole-range") as pool:
+                for part in pool.map(self._get, asked):
+                    self._keep(part)
+
+    def fetch_tail(self) -> None:
+        """Fetch the end of the file, which tells its size and mark."""
+        part = self._get(None)
+        self.file = replace(self.file, size=part.size, mark=part.mark)
+        self._keep(part)
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        if self.file.size < 0:
+            self.fetch_tail()
+        return self.file.size
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the place of the next read."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place; see `io.IOBase.seek`."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place}.get(whence)
+        self._place = (self.size if base is None else base) + offset
+        return self._place
+
+    def read(self, count: int = -1, /) -> bytes:
+        """Return the next `count` bytes, fewer at the file's end."""
+        first = self._place
+        last = self.size if count < 0 else min(self.size, first + count)
+        if last <= first:
+            return b""
+        part = next((each for each in self._parts if each.first <= first and last <= each.last), None)
+        if part is None:
+            part = self._get(Span(first, min(self.size, max(last, first + _LEAST_BYTES))))
+            self._keep(part)
+        self._place = last
+        return part.data[first - part.first : last - part.first]
+
+    def _keep(self, part: Part) -> None:
+        if self.file.size >= 0 and part.size != self.file.size:
+            was, now = self.file, part
+            told = f"{was.size} bytes, {was.mark}, are now {now.size} bytes, {now.mark}"
+            raise SourceError(was.path, _changed(told))
+        if not self.file.mark:
+            self.file = replace(self.file, mark=part.mark)  # further ranges must be of the same content
+        self._parts.append(part)
+
+    def _get(self, span: Span | None) -> Part:
+        path, mark = self.file.path, self.file.mark
+        try:
+            return self._client.flight.call(self._client.url(path), lambda: self._client.fetch(path, span, mark))
+        except ChangedFile as error:
+            problem = (
+                f"has changed while it was being read ({error}); open the data again, and write new data to new files"
+            )
+            raise SourceError(path, problem) from error
+
+
+def _changed(difference: str) -> str:
+    return f"has changed while it was being read ({difference}); open the data again, and write new data to new files"
+
+
+def coalesce(spans: Iterable[Span], hole: int = _HOLE_BYTES) -> Sequence[Span]:
+    """Return spans that hold all of these: those with less than `hole` bytes between them become one."""
+    made: list[Span] = []
+    for span in sorted(spans, key=lambda each: each.first):
+        if made and span.first - made[-1].last <= hole:
+            made[-1] = Span(made[-1].first, max(made[-1].last, span.last))
+        else:
+            made.append(span)
+    return made

@@ -1,0 +1,161 @@
+"""Ranges of objects in S3, by botocore's client: its credentials are renewed, its options those of fsspec and Arrow."""
+
+import threading
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from farandole.data.flight import MOST_IN_FLIGHT, Flight, PassingFailure
+from farandole.data.ranges import TAIL_BYTES, ChangedFile, Part, Span
+from farandole.data.row_groups import File
+from farandole.data.store_options import botocore_options
+
+__all__ = ["S3Client"]
+
+_PASSING = {408, 429, 500, 502, 503, 504}
+_BUSY = {429, 503}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"}
+_CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 30  # seconds
+
+
+class S3Client:
+    """Access to buckets of one account, by the options of a URL and of its file system.
+
+    Raises `ImportError` without botocore, `ValueError` for options that it does not have."""
+
+    def __init__(self, url: str, options: Mapping[str, object]) -> None:
+        import botocore.session  # noqa: F401 - an error now, not at the first request
+
+        self._url, self._options = url, dict(options)
+        self._scheme = urlsplit(url).scheme
+        self._asked = botocore_options(url, options)
+        self.flight = Flight()
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    def __reduce__(self) -> tuple[type["S3Client"], tuple[str, dict[str, object]]]:
+        return type(self), (self._url, self._options)
+
+    def url(self, path: str) -> str:
+        """Return the URL of "bucket/key"."""
+        return f"{self._scheme}://{path}"
+
+    def fetch(self, path: str, span: Span | None, mark: str) -> Part:
+        """See `RangeClient.fetch`."""
+        bucket, _, key = path.partition("/")
+        asked = f"bytes=-{TAIL_BYTES}" if span is None else f"bytes={span.first}-{span.last - 1}"
+        condition = {"IfMatch": mark} if mark.startswith('"') else {}
+        answer = self._ask("get_object", path, Bucket=bucket, Key=key, Range=asked, **condition)
+        if answer is None:  # a suffix of an object without bytes
+            return Part(0, b"", 0, mark)
+        body = self._body(answer)
+        found = str(answer["ETag"])
+        if condition and found != mark:
+            raise ChangedFile(f"its mark {mark} is now {found}")
+        told = str(answer.get("ContentRange", f"bytes 0-0/{len(body)}"))
+        first, size = int(told.removeprefix("bytes ").split("-")[0]), int(told.rpartition("/")[2])
+        return Part(first, body, size, found)
+
+    def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
+        """List all objects whose "bucket/key" begins with `prefix`; None if that takes more than `most_pages`."""
+        found: list[File] = []
+        more = ""
+        pages = 0
+        while most_pages is None or pages < most_pages:
+            page, next_page = self._page(prefix, more)
+            found += page
+            pages += 1
+            if next_page is None:
+                return found
+            more = next_page
+        return None
+
+    def first_page(self, prefix: str) -> list[File]:
+        """See `RangeClient.first_page`."""
+        return self._page(prefix, "")[0]
+
+    def _page(self, prefix: str, more: str) -> tuple[list[File], str | None]:
+        """Return a page of a listing, and the token of the next one."""
+        bucket, _, inner = prefix.partition("/")
+        asked = {"Bucket": bucket, "Prefix": inner} | ({"ContinuationToken": more} if more else {})
+        answer = self.flight.call(self.url(prefix), partial(self._ask, "list_objects_v2", prefix, **asked))
+        assert answer is not None, "a listing has no range"
+        files = [
+            File(f"{bucket}/{each['Key']}", int(each["Size"]), str(each["ETag"])) for each in answer.get("Contents", ())
+        ]
+        return files, str(answer["NextContinuationToken"]) if answer.get("IsTruncated") else None
+
+    def look(self, path: str) -> File:
+        """See `RangeClient.look`."""
+        bucket, _, key = path.partition("/")
+        answer = self._ask("head_object", path, Bucket=bucket, Key=key)
+        assert answer is not None, "a head has no range"
+        return File(path, int(answer["ContentLength"]), str(answer["ETag"]))
+
+    def _ask(self, operation: str, path: str, **arguments: str) -> Mapping[str, Any] | None:
+        """Return the answer, None for a range of nothing; raises as `RangeClient.fetch` does, and `OSError`."""
+        from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
+
+        client = self._client()
+        try:
+            answer: Mapping[str, Any] = getattr(client, operation)(**arguments)
+            return answer
+        except ClientError as error:
+            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            if status == 404:
+                raise FileNotFoundError(path) from error
+            if status == 412:
+                raise ChangedFile(f"its mark is no longer {arguments.get('IfMatch')}") from error
+            if status == 416 and "Range" in arguments and arguments["Range"].startswith("bytes=-"):
+                return None
+            if code in _EXPIRED:
+                self._forget(client)
+                raise PassingFailure(f"status {status} ({code})") from error
+            if status in _PASSING:
+                raise PassingFailure(f"status {status} ({code})", busy=status in _BUSY) from error
+            raise OSError(f"status {status} ({code}): {error}") from error
+        except (HTTPClientError, ConnectionError) as error:
+            raise PassingFailure(f"{type(error).__name__}: {error}") from error
+
+    def _body(self, answer: Mapping[str, Any]) -> bytes:
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+
+        try:
+            return bytes(answer["Body"].read())
+        except (HTTPClientError, IncompleteReadError, OSError) as error:
+            raise PassingFailure(f"{type(error).__name__}: {error}") from error
+
+    def _client(self) -> Any:
+        """Return the client, which one thread makes: making one is not safe for several."""
+        import botocore.session
+        from botocore import UNSIGNED
+        from botocore.config import Config
+
+        with self._lock:
+            if self._made is None:
+                asked = dict(self._asked)
+                session = botocore.session.Session(profile=asked.pop("profile", None))
+                endpoint = asked.get("endpoint_url") or session.get_config_variable("endpoint_url")
+                config = Config(
+                    signature_version=UNSIGNED if asked.pop("anonymous", None) else None,
+                    # `Flight` repeats requests.
+                    retries={"total_max_attempts": 1},
+                    max_pool_connections=MOST_IN_FLIGHT,
+                    connect_timeout=_CONNECT_TIMEOUT,
+                    read_timeout=_READ_TIMEOUT,
+                    s3={"addressing_style": "path"} if endpoint else None,
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                )
+                self._made = session.create_client("s3", config=config, **asked)
+                weakref.finalize(self, self._made.close)
+            return self._made
+
+    def _forget(self, client: Any) -> None:
+        """Make a new client for the next request, with credentials as they are then."""
+        with self._lock:
+            if self._made is client:
+                self._made = None

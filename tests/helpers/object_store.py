@@ -1,0 +1,262 @@
+"""An object store on this machine that counts requests, delays them and fails on demand: S3's, or a plain web server's.
+
+It answers what readers ask for: listings, HEAD, and GET with ranges and conditions."""
+
+import hashlib
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+__all__ = ["ObjectStore", "Request"]
+
+_DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request: its method ("LIST" for listings), the object, and the number of requests of the kind before it."""
+
+    method: str
+    key: str
+    before: int
+
+
+# Returns what to do instead of an answer: a status, "reset", "cut" (half of the body), or None.
+Fault = Callable[[Request], int | str | None]
+
+
+@dataclass
+class ObjectStore:
+    """Objects by "bucket/key". `latency` is in seconds, of each request; `page` is that of listings."""
+
+    objects: dict[str, bytes]
+    latency: float = 0.0
+    page: int = 1000
+    fault: Fault = lambda request: None
+    requests: Counter[str] = field(default_factory=Counter)
+    most_at_once: int = 0
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = 0
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    @classmethod
+    @contextmanager
+    def serving(cls, folder: Path, prefix: str = "bucket/data", latency: float = 0.0) -> Iterator["ObjectStore"]:
+        """Serve the files of a folder below `prefix`, on a free port of this machine."""
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        store = cls({f"{prefix}/{path.relative_to(folder)}": path.read_bytes() for path in files}, latency)
+
+        connections: list[socket.socket] = []
+
+        class Handler(_Handler):
+            objects = store
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 256
+            daemon_threads = True
+            block_on_close = False
+
+            def get_request(self) -> tuple[socket.socket, object]:
+                opened, client = super().get_request()
+                connections.append(opened)
+                return opened, client
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Say nothing of clients that break off."""
+
+        server = Server(("127.0.0.1", 0), Handler)
+        store.address = f"127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield store
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+            for each in connections:
+                with suppress(OSError):  # closed by its client
+                    each.shutdown(socket.SHUT_RDWR)
+            close_web_sessions()
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Options of fsspec's s3 for this store."""
+        return {
+            "key": "keykey",
+            "secret": "secretsecret",
+            "client_kwargs": {"endpoint_url": f"http://{self.address}", "region_name": "us-east-1"},
+        }
+
+    def urls(self) -> list[str]:
+        """Return the URLs of all objects, as of a web server."""
+        return [f"http://{self.address}/{key}" for key in sorted(self.objects)]
+
+    @property
+    def count(self) -> int:
+        """Requests since the last `reset`."""
+        return sum(self.requests.values())
+
+    def reset(self) -> None:
+        """Count anew."""
+        self.requests.clear()
+        self.most_at_once = 0
+
+    @contextmanager
+    def at_work(self, method: str, key: str) -> Iterator[int | str | None]:
+        """Count a request, delay it, and give its fault."""
+        with self._lock:
+            self.requests[method] += 1
+            request = Request(method, key, self._seen[method, key])
+            self._seen[method, key] += 1
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            time.sleep(self.latency)
+            yield self.fault(request)
+        finally:
+            with self._lock:
+                self._now -= 1
+
+
+def close_web_sessions() -> None:
+    """Close fsspec's connections to web servers, and end its thread: it keeps both for the whole process."""
+    from fsspec import asyn
+    from fsspec.implementations.http import HTTPFileSystem
+
+    loop, thread = asyn.loop[0], asyn.iothread[0]
+    if loop is None:
+        return
+
+    async def close() -> None:
+        for fs in HTTPFileSystem._cache.values():
+            if fs._session is not None:
+                await fs._session.close()
+
+    asyn.sync(loop, close)
+    HTTPFileSystem.clear_instance_cache()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    asyn.loop[0] = asyn.iothread[0] = None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16
+    disable_nagle_algorithm = True
+    objects: ObjectStore
+
+    def do_HEAD(self) -> None:
+        self._answer("HEAD")
+
+    def do_GET(self) -> None:
+        self._answer("GET")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def _answer(self, method: str) -> None:
+        parts = urlsplit(self.path)
+        key, query = unquote(parts.path).lstrip("/"), {name: each[0] for name, each in parse_qs(parts.query).items()}
+        listing = "/" not in key.rstrip("/") and "list-type" in query
+        with self.objects.at_work("LIST" if listing else method, key) as fault:
+            if fault == "reset":
+                self.close_connection = True
+                self.connection.close()
+            elif isinstance(fault, int):
+                self._send(fault, {}, b"")
+            elif listing:
+                self._send(200, {"Content-Type": "application/xml"}, self._list(key.rstrip("/"), query))
+            else:
+                self._give(method, key, cut=fault == "cut")
+
+    def _give(self, method: str, key: str, *, cut: bool) -> None:
+        body = self.objects.objects.get(key)
+        if body is None:
+            return self._send(404, {}, b"")
+        mark = _mark(body)
+        headers = {"ETag": mark, "Last-Modified": _DATE, "Accept-Ranges": "bytes"}
+        if self.headers.get("If-Match", mark) != mark:
+            return self._send(412, headers, b"")
+        status, asked = 200, self.headers.get("Range", "").removeprefix("bytes=")
+        if asked:
+            begin, _, end = asked.partition("-")
+            first = int(begin) if begin else max(0, len(body) - int(end))
+            last = min(len(body), int(end) + 1 if begin and end else len(body))
+            if first >= len(body):
+                return self._send(416, headers, b"")
+            status, headers["Content-Range"] = 206, f"bytes {first}-{last - 1}/{len(body)}"
+            body = body[first:last]
+        self._send(status, headers, body, length=len(body), cut=len(body) // 2 if cut else None, head=method == "HEAD")
+        return None
+
+    def _list(self, bucket: str, query: dict[str, str]) -> bytes:
+        prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
+        names = sorted(key.split("/", 1)[1] for key in self.objects.objects if key.startswith(f"{bucket}/"))
+        found = [name for name in names if name.startswith(prefix) and name > after]
+        delimiter = query.get("delimiter")
+        folders: list[str] = []
+        if delimiter:
+            inner = [name[len(prefix) :] for name in found]
+            folders = sorted({prefix + name.split(delimiter)[0] + delimiter for name in inner if delimiter in name})
+            found = [name for name in found if delimiter not in name[len(prefix) :]]
+        page = found[: min(self.objects.page, int(query.get("max-keys", self.objects.page)))]
+        more = len(page) < len(found)
+        contents = "".join(
+            f"<Contents><Key>{escape(name)}</Key><LastModified>2026-11-02T10:00:00.000Z</LastModified>"
+            f"<ETag>{escape(_mark(body))}</ETag><Size>{len(body)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            for name in page
+            for body in [self.objects.objects[f"{bucket}/{name}"]]
+        )
+        commons = "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"
+            f"<MaxKeys>1000</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>{token}{contents}{commons}"
+            "</ListBucketResult>"
+        ).encode()
+
+    def _send(
+        self,
+        status: int,
+        headers: dict[str, str],
+        body: bytes,
+        length: int | None = None,
+        cut: int | None = None,
+        head: bool = False,
+    ) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        self.end_headers()
+        if not head:
+            self.wfile.write(body if cut is None else body[:cut])
+        self.wfile.flush()
+        if cut is not None:
+            self.close_connection = True
+            self.connection.close()
+
+
+_MARKS: dict[int, tuple[bytes, str]] = {}
+
+
+def _mark(body: bytes) -> str:
+    """Return the object's ETag, computed once for each object."""
+    known = _MARKS.get(id(body))
+    if known is None or known[0] is not body:
+        known = _MARKS[id(body)] = body, f'"{hashlib.md5(body).hexdigest()}"'
+    return known[1]

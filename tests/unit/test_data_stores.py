@@ -1,0 +1,218 @@
+"""Files of object stores and web servers: few requests, repeated when they fail, and never rows of a changed file."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("botocore")
+pytest.importorskip("aiohttp")
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from farandole.data import CachedSource, Loader, ParquetSource, Reading
+from farandole.data.flight import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, Flight, PassingFailure
+from farandole.data.ranges import Span, coalesce
+from farandole.errors import SourceError
+from helpers.datasets import write_rows
+from helpers.meeting import Meeting
+from helpers.object_store import ObjectStore, Request
+
+FILES, ROWS = 30, 5
+IN_FILE_ORDER = Reading(shuffle=False, window=1, lanes=1, workers=0, ahead=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("far")
+    write_rows(made, [[ROWS]] * FILES)
+    return made
+
+
+@contextmanager
+def store_of(
+    folder: Path, kind: str, latency: float = 0.0
+) -> Iterator[tuple[ObjectStore, Callable[..., ParquetSource]]]:
+    """Serve a folder, and give a function that opens it."""
+    with ObjectStore.serving(folder, latency=latency) as store:
+        urls = "s3://bucket/data" if kind == "s3" else store.urls()
+        options = store.options if kind == "s3" else None
+        yield store, lambda **how: _hasty(ParquetSource(urls, options, **how))
+
+
+def _hasty(source: ParquetSource) -> ParquetSource:
+    """Let retries wait for milliseconds."""
+    client = source._source._files.client  # type: ignore[union-attr]
+    assert client is not None
+    client.flight = Flight(attempts=4, first_pause=0.001)
+    return source
+
+
+def in_ranks(size: int, body: Callable[[int, Any], Any]) -> list[Any]:
+    meeting = Meeting(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: body(rank, meeting.of(rank)), range(size)))
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_request_per_file_opens_it_and_a_request_reads_its_row_group(tmp_path: Path, kind: str, size: int) -> None:
+    files = 200
+    write_rows(tmp_path, [[ROWS]] * files)
+    with store_of(tmp_path, kind) as (store, open_it):
+        opened = in_ranks(size, lambda rank, gather: open_it(gather=gather))
+        assert store.count <= 1.1 * files, store.requests
+        store.reset()
+
+        def read(rank: int, gather: Any) -> list[int]:
+            loader = Loader(opened[rank], batch_size=16, policy="join", rank=rank, size=size, gather=gather)
+            return [row for batch in loader for row in batch["row"].tolist()]
+
+        rows = [row for each in in_ranks(size, read) for row in each]
+        assert sorted(rows) == list(range(files * ROWS))
+        assert store.count <= 1.1 * files, store.requests
+
+
+def sometimes(request: Request) -> int | str | None:
+    """Fail in three ways, each object once or twice."""
+    if request.before == 1 and request.key.endswith(("3.parquet", "bucket")):
+        return 503
+    if request.before % 2 == 0 and request.key.endswith("7.parquet"):
+        return "reset"
+    return "cut" if request.before == 2 and request.key.endswith("5.parquet") else None
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_a_request_that_fails_in_passing_is_repeated(folder: Path, kind: str) -> None:
+    with store_of(folder, kind) as (store, open_it):
+        source = open_it()
+        store.fault = sometimes
+        for _ in range(2):
+            rows = [row for batch in Loader(source, batch_size=16, policy="join") for row in batch["row"].tolist()]
+            assert sorted(rows) == list(range(FILES * ROWS))
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_an_error_for_good_names_url_attempt_and_status(folder: Path, kind: str) -> None:
+    with store_of(folder, kind) as (store, open_it):
+        loader = Loader(open_it(), batch_size=16, policy="join", reading=IN_FILE_ORDER)
+        batches = iter(loader)
+        next(batches)
+        store.fault = lambda request: 503 if request.key.endswith("part-025.parquet") else None
+        place = "s3://bucket" if kind == "s3" else f"http://{store.address}/bucket"
+        with pytest.raises(
+            SourceError, match=rf"{place}/data/part-025.parquet: .*status 503.* at attempt 4 of 4"
+        ) as told:
+            list(batches)
+        assert "secretsecret" not in str(told.value)
+        assert loader.epoch == 0
+        store.fault = lambda request: None
+        # The epoch goes on where it broke off.
+        position = loader.state_dict()["visited"]
+        rest = [row for batch in loader for row in batch["row"].tolist()]
+        assert rest == list(range(position, FILES * ROWS))
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+@pytest.mark.parametrize("change", ["changed", "vanished"])
+def test_an_object_that_does_not_stay_ends_the_epoch(tmp_path: Path, kind: str, change: str) -> None:
+    write_rows(tmp_path, [[10, 10]] * 3)
+    with store_of(tmp_path, kind) as (store, open_it):
+        loaders = [
+            Loader(open_it(), batch_size=1, policy="drop", rank=rank, size=2, reading=IN_FILE_ORDER)
+            for rank in range(2)
+        ]
+        batches = [iter(loader) for loader in loaders]
+        for each in batches:
+            next(each)
+        spoiled = store.objects["bucket/data/part-001.parquet"]
+        if change == "changed":  # of the same size
+            store.objects["bucket/data/part-001.parquet"] = spoiled[:-1] + b"?"
+        else:
+            del store.objects["bucket/data/part-001.parquet"]
+        text = "has changed while it was being read" if change == "changed" else "has vanished since it was listed"
+        for each, loader in zip(batches, loaders, strict=True):
+            with pytest.raises(SourceError, match=f"part-001.parquet: {text}"):
+                list(each)
+            assert loader.epoch == 0
+            assert loader.state_dict()["visited"] < 60
+
+
+def test_a_cache_sees_that_a_web_servers_file_has_changed(tmp_path: Path) -> None:
+    write_rows(tmp_path / "far", [[4]] * 3)
+    with store_of(tmp_path / "far", "http") as (store, open_it):
+        loader = Loader(CachedSource(open_it(), tmp_path / "cache", 1 << 20), batch_size=2, policy="join")
+        list(loader)
+        store.objects["bucket/data/part-001.parquet"] += b"?"
+        with pytest.raises(SourceError, match=r"part-001.parquet: has changed"):
+            list(loader)
+
+
+def test_far_apart_columns_take_a_request_each_and_near_ones_share_one(tmp_path: Path) -> None:
+    wide = {f"c{number}": np.random.default_rng(number).random(200_000) for number in range(4)}  # 1.6 MB each
+    pq.write_table(
+        pa.table({"a": [1] * 200_000, "b": [2] * 200_000, **wide, "z": [3] * 200_000}), tmp_path / "x.parquet"
+    )
+    with store_of(tmp_path, "s3") as (store, open_it):
+        source = open_it()
+        for columns, requests in ((["a", "b"], 1), (["a", "z"], 2), (["c0", "c1", "c2"], 1)):
+            store.reset()
+            table = source.read(source.row_groups[0], columns)
+            assert (table.num_rows, table.column_names) == (200_000, columns)
+            assert store.requests == {"GET": requests}
+
+
+def test_lists_folders_and_pages_name_the_same_files(folder: Path) -> None:
+    with ObjectStore.serving(folder) as store:
+        store.page = 7
+        store.objects["bucket/data/_notes/x.parquet"] = b"no data"
+        store.objects["bucket/data/x.crc"] = b"no data"
+        whole = ParquetSource("s3://bucket/data/", store.options).row_groups
+        assert len(whole) == FILES
+        named = [f"s3://{key}" for key in sorted(store.objects) if "part" in key]
+        assert ParquetSource(named, store.options).row_groups == whole
+        for wrong in ("s3://bucket/nowhere", [named[0], "s3://bucket/data/part-9999.parquet"]):
+            with pytest.raises(SourceError, match="is not there"):
+                ParquetSource(wrong, store.options)
+
+
+@pytest.mark.parametrize(("latency", "most"), [(0.0, LEAST_IN_FLIGHT), (0.04, 20), (0.5, MOST_IN_FLIGHT)])
+def test_requests_in_flight_follow_the_latency(monkeypatch: pytest.MonkeyPatch, latency: float, most: int) -> None:
+    clock = iter(float(each) for number in range(40) for each in (number, number + latency))
+    monkeypatch.setattr("farandole.data.flight.time.monotonic", lambda: next(clock))
+    flight = Flight()
+    flight._calm_until = -1.0
+    for _ in range(5):
+        next(clock)  # of the whole call
+        next(clock)
+        flight._seconds.append(latency)
+    assert flight.most == most
+
+
+def test_a_busy_store_gets_half_of_the_requests() -> None:
+    flight = Flight(attempts=2, first_pause=0.001)
+    failures = iter([PassingFailure("status 503", busy=True)])
+
+    def request() -> int:
+        for failure in failures:
+            raise failure
+        return 7
+
+    flight._seconds.append(0.06)
+    assert flight.most == 30
+    assert flight.call("s3://x/y", request) == 7
+    flight._seconds.clear()
+    flight._seconds.append(0.06)
+    assert flight.most == 15
+
+
+def test_spans_with_small_holes_are_one() -> None:
+    spans = [Span(50, 60), Span(0, 10), Span(12, 20), Span(55, 58)]
+    assert coalesce(spans, hole=5) == [Span(0, 20), Span(50, 60)]
+    assert coalesce([], hole=5) == []
