@@ -75,8 +75,7 @@ IGNORED_OPTIONS: Sequence[Options] = (
 )
 REFUSED_OPTIONS: Sequence[Options] = (
     Options("give the options themselves, or set their FARANDOLE_ variables", ("--config-file",), 1),
-    Options(ELASTIC, ("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"), 1),
-    Options(ELASTIC, ("--elastic-timeout", "--reset-limit", "--host-discovery-script"), 1),
+    Options(ELASTIC, ("--reset-limit",), 1),
     Options(ELASTIC, ("--blacklist-cooldown-range",), 2),
     Options(_NO_MPIRUN, ("--mpi",)),
     Options(_NO_MPIRUN, ("--mpi-args",), 1),

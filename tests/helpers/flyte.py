@@ -1,6 +1,7 @@
 """Flytekit in tests: its settings for serialization, and its event loop, which lives as long as the process."""
 
 import gc
+import signal
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -37,8 +38,11 @@ def custom_of(task: Any) -> dict[str, Any]:
 
 
 def loop() -> Iterator[None]:
-    """Start the thread of flytekit's event loop, which flytekit never ends; the body of a module's fixture."""
+    """Import flytekit and start the thread of its event loop, which never ends; the body of a module's fixture."""
+    handler = signal.getsignal(signal.SIGINT)
     from flytekit.utils.asyn import run_sync
+
+    signal.signal(signal.SIGINT, handler)  # flytekit's own would exit, without a KeyboardInterrupt
 
     async def nothing() -> None:
         return None

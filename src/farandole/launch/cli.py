@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -19,6 +20,7 @@ from farandole.launch.backends import choose_backend
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.backends.mpi_operator import OperatorJob, worker_variables
 from farandole.launch.backends.ssh import Ssh
+from farandole.launch.discovery import Discovery, add_discovery_options
 from farandole.launch.environment import with_settings
 from farandole.launch.failures import Failure
 from farandole.launch.installed import report
@@ -111,6 +113,7 @@ def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: M
     for sentence in given.ignored:
         log.warning("%s", sentence)
     try:
+        Discovery.of(given).check(given.num_proc)
         if given.num_proc is None and (given.hosts is not None or OperatorJob.find(environment) is None):
             parser.error("the number of ranks is missing: -np N")
         return _run(given, environment)
@@ -122,9 +125,8 @@ def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: M
 def _run(given: Given, environment: Mapping[str, str]) -> int:
     settings = Config.from_environment(environment, **given.settings)
     ssh = Ssh(command=given.ssh_command, port=given.ssh_port, identity_file=given.ssh_identity_file)
-    backend = choose_backend(
-        given.hosts, given.hostfile, given.num_proc, ssh, settings.interface, settings.start_timeout
-    )
+    hosts, patience = _hosts(given, environment, settings.start_timeout)
+    backend = choose_backend(hosts, given.hostfile, given.num_proc, ssh, settings.interface, patience)
     num_proc = given.num_proc or sum(host.slots for host in backend.hosts)
     environment = with_settings(worker_variables(environment), settings, given.settings)
     # Other hosts may have a program that this machine lacks.
@@ -151,6 +153,16 @@ def _run(given: Given, environment: Mapping[str, str]) -> int:
         return 0
     _report(failure, num_proc)
     return failure.code
+
+
+def _hosts(given: Given, environment: Mapping[str, str], timeout: timedelta) -> tuple[str | None, timedelta]:
+    """Return the named hosts, and the time to wait for hosts that come late."""
+    discovery = Discovery.of(given)
+    patience = discovery.patience or timeout
+    job = OperatorJob.find(environment) if given.hosts is None and given.hostfile is None else None
+    if given.num_proc is None or (job is not None and job.owns(discovery.script)):
+        return given.hosts, patience  # that job's hosts are found without the option
+    return given.hosts or discovery.wait(given.num_proc, timeout), patience
 
 
 def _signaled(number: int, frame: FrameType | None) -> NoReturn:
@@ -242,6 +254,7 @@ def run_parser(
         default="none",
         help="cores: each rank runs on its own share of this machine's cores (default: none)",
     )
+    add_discovery_options(run)
     add_ssh_options(run)
     output = run.add_argument_group("output")
     output.add_argument("--output-filename", metavar="DIRECTORY", help="also write DIRECTORY/rank.N/stdout and stderr")

@@ -53,6 +53,11 @@ class Given(argparse.Namespace):
     timestamp: bool
     verbose: bool
     check_build: bool
+    min_num_proc: int | None
+    max_num_proc: int | None
+    slots_per_host: int | None
+    elastic_timeout: int | None
+    discovery_script: str | None
     command: list[str]
 
     def __init__(self) -> None:

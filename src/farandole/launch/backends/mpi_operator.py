@@ -6,7 +6,6 @@ kubelet rewrites the files while the pod runs."""
 import logging
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from farandole.errors import ConfigError, HostsError
 from farandole.launch.backend import Host
 from farandole.launch.backends.kubexec import Kubexec
 from farandole.launch.backends.ssh import AT_ONCE, Shell, Ssh
+from farandole.launch.discovery import run_script
 from farandole.launch.hosts import fill_slots, read_hostfile
 from farandole.other_launchers import find_other_launch
 
@@ -30,7 +30,6 @@ HOSTFILE = Path("/etc/mpi/hostfile")
 DISCOVERY = "discover_hosts.sh"  # beside the host file; Kubeflow Trainer writes none
 ROLE = "K_MPI_JOB_ROLE"  # "launcher" or "worker"; Kubeflow Trainer does not set it
 IN_POD = "KUBERNETES_SERVICE_HOST"
-SECONDS = 30  # for the discovery script
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between two looks for names
 REMIND = 30.0  # seconds between two lines of the log
 LEAST_ATTEMPTS, MOST_ATTEMPTS = 10, 100  # connections that ssh tries, one per second
@@ -80,6 +79,10 @@ class OperatorJob:
         kubexec = agent if agent.name == "kubexec.sh" else None
         return cls(Path(named) if named else HOSTFILE, int(slots), options, kubexec)
 
+    def owns(self, script: Path | None) -> bool:
+        """Return whether `script` is the controller's discovery script."""
+        return script is not None and script == self.hostfile.with_name(DISCOVERY)
+
     def read_hosts(self) -> tuple[Host, ...]:
         """Return the hosts of the host file in its order. This pod, if it is one of them, is "localhost".
 
@@ -101,15 +104,10 @@ class OperatorJob:
         The script's own order is that of names, in which worker 10 precedes worker 2. Its lines have no slots, so those
         of the host file or of the environment count. Raises `ConfigError` when the script is missing or fails."""
         script = self.hostfile.with_name(DISCOVERY)
-        try:
-            done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=SECONDS, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise ConfigError(DISCOVERY, f"{script} did not end within {SECONDS} s") from error
-        if done.returncode != 0:
-            raise ConfigError(DISCOVERY, f"{script} failed with code {done.returncode}: {done.stderr.strip()}")
+        lines = run_script(script)
         listed = {host.name: host.slots for host in read_hostfile(self.hostfile, self.slots)}
         running: dict[str, int] = {}
-        for line in done.stdout.split():
+        for line in lines:
             name, _, slots = line.partition(":")
             running[name] = int(slots) if slots.isdigit() else listed.get(name, self.slots)
         ordered = [*(name for name in listed if name in running), *(name for name in running if name not in listed)]

@@ -1,0 +1,89 @@
+"""Stand-in for Open MPI's `mpirun`: `python -m farandole.compat.mpirun -np 4 python train.py`.
+
+It takes the options that Flyte's MPI plug-in and Horovod's documents use, and starts ranks as `farandole run` does,
+without MPI. An image without Open MPI can have it as `mpirun`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from farandole.compat.answers import VERSION
+from farandole.compat.children import environment_of_ranks
+from farandole.launch.cli import launch, run_parser
+
+__all__ = ["main", "read_options"]
+
+# By option: how many values follow, and the option of `farandole run` in its place (None: it has no meaning here).
+_NUMBER = ("-np", "-n", "--np", "-c", "--n")
+_HOSTS = ("-H", "-host", "--host")
+_HOSTFILE = ("-hostfile", "--hostfile", "-machinefile", "--machinefile", "--default-hostfile")
+_WITHOUT_MEANING = {
+    "--allow-run-as-root": 0,
+    "-allow-run-as-root": 0,
+    "--tag-output": 0,
+    "-tag-output": 0,
+    "--oversubscribe": 0,
+    "-mca": 2,
+    "--mca": 2,
+    "-gmca": 2,
+    "--gmca": 2,
+}
+_BIND = ("-bind-to", "--bind-to")
+_MAP = ("-map-by", "--map-by", "-rank-by", "--rank-by")
+_EXPORT = ("-x", "--x")
+_BINDINGS = {"none": "none", "core": "cores"}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a program as ranks; returns the exit code of `farandole run`."""
+    parser = argparse.ArgumentParser(prog="mpirun", add_help=False)
+    try:
+        options, variables, command = read_options(sys.argv[1:] if words is None else list(words))
+    except ValueError as error:
+        parser.error(str(error))
+    environment = environment_of_ranks() | variables
+    return launch(run_parser("mpirun", VERSION), [*options, *command], environment)
+
+
+def read_options(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the options of `farandole run`, the variables that are set for ranks, and the program's command.
+
+    Ranks have the launcher's whole environment, so a variable that is exported by its name alone needs nothing. Raises
+    `ValueError` for an option that asks for something else."""
+    options: list[str] = []
+    variables: dict[str, str] = {}
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        word, place = words[place], place + 1
+        count = _WITHOUT_MEANING.get(word, 1)
+        values = words[place : place + count]
+        if len(values) < count:
+            raise ValueError(f"{word} needs {count} values")
+        place += count
+        if word in _WITHOUT_MEANING:
+            continue
+        if word in _EXPORT:
+            name, is_set, value = values[0].partition("=")
+            variables |= {name: value} if is_set else {}
+        else:
+            options += _translated(word, values[0])
+    return options, variables, list(words[place:])
+
+
+def _translated(word: str, value: str) -> list[str]:
+    if word in _NUMBER:
+        return ["-np", value]
+    if word in _HOSTS:
+        return ["-H", value]
+    if word in _HOSTFILE:
+        return ["--hostfile", value]
+    if word in _BIND and value in _BINDINGS:
+        return ["--binding", _BINDINGS[value]]
+    if word in _MAP and value == "slot":
+        return []
+    given = f"{word} {value}" if word in _BIND + _MAP else word
+    raise ValueError(f"{given} is not known here; farandole's mpirun fills slot after slot: see farandole run --help")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

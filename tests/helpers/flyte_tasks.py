@@ -1,0 +1,86 @@
+"""Flyte tasks that tests run. Import it within a test: importing flytekit replaces the handler of Ctrl-C."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from flytekit import Resources, current_context, task, workflow
+from flytekit.core.base_task import IgnoreOutputs
+from flytekit.types.file import FlyteFile
+from flytekitplugins.kfmpi import Launcher, MPIJob, Worker
+
+from farandole.integrations.flyte import CleanPodPolicy, Farandole, RunPolicy
+
+__all__ = ["Trained", "configured", "fails", "ours", "theirs", "train", "trained"]
+
+
+class Trained(NamedTuple):
+    total: float
+    report: FlyteFile
+
+
+@task(
+    task_config=Farandole(
+        num_workers=4,
+        min_workers=2,
+        slots=2,
+        requests=Resources(cpu="1"),
+        limits=Resources(cpu="2", mem="4Gi"),
+        launcher_requests=Resources(cpu="500m"),
+        image="registry/worker:2",
+        run_policy=RunPolicy(
+            clean_pod_policy=CleanPodPolicy.ALL,
+            ttl_seconds_after_finished=100,
+            active_deadline_seconds=100,
+            backoff_limit=5,
+        ),
+    ),
+    retries=2,
+)
+def configured(x: int) -> int:
+    return x
+
+
+@task(task_config=MPIJob(launcher=Launcher(replicas=1), worker=Worker(replicas=3), slots=2))
+def theirs(x: int) -> int:
+    return x
+
+
+@task(task_config=Farandole(num_workers=3, slots=2))
+def ours(x: int) -> int:
+    return x
+
+
+@task(task_config=Farandole(num_workers=2))
+def train(x: int, scale: float, folder: str) -> Trained:
+    import numpy as np
+
+    import farandole.numpy as hvd
+
+    hvd.init()
+    total = float(hvd.allreduce(np.array([scale * (x + hvd.rank())]), op=hvd.Sum)[0])
+    report = Path(folder) / f"rank{hvd.rank()}"
+    report.write_text(f"rank {hvd.rank()} of {hvd.size()} in {current_context().execution_id.name is not None}")
+    if hvd.rank() == 0:
+        current_context().checkpoint.write(b"weights")
+    hvd.shutdown()
+    return Trained(total, FlyteFile(str(report)))
+
+
+@workflow
+def trained(x: int, folder: str) -> Trained:
+    return train(x=x, scale=2.0, folder=folder)
+
+
+@task(task_config=Farandole(num_workers=2))
+def fails(how: str) -> int:
+    import os
+    import signal
+
+    rank = int(os.environ["RANK"])
+    if how == "ignore":
+        raise IgnoreOutputs(f"rank {rank} has none")
+    if rank == 1:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("no such column: 'Sales'")
+    return 0

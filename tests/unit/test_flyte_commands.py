@@ -1,0 +1,148 @@
+"""Command lines of Flyte's MPI plug-in, `mpirun …` and `horovodrun …`, as farandole runs them in a launcher's pod."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from farandole.compat.horovodrun import make_parser
+from farandole.compat.mpirun import read_options
+from farandole.errors import ConfigError, SlotsError
+from farandole.launch.discovery import Discovery
+from farandole.launch.options import Given
+from helpers.flyte import loop, settings
+from helpers.installed import require
+from helpers.mpi_operator import TrainingOperator
+
+require("flytekitplugins")
+
+RANK = """
+import os
+env = os.environ
+print(env["HOROVOD_RANK"], env["HOROVOD_SIZE"], env.get("NCCL_DEBUG"), "compat/importable" in env["PYTHONPATH"])
+"""
+event_loop = pytest.fixture(scope="module", autouse=True)(loop)
+
+
+def command_of(config: object) -> list[str]:
+    """Return the plug-in's command line up to Flyte's own part."""
+    from flytekit import task
+
+    @task(task_config=config)
+    def train(x: int) -> int:
+        return x
+
+    words: list[str] = train.get_command(settings())
+    assert words[words.index("pyflyte-execute") + 1] == "--inputs"
+    return words[: words.index("pyflyte-execute")]
+
+
+def horovod_job(script: str = "/etc/mpi/discover_hosts.sh") -> object:
+    from flytekitplugins.kfmpi import HorovodJob, Launcher, Worker
+
+    return HorovodJob(
+        launcher=Launcher(replicas=1), worker=Worker(replicas=2), slots=2, discovery_script_path=script, verbose=True
+    )
+
+
+def mpi_job() -> object:
+    from flytekitplugins.kfmpi import Launcher, MPIJob, Worker
+
+    return MPIJob(launcher=Launcher(replicas=1), worker=Worker(replicas=2), slots=2)
+
+
+def in_pod(operator: TrainingOperator, module: str, words: list[str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", module, *words, sys.executable, "-c", RANK],
+        env={**os.environ, **operator.variables()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_line_of_horovod_job_is_read_as_it_is() -> None:
+    words = command_of(horovod_job())
+    assert words == [
+        *("horovodrun", "-np", "4", "--log-level", "INFO", "--network-interface", "eth0", "--min-np", "4"),
+        *("--max-np", "4", "--slots-per-host", "2", "--host-discovery-script", "/etc/mpi/discover_hosts.sh"),
+        *("--elastic-timeout", "1200", "--verbose"),
+    ]
+    given = make_parser().parse_args([*words[1:], "pyflyte-execute", "--inputs", "s3://i"], namespace=Given())
+    Discovery.of(given).check(given.num_proc)
+    assert (given.num_proc, given.verbose, given.command) == (4, True, ["pyflyte-execute", "--inputs", "s3://i"])
+    assert given.settings == {"interface": "eth0", "log_level": "info"}
+    assert Discovery.of(given) == Discovery(
+        least=4, most=4, slots=2, script=Path("/etc/mpi/discover_hosts.sh"), patience=timedelta(seconds=1200)
+    )
+
+
+def test_a_job_whose_size_may_change_is_refused() -> None:
+    given = make_parser().parse_args(["-np", "4", "--min-np", "2", "python"], namespace=Given())
+    with pytest.raises(ConfigError, match="min_np: is 2, but -np is 4: elastic training is not there yet; give both"):
+        Discovery.of(given).check(given.num_proc)
+
+
+@pytest.mark.native
+def test_horovod_job_runs_in_the_workers_pods(tmp_path: Path) -> None:
+    operator = TrainingOperator(tmp_path / "etc-mpi", slots=2)
+    operator.write(2)
+    words = command_of(horovod_job(str(operator.folder / "discover_hosts.sh")))
+    words[words.index("eth0")] = "lo"  # this machine need not have it
+    done = in_pod(operator, "farandole.compat.horovodrun", words[1:])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank} 4 None True" for rank in range(4)]
+    assert sorted(operator.log.read_text().split()) == ["job-worker-0", "job-worker-1"]
+
+
+def test_a_discovery_script_of_ones_own(tmp_path: Path) -> None:
+    script = tmp_path / "hosts.sh"
+    script.write_text("echo a\necho b:3\necho '[fd00::1]'\n")
+    given = Discovery(least=None, most=None, slots=2, script=script, patience=timedelta(0))
+    assert given.wait(7, timedelta(seconds=9)) == "a:2,b:3,[fd00::1]:2"
+    with pytest.raises(SlotsError, match=r"8 ranks need 8 slots, but the hosts of .*hosts\.sh has 7"):
+        given.wait(8, timedelta(seconds=9))
+    # A host comes while it waits.
+    script.write_text(f"echo a\n[ -f {tmp_path}/seen ] && echo b\ntouch {tmp_path}/seen\n")
+    patient = Discovery(least=None, most=None, slots=2, script=script, patience=timedelta(seconds=60))
+    assert patient.wait(4, timedelta(0)) == "a:2,b:2"
+
+
+def test_the_line_of_mpi_job_is_read_as_it_is() -> None:
+    words = command_of(mpi_job())
+    assert words[:3] == ["mpirun", "--allow-run-as-root", "-bind-to"]
+    options, variables, command = read_options([*words[1:], "pyflyte-execute", "--inputs", "s3://i"])
+    assert options == ["--binding", "none", "-np", "4"]
+    assert variables == {"NCCL_DEBUG": "INFO"}
+    assert command[0] == "python" and command[2:] == ["pyflyte-execute", "--inputs", "s3://i"]
+
+
+@pytest.mark.native
+def test_mpi_job_runs_in_the_workers_pods(tmp_path: Path) -> None:
+    operator = TrainingOperator(tmp_path / "etc-mpi", slots=2)
+    operator.write(2)
+    words = command_of(mpi_job())
+    done = in_pod(operator, "farandole.compat.mpirun", words[1 : words.index("python")])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank} 4 INFO True" for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["-map-by", "node"], "-map-by node is not known here"),
+        (["--rankfile", "file"], "--rankfile is not known here; farandole's mpirun fills slot after slot"),
+        (["-mca", "pml"], "-mca needs 2 values"),
+    ],
+)
+def test_an_mpirun_that_asks_for_something_else_is_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        read_options(words)
+
+
+def test_hosts_of_an_mpirun() -> None:
+    words = ["-n", "2", "--host", "a:1,b:1", "--bind-to", "core", "python", "-x"]
+    assert read_options(words) == (["-np", "2", "-H", "a:1,b:1", "--binding", "cores"], {}, ["python", "-x"])
