@@ -43,6 +43,7 @@ const char* name_of(ErrorKind kind) {
     case ErrorKind::Closed: return "Closed";
     case ErrorKind::Internal: return "Internal";
     case ErrorKind::Joined: return "Joined";
+    case ErrorKind::Fabric: return "Fabric";
   }
   return "unknown";
 }
@@ -108,6 +109,13 @@ Error Error::joined(std::string name, std::string problem) {
   return error;
 }
 
+Error Error::fabric(std::string name, std::string problem) {
+  const std::string text = quoted(name) + ": " + problem;
+  Error error(ErrorKind::Fabric, std::move(name), text);
+  error.reason = std::move(problem);
+  return error;
+}
+
 Error Error::with(std::string name) const {
   switch (kind) {
     case ErrorKind::Invalid: return invalid(std::move(name), reason);
@@ -115,6 +123,7 @@ Error Error::with(std::string name) const {
     case ErrorKind::Timeout: return timeout(std::move(name), ranks, waited);
     case ErrorKind::PeerLost: return peer_lost(std::move(name), rank, reason);
     case ErrorKind::Joined: return joined(std::move(name), reason);
+    case ErrorKind::Fabric: return fabric(std::move(name), reason);
     case ErrorKind::Closed:
     case ErrorKind::Internal: break;
   }

@@ -18,6 +18,7 @@ enum class ErrorKind : uint8_t {
   Closed,    // submitted after the engine closed or failed: `reason`
   Internal,  // an invariant of the core is broken: `reason`
   Joined,    // the operation cannot run without a joined rank: `name`, `reason`
+  Fabric,    // a library that carries the data, such as MPI, has failed: `name`, `reason`
 };
 
 // The Python class for `kind`, such as "PeerLost".
@@ -33,6 +34,7 @@ class Error : public std::runtime_error {
   [[nodiscard]] static Error closed(std::string reason);
   [[nodiscard]] static Error internal(std::string reason);
   [[nodiscard]] static Error joined(std::string name, std::string problem);
+  [[nodiscard]] static Error fabric(std::string name, std::string problem);
 
   // A copy that names the tensor. Transports do not know the name when they throw.
   [[nodiscard]] Error named(std::string name) const;

@@ -45,6 +45,7 @@ nb::object instance_of(const Error& error) {
       return errors.attr("CollectiveTimeout")(error.name, nb::tuple(nb::cast(error.ranks)), error.waited);
     case ErrorKind::PeerLost: return errors.attr("PeerLost")(error.name, error.rank, error.reason);
     case ErrorKind::Joined: return errors.attr("JoinedError")(error.name, error.reason);
+    case ErrorKind::Fabric: return errors.attr("FabricError")(error.name, error.reason);
     case ErrorKind::Closed: return errors.attr("EngineClosed")(error.reason);
     case ErrorKind::Internal: break;
   }
@@ -90,7 +91,8 @@ using RemoteTuple = std::tuple<int, int, int>;
 Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts, std::vector<int> parents,
                    const Knobs& knobs, size_t cache_capacity, double spin, double timeout, double heartbeat,
-                   double stall, std::vector<int> members, std::string process_set, bool look_ahead) {
+                   double stall, std::vector<int> members, std::string process_set, std::shared_ptr<MpiComm> mpi,
+                   bool look_ahead) {
   Wiring wiring{rank,
                 size,
                 std::move(local_ranks),
@@ -99,7 +101,8 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
                 std::move(parents),
                 std::move(hosts),
                 std::move(members),
-                std::move(process_set)};
+                std::move(process_set),
+                std::move(mpi)};
   for (const auto& [peer, control, data] : remotes)
     wiring.remotes.push_back({peer, Descriptor(control), Descriptor(data)});
   const auto span = [](double seconds) {
@@ -176,6 +179,15 @@ void define_wiring(nb::module_& m) {
       .def_prop_ro("slot_bytes", &Segment::slot_bytes)
       .def("mark_dead", [](Segment& segment, int rank) { segment.abort({rank, Abort::Reason::Died}); }, "rank"_a);
 
+  nb::class_<MpiComm>(m, "MpiComm")
+      .def(
+          "__init__",
+          [](MpiComm* self, uintptr_t library, const std::vector<int>& ranks) {
+            new (self) MpiComm(reinterpret_cast<void*>(library), ranks);
+          },
+          "library"_a, "ranks"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_static("has_abandoned", &MpiComm::has_abandoned);
+
   nb::class_<Knobs>(m, "Knobs")
       .def(
           "__init__",
@@ -209,7 +221,7 @@ void define_engine(nb::module_& m) {
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "hosts"_a, "parents"_a, "knobs"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a, "stall"_a,
-           "members"_a = std::vector<int>{}, "process_set"_a = "", "look_ahead"_a = true)
+           "members"_a = std::vector<int>{}, "process_set"_a = "", "mpi"_a.none() = nb::none(), "look_ahead"_a = true)
       .def("start", &start, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(), "wake"_a = true,
            nb::sig("def start(self, request: farandole.core.operations.request.Request, name: str | Sequence[str], "
                    "input: object | None, "

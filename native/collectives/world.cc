@@ -6,6 +6,7 @@
 
 #include "collectives/grid_collectives.h"
 #include "collectives/link_collectives.h"
+#include "collectives/mpi_collectives.h"
 #include "collectives/shm_collectives.h"
 
 namespace farandole {
@@ -144,6 +145,46 @@ class GridWorld final : public World {
   GridMesh mesh_;
 };
 
+class MpiWorld final : public World {
+ public:
+  explicit MpiWorld(MpiMesh mesh) : mesh_(std::move(mesh)) {}
+
+  void turn(const Knobs& /*knobs*/) override {}
+
+  const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) override {
+    return mpi_allreduce(mesh_, pieces, dtype, reduction);
+  }
+  const char* allgather(const std::byte* mine, std::span<std::byte* const> out,
+                        std::span<const size_t> bytes) override {
+    mpi_allgather(mesh_, mine, out, bytes);
+    return kName;
+  }
+  const char* broadcast(std::span<const Piece> pieces, int root) override {
+    mpi_broadcast(mesh_, pieces, root);
+    return kName;
+  }
+  const char* alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                       const Shares& shares) override {
+    const OwnShares own(shares, mesh_.rank(), mesh_.size());
+    mpi_alltoall(mesh_, in, own.send, out, own.receive);
+    return kName;
+  }
+  const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
+                            const Reduction& reduction) override {
+    mpi_reducescatter(mesh_, in, out, counts, dtype, reduction);
+    return kName;
+  }
+  const char* barrier() override {
+    mpi_barrier(mesh_);
+    return kName;
+  }
+  [[nodiscard]] bool has_abandoned() const override { return MpiComm::has_abandoned(); }
+
+ private:
+  static constexpr const char* kName = "mpi";
+  MpiMesh mesh_;
+};
+
 /// Two worlds of the same ranks; the knob `hierarchical` selects one.
 class EitherWorld final : public World {
  public:
@@ -184,6 +225,8 @@ class EitherWorld final : public World {
 std::unique_ptr<World> make_world(SharedMesh shared) { return std::make_unique<SharedWorld>(std::move(shared)); }
 
 std::unique_ptr<World> make_world(Mesh links) { return std::make_unique<LinkWorld>(std::move(links)); }
+
+std::unique_ptr<World> make_world(MpiMesh mpi) { return std::make_unique<MpiWorld>(std::move(mpi)); }
 
 std::unique_ptr<World> make_world(GridMesh grid, std::unique_ptr<Mesh> flat) {
   if (flat == nullptr) return std::make_unique<GridWorld>(std::move(grid));

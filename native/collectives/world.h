@@ -11,6 +11,7 @@
 #include "collectives/knobs.h"
 #include "collectives/piece.h"
 #include "transport/mesh.h"
+#include "transport/mpi_mesh.h"
 #include "transport/shared_mesh.h"
 
 namespace farandole {
@@ -25,7 +26,8 @@ using Shares = std::function<size_t(int from, int to)>;
 /// | `SharedMesh`    | one host                                                | shm_*: slots of the shared segment |
 /// | `GridMesh`      | hosts of equally many ranks, more than one each         | grid_*: shm_* in the host, link_* | |
 /// |                                                         | over one link per other host          | | `Mesh` | any
-/// other several hosts                                 | link_*: one link per peer             |
+/// other several hosts                                 | link_*: one link per peer             | | `MpiMesh`       |
+/// any hosts, by the site's MPI                            | mpi_*: MPI's nonblocking calls        |
 ///
 /// The algorithm depends on the knobs and the number of bytes, which are the same on all ranks:
 ///
@@ -56,10 +58,14 @@ class World {
   virtual const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
                                     const Reduction& reduction) = 0;
   virtual const char* barrier() = 0;
+
+  /// Returns whether the transport may still write to the memory of an operation that has failed.
+  [[nodiscard]] virtual bool has_abandoned() const { return false; }
 };
 
 [[nodiscard]] std::unique_ptr<World> make_world(SharedMesh shared);
 [[nodiscard]] std::unique_ptr<World> make_world(Mesh links);
+[[nodiscard]] std::unique_ptr<World> make_world(MpiMesh mpi);
 /// With `flat`, links to all ranks, the knob `hierarchical` selects two levels or one.
 [[nodiscard]] std::unique_ptr<World> make_world(GridMesh grid, std::unique_ptr<Mesh> flat = nullptr);
 

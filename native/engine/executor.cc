@@ -19,11 +19,21 @@ std::unique_ptr<World> take_world(Wiring& wiring, FailureDetector& failures, std
 }
 
 /// Return whether no rank can finish before all ranks have begun. Otherwise a rank that runs ahead could reuse a round
-/// of the lane that another rank still reads.
-bool synchronizes(const Recurring& recurring) {
+/// of the lane that another rank still reads. The root of MPI's broadcast does not wait for the others.
+bool synchronizes(const Recurring& recurring, bool by_mpi) {
   const Request& first = recurring.operations.front()->request;
   if (first.kind == Kind::Barrier) return true;
+  if (by_mpi && first.kind == Kind::Broadcast) return false;
   return (first.kind == Kind::Allreduce || first.kind == Kind::Broadcast) && recurring.bytes > 0;
+}
+
+/// Keep the memory of failed operations until the process ends, because the transport may still write to it.
+void keep_for_ever(std::span<const OperationPtr> operations) {
+  using Kept = std::pair<OperationPtr, std::shared_ptr<void>>;
+  static std::mutex mu;
+  static auto* kept = new std::vector<Kept>();
+  const std::lock_guard lock(mu);
+  for (const OperationPtr& operation : operations) kept->emplace_back(operation, operation->keep);
 }
 
 /// Return whether these are only some members of a group, which must run as a whole.
@@ -104,6 +114,7 @@ void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operation
     error = Error::internal(raised.what());
   }
   if (error) {
+    if (world_->has_abandoned()) keep_for_ever(operations);
     for (const OperationPtr& operation : operations) driver_.fail(operation, *error);
     throw *error;
   }
@@ -139,7 +150,7 @@ void Executor::leave_lane() {
 }
 
 bool Executor::can_run_in_lane(const Recurring& recurring) const {
-  return lane_ && synchronizes(recurring) && !is_partial_group(recurring);
+  return lane_ && synchronizes(recurring, wiring_.mpi != nullptr) && !is_partial_group(recurring);
 }
 
 bool Executor::run_in_lane(Recurring& recurring, const std::function<void()>& before_wait) {

@@ -141,6 +141,9 @@ void FailureDetector::start_timeout(uint64_t now) { deadline_ns_ = timeout_.coun
 void FailureDetector::check() {
   if (const auto known = aborted()) throw *known;
   if (driver_.is_stopping()) throw Error::closed("it was shut down while this operation ran");
+  // A wait in the segment looks at the awaited rank itself; MPI does not.
+  if (wiring_.mpi)
+    if (const auto dead = dead_local()) throw *dead;
   const uint64_t now = now_ns();
   if (deadline_ns_ != 0 && now > deadline_ns_) check_timeout(now);
   if (now > links_checked_ns_ + ns(heartbeat_) / 8) check_links(now);

@@ -16,6 +16,11 @@ class Segment:
     def slot_bytes(self) -> int: ...
     def mark_dead(self, rank: int) -> None: ...
 
+class MpiComm:
+    def __init__(self, library: int, ranks: Sequence[int]) -> None: ...
+    @staticmethod
+    def has_abandoned() -> bool: ...
+
 class Knobs:
     def __init__(
         self, *, fusion_threshold: int, slot_bytes: int, link_chunk: int, link_small: int, hierarchical: bool
@@ -66,6 +71,7 @@ class Engine:
         stall: float,
         members: Sequence[int] = [],
         process_set: str = "",
+        mpi: MpiComm | None = None,
         look_ahead: bool = True,
     ) -> None: ...
     def start(

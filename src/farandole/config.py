@@ -12,10 +12,12 @@ from typing import Self, TypeAlias, cast
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_VARIABLES
 
-__all__ = ["LOG_LEVELS", "Config", "Setting"]
+__all__ = ["FABRICS", "LOG_LEVELS", "Config", "Setting"]
 
 log = logging.getLogger(__name__)
 
+FABRICS = ("auto", "mpi")
+_FABRIC_OF = {"gloo": "auto"}  # Horovod's name for its own connections
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 Value: TypeAlias = int | float | bool | str | timedelta | None
@@ -38,7 +40,7 @@ class Setting:
 
     name: str
     topic: str  # groups settings in the reference
-    kind: str  # "bytes", "count", "duration", "flag", "level" or "text"
+    kind: str  # "bytes", "count", "duration", "fabric", "flag", "level" or "text"
     default: Value
     help: str
     variables: tuple[str, ...]  # environment variables in order of precedence
@@ -138,10 +140,19 @@ class Config:
         default=None,
         metadata=_about("network", "text", "address or network interface that listeners bind", "HOROVOD_GLOO_IFACE"),
     )
+    fabric: str = field(
+        default="auto",
+        metadata=_about(
+            "network",
+            "fabric",
+            "transport of tensors; auto: shared memory and TCP; mpi: the MPI library of mpirun",
+            "HOROVOD_CPU_OPERATIONS",
+        ),
+    )
     mpi_library: str | None = field(
         default=None,
         metadata=_about(
-            "network", "text", "file of the MPI library by which ranks of mpirun meet; default: mpirun's own"
+            "network", "text", "file of the MPI library of mpirun, for meeting and for fabric=mpi; default: found"
         ),
     )
     rendezvous_folder: str | None = field(
@@ -210,6 +221,8 @@ class Config:
             _check_type(setting, getattr(self, setting.name))
         if self.log_level not in LOG_LEVELS:
             raise ConfigError("log_level", f"unknown level {self.log_level!r}; use one of {', '.join(LOG_LEVELS)}")
+        if self.fabric not in FABRICS:
+            raise ConfigError("fabric", f"unknown fabric {self.fabric!r}; use one of {', '.join(FABRICS)}")
         if self.start_timeout <= timedelta(0):
             raise ConfigError("start_timeout", f"must be > 0, got {self.start_timeout.total_seconds():g} s")
         for name in ("slot_bytes", "link_chunk"):
@@ -293,6 +306,11 @@ def _parse(kind: str, text: str, source: str) -> Value:
     word = text.strip().lower()
     if kind == "text":
         return text
+    if kind == "fabric":
+        word = _FABRIC_OF.get(word, word)
+        if word not in FABRICS:
+            raise ConfigError(source, f"unknown fabric {text!r}; use one of {', '.join(FABRICS)}")
+        return word
     if kind == "level":
         if word not in LOG_LEVELS:
             raise ConfigError(source, f"unknown level {text!r}; use one of {', '.join(LOG_LEVELS)}")

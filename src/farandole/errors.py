@@ -17,6 +17,7 @@ FarandoleError
 │   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
 │   ├── MismatchError *                         ranks asked for different things
 │   ├── JoinedError *                           it needs data of a rank that has joined
+│   ├── FabricError *                           the library that carries the data, such as MPI, has failed
 │   ├── CollectiveTimeout (TimeoutError) *      the missing ranks, the time waited
 │   └── PeerLost (ConnectionError) *            carries `rank`; the others can go on in a new generation
 └── HorovodInternalError (RuntimeError)         * for Horovod's programs: not this call but the job failed
@@ -40,6 +41,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "EngineClosed",
+    "FabricError",
     "FarandoleError",
     "HorovodInternalError",
     "HostsError",
@@ -304,6 +306,10 @@ class MismatchError(CollectiveError, HorovodInternalError):
 
 class JoinedError(CollectiveError, HorovodInternalError):
     """The operation needs data from, or for, a rank that has called `join`, and would lose it."""
+
+
+class FabricError(CollectiveError, HorovodInternalError):
+    """The library that carries the data, such as MPI, has failed; `problem` has its words."""
 
 
 class CollectiveTimeout(CollectiveError, HorovodInternalError, TimeoutError):

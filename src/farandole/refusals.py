@@ -11,7 +11,7 @@ from typing import Final
 ELASTIC: Final = "elastic training is not there yet"
 GPUS: Final = "tensors on GPUs are not there yet"
 _NO_MPIRUN = "ranks are started by farandole itself, not by mpirun"
-_NO_MPI = "MPI is not used"
+_MPI_THREADS = "the fabric 'mpi' calls MPI from several threads"
 _NO_NCCL = "NCCL is not used"
 _NO_CYCLE = "the engine wakes by event, there is no cycle"
 _ONE_CONTROLLER = "there is one controller"
@@ -23,14 +23,13 @@ _NOISE = "the search takes the noise from the samples"
 IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_CYCLE_TIME": _NO_CYCLE,
     "HOROVOD_CONTROLLER": _ONE_CONTROLLER,
-    "HOROVOD_CPU_OPERATIONS": "the transport is chosen by topology",
     "HOROVOD_GPU_OPERATIONS": "nothing is chosen when farandole is built",
     "HOROVOD_HIERARCHICAL_ALLREDUCE": _BY_TOPOLOGY,
     "HOROVOD_HIERARCHICAL_ALLGATHER": _BY_TOPOLOGY,
     "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "set FARANDOLE_COLLECTIVE_TIMEOUT",
     "HOROVOD_THREAD_AFFINITY": _OWN_THREAD,
-    "HOROVOD_MPI_THREADS_DISABLE": _NO_MPI,
+    "HOROVOD_MPI_THREADS_DISABLE": _MPI_THREADS,
     "HOROVOD_NUM_NCCL_STREAMS": _NO_NCCL,
     "HOROVOD_CCL_CACHE": "oneCCL is not used",
     "HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic",
@@ -45,7 +44,7 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_ENABLE_XLA_OPS": "operations run beside XLA, which compiles what is between them",
     "HOROVOD_DISABLE_NVTX_RANGES": "no NVTX ranges are made",
     "HOROVOD_DISABLE_GROUP_FUSION": "what is fused with a group does not change its results",
-    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": _NO_MPI,
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "ranks exchange whole shards",
 }
 
 
@@ -65,7 +64,8 @@ IGNORED_OPTIONS: Sequence[Options] = (
     Options(_BY_TOPOLOGY, ("--hierarchical-allgather", "--no-hierarchical-allgather")),
     Options(_BY_TOPOLOGY, ("--torus-allreduce", "--no-torus-allreduce")),
     Options(_NOISE, ("--autotune-gaussian-process-noise",), 1),
-    Options(_NO_MPI, ("--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp")),
+    Options(_MPI_THREADS, ("--mpi-threads-disable", "--no-mpi-threads-disable")),
+    Options("ranks connect by TCP, or as mpirun says", ("--tcp",)),
     Options(_NO_NCCL, ("--num-nccl-streams",), 1),
     Options(f"{_OWN_THREAD}; see --binding", ("--thread-affinity",), 1),
     Options("see --collective-timeout and --start-timeout", ("--gloo-timeout-seconds",), 1),

@@ -90,7 +90,7 @@ void test_it_is_a_value() {
   kept = Error::peer_lost("grad", 1, "left");
   CHECK_EQ(std::string(kept.what()), std::string(Error::peer_lost("grad", 1, "left").what()));
   for (const ErrorKind kind : {ErrorKind::Invalid, ErrorKind::Mismatch, ErrorKind::Timeout, ErrorKind::PeerLost,
-                               ErrorKind::Closed, ErrorKind::Internal, ErrorKind::Joined}) {
+                               ErrorKind::Closed, ErrorKind::Internal, ErrorKind::Joined, ErrorKind::Fabric}) {
     CHECK(std::string(name_of(kind)) != "unknown");
   }
 }

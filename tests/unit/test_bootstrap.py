@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from farandole.bootstrap import find_rendezvous, hosted, mpi
+from farandole.bootstrap import find_rendezvous, hosted, mpi_library
 from farandole.bootstrap.hosted import HostedRendezvous, meet
-from farandole.bootstrap.mpi import find_library
+from farandole.bootstrap.mpi_library import find_library
 from farandole.bootstrap.operator import require_hosts
 from farandole.bootstrap.slurm import FolderExchange
 from farandole.config import Config
@@ -174,8 +174,8 @@ def test_a_launch_whose_processes_cannot_meet_is_refused() -> None:
 @pytest.fixture
 def launcher_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A launcher that this process does not have, without a library in memory."""
-    monkeypatch.setattr(mpi, "_folders_of_launcher", lambda: [tmp_path])
-    monkeypatch.setattr(mpi, "_mapped", lambda process: [])
+    monkeypatch.setattr(mpi_library, "_folders_of_launcher", lambda: [tmp_path])
+    monkeypatch.setattr(mpi_library, "_mapped", lambda process: [])
     yield tmp_path
 
 
@@ -188,12 +188,14 @@ def test_the_library_is_the_launchers_own(launcher_folder: Path, monkeypatch: py
     assert find_library(open_mpi, None) == str(launcher_folder / "libmpi.so.40")
     assert find_library(mpich, None) == str(launcher_folder / "libmpi.so.12")
     assert find_library(mpich, "mine.so") == "mine.so"
-    monkeypatch.setattr(mpi, "_mapped", lambda process: [Path("/lib/libc.so.6"), Path("/opt/libmpi.so.40.30.4")])
+    monkeypatch.setattr(
+        mpi_library, "_mapped", lambda process: [Path("/lib/libc.so.6"), Path("/opt/libmpi.so.40.30.4")]
+    )
     assert find_library(mpich, None) == "/opt/libmpi.so.40.30.4"  # the program has chosen it
 
 
 def test_a_launcher_without_a_library(launcher_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi, "MPICH_NAMES", ("libnone.so.1",))
+    monkeypatch.setattr(mpi_library, "MPICH_NAMES", ("libnone.so.1",))
     found = find_other_launch({"PMI_SIZE": "2"})
     assert found is not None
     with pytest.raises(

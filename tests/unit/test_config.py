@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.config import LOG_LEVELS, Config, Setting
+from farandole.config import FABRICS, LOG_LEVELS, Config, Setting
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_VARIABLES
 
@@ -20,6 +20,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "count": st.integers(0, (1 << 31) - 1),
     "duration": durations,
     "flag": st.booleans(),
+    "fabric": st.sampled_from(FABRICS),
     "level": st.sampled_from(LOG_LEVELS),
     "text": texts,
 }
@@ -116,6 +117,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"timeline_mark_cycles": 1}, "timeline_mark_cycles: must be True or False, got 1"),
     ({"log_level": "loud"}, "log_level: unknown level 'loud'; use one of trace,"),
     ({"log_level": 3}, "log_level: must be a text, got 3"),
+    ({"fabric": "tcp"}, "fabric: unknown fabric 'tcp'; use one of auto, mpi"),
     ({"slot_bytes": 100}, "slot_bytes: must be at least 4096 and a multiple of 64, got 100"),
     ({"slot_bytes": 5000}, "slot_bytes: must be at least 4096 and a multiple of 64, got 5000"),
     ({"link_chunk": 4000}, "link_chunk: must be at least 4096 and a multiple of 64, got 4000"),
@@ -137,6 +139,16 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
 def test_a_bad_argument_is_named(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         Config(**arguments)
+
+
+@pytest.mark.parametrize(("said", "fabric"), [("MPI", "mpi"), ("Gloo", "auto"), ("auto", "auto")])
+def test_the_fabric_that_horovods_variable_chooses(said: str, fabric: str) -> None:
+    assert Config.from_environment({"HOROVOD_CPU_OPERATIONS": said}).fabric == fabric
+
+
+def test_a_fabric_that_there_is_not() -> None:
+    with pytest.raises(ConfigError, match="HOROVOD_CPU_OPERATIONS: unknown fabric 'CCL'; use one of auto, mpi"):
+        Config.from_environment({"HOROVOD_CPU_OPERATIONS": "CCL"})
 
 
 def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:

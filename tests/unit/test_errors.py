@@ -15,6 +15,7 @@ from farandole.errors import (
     ConfigError,
     DataError,
     EngineClosed,
+    FabricError,
     FarandoleError,
     HorovodInternalError,
     HostsError,
@@ -76,6 +77,7 @@ SAMPLES = [
         CollectiveError,
         ["'fc.weight': shape differs", "ranks 0 and 1: float32[10]; rank 3: float32[9]", "use one shape"],
     ),
+    (FabricError("fc.weight", "MPI_Test failed"), HorovodInternalError, ["'fc.weight': MPI_Test failed"]),
     (JoinedError("fc.weight", "rank 1 has joined"), HorovodInternalError, ["'fc.weight': rank 1 has joined"]),
     (
         CollectiveTimeout("grad", (2,), 600.0),
@@ -128,6 +130,7 @@ def test_horovods_programs_catch_what_is_not_wrong_with_the_call(error: Farandol
         NotInitializedError,
         MismatchError,
         JoinedError,
+        FabricError,
         CollectiveTimeout,
         PeerLost,
         EngineClosed,

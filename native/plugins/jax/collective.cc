@@ -40,6 +40,7 @@ xla::Code code_of(int32_t error) {
     case ErrorKind::Joined: return xla::Code::FailedPrecondition;
     case ErrorKind::Timeout: return xla::Code::DeadlineExceeded;
     case ErrorKind::PeerLost:
+    case ErrorKind::Fabric:
     case ErrorKind::Closed: return xla::Code::Aborted;
     case ErrorKind::Internal: break;
   }

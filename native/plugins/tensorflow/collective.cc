@@ -36,6 +36,7 @@ int code_of(int32_t error) {
     case ErrorKind::Joined: return kFailedPrecondition;
     case ErrorKind::Timeout: return kDeadlineExceeded;
     case ErrorKind::PeerLost:
+    case ErrorKind::Fabric:
     case ErrorKind::Closed: return kAborted;
     case ErrorKind::Internal: break;
   }

@@ -18,14 +18,15 @@ __all__ = [
 
 
 def mpi_threads_supported() -> bool:
-    """Raise `ConfigError`: MPI is not what connects the ranks."""
-    default.context()
+    """Return True if tensors go over MPI, which then allows calls of several threads; otherwise raise `ConfigError`."""
+    if default.context().config.fabric == "mpi":
+        return True
     raise ConfigError("mpi_threads_supported", "MPI is not enabled; farandole connects the ranks itself")
 
 
 def mpi_enabled() -> bool:
-    """Return False: MPI does not connect the ranks."""
-    return False
+    """Return whether tensors go over MPI (`fabric=mpi`)."""
+    return default.is_initialized() and default.context().config.fabric == "mpi"
 
 
 def mpi_built() -> bool:

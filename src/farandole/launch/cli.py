@@ -21,7 +21,7 @@ from farandole.launch.backends.local import LocalBackend
 from farandole.launch.backends.mpi_operator import OperatorJob, worker_variables
 from farandole.launch.backends.ssh import Ssh
 from farandole.launch.discovery import Discovery, add_discovery_options
-from farandole.launch.environment import with_settings
+from farandole.launch.environment import refuse_mpi, with_settings
 from farandole.launch.failures import Failure
 from farandole.launch.installed import report
 from farandole.launch.job import open_job
@@ -128,6 +128,7 @@ def _run(given: Given, environment: Mapping[str, str]) -> int:
     hosts, patience = _hosts(given, environment, settings.start_timeout)
     backend = choose_backend(hosts, given.hostfile, given.num_proc, ssh, settings.interface, patience)
     num_proc = given.num_proc or sum(host.slots for host in backend.hosts)
+    refuse_mpi(settings, num_proc)
     environment = with_settings(worker_variables(environment), settings, given.settings)
     # Other hosts may have a program that this machine lacks.
     unusable = _check_program(given.command[0], environment) if isinstance(backend, LocalBackend) else None

@@ -3,8 +3,19 @@
 from collections.abc import Collection, Mapping
 
 from farandole.config import Config
+from farandole.errors import ConfigError
 
-__all__ = ["with_settings"]
+__all__ = ["refuse_mpi", "with_settings"]
+
+
+def refuse_mpi(config: Config, ranks: int) -> None:
+    """Raise `ConfigError` if the fabric of several `ranks` is MPI: only MPI's own launchers connect its processes."""
+    if config.fabric == "mpi" and ranks != 1:
+        raise ConfigError(
+            "fabric",
+            f"is mpi, but farandole run does not start MPI. Start the ranks with: mpirun -n {ranks} python train.py, "
+            "and FARANDOLE_FABRIC=mpi in the environment of all ranks",
+        )
 
 
 def with_settings(

@@ -15,7 +15,7 @@ from farandole.launch.backend import Backend, Binding, Call, OnLine
 from farandole.launch.backends import choose_backend
 from farandole.launch.backends.mpi_operator import worker_variables
 from farandole.launch.backends.ssh import Ssh
-from farandole.launch.environment import with_settings
+from farandole.launch.environment import refuse_mpi, with_settings
 from farandole.launch.job import open_job
 from farandole.launch.output import Output
 from farandole.launch.pickling import dump_call
@@ -66,6 +66,7 @@ def run(
     if network_interface is not None:
         given["interface"] = network_interface
     settings = Config.from_environment(environment, **given)
+    refuse_mpi(settings, num_proc)
     ssh = Ssh(port=ssh_port, identity_file=None if ssh_identity_file is None else os.fspath(ssh_identity_file))
     backend = choose_backend(hosts, hostfile, num_proc, ssh, settings.interface, settings.start_timeout)
     task = Call(payload, executable or sys.executable, settings.start_timeout)

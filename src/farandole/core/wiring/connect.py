@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from farandole._native import Segment, data_peers, make_grid
-from farandole.acceptor import BACKLOG
+from farandole._native import MpiComm, Segment, data_peers, make_grid
+from farandole.bootstrap.mpi import MpiProcess
 from farandole.config import Config
 from farandole.core.autotune.knobs import LARGEST_SLOT
+from farandole.core.wiring.listeners import listen_tcp, listen_unix, unix_name
+from farandole.core.wiring.mpi import NO_MPI, join_mpi, make_communicator
 from farandole.core.wiring.peers import Arrivals, connect_to, reaching, report_missing
-from farandole.errors import ConfigError, RendezvousError
+from farandole.errors import RendezvousError
 from farandole.handshake import Deadline, join_address, split_address
 from farandole.rendezvous import Lifeline, PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
 from farandole.topology import Topology, host_identity, interface_address, loopback_address
@@ -47,6 +49,7 @@ class Wiring:
     deadline: Deadline
     remotes: list[tuple[int, int, int]] = field(default_factory=list)  # (peer, control fd or -1, data fd or -1)
     companions: dict[int, socket.socket] = field(default_factory=dict)
+    mpi: MpiComm | None = None  # carries the data instead of sockets and the segment
     lifeline: Lifeline | None = None  # the ranks of other hosts hear by it of this one's death, until `settle`
 
     def settle(self) -> None:
@@ -106,9 +109,10 @@ class _Card:
     # What all ranks do as the first one says: connect to everybody beyond a grid, and make slots of so many bytes.
     flat: bool
     slot_bytes: int
+    mpi: int  # place in MPI_COMM_WORLD, or NO_MPI
 
     def pack(self) -> bytes:
-        return json.dumps([self.host, self.unix, self.tcp, self.flat, self.slot_bytes]).encode()
+        return json.dumps([self.host, self.unix, self.tcp, self.flat, self.slot_bytes, self.mpi]).encode()
 
     @classmethod
     def unpack(cls, payload: bytes) -> "_Card":
@@ -142,15 +146,16 @@ def connect(
     known, by other means, to have happened to these ranks. Blocks up to `config.start_timeout`; raises
     `RendezvousError` naming the ranks that did not come, and the addresses between which nothing passed."""
     deadline = _Patience(config.start_timeout)
+    mpi = join_mpi(rendezvous.size, config, deadline)
     with ExitStack() as stack:
-        tcp = stack.enter_context(_listen_tcp(_own_address(rendezvous, config, deadline)))
-        unix = stack.enter_context(_listen_unix())
+        tcp = stack.enter_context(listen_tcp(_own_address(rendezvous, config, deadline)))
+        unix = stack.enter_context(listen_unix())
         arrivals = Arrivals([tcp, unix], rendezvous)
         stack.callback(arrivals.close)
         deadline.checks += [arrivals.require_none_lost, *([require_alive] if require_alive else [])]
         address = tcp.getsockname()
-        where = host or host_identity(), _unix_name(unix), join_address(address[0], address[1])
-        mine = _Card(*where, *_room_to_tune(rendezvous, config))
+        where = host or host_identity(), unix_name(unix), join_address(address[0], address[1])
+        mine = _Card(*where, *_room_to_tune(rendezvous, config), NO_MPI if mpi is None else mpi.rank)
         payloads, lifeline = _meet(rendezvous, mine.pack(), arrivals, config.start_timeout)
         try:
             cards = [_Card.unpack(payload) for payload in payloads]
@@ -159,7 +164,7 @@ def connect(
                 arrivals.drop(tcp)
             if topology.rank != topology.local_ranks[0] or topology.local_size == 1:
                 arrivals.drop(unix)
-            wiring = _wire(rendezvous, config, topology, cards, arrivals, deadline)
+            wiring = _wire(rendezvous, topology, cards, arrivals, deadline, mpi)
         except BaseException as error:
             if isinstance(error, RendezvousError) and error.missing:
                 # While this rank still listens: a rank that it refuses waits for this report.
@@ -183,6 +188,8 @@ def _meet(
 
 def _room_to_tune(rendezvous: Rendezvous, config: Config) -> tuple[bool, int]:
     """Must ranks be able to work in one level, and how large are the slots? Autotune may use more than the settings."""
+    if config.fabric == "mpi":
+        return False, config.slot_bytes
     tunes = config.autotune and not isinstance(rendezvous, PartRendezvous)
     flat = not config.hierarchical or (tunes and config.leaves_free("hierarchical"))
     return flat, LARGEST_SLOT if tunes and config.leaves_free("slot_bytes") else config.slot_bytes
@@ -190,17 +197,20 @@ def _room_to_tune(rendezvous: Rendezvous, config: Config) -> tuple[bool, int]:
 
 def _wire(
     rendezvous: Rendezvous,
-    config: Config,
     topology: Topology,
     cards: list[_Card],
     arrivals: Arrivals,
     deadline: Deadline,
+    mpi: MpiProcess | None,
 ) -> Wiring:
     segment, companions = _share_segment(rendezvous, topology, cards, arrivals, deadline)
     wiring = Wiring(topology, segment, deadline, companions=companions)
     try:
         wiring.remotes = _connect_remotes(rendezvous, topology, cards, arrivals, deadline)
+        wiring.mpi = make_communicator(mpi, [card.mpi for card in cards], deadline)
     except BaseException as error:
+        for descriptor in (each for _, *pair in wiring.remotes for each in pair if each >= 0):
+            os.close(descriptor)
         wiring.abandon(error)
         raise
     return wiring
@@ -246,32 +256,6 @@ def _looked_up(address: str, deadline: Deadline) -> tuple[Any, ...]:
                 raise RendezvousError(
                     f"{problem}; look at the name, and at the DNS of this host", where=address
                 ) from None
-
-
-@contextmanager
-def _listen_tcp(address: str) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
-    except OSError as error:
-        names = ", ".join(name for _, name in socket.if_nameindex())
-        problem = f"this rank cannot listen on {address} ({os.strerror(error.errno or 0)}); name one of {names}"
-        raise ConfigError("interface", problem) from error
-    with listener:
-        yield listener
-
-
-@contextmanager
-def _listen_unix() -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind("")  # Linux picks a free abstract name
-        listener.listen(BACKLOG)
-        yield listener
-
-
-def _unix_name(listener: socket.socket) -> str:
-    name: bytes = listener.getsockname()
-    return name.hex()
 
 
 def _share_segment(
@@ -340,7 +324,8 @@ def _connect_remotes(
     """Connect to the ranks of other hosts that this one talks to: the higher rank dials, the lower one accepts."""
     rank = topology.rank
     remote = [peer for peer in range(topology.size) if topology.hosts[peer] != topology.hosts[rank]]
-    exchanging = set(data_peers(rank, topology.host_numbers, cards[0].flat))
+    by_mpi = cards[0].mpi != NO_MPI
+    exchanging = set() if by_mpi else set(data_peers(rank, topology.host_numbers, cards[0].flat))
     sockets: dict[tuple[int, str], socket.socket] = {}
     parents, address = topology.control_parents, cards[rank].tcp
 

@@ -33,6 +33,7 @@ def start_engine(wiring: Wiring, config: Config, *, members: Sequence[int] = (),
             stall=config.stall_seconds,
             members=list(members),
             process_set=process_set,
+            mpi=wiring.mpi,
         )
         wiring.settle()
     except BaseException as error:

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transport/guard.h"
+#include "transport/mpi_library.h"
+#include "transport/waiter.h"
+
+namespace farandole {
+
+/// A communicator of MPI for the ranks of one engine.
+class MpiComm {
+ public:
+  /// Makes the communicator of the ranks `ranks` of MPI_COMM_WORLD, in this order. Blocks until all of them call it,
+  /// and knows no deadline. Throws Error (Invalid) if MPI does not allow calls of several threads, Error (Fabric) if
+  /// MPI fails.
+  MpiComm(void* loaded, const std::vector<int>& ranks);
+  /// Frees the communicator, unless MPI has ended or cannot be used any more.
+  ~MpiComm();
+  MpiComm(const MpiComm&) = delete;
+  MpiComm& operator=(const MpiComm&) = delete;
+
+  [[nodiscard]] MpiLibrary& library() const { return library_; }
+  [[nodiscard]] MpiLibrary::Handle handle() const { return comm_; }
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+
+  /// Returns whether a wait for MPI was given up in this process. MPI may still use the buffers, and MPI_Finalize would
+  /// wait for ever.
+  [[nodiscard]] static bool has_abandoned();
+
+ private:
+  MpiLibrary& library_;
+  MpiLibrary::Handle comm_ = 0;
+  const uint32_t fork_number_;
+  int rank_ = 0;
+  int size_ = 0;
+};
+
+/// A communicator with the guard, policy and scratch memory of the algorithms over MPI.
+class MpiMesh {
+ public:
+  using Handle = MpiLibrary::Handle;
+
+  MpiMesh(std::shared_ptr<MpiComm> comm, Guard& guard, WaitPolicy policy);
+  ~MpiMesh();
+  MpiMesh(MpiMesh&&) = default;
+
+  [[nodiscard]] int rank() const { return comm_->rank(); }
+  [[nodiscard]] int size() const { return comm_->size(); }
+  [[nodiscard]] MpiLibrary& library() const { return comm_->library(); }
+  [[nodiscard]] Handle comm() const { return comm_->handle(); }
+
+  /// Starts a nonblocking call: `call` gets the place for its request. Throws Error (Fabric, or a peer's loss).
+  void start(const char* function, const std::function<int(Handle*)>& call);
+  /// Waits for all started calls, which move about `bytes`. Throws what the guard throws, or Error (Fabric); MPI is not
+  /// used any more then.
+  void finish(size_t bytes);
+
+  // Memory that lives as long as calls may use it, reused by later operations; uninitialized.
+  [[nodiscard]] std::byte* packed(size_t bytes) { return grown(memory_->packed, bytes); }
+  [[nodiscard]] std::byte* received(size_t bytes) { return grown(memory_->received, bytes); }
+  [[nodiscard]] std::vector<int>& counts() { return memory_->counts; }
+  [[nodiscard]] std::vector<int>& places() { return memory_->places; }
+
+ private:
+  struct Memory {
+    std::vector<std::byte> packed, received;
+    std::vector<int> counts, places;
+    std::vector<Handle> requests;
+  };
+  static std::byte* grown(std::vector<std::byte>& memory, size_t bytes);
+  void wait(Handle& request, uint64_t begin, uint64_t busy);
+  [[noreturn]] void fail(const char* function, int code);
+
+  std::shared_ptr<MpiComm> comm_;
+  Guard& guard_;
+  WaitPolicy policy_;
+  std::unique_ptr<Memory> memory_;  // leaked when calls were abandoned
+};
+
+}  // namespace farandole

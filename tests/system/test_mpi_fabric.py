@@ -1,0 +1,155 @@
+"""MPI as the fabric, below Open MPI's mpirun and MPICH's mpiexec: conformance, lost ranks, what is refused."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from system.launched import command
+
+TESTS = Path(__file__).parent.parent
+# As root, and with more processes than cores; Open MPI refuses both unless asked.
+SURROUNDINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    # UCX, below MPICH, ends a process that copies from the memory of a killed one.
+    "UCX_TLS": "^cma",
+}
+# The launcher, and its option by which the other processes survive the death of one.
+LAUNCHERS = {
+    "Open MPI": ("mpirun.openmpi", ("--enable-recovery",)),
+    "MPICH": ("mpiexec.hydra", ("-disable-auto-cleanup",)),
+}
+# Ranks of these wait for each other by events of one process.
+OF_THREADS = "barrier_before_all_have_come or a_set_that_waits or held_up_in_another or join_ends_when"
+FEW = "test_every_dtype_and_op or factors or nothing or groups or every_operation_in_a_set or two_halves or min_and_max"
+
+WHICH_WAY = """
+import json, os, sys, numpy
+import farandole.numpy as hvd
+from farandole.config import Config
+hvd.init(config=Config.from_environment(timeline=sys.argv[1]))
+for dtype in ("float32", "float16"):
+    result = hvd.allreduce(numpy.full(100_000, hvd.rank() + 1, dtype), op=hvd.Sum)
+    assert (result == 3).all(), result
+hvd.broadcast(numpy.ones(3), 1)
+hvd.shutdown()
+if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", 0))) == 0:
+    text = open(sys.argv[1]).read()
+    sys.stdout.write(" ".join(sorted({word for word in ("mpi allreduce", "mpi shares", "shm slots") if word in text})))
+"""
+DIE = """
+import os, signal, sys, threading, numpy
+import farandole.numpy as hvd
+from farandole.errors import PeerLost
+hvd.init()
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which hydra tells the others of a death
+tensor = numpy.ones(1 << 23, numpy.float32)
+hvd.allreduce_(tensor, name="large")
+if hvd.rank() == 1:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()  # within one of the operations
+try:
+    while True:
+        hvd.allreduce_(tensor, name="large")
+except PeerLost as error:
+    sys.stdout.write(f"rank {hvd.rank()}: lost {error.rank}\\n")
+    sys.stdout.flush()
+"""
+ALONE = """
+import os
+os.environ["FARANDOLE_FABRIC"] = "mpi"
+import farandole.numpy as hvd
+hvd.init()
+"""
+UNLIKE = """
+import os
+if "1" in (os.environ.get("OMPI_COMM_WORLD_RANK"), os.environ.get("PMI_RANK")):
+    del os.environ["FARANDOLE_FABRIC"]
+import farandole.numpy as hvd
+hvd.init()
+"""
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if shutil.which(LAUNCHERS[name][0]) is None:
+        pytest.skip(f"{LAUNCHERS[name][0]} is not installed (apt-get install openmpi-bin mpich)")
+    return name
+
+
+def start(launcher: str, ranks: int, *words: str, survive: bool = False, limit: float = 170) -> tuple[int, str, str]:
+    """Run `words` as `ranks` processes; return the launcher's exit code, output and errors."""
+    program, recovery = LAUNCHERS[launcher]
+    done = subprocess.run(
+        [program, *(recovery if survive else ()), "-n", str(ranks), sys.executable, *words],
+        env={
+            **os.environ,
+            **SURROUNDINGS,
+            "FARANDOLE_FABRIC": "mpi",
+            "PYTHONPATH": str(TESTS),
+            "FARANDOLE_HEARTBEAT": "30",
+        },
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def conform(launcher: str, ranks: int, choice: str, least: int, *, limit: float = 170) -> None:
+    """Run the chosen tests of the conformance suite; at least `least` of them must have run, and all succeed."""
+    words = [str(TESTS / "helpers" / "mpi_session.py"), str(TESTS / "conformance"), "-k", choice]
+    code, out, errors = start(launcher, ranks, *words, limit=limit)
+    passed = [int(each) for each in re.findall(r"(\d+) passed", out)]
+    assert code == 0, out + errors
+    assert len(passed) == ranks
+    assert min(passed) >= least, out
+
+
+def test_conformance_of_numpy(launcher: str) -> None:
+    conform(launcher, 2, f"({FEW}) and numpy and not ({OF_THREADS})", 10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_conformance_of_all_bindings(launcher: str, ranks: int) -> None:
+    conform(launcher, ranks, f"not ({OF_THREADS})", 200, limit=880)
+
+
+def test_tensors_go_over_mpi(launcher: str, tmp_path: Path) -> None:
+    code, out, errors = start(launcher, 2, "-c", WHICH_WAY, str(tmp_path / "timeline.json"))
+    assert code == 0, errors
+    assert out == "mpi allreduce mpi shares"
+
+
+def test_a_killed_rank_is_named_and_nobody_hangs(launcher: str) -> None:
+    _, out, errors = start(launcher, 3, "-c", DIE, survive=True, limit=90)
+    ranks = sorted(line for line in out.splitlines() if line.startswith("rank "))
+    assert ranks == ["rank 0: lost 1", "rank 2: lost 1"], out + errors
+
+
+def test_ranks_that_mpi_does_not_connect_are_refused() -> None:
+    """As below torchrun: each process is alone in its MPI."""
+    if not any(shutil.which(program) for program, _ in LAUNCHERS.values()):
+        pytest.skip("there is no MPI (apt-get install openmpi-bin mpich)")
+    words = command("run", "-np", "2", sys.executable, "-c", ALONE)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode != 0
+    assert re.search("fabric: is mpi, but .* sees 1 of the 2 ranks. Start them with: mpirun -n 2", done.stderr), (
+        done.stderr
+    )
+
+
+def test_a_fabric_that_not_all_ranks_have_is_refused(launcher: str) -> None:
+    code, _, errors = start(launcher, 2, "-c", UNLIKE)
+    assert code != 0
+    assert "fabric: is mpi, but not on rank 1; set it alike on all ranks" in errors
