@@ -33,6 +33,7 @@ STARTS = {
         "from farandole.data import make_feed_reader",
         f"{FRAMEWORKS} {SPARK} asyncio fsspec pandas pyarrow.parquet",
     ),
+    "a trainer's rows": ("import farandole.spark.trainers.run", f"{FRAMEWORKS} {SPARK} pandas pyarrow.parquet"),
     "a trainer's report": ("import farandole.spark.trainers.report", f"{FRAMEWORKS} {SPARK} pandas pyarrow"),
     "a function on this machine": ("from farandole import run", f"{FRAMEWORKS} {DATA} {SPARK} numpy"),
 }

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from farandole.data.rounds import Columns
@@ -39,6 +38,9 @@ class TransformSpec:
         """Transform rows as one frame."""
         if self.func is None:
             return self._chosen(columns)
+        # Here, as it takes as long to load as a tenth of a rank's start, and few transforms take frames.
+        import pandas as pd
+
         made = self.func(pd.DataFrame({name: pd.Series(_cells(values)) for name, values in columns.items()}))
         return self._chosen({str(name): self.column(str(name), made[name].to_list()) for name in made.columns})
 
