@@ -92,6 +92,17 @@ def check_a_rank_without_rows_takes_part(rank: int, size: int, folder: Path) -> 
     assert abs(record["loss"] - (0.25**2 + 1.25**2) / 2) < 1e-6
 
 
+def check_a_rank_without_rows_keeps_losses_finite(rank: int, size: int, folder: Path) -> None:
+    columns = {"x": [[1.0, 2.0]], "y": [1.0]}
+    nothing = {"x": pa.array([], pa.list_(pa.float64())), "y": pa.array([], pa.float64())}
+    given = keras.Input((2,))
+    model = keras.Model(given, keras.layers.Dense(1)(keras.ops.log(given)))  # infinite for a row of zeros
+    job = job_of(model, columns, epochs=1)
+    run, trainer = trained(job, shard_of(folder, columns if rank == 0 else nothing))
+    assert np.isfinite(run.checkpoint.history[-1]["loss"])
+    assert all(np.isfinite(each).all() for each in weights_of(trainer))
+
+
 def check_validation_callbacks_and_stopping(rank: int, size: int, folder: Path) -> None:
     columns = points(12)
     validates = [1 if place % 4 == 0 else 0 for place in range(12 // size)]

@@ -1,6 +1,7 @@
 """The trainer of `LightningEstimator` on two ranks, without Spark."""
 
 import inspect
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,6 +27,24 @@ def test_two_ranks(tmp_path: Path) -> None:
 def test_a_checkpoint_with_objects_is_refused(tmp_path: Path) -> None:
     (said,) = run_ranks(1, keep_objects, tmp_path, how="processes", timeout=90.0, framework="torch")
     assert said.startswith("callbacks: a checkpoint may hold tensors and plain values only")
+
+
+@pytest.mark.timeout(200)
+def test_checkpoints_of_failures_wait_for_no_rank(tmp_path: Path) -> None:
+    patience = Config(collective_timeout=timedelta(seconds=60))
+    started = time.monotonic()
+    first, second = run_ranks(
+        2, fail_with_checkpoints, tmp_path, how="processes", config=patience, timeout=150.0, framework="torch"
+    )
+    assert (first[0], second[0]) == ("PeerLost", "ArithmeticError")
+    assert any("step=2" in name for name in first[1])
+    assert time.monotonic() - started < 60
+
+
+def fail_with_checkpoints(context: Context, folder: Path) -> tuple[str, list[str]]:
+    from helpers.lightning_failures import fail_with_checkpoints
+
+    return fail_with_checkpoints(context.rank, context.size, folder)
 
 
 def keep_objects(context: Context, folder: Path) -> str:

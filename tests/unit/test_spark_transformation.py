@@ -100,6 +100,29 @@ def test_rows_come_once_per_epoch_in_the_order_of_the_seed(tmp_path: Path) -> No
     assert orders[0] == all_of(opened(tmp_path, COLUMNS, measured, validation=0.3))["y"].tolist()
 
 
+def test_null_items_of_arrays_reach_the_function(tmp_path: Path) -> None:
+    given: list[tuple[Any, Any]] = []
+
+    def filled(row: dict[str, Any]) -> dict[str, Any]:
+        given.append((row["x"], row["counts"]))
+        return {"x": np.nan_to_num(row["x"]), "y": float(sum(count or 0 for count in row["counts"]))}
+
+    columns = {
+        "x": pa.array([[None, 1.0], [2.0, 3.0], None, [4.0, None]], pa.list_(pa.float32())).fill_null([0.0, 0.0]),
+        "counts": pa.array([[1, None], [3, 4], [5, 6], [None, 8]], pa.list_(pa.int64())),
+        "y": pa.array([0.0] * 4),
+    }
+    rows = opened(tmp_path, columns, filled, removed=("counts",))
+    got = all_of(rows)
+    assert rows.kinds["x"] == "float32[2]"
+    assert sorted(got["y"]) == [1.0, 7.0, 8.0, 11.0]
+    assert {tuple(x) for x in got["x"]} == {(0.0, 1.0), (2.0, 3.0), (0.0, 0.0), (4.0, 0.0)}
+    x, counts = next((x, counts) for x, counts in given if counts[0] == 1)
+    assert (x.dtype, np.isnan(x).tolist()) == (np.float32, [True, False])
+    assert counts.tolist() == [1, None]
+    assert all(counts.dtype == np.int64 for _, counts in given if None not in counts)
+
+
 def test_rows_that_are_kept_are_made_once(tmp_path: Path) -> None:
     calls: list[float] = []
 

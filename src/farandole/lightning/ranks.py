@@ -190,7 +190,7 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
 
     def reduce(self, tensor: Any, group: object = None, reduce_op: object = "mean") -> Any:
         """Return a tensor's combination over all ranks, "mean" by default; other objects as they are."""
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) or self._failed:
             return tensor
         name = str(reduce_op).rpartition(".")[2].lower()
         if name not in _OPERATIONS:
@@ -201,12 +201,19 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         return hvd.allreduce(tensor.detach(), op=op)
 
     def barrier(self, name: str | None = None) -> None:
-        """Block until every rank has come."""
-        hvd.barrier()
+        """Block until every rank has come, unless this one has failed: others do not come then."""
+        if not self._failed:
+            hvd.barrier()
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        """Return the object of rank `src`."""
-        return hvd.broadcast_object(obj, root_rank=src)
+        """Return the object of rank `src`; this rank's own once it has failed."""
+        return obj if self._failed else hvd.broadcast_object(obj, root_rank=src)
+
+    @property
+    def _failed(self) -> bool:
+        """Return whether this rank has failed, so that callbacks only end their work."""
+        module = self.lightning_module
+        return module is not None and module._trainer is not None and bool(module.trainer.interrupted)
 
     def all_gather(self, tensor: Tensor, group: object = None, sync_grads: bool = False) -> Tensor:
         """Return the tensors of all ranks along a new first dimension; `sync_grads` lets gradients flow back."""

@@ -88,7 +88,10 @@ class AnyColumn:
     @classmethod
     def of(cls, name: str, column: pa.ChunkedArray) -> "AnyColumn":
         """Plan the conversion from the type and the first row that is not null."""
-        seen = column.drop_null().slice(0, 1)
+        # An array's items do not decide: they may be null in the first row, or in others.
+        seen = (
+            pa.chunked_array([pa.array([[]], column.type)]) if _lists_numbers(column.type) else column.drop_null()[:1]
+        )
         table = pa.table({name: seen})
         options = FieldOptions(ragged=[name], dense=[name])
         try:
@@ -108,6 +111,8 @@ class AnyColumn:
         return cells
 
     def _items(self, column: pa.Array) -> list[Any]:
+        if _lists_numbers(column.type) and column.flatten().null_count:
+            return [_with_nulls(cell, column.type.value_type) for cell in column.to_pylist()]
         if self._field is None:
             cells = list(column.to_pylist())
             return [dict(cell) for cell in cells] if pa.types.is_map(column.type) else cells
@@ -115,6 +120,21 @@ class AnyColumn:
         if isinstance(values, Ragged):
             return values.rows()
         return list(values.dense() if isinstance(values, SparseRows) else values)
+
+
+def _lists_numbers(kind: pa.DataType) -> bool:
+    """Return whether a column has lists of numbers, of any length."""
+    if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+        return False
+    item = kind.value_type
+    return bool(pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item))
+
+
+def _with_nulls(items: list[Any], kind: pa.DataType) -> NDArray[Any]:
+    """Return an array; nulls are NaN among floating-point numbers, and None in an array of objects otherwise."""
+    if None in items and not pa.types.is_floating(kind):
+        return np.array(items, object)
+    return np.array([np.nan if item is None else item for item in items], kind.to_pandas_dtype())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Trainer of Keras models: what each rank of a `KerasEstimator` runs."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ class KerasTrainer:
         self.record: Record = {}  # of the epoch that has just ended
         # Ranks need no broadcast of the initial state: all of them load the same model, or the same checkpoint.
         self.model = load_model(job.model)
-        self.outputs = _probe(self.model, job, run)
+        self._row = run.row_of_any()
+        self.outputs = _probe(self.model, job, run, self._row)
         self.optimizer = hvd.DistributedOptimizer(
             load_object(job.optimizer),
             compression=job.compression or hvd.Compression.none,
@@ -124,8 +125,8 @@ class KerasTrainer:
         """Return inputs, labels and weights of rows; for none a row without weight, as every rank takes every step."""
         columns, weight = given.columns, given.weight if training else 1.0
         if not given.rows:
-            columns = {name: np.zeros((1, *values.shape[1:]), values.dtype) for name, values in columns.items()}
-            weight = 0.0
+            # A row that there is: the loss of another one may be infinite, which no weight makes 0.
+            columns, weight = self._row, 0.0
         weights = np.full(max(1, given.rows), weight, keras.config.floatx())
         if self.job.weight_col is not None:
             weights *= columns[self.job.weight_col]
@@ -216,15 +217,12 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
         return {"schedule": self._schedule, "factor": self._factor}
 
 
-def _probe(model: Any, job: KerasJob, run: Run) -> list[tuple[str, list[int]]]:
+def _probe(model: Any, job: KerasJob, run: Run, row: Mapping[str, NDArray[Any]]) -> list[tuple[str, list[int]]]:
     """Run one row through the model; return type and shape of each output.
 
     Raises `ConfigError` for a model that does not take the columns, and for labels that do not fit its outputs."""
-    sample = run.sample()
-    columns = run.rows.train.take(np.empty(0, np.int64))
-    row = {name: np.zeros((1, *each.shape[1:]), each.dtype) for name, each in columns.items()}
     try:
-        given = outputs_of(model(job.inputs.arrays(row if sample is None else sample.columns), training=False))
+        given = outputs_of(model(job.inputs.arrays(row), training=False))
     except _OF_SHAPES as error:
         told = str(error).splitlines()[0] if str(error) else ""
         raise ConfigError(
@@ -238,7 +236,7 @@ def _probe(model: Any, job: KerasJob, run: Run) -> list[tuple[str, list[int]]]:
         raise ConfigError("model", f"gives {len(given)} outputs; label_cols {list(labels)} need one each")
     outputs = [(keras.backend.standardize_dtype(each.dtype), [*each.shape[1:]]) for each in given]
     for (_, shape), name in zip(outputs, labels, strict=True):
-        own = [*columns[name].shape[1:]]
+        own = [*row[name].shape[1:]]
         numbers = int(np.prod(own))
         if numbers > 1 and numbers != int(np.prod(shape)) and job.label_shapes is None:
             raise ConfigError(

@@ -5,9 +5,10 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.core.public import init, rank, shutdown, size
@@ -158,6 +159,13 @@ class Run:
             nothing = self.rows.train.take(np.empty(0, np.int64))
             columns = {name: np.zeros((_STAND_IN_ROWS, *each.shape[1:]), each.dtype) for name, each in nothing.items()}
         return ShardBatch(columns, _STAND_IN_ROWS, 0.0)
+
+    def row_of_any(self) -> Mapping[str, NDArray[Any]]:
+        """Return the first row of the first rank that has one to train on, as `sample` does. A collective."""
+        first = next(rank for rank, rows in enumerate(self.rows.train.plan.rows) if rows)
+        sample = self.sample() if self.rank == first else None
+        row: Mapping[str, NDArray[Any]] = broadcast_object(None if sample is None else sample.columns, root_rank=first)
+        return row
 
     def seed(self, epoch: int) -> int:
         """Return the seed of this rank's random generators in an epoch."""
