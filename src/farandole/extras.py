@@ -9,6 +9,7 @@ __all__ = ["importing"]
 
 # Package: its title, and the extras that bring it.
 _EXTRAS = {
+    "PIL": ("Pillow", "images"),
     "deltalake": ("deltalake", "delta"),
     "flyteidl": ("Flytekit", "flyte"),
     "flytekit": ("Flytekit", "flyte"),

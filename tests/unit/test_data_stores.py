@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from farandole.data import CachedSource, Loader, ParquetSource, Reading
+from farandole.data import CachedSource, Loader, ParquetSource, Reading, files
 from farandole.data.flight import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, Flight, PassingFailure
 from farandole.data.ranges import Span, coalesce
 from farandole.errors import SourceError
@@ -63,11 +63,11 @@ def in_ranks(size: int, body: Callable[[int, Any], Any]) -> list[Any]:
 @pytest.mark.parametrize("kind", ["s3", "http"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_request_per_file_opens_it_and_a_request_reads_its_row_group(tmp_path: Path, kind: str, size: int) -> None:
-    files = 200
-    write_rows(tmp_path, [[ROWS]] * files)
+    count = 200
+    write_rows(tmp_path, [[ROWS]] * count)
     with store_of(tmp_path, kind) as (store, open_it):
         opened = in_ranks(size, lambda rank, gather: open_it(gather=gather))
-        assert store.count <= 1.1 * files, store.requests
+        assert store.count <= 1.1 * count, store.requests
         store.reset()
 
         def read(rank: int, gather: Any) -> list[int]:
@@ -75,8 +75,8 @@ def test_a_request_per_file_opens_it_and_a_request_reads_its_row_group(tmp_path:
             return [row for batch in loader for row in batch["row"].tolist()]
 
         rows = [row for each in in_ranks(size, read) for row in each]
-        assert sorted(rows) == list(range(files * ROWS))
-        assert store.count <= 1.1 * files, store.requests
+        assert sorted(rows) == list(range(count * ROWS))
+        assert store.count <= 1.1 * count, store.requests
 
 
 def sometimes(request: Request) -> int | str | None:
@@ -152,6 +152,26 @@ def test_a_cache_sees_that_a_web_servers_file_has_changed(tmp_path: Path) -> Non
         store.objects["bucket/data/part-001.parquet"] += b"?"
         with pytest.raises(SourceError, match=r"part-001.parquet: has changed"):
             list(loader)
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_far_samples_take_a_request_each(tmp_path: Path, kind: str) -> None:
+    for number in range(60):
+        (tmp_path / f"{number:02}.bin").write_bytes(b"%d" % number)
+    with ObjectStore.serving(tmp_path) as store:
+        urls = "s3://bucket/data" if kind == "s3" else store.urls()
+        options = store.options if kind == "s3" else None
+
+        def read(rank: int, gather: Any) -> list[int]:
+            how: dict[str, Any] = {"decode": lambda sample: {"row": int(sample["data"])}, "options": options}
+            source = files(urls, format="bytes", gather=gather, **how)
+            loader = Loader(source, batch_size=4, policy="join", rank=rank, size=2, gather=gather)
+            return [row for _ in range(3) for batch in loader for row in batch["row"].tolist()]
+
+        rows = [row for each in in_ranks(2, read) for row in each]
+        assert sorted(rows) == sorted([*range(60)] * 3)
+        assert store.requests["GET"] == 3 * 60 + 2  # and the first sample on each rank
+        assert store.count <= 3 * 60 + 10, store.requests
 
 
 def test_far_apart_columns_take_a_request_each_and_near_ones_share_one(tmp_path: Path) -> None:

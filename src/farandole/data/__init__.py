@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farandole.data.readers import Reader, ReaderOptions, make_batch_reader, make_feed_reader, make_reader
     from farandole.data.reading import Reading
     from farandole.data.row_groups import Source
+    from farandole.data.samples import FileSource, files
     from farandole.data.selection import SelectedSource
     from farandole.data.shard import (
         ArrowShard,
@@ -49,6 +50,7 @@ __all__ = [
     "DeltaSource",
     "FeedLoader",
     "FieldOptions",
+    "FileSource",
     "Gather",
     "GlobalPlan",
     "IcebergSource",
@@ -74,6 +76,7 @@ __all__ = [
     "Values",
     "agree_on_column",
     "choose_lanes",
+    "files",
     "make_batch_reader",
     "make_feed_reader",
     "make_reader",
@@ -98,6 +101,7 @@ _HOMES = {
     "readers": "Reader ReaderOptions make_batch_reader make_feed_reader make_reader",
     "reading": "Reading",
     "row_groups": "Source",
+    "samples": "FileSource files",
     "selection": "SelectedSource",
     "shard": "ArrowShard Column ColumnFacts Number RowColumn ShardBatch ShardLoader agree_on_column",
     "shard_source": "ShardSource",

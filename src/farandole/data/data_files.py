@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from farandole.data.files import Files
+from farandole.data.file_systems import Files
 from farandole.data.parquet_files import spans_of
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.ranges import Span

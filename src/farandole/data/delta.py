@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from farandole.data.data_files import DataFile, TableColumn, TableSource
-from farandole.data.files import Files, open_url
+from farandole.data.file_systems import Files, open_url
 from farandole.data.row_groups import File
 from farandole.data.store_options import delta_url, object_store_options
 from farandole.errors import ConfigError, DataError, FarandoleError, SourceError

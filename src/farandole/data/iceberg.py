@@ -17,7 +17,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from numpy.typing import NDArray
 
 from farandole.data.data_files import DataFile, TableColumn, TableSource
-from farandole.data.files import Files, open_url
+from farandole.data.file_systems import Files, open_url
 from farandole.data.row_groups import File
 from farandole.errors import ConfigError, FarandoleError, SourceError
 from farandole.extras import importing

@@ -4,7 +4,7 @@ from typing import Any, NoReturn
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
 
-from farandole.data.files import Files
+from farandole.data.file_systems import Files
 
 __all__ = ["FsspecIO"]
 

@@ -16,7 +16,7 @@ from farandole.data.order import Order, choose_lanes
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy
 from farandole.data.reading import Reading, read_pieces, transformed
 from farandole.data.rounds import Columns, Reader
-from farandole.data.row_groups import RowGroup, Source, fingerprint, in_flight
+from farandole.data.row_groups import Mixed, RowGroup, Source, fingerprint, in_flight
 from farandole.data.shard_source import is_own
 from farandole.data.state import NO_SEED, NO_VERSION, State
 from farandole.data.versions import at_version, same_version, version_of
@@ -248,10 +248,11 @@ class Loader:
 
     def _make_order(self, lanes: int, round_bytes: int, seed: int) -> Order:
         self._seed = self._reading.seed
+        least = self._source.least_window if isinstance(self._source, Mixed) else LEAST_WINDOW
         return Order(
             row_groups=tuple(group.rows for group in self._source.row_groups),
             lanes=lanes,
-            window=self._reading.window or max(LEAST_WINDOW, round_bytes // self._row_bytes // lanes),
+            window=self._reading.window or max(least, round_bytes // self._row_bytes // lanes),
             seed=seed if self._reading.shuffle else None,
         )
 

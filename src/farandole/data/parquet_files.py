@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data.agreement import Gather, place_in, together
-from farandole.data.files import Files
+from farandole.data.file_systems import Files
 from farandole.data.flight import MOST_IN_FLIGHT
 from farandole.data.partitions import add_partitions, partition_fields, value_in_path
 from farandole.data.pruning import Bounds, bounded_kind

@@ -143,6 +143,8 @@ class RangeFile(io.RawIOBase):
             was, now = self.file, part
             told = f"{was.size} bytes, {was.mark}, are now {now.size} bytes, {now.mark}"
             raise SourceError(was.path, _changed(told))
+        if self.file.size < 0:
+            self.file = replace(self.file, size=part.size)
         if not self.file.mark:
             self.file = replace(self.file, mark=part.mark)  # further ranges must be of the same content
         self._parts.append(part)

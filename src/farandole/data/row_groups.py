@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from farandole.masking import mask
 
-__all__ = ["Far", "File", "Rechecked", "RowGroup", "Source", "fingerprint", "in_flight", "recheck"]
+__all__ = ["Far", "File", "Mixed", "Rechecked", "RowGroup", "Source", "fingerprint", "in_flight", "recheck"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,16 @@ class Rechecked(Protocol):
 
     def recheck(self) -> None:
         """Look at all files; raises as `check` does."""
+        ...
+
+
+@runtime_checkable
+class Mixed(Protocol):
+    """A source whose rows lie in an order that needs little shuffling."""
+
+    @property
+    def least_window(self) -> int:
+        """Rows of a lane to shuffle among each other at least."""
         ...
 
 

@@ -6,7 +6,7 @@ from copy import copy
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, from_first, place_in, together
-from farandole.data.files import Files, is_local
+from farandole.data.file_systems import Files, is_local
 from farandole.data.parquet_files import ParquetFiles, one_schema, with_types
 from farandole.data.pruning import Bounds
 from farandole.data.row_groups import File, RowGroup, in_flight, recheck

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
-from farandole.data.files import Files, open_url
+from farandole.data.file_systems import Files, open_url
 from farandole.data.parquet_files import ParquetFiles
 from farandole.data.row_groups import File
 from farandole.errors import SourceError

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from farandole.data.data_files import TableSource
 from farandole.data.far_files import range_client
-from farandole.data.files import open_url
+from farandole.data.file_systems import open_url
 from farandole.data.stream_output import StreamSource
 from farandole.data.tables import DELTA, ICEBERG, STREAM, TableKind, is_web, kind_of
 from farandole.errors import MissingExtra, SourceError

@@ -1,0 +1,151 @@
+"""Samples per second from image folders and tar shards.
+
+    python bench/files.py [--images 2000] [--rounds 3] [--workers 2]
+
+JPEG files of 256 x 256 pixels in ten folders, decoded and resized to 224 x 224 by the same function for all contenders,
+in batches of 64, shuffled. farandole.data on threads and in processes stands beside torch's DataLoader with as many
+worker processes over the same folder, and beside WebDataset over the same images in tar shards, if it is installed
+(pip install webdataset). Each contender opens the data, reads one epoch, and ends; its figure is seconds per epoch.
+Hugging Face datasets and mosaicml-streaming read formats of their own and are not compared.
+Writes bench/results/*-files.json.
+"""
+
+import argparse
+import io
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+from comparison import OURS
+from PIL import Image
+from race import race, record
+
+from farandole.data import Loader, Reading, files
+from farandole.data.images import decode_image
+from farandole.torch.data import TensorLoader
+
+try:
+    import webdataset
+except ImportError:
+    webdataset = None
+
+SIZE, BATCH, CLASSES, SHARD = (224, 224), 64, 10, 250
+
+
+class Folder(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """An image folder for torch's DataLoader."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(folder.rglob("*.jpg"))
+        self.classes = sorted({path.parent.name for path in self.paths})
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        path = self.paths[place]
+        image = decode_image(path.read_bytes(), str(path), SIZE)
+        return torch.from_numpy(image.copy()), self.classes.index(path.parent.name)
+
+
+def write(images: Path, shards: Path, count: int) -> None:
+    """Write smooth images, which JPEG makes as small as photographs, to a folder and to shards."""
+    random = np.random.default_rng(0)
+    shards.mkdir()
+    for first in range(0, count, SHARD):
+        with tarfile.open(shards / f"{first:06}.tar", "w") as shard:
+            for number in range(first, min(count, first + SHARD)):
+                pixels = Image.fromarray(random.integers(0, 255, (32, 32, 3), np.uint8)).resize((256, 256))
+                written = io.BytesIO()
+                pixels.save(written, "jpeg", quality=90)
+                path = images / f"class{number % CLASSES}" / f"{number:06}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(written.getvalue())
+                for extension, content in (("jpg", written.getvalue()), ("cls", b"%d" % (number % CLASSES))):
+                    member = tarfile.TarInfo(f"{number:06}.{extension}")
+                    member.size = len(content)
+                    shard.addfile(member, io.BytesIO(content))
+
+
+def ours(folder: Path, column: str, reading: Reading) -> Iterator[int]:
+    """Yield the numbers of samples in our batches of tensors."""
+    loader = Loader(files(str(folder), size=SIZE), batch_size=BATCH, policy="join", reading=reading)
+    for batch in TensorLoader(loader) if column == "image" else loader:
+        yield len(batch[column])
+
+
+def theirs(folder: Path, workers: int) -> Iterator[int]:
+    """Yield the numbers of samples in batches of torch's DataLoader."""
+    loader = torch.utils.data.DataLoader(Folder(folder), batch_size=BATCH, shuffle=True, num_workers=workers)
+    for pixels, _ in loader:
+        yield len(pixels)
+
+
+def decode_pair(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
+    """Decode a sample of WebDataset."""
+    return torch.from_numpy(decode_image(sample["jpg"], sample["__key__"], SIZE).copy()), int(sample["cls"])
+
+
+def their_shards(folder: Path, workers: int) -> Iterator[int]:
+    """Yield the numbers of samples in batches of WebDataset, whose shards are divided among the workers."""
+    urls = sorted(map(str, folder.glob("*.tar")))
+    data = webdataset.WebDataset(urls, shardshuffle=len(urls)).shuffle(1000).map(decode_pair).batched(BATCH)
+    for pixels, _ in webdataset.WebLoader(data, batch_size=None, num_workers=workers):
+        yield len(pixels)
+
+
+def timed(batches: Callable[[], Iterable[int]], count: int) -> Callable[[], float]:
+    """Return a function that reads an epoch and gives its seconds."""
+
+    def measure() -> float:
+        began = time.perf_counter()
+        assert sum(batches()) == count, "samples were lost"
+        return time.perf_counter() - began
+
+    return measure
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    asked = parser.parse_args()
+    count, workers = asked.images, asked.workers
+    threads, processes = Reading(workers=workers), Reading(workers=workers, processes=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        images, shards = Path(scratch) / "images", Path(scratch) / "shards"
+        write(images, shards, count)
+        races = {
+            f"folder of {count} images": race(
+                {
+                    OURS: timed(lambda: ours(images, "image", threads), count),
+                    f"{OURS}, processes": timed(lambda: ours(images, "image", processes), count),
+                    "torch DataLoader": timed(lambda: theirs(images, workers), count),
+                },
+                asked.rounds,
+            )
+        }
+        contenders = {OURS: timed(lambda: ours(shards, "jpg", threads), count)}
+        if webdataset is None:
+            print("WebDataset is not installed and left out")
+        else:
+            contenders["WebDataset"] = timed(lambda: their_shards(shards, workers), count)
+        races[f"tar shards of {SHARD} images"] = race(contenders, asked.rounds)
+    for title, each in races.items():
+        print(title)
+        print(each.report())
+        for name, seconds in each.seconds.items():
+            print(f"  {name:<32} {count / sorted(seconds)[len(seconds) // 2]:.0f} samples/s")
+    print(record("files", races, ["torch", "pillow", "webdataset", "pyarrow"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Arrow columns of decoded samples: types by the first sample, and every other sample held to them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from farandole.errors import DataError
+
+__all__ = ["columns_of", "schema_of"]
+
+
+def schema_of(sample: Mapping[str, Any], name: str) -> pa.Schema:
+    """Return the columns of a decoded sample; `name` is the sample's, for errors.
+
+    Numbers, texts, bytes, and arrays of numbers are columns. Raises `DataError` for other values."""
+    if not isinstance(sample, Mapping) or not sample:
+        raise DataError("", f"{name}: decode must return a dictionary of columns, not {type(sample).__name__}")
+    return pa.schema([pa.field(str(column), _type_of(str(column), value, name)) for column, value in sample.items()])
+
+
+def columns_of(samples: Sequence[Mapping[str, Any]], names: Sequence[str], schema: pa.Schema) -> pa.Table:
+    """Make a table of decoded samples; raises `DataError` naming column and sample where one is not of the schema."""
+    for sample, name in zip(samples, names, strict=True):
+        missing = [field.name for field in schema if field.name not in sample]
+        if missing:
+            raise DataError(missing[0], f"{name} has no such column, but the first sample has")
+    arrays = [_column([sample[field.name] for sample in samples], names, field) for field in schema]
+    return pa.table(arrays, schema=schema)
+
+
+def _type_of(column: str, value: Any, name: str) -> pa.DataType:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            raise DataError(
+                column, f"{name}: no column holds arrays of {value.dtype}; decode must make numbers of them"
+            )
+        kind = pa.from_numpy_dtype(value.dtype)
+        if value.ndim == 1:
+            return pa.list_(kind)  # of any length: `ragged=` allows several
+        for length in reversed(value.shape):
+            kind = pa.list_(kind, length)
+        return kind
+    kind = pa.scalar(value).type if isinstance(value, bool | int | float | str | bytes | np.generic) else None
+    if kind is None:
+        raise DataError(column, f"{name}: no column holds {type(value).__name__}; decode must return numbers or arrays")
+    return kind
+
+
+def _column(values: list[Any], names: Sequence[str], field: pa.Field) -> pa.Array:
+    if not pa.types.is_nested(field.type):
+        try:
+            return pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise _unlike(field, values, names, error) from error
+    shape, kind = _shape_of(field.type)
+    arrays = [np.asarray(value) for value in values]
+    for array, name in zip(arrays, names, strict=True):
+        same = array.ndim == 1 if shape is None else array.shape == shape
+        if not same or array.dtype != kind.to_pandas_dtype():
+            wanted = f"{kind}{list(shape) if shape else ' of one dimension'}"
+            found = f"{array.dtype}{list(array.shape)}"
+            raise DataError(
+                field.name, f"{name} has {found}, and the first sample has {wanted}; make them alike in decode"
+            )
+    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    if shape is None:
+        ends = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int32)
+        return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat))
+    made = pa.array(flat)
+    for length in reversed(shape):
+        made = pa.FixedSizeListArray.from_arrays(made, length)
+    return made
+
+
+def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
+    """Return the shape of arrays, None for those of one dimension and any length, and the type of their items."""
+    if pa.types.is_list(kind):
+        return None, kind.value_type
+    shape = []
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    return tuple(shape), kind
+
+
+def _unlike(field: pa.Field, values: list[Any], names: Sequence[str], error: Exception) -> DataError:
+    for value, name in zip(values, names, strict=True):
+        try:
+            pa.array([value], field.type)
+        except (pa.ArrowException, TypeError, OverflowError):
+            return DataError(field.name, f"{name} has {type(value).__name__}, and the first sample has {field.type}")
+    return DataError(field.name, f"{names[0]}: {error}")

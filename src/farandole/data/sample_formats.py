@@ -1,0 +1,232 @@
+"""Samples in files that are not tables: whole files, lines of text or JSON, and members of tar shards."""
+
+import io
+import json
+import posixpath
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from farandole.data.images import decode_image
+from farandole.errors import DataError, SourceError
+
+__all__ = ["FORMATS", "IMAGES", "Block", "Decode", "Format", "Images", "Json", "Lines", "Shards", "Whole", "format_of"]
+
+# A sample, as its format tells it, to its columns.
+Decode: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+# Samples that lie together and are read together.
+_BLOCK_ROWS = 64
+_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Samples of a file that are read together: `rows` of them, in bytes `first` to `last`; -1: the file's end."""
+
+    rows: int
+    first: int = 0
+    last: int = -1
+
+
+class Format(Protocol):
+    """The way in which files hold samples. Can be pickled."""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Endings of its files, in lower case; none: any."""
+        ...
+
+    @property
+    def whole(self) -> bool:
+        """Whether each file is a sample, so that no file is opened to find the samples."""
+        ...
+
+    def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
+        """Find the samples of a file; raises `SourceError` naming it."""
+        ...
+
+    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield names and content of the samples in a block's bytes."""
+        ...
+
+    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the columns of a sample where the user has no function of their own."""
+        ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A file is a sample: {"path": ..., "data": its bytes}."""
+
+    suffixes: tuple[str, ...] = ()
+    whole: bool = True
+
+    def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
+        """Return the only block."""
+        return [Block(1)]
+
+    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the file."""
+        yield path, {"path": path, "data": data}
+
+    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
+        """Return path and bytes."""
+        return sample
+
+
+@dataclass(frozen=True)
+class Images(Whole):
+    """A file is an image, and its folder the class: {"path", "data", "label", "class"}; becomes "image" and "label"."""
+
+    classes: tuple[str, ...] = ()
+    size: tuple[int, int] | None = None
+    suffixes: tuple[str, ...] = IMAGES
+
+    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the file, with the number and the name of its class."""
+        name = posixpath.basename(posixpath.dirname(path))
+        yield path, {"path": path, "data": data, "label": self.classes.index(name), "class": name}
+
+    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the image as uint8[height, width, 3], and the number of its class."""
+        return {"image": decode_image(sample["data"], sample["path"], self.size), "label": sample["label"]}
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A line is a sample: {"text": ...}, without its end."""
+
+    suffixes: tuple[str, ...] = (".txt", ".text")
+    whole: bool = False
+
+    def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
+        """Cut the file at ends of lines; empty lines count, as they do in `samples`."""
+        found: list[Block] = []
+        first = place = rows = 0
+        for line in stream:
+            place += len(line)
+            rows += self._counts(line)
+            if rows >= _BLOCK_ROWS * 16 or place - first >= _BLOCK_BYTES:
+                found.append(Block(rows, first, place))
+                first, rows = place, 0
+        return [*found, Block(rows, first, place)] if rows else found
+
+    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the lines."""
+        # Not `splitlines`: it also ends lines at signs other than line feeds.
+        for number, line in enumerate(io.BytesIO(data)):
+            if self._counts(line):
+                name = f"line {number + 1} of a block of {path}"
+                try:
+                    yield name, self._parse(line.rstrip(b"\r\n").decode())
+                except ValueError as error:
+                    raise SourceError(path, f"{name} cannot be read: {error}") from error
+
+    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the line's values."""
+        return sample
+
+    def _counts(self, line: bytes) -> bool:
+        return True
+
+    def _parse(self, line: str) -> dict[str, Any]:
+        return {"text": line}
+
+
+@dataclass(frozen=True)
+class Json(Lines):
+    """A line is a sample, a JSON object; empty lines are none."""
+
+    suffixes: tuple[str, ...] = (".jsonl", ".ndjson", ".json")
+
+    def _counts(self, line: bytes) -> bool:
+        return bool(line.strip())
+
+    def _parse(self, line: str) -> dict[str, Any]:
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise ValueError(f"a line must be a JSON object, not {type(found).__name__}")
+        return found
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Members of a tar file with one name up to its first dot are a sample: {"key": name, "jpg": bytes, "cls": bytes}.
+
+    Columns are "key" and the members: images as arrays, "cls" as an integer, "txt" as text, others as bytes."""
+
+    suffixes: tuple[str, ...] = (".tar",)
+    whole: bool = False
+    size: tuple[int, int] | None = None
+
+    def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
+        """Find where samples begin by the headers of the members."""
+        found: list[Block] = []
+        first = end = rows = 0
+        key = None
+        for member, name, _ in self._members(stream, path):
+            if name != key:
+                if rows >= _BLOCK_ROWS or (rows and member.offset - first >= _BLOCK_BYTES):
+                    found.append(Block(rows, first, member.offset))
+                    first, rows = member.offset, 0
+                key, rows = name, rows + 1
+            end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+        return [*found, Block(rows, first, end)] if rows else found
+
+    def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the samples of a block, which begins with a member's header."""
+        key = ""
+        sample: dict[str, Any] = {}
+        for member, name, extension in self._members(io.BytesIO(data), path):
+            if name != key and sample:
+                yield f"{key} in {path}", sample
+                sample = {}
+            key = name
+            if not sample:
+                sample = {"key": name}
+            if extension in sample:
+                raise SourceError(path, f"has {member.name} twice in a sample")
+            sample[extension] = data[member.offset_data : member.offset_data + member.size]
+        if sample:
+            yield f"{key} in {path}", sample
+
+    def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
+        """Return columns by the members' extensions."""
+        made: dict[str, Any] = {}
+        for name, value in sample.items():
+            if f".{name}" in IMAGES:
+                made[name] = decode_image(value, f"{sample['key']}.{name}", self.size)
+            elif name in ("cls", "txt", "text"):
+                text = value.decode().strip() if name == "cls" else value.decode()
+                made[name] = int(text) if name == "cls" else text
+            else:
+                made[name] = value
+        return made
+
+    def _members(self, stream: io.BufferedIOBase, path: str) -> Iterator[tuple[tarfile.TarInfo, str, str]]:
+        """Yield the files of a tar file, the name of the sample of each, and its extension."""
+        try:
+            with tarfile.open(fileobj=stream, mode="r:") as shard:
+                for member in shard:
+                    folder, base = posixpath.split(member.name)
+                    stem, dot, extension = base.partition(".")
+                    if member.isfile() and not base.startswith("."):
+                        yield member, posixpath.join(folder, stem), extension.lower() if dot else "data"
+        except tarfile.TarError as error:
+            raise SourceError(path, f"cannot be read as a tar file: {error}") from error
+
+
+FORMATS = ("bytes", "images", "jsonl", "tar", "text")
+
+
+def format_of(paths: Sequence[str]) -> str:
+    """Return the format that the suffixes of all files tell; raises `DataError` where they tell none, or several."""
+    told = {"images": IMAGES, "jsonl": Json().suffixes, "tar": Shards().suffixes, "text": Lines().suffixes}
+    ends = {posixpath.splitext(path)[1].lower() for path in paths}
+    found = [name for name, suffixes in told.items() if ends & set(suffixes)]
+    if len(found) != 1:
+        raise DataError("", f"files end in {', '.join(sorted(ends)[:8])}; say format= one of {', '.join(FORMATS)}")
+    return found[0]

@@ -1,0 +1,227 @@
+"""Source of samples in files that are not tables: images, text, JSON lines, tar shards, bytes."""
+
+import fnmatch
+import io
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from farandole.data.agreement import Gather, from_first, place_in, together
+from farandole.data.file_systems import Files, is_local
+from farandole.data.flight import MOST_IN_FLIGHT
+from farandole.data.ranges import Span
+from farandole.data.row_groups import File, RowGroup
+from farandole.data.sample_columns import columns_of, schema_of
+from farandole.data.sample_formats import FORMATS, Block, Decode, Format, Images, Json, Lines, Shards, Whole, format_of
+from farandole.errors import ConfigError, DataError, SourceError
+
+__all__ = ["FileSource", "Named", "files"]
+
+# Chooses files by their names: a pattern such as "*.png", several of them, or a function of the path.
+Named: TypeAlias = str | Sequence[str] | Callable[[str], bool]
+
+_OPENERS = 16
+# Of a file whose size is not known yet: the answer holds the whole file if it is smaller.
+_FIRST_BYTES = 8 << 20
+# Rows of a lane that are shuffled among each other, if samples lie together in blocks.
+_LEAST_WINDOW = 8
+
+
+def files(
+    urls: str | Sequence[str],
+    *,
+    format: str | None = None,
+    decode: Decode | None = None,
+    where: Named | None = None,
+    size: tuple[int, int] | None = None,
+    options: Mapping[str, object] | None = None,
+    gather: Gather | None = None,
+) -> "FileSource":
+    """Return the samples in files that are not tables, as a source for `Loader`.
+
+    `urls` are folders, files, globs, or a list of these, in any file system of fsspec. `format` is "images" (a folder
+    per class), "jsonl", "text", "tar" or "bytes"; by default the files' suffixes tell it. `decode` gets a sample as a
+    dictionary and returns its columns: numbers, texts, bytes and arrays; it runs on the loader's threads, or in its
+    processes with `Reading(processes=True)`. `where` chooses files by name. `size` = (height, width) is that of images.
+    `options` are those of the file system. With `gather`, all ranks open together, and share the looking.
+
+    Raises `SourceError` for files, `DataError` for samples, `ConfigError` for settings.
+    """
+    if format is not None and format not in FORMATS:
+        raise ConfigError("format", f"must be one of {', '.join(FORMATS)}, got {format!r}")
+
+    def find() -> list[File]:
+        listed = Files.find(urls, "", options, ranges=True)[1]
+        chosen = [file for file in listed if _is_named(file.path, where)]
+        if not chosen:
+            raise SourceError(str(urls), "holds no file that `where` chooses")
+        return chosen
+
+    if gather is None:
+        listed = find()
+    elif is_local(urls, options):  # perhaps the disk of each host
+        listed = together(find, gather)
+    else:
+        listed = from_first(find, gather, place_in(gather)[0])
+    opened = Files.at(urls if isinstance(urls, str) else urls[0], options)
+    kind = format or format_of([file.path for file in listed])
+    made = _make_format(kind, listed, size)
+    if made.suffixes and (format is None or kind == "images"):
+        listed = [file for file in listed if file.path.lower().endswith(made.suffixes)]
+    return FileSource(opened, listed, made, decode, gather)
+
+
+class FileSource:
+    """Samples of files in one format; `classes` are the names of the folders of images. See `files`."""
+
+    def __init__(
+        self,
+        opened: Files,
+        listed: Sequence[File],
+        format: Format,
+        decode: Decode | None,
+        gather: Gather | None = None,
+    ) -> None:
+        self._files, self._listed, self._format = opened, listed, format
+        self._decode = decode or format.decode
+        self.classes: tuple[str, ...] = format.classes if isinstance(format, Images) else ()
+        blocks = [(Block(1),)] * len(listed) if format.whole else self._index(gather)
+        self._blocks = {} if format.whole else {file.path: each for file, each in zip(listed, blocks, strict=True)}
+        self.row_groups: Sequence[RowGroup] = tuple(
+            RowGroup(file, number, block.rows)
+            for file, each in zip(listed, blocks, strict=True)
+            for number, block in enumerate(each)
+        )
+        if not self.row_groups:
+            raise DataError("", "there are no samples in these files")
+        first = together(lambda: self._decoded(self.row_groups[0])[:1], gather)
+        self.schema = together(lambda: schema_of(first[0][1], first[0][0]), gather)
+        self._row_bytes = columns_of([first[0][1]], [first[0][0]], self.schema)
+
+    @property
+    def least_window(self) -> int:
+        """Return the rows of a lane to shuffle among each other: files of one sample are shuffled themselves."""
+        return 1 if self._format.whole else _LEAST_WINDOW
+
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.row_groups.in_flight`."""
+        return self._files.client.flight.most if self._files.client is not None else 0
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Estimate from the first sample."""
+        each = sum(self._row_bytes[name].nbytes for name in columns if name in self.schema.names)
+        return int(each) * sum(group.rows for group in self.row_groups)
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read and decode samples; raises `SourceError` naming the file, `DataError` naming the sample.
+
+        An error of the user's function has a note that names the sample."""
+        decoded = self._decoded(row_group)
+        table = columns_of([sample for _, sample in decoded], [name for name, _ in decoded], self.schema)
+        return table.select(list(columns))
+
+    def check(self) -> None:
+        """Do nothing: each file is checked when it is read."""
+
+    def recheck(self) -> None:
+        """Look at all files; raises `SourceError` for one that has changed or vanished."""
+        self._files.check([file for file in self._listed if file.size >= 0])
+
+    def _decoded(self, row_group: RowGroup) -> list[tuple[str, Mapping[str, Any]]]:
+        made: list[tuple[str, Mapping[str, Any]]] = []
+        path = row_group.file.path
+        for name, sample in self._format.samples(self._bytes(row_group), path):
+            try:
+                made.append((name, self._decode(sample)))
+            except Exception as error:
+                error.add_note(f"in decoding {name}")
+                raise
+        return made
+
+    def _bytes(self, row_group: RowGroup) -> bytes:
+        file = row_group.file
+        block = self._blocks[file.path][row_group.number] if self._blocks else Block(1)
+        with self._files.fetching(file) as opened:
+            end = block.last if block.last >= 0 else max(file.size, _FIRST_BYTES if file.size < 0 else 0)
+            opened.fetch(lambda: [Span(block.first, end)] if end else [])
+            opened.stream.seek(block.first)
+            data = bytes(opened.stream.read(None if block.last < 0 else block.last - block.first))
+        if self._files.client is None:
+            self._files.check([file])
+        return data
+
+    def _index(self, gather: Gather | None) -> Sequence[Sequence[Block]]:
+        """Find the samples of all files; ranks divide the files of a store."""
+        shared = gather if self._files.client is not None else None
+        rank, size = place_in(shared) if shared is not None else (0, 1)
+
+        def find() -> list[list[Block]]:
+            mine = self._listed[rank::size]
+            threads = MOST_IN_FLIGHT if self._files.client is not None else _OPENERS
+            with ThreadPoolExecutor(threads, thread_name_prefix="farandole-open") as pool:
+                return list(pool.map(self._blocks_of, mine))
+
+        mine = together(find, gather)
+        if shared is None:
+            return mine
+        told = shared(mine)
+        return [told[place % size][place // size] for place in range(len(self._listed))]
+
+    def _blocks_of(self, file: File) -> list[Block]:
+        with self._files.fetching(file) as opened:
+            if opened.far is not None:
+                opened.fetch(lambda: [Span(0, file.size if file.size >= 0 else _FIRST_BYTES)])
+                return self._format.blocks(io.BytesIO(opened.stream.read()), file.path)
+            return self._format.blocks(io.BufferedReader(_Raw(opened.stream)), file.path)
+
+
+class _Raw(io.RawIOBase):
+    """A file of Arrow for readers of the standard library."""
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return int(self._stream.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def readinto(self, buffer: Any, /) -> int:
+        return int(self._stream.readinto(buffer))
+
+
+def _make_format(kind: str, listed: Sequence[File], size: tuple[int, int] | None) -> Format:
+    if kind == "images":
+        names = {
+            posixpath.basename(posixpath.dirname(file.path))
+            for file in listed
+            if file.path.lower().endswith(Images.suffixes)
+        }
+        return Images(classes=tuple(sorted(names)), size=size)
+    if kind == "tar":
+        return Shards(size=size)
+    others: dict[str, Format] = {"bytes": Whole(), "jsonl": Json(), "text": Lines()}
+    return others[kind]
+
+
+def _is_named(path: str, where: Named | None) -> bool:
+    if where is None:
+        return True
+    if callable(where):
+        return bool(where(path))
+    patterns = [where] if isinstance(where, str) else where
+    return any(
+        fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(posixpath.basename(path), pattern) for pattern in patterns
+    )
