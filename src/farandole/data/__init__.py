@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farandole.data.reading import Reading
     from farandole.data.row_groups import Source
     from farandole.data.samples import FileSource, files
+    from farandole.data.saved_dataset import SavedDataset
     from farandole.data.selection import SelectedSource
     from farandole.data.shard import (
         ArrowShard,
@@ -66,6 +67,7 @@ __all__ = [
     "ReaderOptions",
     "Reading",
     "RowColumn",
+    "SavedDataset",
     "SelectedSource",
     "ShardBatch",
     "ShardLoader",
@@ -102,6 +104,7 @@ _HOMES = {
     "reading": "Reading",
     "row_groups": "Source",
     "samples": "FileSource files",
+    "saved_dataset": "SavedDataset",
     "selection": "SelectedSource",
     "shard": "ArrowShard Column ColumnFacts Number RowColumn ShardBatch ShardLoader agree_on_column",
     "shard_source": "ShardSource",

@@ -22,7 +22,8 @@ class ParquetSource:
     """Parquet files: one URL, folder or glob, or a list of these; `options` are those of the file system.
 
     Folders named "column=value" add a column. Reads all footers. The folder of a Delta or Iceberg table, or of a Spark
-    stream's output, is read as `DeltaSource`, `IcebergSource` and `StreamSource` do, at `version` or the newest one.
+    stream's output, is read as `DeltaSource`, `IcebergSource` and `StreamSource` do, at `version` or the newest one;
+    that of Hugging Face's `save_to_disk` as `SavedDataset` does.
     With `gather`, an all-gather of objects, all ranks open together: if one fails, all raise; of a store, rank 0 lists
     the files and each rank reads some of the footers. Raises `SourceError` for files that are no Parquet and for other
     tables, `DataError` for columns that differ between files.

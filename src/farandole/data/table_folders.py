@@ -4,16 +4,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import fsspec
+
 from farandole.data.data_files import TableSource
 from farandole.data.far_files import range_client
 from farandole.data.file_systems import open_url
+from farandole.data.ranges import RangeClient
+from farandole.data.saved_dataset import SPLITS, STATE, SavedDataset
 from farandole.data.stream_output import StreamSource
 from farandole.data.tables import DELTA, ICEBERG, STREAM, TableKind, is_web, kind_of
-from farandole.errors import MissingExtra, SourceError
+from farandole.errors import ConfigError, MissingExtra, SourceError
+from farandole.masking import mask
 
 __all__ = ["LoggedSource", "TableFolder", "find_table"]
 
-LoggedSource: TypeAlias = TableSource | StreamSource
+LoggedSource: TypeAlias = TableSource | StreamSource | SavedDataset
+
+# Found in folders alone: files of this name may lie above any data.
+_SAVED = TableKind("a folder of save_to_disk", STATE, "SavedDataset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,10 @@ class TableFolder:
         """Open the table; raises `SourceError`, also for a missing package, with the extra that brings it."""
         # Imported here: only tables need the packages that read their logs.
         try:
+            if self.kind == _SAVED:
+                if version is not None:
+                    raise ConfigError("version", f"is that of a table, and {mask(self.url)} is {self.kind.name}")
+                return SavedDataset(self.url, options=options)
             if self.kind == STREAM:
                 return StreamSource(self.url, batch=version, options=options)
             if self.kind == DELTA:
@@ -52,5 +64,18 @@ def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None) 
         return None
     if place.endswith(".metadata.json"):
         return TableFolder(asked[0], ICEBERG)
-    kind = None if is_web(fs) else kind_of(fs, place.rstrip("/"), client)
+    if is_web(fs):
+        return None
+    folder = place.rstrip("/")
+    kind = kind_of(fs, folder, client)
+    if kind is None and _is_saved(fs, folder, client):
+        kind = _SAVED
     return TableFolder(asked[0], kind) if kind is not None and kind.source else None
+
+
+def _is_saved(fs: fsspec.AbstractFileSystem, folder: str, client: RangeClient | None) -> bool:
+    """Return whether Hugging Face's save_to_disk has written this folder, or the folder of its splits."""
+    marks = [f"{folder}/{name}" for name in (STATE, SPLITS)]
+    if client is not None:
+        return any(file.path in marks for mark in marks for file in client.first_page(mark))
+    return any(fs.exists(mark) for mark in marks)
