@@ -16,7 +16,7 @@ from farandole.data.file_systems import Files
 from farandole.data.parquet_files import spans_of
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.ranges import Span
-from farandole.data.row_groups import File, RowGroup
+from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
 from farandole.errors import DataError, SourceError
 
 __all__ = ["DataFile", "TableColumn", "TableSource"]
@@ -88,13 +88,26 @@ class TableSource:
             raise SourceError(self._data[0].file.path, "the table's log has a file twice")
         self._footers: dict[str, pq.FileMetaData] = {}  # of files in several pieces, and of far ones
         self.schema = pa.schema([column.field for column in columns])
-        self.row_groups: Sequence[RowGroup] = tuple(
-            RowGroup(each.file, piece, _count(each, piece)) for each in self._data for piece in range(each.pieces)
-        )
+        counts = [each.pieces for each in self._data]
+        self.row_groups: Sequence[RowGroup] = RowGroups([each.file for each in self._data], counts, self._sizes(counts))
+
+    def _sizes(self, counts: Sequence[int]) -> NDArray[np.int64]:
+        """Return the rows of all pieces, those that are still there."""
+        of_file = np.repeat(np.arange(len(counts)), counts)
+        pieces = np.array(counts, np.int64)
+        starts = np.cumsum(pieces) - pieces
+        number = np.arange(len(of_file)) - starts[of_file]
+        rows = np.array([each.rows for each in self._data], np.int64)[of_file]
+        sizes: NDArray[np.int64] = (number + 1) * rows // pieces[of_file] - number * rows // pieces[of_file]
+        for place, each in enumerate(self._data):
+            if each.kept is not None:
+                first = int(starts[place])
+                sizes[first : first + counts[place]] = [_count(each, piece) for piece in range(counts[place])]
+        return sizes
 
     def nbytes(self, columns: Sequence[str]) -> int:
         """Estimate from types, and from the bytes of the files for columns whose types do not tell."""
-        rows, held = sum(group.rows for group in self.row_groups), sum(each.file.size for each in self._data)
+        rows, held = int(rows_in(self.row_groups).sum()), sum(each.file.size for each in self._data)
         widths = {name: _width(column.field.type) for name, column in self._columns.items()}
         untold = sum(width is None for width in widths.values())
         each_untold = _TEXT_FACTOR * held // max(1, untold)

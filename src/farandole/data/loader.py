@@ -16,7 +16,7 @@ from farandole.data.order import Order, choose_lanes
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy
 from farandole.data.reading import Reading, read_pieces, transformed
 from farandole.data.rounds import Columns, Reader
-from farandole.data.row_groups import Mixed, RowGroup, Source, fingerprint, in_flight
+from farandole.data.row_groups import Mixed, RowGroup, Source, fingerprint, in_flight, rows_in
 from farandole.data.shard_source import is_own
 from farandole.data.state import NO_SEED, NO_VERSION, State
 from farandole.data.versions import at_version, same_version, version_of
@@ -205,9 +205,9 @@ class Loader:
         source = self._source = same_version(self._source, gather)
         self._columns = list(source.schema.names if self._asked_columns is None else self._asked_columns)
         together(self._look, gather)
-        asked, rows = self._reading, [group.rows for group in self._source.row_groups]
+        asked, rows = self._reading, rows_in(self._source.row_groups)
         nbytes = self._source.nbytes(self._columns)
-        self._row_bytes = max(1, nbytes // max(1, sum(rows)))
+        self._row_bytes = max(1, nbytes // max(1, int(rows.sum())))
         # In file order each rank takes a stretch of its own; a shuffled order does not depend on the number of ranks.
         per_lane = FAR_PER_LANE if in_flight(source) else PER_LANE
         chosen = choose_lanes(rows, nbytes, most_bytes=LANES_BYTES, per_lane=per_lane) if asked.shuffle else self._size
@@ -215,7 +215,7 @@ class Loader:
         round_bytes = ROUND_BYTES if asked.shuffle else ROUND_BYTES * self._size
         self._order = order = self._make_order(lanes, round_bytes, asked.seed)
         self._fingerprint = fingerprint(source.row_groups, of_table=version_of(source) != NO_VERSION)
-        agree("the data", f"{len(rows)} row groups of {sum(rows)} rows, fingerprint {self._fingerprint:x}", gather)
+        agree("the data", f"{len(rows)} row groups of {rows.sum()} rows, fingerprint {self._fingerprint:x}", gather)
         agree("the columns", self._kinds_text(), gather)
         agree("the loader", f"{self._settings()}, lanes {lanes}, window {order.window}, seed {order.seed}", gather)
         self._plan = plan = self._global_plan(order)
@@ -230,13 +230,13 @@ class Loader:
     def _look(self) -> None:
         """Plan the columns; reads the first row group if the schema does not tell the length of arrays."""
         source = self._source
-        groups = [group for group in source.row_groups if group.rows]
-        if not groups:
+        first = next((group for group in source.row_groups if group.rows), None)
+        if first is None:
             raise DataError("", "there are no rows")
         known = [name for name in self._columns if name in source.schema.names]
         nested = any(pa.types.is_nested(source.schema.field(name).type) for name in known)
-        first_rows = source.read(groups[0], known) if nested else pa.Table.from_batches([], source.schema)
-        self._known = {groups[0]: first_rows} if nested else {}
+        first_rows = source.read(first, known) if nested else pa.Table.from_batches([], source.schema)
+        self._known = {first: first_rows} if nested else {}
         self._plan_columns(first_rows)
 
     def _plan_columns(self, few_rows: pa.Table) -> None:
@@ -250,7 +250,7 @@ class Loader:
         self._seed = self._reading.seed
         least = self._source.least_window if isinstance(self._source, Mixed) else LEAST_WINDOW
         return Order(
-            row_groups=tuple(group.rows for group in self._source.row_groups),
+            row_groups=rows_in(self._source.row_groups),
             lanes=lanes,
             window=self._reading.window or max(least, round_bytes // self._row_bytes // lanes),
             seed=seed if self._reading.shuffle else None,

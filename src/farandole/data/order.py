@@ -6,7 +6,7 @@ takes the rows of some lanes reads only their row groups, and holds only a windo
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,21 +37,19 @@ class Order:
     Raises `ValueError` for numbers that make no order.
     """
 
-    row_groups: tuple[int, ...]
+    row_groups: Sequence[int] | NDArray[np.int64]
     lanes: int
     window: int
     seed: int | None
+    rows: int = field(init=False)  # of an epoch
 
     def __post_init__(self) -> None:
-        if any(rows < 0 for rows in self.row_groups):
+        counts = np.asarray(self.row_groups, np.int64)
+        if len(counts) and counts.min() < 0:
             raise ValueError(f"row_groups must be counts >= 0, got {self.row_groups}")
+        object.__setattr__(self, "rows", int(counts.sum()))
         if self.lanes < 1 or self.window < 1:
             raise ValueError(f"lanes and window must be >= 1, got {self.lanes} and {self.window}")
-
-    @property
-    def rows(self) -> int:
-        """Rows of an epoch."""
-        return sum(self.row_groups)
 
     @property
     def round_rows(self) -> int:
@@ -76,7 +74,7 @@ class EpochOrder:
         count = len(order.row_groups)
         self._groups = self._permuted(count, _GROUPS, 0, 0)
         # ends[i]: rows of the first i row groups, in this epoch's order of row groups.
-        self._ends = np.concatenate([[0], np.cumsum(np.array(order.row_groups, np.int64)[self._groups])])
+        self._ends = np.concatenate([[0], np.cumsum(np.asarray(order.row_groups, np.int64)[self._groups])])
 
     def window_rows(self, lane: int, number: int) -> int:
         """Return how many rows the lane has in this round: `window` of them, fewer in its last, then none."""
@@ -117,13 +115,15 @@ def permutation(count: int, *key: int, seed: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.PCG64(stream)).permutation(count).astype(np.int64, copy=False)
 
 
-def choose_lanes(row_groups: Sequence[int], nbytes: int, *, most_bytes: int, per_lane: int = 8) -> int:
+def choose_lanes(
+    row_groups: Sequence[int] | NDArray[np.int64], nbytes: int, *, most_bytes: int, per_lane: int = 8
+) -> int:
     """Return a number of lanes for these row groups, which take `nbytes` of memory when all are read.
 
     Lanes share the row groups at their ends, which are then read twice: a lane has `per_lane` or more, but few row
     groups still make lanes for several ranks, of four each. One of each lane fits into `most_bytes`.
     """
-    count = max(1, sum(rows > 0 for rows in row_groups))
+    count = max(1, int(np.count_nonzero(np.asarray(row_groups, np.int64) > 0)))
     fitting = most_bytes * count // max(1, nbytes)
     enough = (lanes for lanes in _LANES if (4 if lanes <= 8 else per_lane) * lanes <= count)
     return next((lanes for lanes in enough if lanes <= fitting), 1)

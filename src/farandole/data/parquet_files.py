@@ -13,7 +13,7 @@ from farandole.data.flight import MOST_IN_FLIGHT
 from farandole.data.partitions import add_partitions, partition_fields, value_in_path
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.ranges import Span
-from farandole.data.row_groups import File, RowGroup
+from farandole.data.row_groups import File, RowGroup, RowGroups
 from farandole.errors import DataError, SourceError
 
 __all__ = ["ParquetFiles", "one_schema", "spans_of", "with_types"]
@@ -35,11 +35,9 @@ class ParquetFiles:
         schema = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
         self._told = partition_fields([file.path for file in self._listed], schema)
         self.schema = pa.schema([*schema, *self._told])
-        self.row_groups: Sequence[RowGroup] = tuple(
-            RowGroup(file, number, footer.row_group(number).num_rows)
-            for file, footer in zip(self._listed, footers, strict=True)
-            for number in range(footer.num_row_groups)
-        )
+        rows = [footer.row_group(number).num_rows for footer in footers for number in range(footer.num_row_groups)]
+        counts = [footer.num_row_groups for footer in footers]
+        self.row_groups: Sequence[RowGroup] = RowGroups(self._listed, counts, rows)
 
     def nbytes(self, columns: Sequence[str]) -> int:
         """Return the sum of the sizes in the footers, before compression."""

@@ -25,7 +25,7 @@ from farandole.data.loader import Loader
 from farandole.data.meter import Meter, Metrics
 from farandole.data.reading import Reading
 from farandole.data.rounds import Columns
-from farandole.data.row_groups import Source
+from farandole.data.row_groups import Source, rows_in
 from farandole.data.selection import Condition, Predicate, SelectedSource
 from farandole.data.state import NO_VERSION
 from farandole.data.values import Ragged, SparseRows, Values
@@ -290,7 +290,7 @@ def _read_files(
         source = CachedSource(source, Path(options.cache_location), options.cache_size_limit or _DEFAULT_CACHE_LIMIT)
     source = _selected(source, options)
     columns = _columns(source.schema, schema_fields)
-    rows, shards = sum(group.rows for group in source.row_groups), options.shard_count or 1
+    rows, shards = int(rows_in(source.row_groups).sum()), options.shard_count or 1
     if options.num_epochs is None and 0 < rows < shards:
         # Refused on every rank alike: a rank without rows would wait for one for ever, and the others for that rank.
         raise DataError("", f"{rows} rows for {shards} shards in epochs without end; take at most {rows} shards")

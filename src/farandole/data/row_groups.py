@@ -4,15 +4,31 @@ Imports no module that reads files: ranks that are fed rows start without those.
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import lru_cache
+from operator import eq
+from typing import Protocol, overload, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from farandole.masking import mask
 
-__all__ = ["Far", "File", "Mixed", "Rechecked", "RowGroup", "Source", "fingerprint", "in_flight", "recheck"]
+__all__ = [
+    "Far",
+    "File",
+    "Mixed",
+    "Rechecked",
+    "RowGroup",
+    "RowGroups",
+    "Source",
+    "fingerprint",
+    "in_flight",
+    "recheck",
+    "rows_in",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +53,48 @@ class RowGroup:
 
     def __str__(self) -> str:
         return f"row group {self.number} of {mask(self.file.path)}"
+
+
+class RowGroups(Sequence[RowGroup]):
+    """Row groups of `files`, of which file i has `counts[i]`; `rows` are those of all row groups.
+
+    They take 8 bytes each, beside the files, and become objects when they are asked for."""
+
+    def __init__(self, files: Sequence[File], counts: Sequence[int], rows: Sequence[int] | NDArray[np.int64]) -> None:
+        self.files = files
+        self.rows: NDArray[np.int64] = np.asarray(rows, np.int64)
+        self._ends: NDArray[np.int64] = np.cumsum(np.asarray(counts, np.int64))
+        assert len(self.rows) == (self._ends[-1] if len(self._ends) else 0), "every row group belongs to a file"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> RowGroup: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[RowGroup]: ...
+    def __getitem__(self, place: int | slice) -> RowGroup | Sequence[RowGroup]:
+        if isinstance(place, slice):
+            return tuple(self[each] for each in range(*place.indices(len(self))))
+        at = range(len(self))[place]
+        file = int(np.searchsorted(self._ends, at, side="right"))
+        before = int(self._ends[file - 1]) if file else 0
+        return RowGroup(self.files[file], at - before, int(self.rows[at]))
+
+    def __iter__(self) -> Iterator[RowGroup]:
+        first = 0
+        for file, end in zip(self.files, self._ends.tolist(), strict=True):
+            for number, rows in enumerate(self.rows[first:end].tolist()):
+                yield RowGroup(file, number, rows)
+            first = end
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"RowGroups({len(self)} of {len(self.files)} files)"
 
 
 class Source(Protocol):
@@ -107,10 +165,21 @@ def recheck(source: Source) -> None:
         source.check()
 
 
-def fingerprint(row_groups: Iterable[RowGroup], *, of_table: bool) -> int:
+def rows_in(row_groups: Sequence[RowGroup]) -> NDArray[np.int64]:
+    """Return the rows of each row group."""
+    if isinstance(row_groups, RowGroups):
+        return row_groups.rows
+    return np.fromiter((group.rows for group in row_groups), np.int64, len(row_groups))
+
+
+def fingerprint(row_groups: Sequence[RowGroup], *, of_table: bool) -> int:
     """Return a number that stands for these row groups in a loader's state: their sizes, not where they lie.
 
     Those of a table also count with their marks, which stand for columns and deleted rows, and move with the table."""
-    told = [[group.rows, group.file.mark] if of_table else group.rows for group in row_groups]
-    digest = hashlib.sha256(json.dumps(told).encode())
+    if not of_table:
+        told = ", ".join(map(str, rows_in(row_groups).tolist()))
+    else:
+        spell = lru_cache(json.dumps)  # row groups of one file follow each other
+        told = ", ".join(f"[{group.rows}, {spell(group.file.mark)}]" for group in row_groups)
+    digest = hashlib.sha256(f"[{told}]".encode())  # as JSON, which states of before have
     return int.from_bytes(digest.digest()[:7])  # 56 bits: exact also for readers of JSON that know doubles only

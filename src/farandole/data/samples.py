@@ -13,7 +13,7 @@ from farandole.data.agreement import Gather, from_first, place_in, together
 from farandole.data.file_systems import Files, is_local
 from farandole.data.flight import MOST_IN_FLIGHT
 from farandole.data.ranges import Span
-from farandole.data.row_groups import File, RowGroup
+from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
 from farandole.data.sample_columns import columns_of, schema_of
 from farandole.data.sample_formats import FORMATS, Block, Decode, Format, Images, Json, Lines, Shards, Whole, format_of
 from farandole.errors import ConfigError, DataError, SourceError
@@ -88,13 +88,11 @@ class FileSource:
         self._files, self._listed, self._format = opened, listed, format
         self._decode = decode or format.decode
         self.classes: tuple[str, ...] = format.classes if isinstance(format, Images) else ()
-        blocks = [(Block(1),)] * len(listed) if format.whole else self._index(gather)
-        self._blocks = {} if format.whole else {file.path: each for file, each in zip(listed, blocks, strict=True)}
-        self.row_groups: Sequence[RowGroup] = tuple(
-            RowGroup(file, number, block.rows)
-            for file, each in zip(listed, blocks, strict=True)
-            for number, block in enumerate(each)
-        )
+        blocks = None if format.whole else self._index(gather)
+        self._blocks = {} if blocks is None else {file.path: each for file, each in zip(listed, blocks, strict=True)}
+        counts = [1] * len(listed) if blocks is None else [len(each) for each in blocks]
+        rows = counts if blocks is None else [block.rows for each in blocks for block in each]
+        self.row_groups: Sequence[RowGroup] = RowGroups(listed, counts, rows)
         if not self.row_groups:
             raise DataError("", "there are no samples in these files")
         first = together(lambda: self._decoded(self.row_groups[0])[:1], gather)
@@ -114,7 +112,7 @@ class FileSource:
     def nbytes(self, columns: Sequence[str]) -> int:
         """Estimate from the first sample."""
         each = sum(self._row_bytes[name].nbytes for name in columns if name in self.schema.names)
-        return int(each) * sum(group.rows for group in self.row_groups)
+        return int(each) * int(rows_in(self.row_groups).sum())
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read and decode samples; raises `SourceError` naming the file, `DataError` naming the sample.

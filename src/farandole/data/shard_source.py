@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from farandole.data.row_groups import File, RowGroup, Source
+from farandole.data.row_groups import File, RowGroup, RowGroups, Source
 from farandole.errors import DataError
 
 __all__ = ["ShardSource", "is_own", "read_streams"]
@@ -53,7 +53,9 @@ class ShardSource:
 
 def is_own(source: Source) -> bool:
     """Return whether the rows of `source` are one rank's alone."""
-    return any(group.file.mark == _OWN for group in source.row_groups)
+    groups = source.row_groups
+    files = groups.files if isinstance(groups, RowGroups) else (group.file for group in groups)
+    return any(file.mark == _OWN for file in files)
 
 
 def read_streams(whole: pa.Buffer) -> pa.Table:

@@ -1,5 +1,6 @@
 """Choice of the source that reads a table's folder, by the table's mark."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,6 +18,8 @@ from farandole.errors import ConfigError, MissingExtra, SourceError
 from farandole.masking import mask
 
 __all__ = ["LoggedSource", "TableFolder", "find_table"]
+
+log = logging.getLogger(__name__)
 
 LoggedSource: TypeAlias = TableSource | StreamSource | SavedDataset
 
@@ -76,6 +79,10 @@ def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None) 
 def _is_saved(fs: fsspec.AbstractFileSystem, folder: str, client: RangeClient | None) -> bool:
     """Return whether Hugging Face's save_to_disk has written this folder, or the folder of its splits."""
     marks = [f"{folder}/{name}" for name in (STATE, SPLITS)]
-    if client is not None:
-        return any(file.path in marks for mark in marks for file in client.first_page(mark))
-    return any(fs.exists(mark) for mark in marks)
+    try:
+        if client is not None:
+            return any(file.path in marks for mark in marks for file in client.first_page(mark))
+        return any(fs.exists(mark) for mark in marks)
+    except Exception as error:  # each file system has its own; listings may be closed to us, the files are not
+        log.info("%s cannot be looked at for %s: %s", mask(folder), STATE, mask(str(error)))
+        return False
