@@ -325,3 +325,14 @@ def test_exceptions_survive_pickle(installed: None) -> None:
     assert issubclass(HorovodVersionMismatchError, ImportError)
     assert HostsUpdatedInterrupt(False).skip_sync is False
     assert str(HorovodVersionMismatchError("a", "1", "2")) == get_version_mismatch_message("a", "1", "2")
+
+
+def test_uninstall_leaves_modules_that_load_late_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late:
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            raise AssertionError("the module was asked for its class, which would load it")
+
+    monkeypatch.setitem(sys.modules, "late", Late())  # type: ignore[arg-type]
+    install()
+    uninstall()

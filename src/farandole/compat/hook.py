@@ -52,7 +52,8 @@ def uninstall() -> None:
     sys.meta_path.remove(finder)
     if not finder.listed:
         sys.path.remove(str(IMPORTABLE))
-    for name in [name for name, module in sys.modules.items() if isinstance(module, Answered)]:
+    # By type(): isinstance asks a module that loads itself late for its class, and so imports it.
+    for name in [name for name, module in sys.modules.items() if issubclass(type(module), Answered)]:
         del sys.modules[name]
 
 
