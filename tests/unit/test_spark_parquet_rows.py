@@ -1,6 +1,8 @@
 """Parquet files as the rows of ranks: shares, types, and an order by content."""
 
+import io
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pyarrow.parquet as pq
 from farandole.data import ArrowShard, ParquetSource
 from farandole.errors import ConfigError, DataError, RankFailed, SourceError
 from farandole.spark import training_job
+from farandole.spark.backend import SparkBackend
 from farandole.spark.feed import plan_feed
 from farandole.spark.parquet_feed import StoredRows
 from farandole.spark.store import Store
@@ -141,7 +144,20 @@ def test_a_file_that_a_rank_cannot_read_ends_a_fit_as_a_source_error(monkeypatch
     monkeypatch.setattr(training_job, "run_barrier_job", fail)
     settings: dict[str, Any] = {"name": "", "num_proc": 2, "verbose": 0, "env": {}, "max_attempts": 1}
     with pytest.raises(SourceError, match="part-0: is gone"):
-        training_job.run_training_job(None, int, dataframe=None, **settings)  # type: ignore[arg-type]
+        training_job.run_training_job(object(), int, dataframe=None, **settings)  # type: ignore[arg-type]
+
+
+def test_a_backends_files_get_the_output_of_an_estimators_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(training_job, "run_barrier_job", lambda *_, **more: given.update(more) or [b"value"])
+    stdout = io.StringIO()
+    backend = SparkBackend(num_proc=1, stdout=stdout, prefix_output_with_timestamp=True)
+    settings: dict[str, Any] = {"name": "", "num_proc": 1, "verbose": 0, "env": {}, "max_attempts": 1}
+    training_job.run_training_job(object(), int, dataframe=None, show=backend.show(), **settings)  # type: ignore[arg-type]
+    assert given["verbosity"] == "all"
+    given["show"]("stdout", "[0] a line\n")
+    assert re.fullmatch(r"\w{3} \w{3} .*\[0\] a line\n", stdout.getvalue())
+    assert SparkBackend(num_proc=1).show() is None
 
 
 def test_columns_may_stay_as_they_are_and_one_may_choose(tmp_path: Path) -> None:
@@ -178,9 +194,9 @@ def test_a_hash_depends_on_the_rows_values_alone() -> None:
 def test_what_is_stored_is_looked_at_on_the_driver(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
     with pytest.raises(ConfigError, match=r"has no rows to train on: .*intermediate_train_data\.3 does not exist"):
-        StoredRows(store, 3)
+        StoredRows.of_store(store, 3)
     write(tmp_path / "intermediate_train_data", table(4).append_column("tiny", pa.array([1] * 4, pa.uint8())))
-    stored = StoredRows(store, None)
+    stored = StoredRows.of_store(store, None)
     schema = stored.schema(["id", "vector"])
     feed = plan_feed(schema, features=["vector", "flag"], labels=["id"], validation=None)
     assert stored.planned(feed).columns == ("vector", "flag", "id")
@@ -190,7 +206,7 @@ def test_what_is_stored_is_looked_at_on_the_driver(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="column 'tiny': Spark has no type for uint8"):
         stored.schema(["tiny"])
     write(tmp_path / "intermediate_val_data", table(4).drop_columns(["flag"]))
-    again = StoredRows(store, None)
+    again = StoredRows.of_store(store, None)
     assert (again.validation(0.25), again.validation_name(feed)) == (None, "intermediate_val_data")
     with pytest.raises(DataError, match="'flag': is bool in the rows to train on, None in intermediate_val_data"):
         again.planned(feed)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from farandole.spark.chosen import application_of
-from farandole.spark.session import active_session, run
+from farandole.spark.driver_log import Show
+from farandole.spark.session import active_session, run, shown_on
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
@@ -37,8 +38,8 @@ class Backend:
 class SparkBackend(Backend):
     """Backend of the session's own tasks; `kwargs` are further arguments of `farandole.spark.run`.
 
-    An estimator takes the number of ranks and their environment from it. Its ranks are tasks of its own job, which its
-    DataFrame feeds."""
+    An estimator takes the number of ranks, their environment and the files for their output from it. Its ranks are
+    tasks of its own job, which its DataFrame feeds."""
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         self._num_proc, self.env, self._kwargs = num_proc or default_num_proc(), dict(env or {}), kwargs
@@ -56,6 +57,13 @@ class SparkBackend(Backend):
     def num_processes(self) -> int:
         """Return the number of ranks."""
         return self._num_proc
+
+    def show(self) -> Show | None:
+        """Return what writes the ranks' output to `stdout` and `stderr`; None if neither was given."""
+        files = self._kwargs.get("stdout"), self._kwargs.get("stderr")
+        if files == (None, None):
+            return None
+        return shown_on(*files, bool(self._kwargs.get("prefix_output_with_timestamp")))
 
     def _call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
         return run(fn, *args, **kwargs)

@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param
@@ -16,6 +16,8 @@ from pyspark.sql.types import StructType
 from farandole.config import Config
 from farandole.core.builds import cuda_built
 from farandole.errors import ConfigError
+from farandole.launch.cores import available_cores
+from farandole.spark.backend import SparkBackend
 from farandole.spark.feed import Feed, plan_feed, plan_transformed_feed
 from farandole.spark.folders import Folder
 from farandole.spark.history import EpochLog
@@ -28,6 +30,9 @@ from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import RunPlan
 from farandole.spark.trainers.transformation import Transformation
 from farandole.spark.training_job import run_training_job
+
+if TYPE_CHECKING:
+    from farandole.spark.parquet_feed import StoredRows
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +89,16 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         # Here, as it reads Parquet, which takes longer to load than what other fits need.
         from farandole.spark.parquet_feed import StoredRows
 
-        stored = StoredRows(store, dataset_idx)
+        return self._fit_files(StoredRows.of_store(store, dataset_idx), active_session())
+
+    def _fit_files(self, stored: "StoredRows", spark: SparkSession | None) -> M:
+        """Fit to the rows of files, which the ranks read themselves."""
         needed = [*self._wanted(), *(self.getTransformationRemovedFields() or ())]
         validation = stored.validation(self.getValidation())
         self._check()
         feed = self._feed(stored.schema(needed), validation if isinstance(validation, str) else None)
         plan, saved = self._settle(replace(feed, validation_col=stored.validation_name(feed)), validation)
-        return self._finished(replace(plan, files=stored.planned(feed)), saved, active_session(), None)
+        return self._finished(replace(plan, files=stored.planned(feed)), saved, spark, None)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]) -> Iterator[tuple[int, M]]:
         """Return an iterator over the index and the model of each map of parameters, as pyspark.ml has it.
@@ -104,15 +112,36 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         fits: Iterator[tuple[int, M]] = super().fitMultiple(dataset, paramMaps)  # type: ignore[arg-type]
         return fits
 
-    def _fit(self, dataset: DataFrame) -> M:
+    def _fit(self, dataset: Any) -> M:
+        """Fit to a Spark DataFrame, or without Spark to rows in another form; see `local_rows`."""
+        if not isinstance(dataset, DataFrame):
+            return self._fit_without_spark(dataset)
         self._check()
         validation = self.getValidation()
         feed = self._feed(dataset.schema, validation if isinstance(validation, str) else None)
         plan, saved = self._settle(feed, validation)
         return self._finished(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
 
+    def _fit_without_spark(self, dataset: object) -> M:
+        # Here, as they read Parquet, which takes longer to load than what other fits need.
+        from farandole.spark.local_rows import as_files, is_local
+        from farandole.spark.parquet_feed import StoredRows
+
+        if not is_local(dataset):
+            raise TypeError(
+                "fit takes a Spark DataFrame, a pandas DataFrame, an Arrow table, or the path or URL of Parquet files, "
+                f"got {type(dataset).__name__}"
+            )
+        store = self.getStore()
+        with as_files(dataset) as url:
+            return self._fit_files(StoredRows(url, None, {} if store is None else store.storage_options), None)
+
     def _finished(
-        self, plan: RunPlan, saved: Checkpoint | None, spark: SparkSession, frame: Callable[[int], DataFrame] | None
+        self,
+        plan: RunPlan,
+        saved: Checkpoint | None,
+        spark: SparkSession | None,
+        frame: Callable[[int], DataFrame] | None,
     ) -> M:
         """Train the epochs that are left, on the rows that `frame` gives for a number of ranks."""
         if saved is not None and (saved.epoch >= plan.epochs or saved.stopped):
@@ -190,10 +219,12 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         )
         return plan, saved
 
-    def _ranks(self, spark: SparkSession) -> int:
+    def _ranks(self, spark: SparkSession | None) -> int:
         backend = self.getBackend()
         if backend is not None:
             return backend.num_processes()
+        if spark is None:
+            return self.getNumProc() or available_cores()
         return self.getNumProc() or all_slots(
             spark,
             patience=Config.from_environment().start_timeout,
@@ -201,7 +232,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             ranks_per_task=self.getRanksPerTask(),
         )
 
-    def _run(self, plan: RunPlan, spark: SparkSession, frame: Callable[[int], DataFrame] | None) -> Checkpoint:
+    def _run(self, plan: RunPlan, spark: SparkSession | None, frame: Callable[[int], DataFrame] | None) -> Checkpoint:
         ranks = self._ranks(spark)
         with EpochLog(self.getLoggers()) as epochs:
             trained = run_training_job(
@@ -216,6 +247,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
                 profile=self.getResourceProfile(),
                 ranks_per_task=self.getRanksPerTask(),
                 on_epoch=epochs.add,
+                show=backend.show() if isinstance(backend := self.getBackend(), SparkBackend) else None,
             )
             checkpoint = Checkpoint.load(trained)
             for record in checkpoint.history[plan.start.epoch :]:

@@ -1,6 +1,7 @@
 """Parquet files in a store as the source of an estimator's rows, planned on the driver from their footers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -21,19 +22,22 @@ _HELD = "intermediate_val_data"
 
 
 class StoredRows:
-    """The rows that lie in a store.
+    """The rows of Parquet files under the URL `train`, and of those under `held`, which validate if there are any.
 
-    Raises `ConfigError` without rows to train on, `SourceError` for files that cannot be read."""
+    Raises `SourceError` for files that cannot be read."""
 
-    def __init__(self, store: FilesystemStore, dataset_idx: int | None) -> None:
+    def __init__(self, train: str, held: str | None, options: Mapping[str, object]) -> None:
+        self._train, self._held, self._options = train, held, options
+        self._source = ParquetSource(train, options)
+        self._schema: pa.Schema = self._source.schema
+
+    @classmethod
+    def of_store(cls, store: FilesystemStore, dataset_idx: int | None) -> Self:
+        """Return the rows that lie in a store; raises `ConfigError` without rows to train on."""
         train, held = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
         if not store.exists(train):
             raise ConfigError("store", f"has no rows to train on: {train} does not exist")
-        self._options = store.storage_options
-        self._train = store.url(train)
-        self._held = store.url(held) if store.exists(held) else None
-        self._source = ParquetSource(self._train, self._options)
-        self._schema: pa.Schema = self._source.schema
+        return cls(store.url(train), store.url(held) if store.exists(held) else None, store.storage_options)
 
     def schema(self, needed: Sequence[str]) -> StructType:
         """Return the columns with Spark's types; raises `DataError` for a needed one that has none."""

@@ -17,7 +17,7 @@ from farandole.spark.barrier import run_barrier_job
 from farandole.spark.chosen import application_of
 from farandole.spark.driver_log import Show, Verbosity, show_on_console
 
-__all__ = ["active_session", "run"]
+__all__ = ["active_session", "run", "shown_on"]
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def run(
         description=f"farandole.spark.run: {getattr(fn, '__name__', type(fn).__name__)}",
         verbosity=verbosity,
         env=environment,
-        show=_shown_on(stdout, stderr, prefix_output_with_timestamp),
+        show=shown_on(stdout, stderr, prefix_output_with_timestamp),
         executable=executable or "",
         profile=resource_profile,
         ranks_per_task=ranks_per_task,
@@ -106,7 +106,8 @@ def _one_interface(nics: Iterable[str] | str) -> str:
     return names[0]
 
 
-def _shown_on(stdout: TextIO | None, stderr: TextIO | None, timestamp: bool) -> Show:
+def shown_on(stdout: TextIO | None, stderr: TextIO | None, timestamp: bool) -> Show:
+    """Return what writes the ranks' lines to these files, or to the console in place of None."""
     streams = {"stdout": stdout, "stderr": stderr}
 
     def show(stream: str, text: str) -> None:

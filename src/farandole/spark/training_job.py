@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from farandole.errors import ConfigError, DataError, RankFailed, SourceError
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.display import Display
-from farandole.spark.driver_log import OnMessage
+from farandole.spark.driver_log import OnMessage, Show, show_on_console
+from farandole.spark.local_job import run_local_ranks
 
 __all__ = ["run_training_job"]
 
@@ -19,7 +20,7 @@ OnEpoch: TypeAlias = Callable[[dict[str, float]], object]
 
 
 def run_training_job(
-    spark: SparkSession,
+    spark: SparkSession | None,
     task: Callable[[], T | None],
     *,
     dataframe: DataFrame | None,
@@ -30,38 +31,54 @@ def run_training_job(
     max_attempts: int,
     shows_epochs: bool = True,
     on_epoch: OnEpoch | None = None,
+    show: Show | None = None,
     profile: ResourceProfile | None = None,
     ranks_per_task: int = 1,
 ) -> T:
     """Run `task` on each of `num_proc` ranks, which are fed the rows of `dataframe`; return rank 0's value.
 
+    Without a session the ranks are processes of this machine, and read their rows themselves.
+
     Blocks until all ranks have ended. `name` is shown in Spark's UI and above the progress. Without `shows_epochs`
     messages about finished epochs are not shown; they still count as progress. `on_epoch` gets an epoch's values on
-    another thread; messages of a busy rank may be dropped. Raises the `DataError`, `SourceError` or `ConfigError` of a
-    rank as it is, `RankFailed` for other failures."""
+    another thread; messages of a busy rank may be dropped. `show` gets the ranks' output, which is not shown otherwise
+    unless `verbose` is above 1. Raises the `DataError`, `SourceError` or `ConfigError` of a rank as it is, `RankFailed`
+    for other failures."""
     display = Display(name) if verbose else None
     try:
         with display or nullcontext():
+            hear = _heard_by(display, shows_epochs, on_epoch)
+            shows_lines, shown = verbose > 1 or show is not None, show or show_on_console
+            if spark is None:
+                value = run_local_ranks(
+                    task, num_proc=num_proc, env=env, max_attempts=max_attempts, on_message=hear, show=shown,
+                    shows_lines=shows_lines,
+                )  # fmt: skip
+                return _value(value)
             values = run_barrier_job(
                 spark,
                 task,
                 num_proc=num_proc,
                 dataframe=dataframe,
                 description=f"{name}: {num_proc} ranks",
-                verbosity="all" if verbose > 1 else "log_callback_only",
+                verbosity="all" if shows_lines else "log_callback_only",
+                show=shown,
                 env=env,
-                on_message=_heard_by(display, shows_epochs, on_epoch),
+                on_message=hear,
                 results="first",
                 max_attempts=max_attempts,
                 profile=profile,
                 ranks_per_task=ranks_per_task,
             )
+            return _value(values[0])
     except RankFailed as failure:
         # The caller can mend rows and settings that cannot be used, whichever rank has found them.
         if isinstance(failure.__cause__, (DataError, SourceError, ConfigError)):
             raise failure.__cause__ from None
         raise
-    value = values[0]
+
+
+def _value(value: T | None) -> T:
     assert value is not None, "rank 0 returns a value"
     return value
 

@@ -107,7 +107,10 @@ class DataFrameModel(Model, Saved):
     def getRunId(self) -> str:
         return self._run_id
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
+    def _transform(self, dataset: Any) -> Any:
+        """Return a Spark DataFrame with the predictions; for rows in another form, a pandas DataFrame."""
+        if not isinstance(dataset, DataFrame):
+            return self._transform_without_spark(dataset)
         use_own_interpreter(dataset.sparkSession)
         features, names = self.getFeatureColumns(), self.getOutputCols()
         check_columns(dataset.schema, features)
@@ -118,6 +121,20 @@ class DataFrameModel(Model, Saved):
         fields = [f"o{index}" for index in range(len(names))]
         predictor, types = self._predictor(fields, dataset)
         return add_columns(dataset, features, fields, names, types, predictor)
+
+    def _transform_without_spark(self, dataset: object) -> pd.DataFrame:
+        # Here, as it reads Parquet, which takes longer to load than what Spark's rows need.
+        from farandole.spark.local_rows import as_frame, feature_batches
+
+        frame, names = as_frame(dataset), self.getOutputCols()
+        for name in names:
+            if name in frame.columns:
+                raise DataError(name, "is among the columns already; choose other names with setOutputCols")
+        fields = [f"o{index}" for index in range(len(names))]
+        predictor, _ = self._predictor(fields, frame)
+        predicted = list(predictor(feature_batches(frame, self.getFeatureColumns())))
+        outputs = pd.concat(predicted, ignore_index=True) if predicted else pd.DataFrame(columns=fields)
+        return frame.assign(**{name: outputs[each].to_numpy() for each, name in zip(fields, names, strict=True)})
 
 
 def add_columns(
@@ -140,10 +157,15 @@ def add_columns(
     return predicted.select("*", *outputs).drop(_PREDICTED)
 
 
-def first_row(dataset: DataFrame, features: Sequence[str]) -> tuple[pd.Series, ...]:
-    """Return one row's feature columns as a predictor gets them; runs a Spark job, raises `DataError` without rows."""
-    columns = [as_numbers(dataset.schema, name).alias(f"c{place}") for place, name in enumerate(features)]
-    rows: pd.DataFrame = dataset.select(*columns).limit(1).toPandas()
+def first_row(dataset: Any, features: Sequence[str]) -> tuple[pd.Series, ...]:
+    """Return one row's feature columns as a predictor gets them; raises `DataError` without rows.
+
+    Runs a Spark job unless `dataset` is a pandas DataFrame."""
+    if isinstance(dataset, pd.DataFrame):
+        rows = dataset[list(features)].iloc[:1].reset_index(drop=True)
+    else:
+        columns = [as_numbers(dataset.schema, name).alias(f"c{place}") for place, name in enumerate(features)]
+        rows = dataset.select(*columns).limit(1).toPandas()
     if rows.empty:
         raise DataError(features[0], "there are no rows; the model's outputs cannot be learned from an empty DataFrame")
     return tuple(rows[name] for name in rows.columns)

@@ -1,10 +1,11 @@
 """Launcher for ranks on this machine: each is a process below a guard."""
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Rank, Task
 from farandole.launch.calls import RankCall
@@ -18,24 +19,34 @@ from farandole.topology import host_identity, loopback_address
 __all__ = ["LocalAgent", "LocalBackend"]
 
 
-class LocalBackend:
-    """Starts up to `slots` ranks on this machine, all of them with this process's agent."""
+OnRankMessage: TypeAlias = Callable[[int, str, Mapping[str, object]], None]  # rank, kind, content
 
-    def __init__(self, slots: int) -> None:
-        self.address = loopback_address()
+
+def _ignore(rank: int, kind: str, payload: Mapping[str, object]) -> None:
+    """Drop a message that nobody asked for."""
+
+
+class LocalBackend:
+    """Starts up to `slots` ranks on this machine, all of them with this process's agent.
+
+    `on_message` gets the messages of ranks that make a call, from any thread."""
+
+    def __init__(self, slots: int, on_message: OnRankMessage | None = None) -> None:
+        self.address, self._on_message = loopback_address(), on_message
         self.hosts = (Host("localhost", slots),)
 
     @contextlib.contextmanager
     def open_agents(self, hosts: Sequence[Host]) -> Iterator[Mapping[Host, Agent]]:
         """Make the agent of this machine."""
-        with LocalAgent() as agent:
+        with LocalAgent(on_message=self._on_message) as agent:
             yield dict.fromkeys(hosts, agent)
 
 
 class LocalAgent:
     """The agent of this machine, in this process."""
 
-    def __init__(self, address: str = "") -> None:
+    def __init__(self, address: str = "", on_message: OnRankMessage | None = None) -> None:
+        self._on_message = on_message or _ignore
         self.address, self.identity = address or loopback_address(), host_identity()
         self.cores = sorted(os.sched_getaffinity(0))
         self.usable_cores = available_cores()
@@ -59,6 +70,7 @@ class LocalAgent:
                 start_timeout=task.start_timeout,
                 orders=Orders(keep=task.keep_all or place.rank == 0),
                 runner=task.runner,
+                on_message=functools.partial(self._on_message, place.rank),
                 on_end=lambda call: on_end(place.rank, call.failure),
             )
 

@@ -1,0 +1,109 @@
+"""Estimators without Spark: rows of pandas, Arrow and Parquet, ranks of this machine, and no Java."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("torch")
+
+import pandas as pd
+import pyarrow as pa
+
+from farandole.errors import DataError
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    """Send this module's functions whole: ranks cannot import it."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    yield
+    from pyspark import SparkContext
+
+    assert SparkContext._gateway is None, "a Java process was started"
+
+
+def rows(count: int = 40) -> pd.DataFrame:
+    numbers = np.random.default_rng(3).normal(size=(count, 3)).astype(np.float32)
+    labels = numbers @ np.array([1.0, -2.0, 0.5], np.float32)
+    return pd.DataFrame({"x": list(numbers), "flag": numbers[:, 0] > 0, "y": labels})
+
+
+def estimator(**more: Any) -> Any:
+    import torch
+
+    from farandole.spark.torch import TorchEstimator
+
+    torch.manual_seed(5)
+    model = torch.nn.Linear(3, 1)
+    given = {
+        "num_proc": 2, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.05),
+        "loss": torch.nn.functional.mse_loss, "feature_cols": ["x"], "label_cols": ["y"], "batch_size": 4, "epochs": 2,
+        "random_seed": 1, "verbose": 0,
+    }  # fmt: skip
+    return TorchEstimator(**{**given, **more})
+
+
+def weights(fitted: Any) -> list[list[float]]:
+    return [parameter.tolist() for parameter in fitted.getModel().parameters()]
+
+
+def test_fit_and_transform_rows_of_pandas() -> None:
+    frame = rows()
+    table = pa.table({name: pa.array(frame[name]) for name in frame.columns})
+    fitted = estimator().fit(frame)
+    assert len(fitted.history) == 2 and fitted.history[1]["loss"] < fitted.history[0]["loss"]
+
+    predicted = fitted.transform(frame)
+    assert list(predicted.columns) == ["x", "flag", "y", "y__output"] and len(predicted) == 40
+    weight, bias = weights(fitted)
+    want = np.stack(frame["x"]) @ np.array(weight[0]) + bias[0]
+    np.testing.assert_allclose(predicted["y__output"], want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(fitted.transform(table)["y__output"], predicted["y__output"])
+    with pytest.raises(DataError, match="'y__output': is among the columns already"):
+        fitted.transform(predicted)
+
+
+def test_wrong_rows_are_refused_before_ranks_start() -> None:
+    with pytest.raises(DataError, match="column 'z': is not in the DataFrame, which has x, flag, y"):
+        estimator(feature_cols=["z"]).fit(rows())
+    with pytest.raises(TypeError, match=r"fit takes a Spark DataFrame, .* or the path or URL of .*, got list"):
+        estimator().fit([1, 2])
+    with pytest.raises(DataError, match="'y': Arrow cannot hold it"):
+        estimator().fit(rows().assign(y=[object()] * 40))
+
+
+def test_ranks_run_again_and_no_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from farandole.spark.store import Store
+
+    died, scratch = tmp_path / "died", tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("LOCAL_DIRS", str(scratch))
+
+    class Dies:
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            if epoch == 1 and os.environ["RANK"] == "1" and not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    store = Store.create(str(tmp_path / "store"))
+    mine = estimator(store=store, run_id="again", callbacks=[Dies()])
+    fitted = mine.fit(pa.Table.from_pandas(rows()), {mine.epochs: 3})
+    assert died.exists() and [record["epoch"] for record in fitted.history] == [1, 2, 3]
+    assert list(scratch.iterdir()) == []
