@@ -109,3 +109,33 @@ def test_ignored_outputs_of_rank_0_are_the_tasks() -> None:
 
     with pytest.raises(IgnoreOutputs, match="rank 0 has none"):
         fails(how="ignore")
+
+
+def test_a_structured_dataset_gives_each_rank_its_rows(tmp_path: Path) -> None:
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from flytekit import FlyteContextManager
+    from flytekit.core.type_engine import TypeEngine
+    from flytekit.types.structured import StructuredDataset
+
+    import farandole.integrations.flyte  # noqa: F401  registers the decoder
+    from farandole.data import Loader, ParquetSource
+
+    def numbers_of(dataset: StructuredDataset) -> list[list[int]]:
+        read: list[list[int]] = []
+        for rank in range(2):
+            source = dataset.open(ParquetSource).all()
+            assert isinstance(source, ParquetSource)
+            loader = Loader(source, batch_size=2, policy="drop", rank=rank, size=2)
+            read.append([int(row) for batch in loader for row in batch["n"]])
+        return read
+
+    ctx = FlyteContextManager.current_context()
+    kind = TypeEngine.to_literal_type(StructuredDataset)
+    pq.write_table(pa.table({"n": range(8)}), tmp_path / "part.parquet", row_group_size=2)
+    written = StructuredDataset(dataframe=pd.DataFrame({"n": range(8)}))  # as a task before this one returns it
+    for dataset in (written, StructuredDataset(uri=str(tmp_path), file_format="parquet")):
+        literal = TypeEngine.to_literal(ctx, dataset, StructuredDataset, kind)
+        first, second = numbers_of(TypeEngine.to_python_value(ctx, literal, StructuredDataset))
+        assert sorted(first + second) == list(range(8)) and len(first) == len(second) == 4

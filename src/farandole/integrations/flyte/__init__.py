@@ -1,12 +1,13 @@
 """Flyte tasks whose function runs on ranks: `@task(task_config=Farandole(num_workers=4))`.
 
-Importing it registers the task type with flytekit."""
+Importing it registers the task type, and the decoder of tables for ranks, with flytekit."""
 
 from farandole.extras import importing
 
 with importing(__name__):
     from flytekitplugins.kfmpi import CleanPodPolicy, RestartPolicy, RunPolicy
 
+    from farandole.integrations.flyte.rows import SourceDecoder
     from farandole.integrations.flyte.task import Farandole, FarandoleTask
 
-__all__ = ["CleanPodPolicy", "Farandole", "FarandoleTask", "RestartPolicy", "RunPolicy"]
+__all__ = ["CleanPodPolicy", "Farandole", "FarandoleTask", "RestartPolicy", "RunPolicy", "SourceDecoder"]

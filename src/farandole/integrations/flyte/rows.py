@@ -1,0 +1,35 @@
+"""Tables of Flyte as sources of `farandole.data`: `dataset.open(ParquetSource).all()` opens one where it is."""
+
+from flytekit import FlyteContext
+from flytekit.models import literals
+from flytekit.models.literals import StructuredDatasetMetadata
+from flytekit.types.structured.structured_dataset import (
+    PARQUET,
+    StructuredDatasetDecoder,
+    StructuredDatasetTransformerEngine,
+)
+
+from farandole.data import ParquetSource
+
+__all__ = ["SourceDecoder"]
+
+
+class SourceDecoder(StructuredDatasetDecoder):  # type: ignore[misc]  # flytekit has no types
+    """Gives a `StructuredDataset` of Parquet files as a `ParquetSource`.
+
+    Nothing but the files' footers is read then; a `Loader` reads the row groups of its rank."""
+
+    def __init__(self) -> None:
+        super().__init__(ParquetSource, supported_format=PARQUET)
+
+    def decode(
+        self,
+        ctx: FlyteContext,
+        flyte_value: literals.StructuredDataset,
+        current_task_metadata: StructuredDatasetMetadata,
+    ) -> ParquetSource:
+        """Open the table; raises `SourceError` for files that cannot be read."""
+        return ParquetSource(flyte_value.uri)
+
+
+StructuredDatasetTransformerEngine.register(SourceDecoder())
