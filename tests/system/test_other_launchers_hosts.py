@@ -43,11 +43,14 @@ def start(*words: str, env: dict[str, str] | None = None) -> "subprocess.Complet
 
 
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed (openmpi-bin)")
-def test_open_mpi_on_two_hosts(hosts: Hosts) -> None:
+@pytest.mark.parametrize("fabric", ["auto", "mpi"])
+def test_open_mpi_on_two_hosts(hosts: Hosts, fabric: str) -> None:
     net = f"{net_of(hosts.names[0])}0/24"
     words = ["mpirun.openmpi", "--mca", "plm_rsh_agent", f"ssh -F {hosts.config}", "--host", ",".join(hosts.names)]
     words += ["--mca", "oob_tcp_if_include", net, "--mca", "btl_tcp_if_include", net, "--mca", "btl", "self,tcp"]
-    done = start(*words, "-np", "2", sys.executable, "-c", MEET, env=OPEN_MPI)
+    words += ["-x", f"FARANDOLE_FABRIC={fabric}", "-np", "2"]
+    program = f"{MEET}assert hvd.mpi_enabled() == {fabric == 'mpi'}\n"
+    done = start(*words, sys.executable, "-c", program, env=OPEN_MPI)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == LINES
 
