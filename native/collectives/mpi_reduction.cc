@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <numeric>
 #include <optional>
 
@@ -11,6 +12,8 @@ namespace {
 using Handle = MpiLibrary::Handle;
 
 constexpr size_t kGatheredBelow = size_t{64} << 10;  // bytes of all inputs that every rank gathers
+constexpr size_t kCopiedFrom = size_t{256} << 10;    // bytes in place that are copied first, where that is faster
+constexpr size_t kMostCopied = size_t{16} << 20;     // bytes of the copy
 constexpr size_t kSegment = size_t{32} << 20;        // bytes of the inputs that a rank receives at once
 
 template <DType dtype, ReduceOp op>
@@ -84,13 +87,17 @@ void reduce_by_mpi(MpiMesh& mesh, const Piece& piece, DType dtype, const Reducti
   const bool scaled = reduction.prescale != 1;
   if (scaled) reduce_one(dtype, {ReduceOp::Sum, reduction.prescale}, piece.in, piece.out, count);
   const bool in_place = scaled || piece.in == piece.out;
-  for (size_t done = 0; done < piece.bytes; done += kMostMpiBytes) {
-    const auto part = static_cast<int>(std::min(kMostMpiBytes, piece.bytes - done) / width);
+  const bool copied = in_place && mesh.library().is_slow_in_place && piece.bytes >= kCopiedFrom;
+  const size_t most = copied ? kMostCopied : kMostMpiBytes;
+  for (size_t done = 0; done < piece.bytes; done += most) {
+    const size_t bytes = std::min(most, piece.bytes - done);
     const void* from = in_place ? mesh.library().in_place : piece.in + done;
+    if (copied) from = std::memcpy(mesh.received(bytes), piece.out + done, bytes);
     mesh.start("MPI_Iallreduce", [&](Handle* request) {
-      return mesh.library().iallreduce(from, piece.out + done, part, by.type, by.op, mesh.comm(), request);
+      return mesh.library().iallreduce(from, piece.out + done, static_cast<int>(bytes / width), by.type, by.op,
+                                       mesh.comm(), request);
     });
-    mesh.finish(piece.bytes);
+    mesh.finish(bytes);
   }
   if (reduction.postscale != 1 || reduction.divisor != 1)
     reduce_one(dtype, {reduction.op, 1, reduction.postscale, reduction.divisor}, piece.out, piece.out, count);

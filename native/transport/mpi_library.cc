@@ -94,6 +94,7 @@ void MpiLibrary::use_open_mpi(void* loaded) {
   in_place = reinterpret_cast<void*>(1);
   ignored_status = nullptr;
   thread_multiple = 3;
+  is_slow_in_place = true;  // up to three times at 64 MiB (4.1.4, two ranks)
   const Handle u8 = address("ompi_mpi_uint8_t");
   const Handle u16 = address("ompi_mpi_uint16_t");
   types_ = {u8,

@@ -42,6 +42,7 @@ class MpiLibrary {
   void* in_place = nullptr;
   void* ignored_status = nullptr;
   int thread_multiple = 0;
+  bool is_slow_in_place = false;  // MPI_Iallreduce in place takes a slower algorithm than with two buffers
 
   int (*finalized)(int*);
   int (*query_thread)(int*);
