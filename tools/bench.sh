@@ -30,7 +30,7 @@ touch build/bench/started
 failed=()
 for name in "${names[@]}"; do
   echo "== $name"
-  if [[ $name =~ ^(feed|launch_spark|spark_fit|transform)$ ]] && ! tools/check_java.sh; then
+  if [[ $name =~ ^(feed|launch_spark|spark_fit|spark_limits|transform)$ ]] && ! tools/check_java.sh; then
     echo "$name is left out: it needs Java."
     continue
   fi

@@ -1,0 +1,144 @@
+"""How soon does Spark's user hear of what went well or wrong? Seconds, each with a limit.
+
+    python bench/spark_limits.py [--rounds 3]
+
+On two ranks of one Spark session (local[2]): a function that does nothing; from the exception of a rank until the call
+has raised it, and until no process of its ranks is left; a job with more ranks than slots, until it is refused, which
+takes Spark ten minutes; a fit whose epochs are finished already. Writes bench/results/*-spark-limits.json."""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from comparison import OURS, limit, table
+from launch_spark import session
+from pyspark.sql import SparkSession
+from race import Race, race, record
+
+from farandole.errors import RankFailed, SlotsError
+from farandole.spark import HorovodRunner, run
+from farandole.spark.store import Store
+from farandole.spark.torch import TorchEstimator
+
+RANKS = 2
+MARK = "SPARK_LIMITS_MARK"
+
+
+def nothing() -> int:
+    """Return a number; of this program, so that ranks need not import the modules of another one."""
+    return 42
+
+
+def fail(path: str) -> None:
+    """Note the time and fail on rank 1; the other rank and a helper of it go on."""
+    import subprocess
+
+    if os.environ["FARANDOLE_RANK"] == "1":
+        Path(path).write_text(str(time.monotonic()))
+        raise ArithmeticError("of rank 1")
+    subprocess.Popen(["sleep", "600"])
+    time.sleep(600)
+
+
+def left(mark: str) -> bool:
+    """Return whether a process has the mark in its environment."""
+    wanted = f"{MARK}={mark}".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in environment.read_bytes():
+                return True
+        except OSError:
+            continue  # it has ended, or is another user's
+    return False
+
+
+def failure(folder: Path, *, until_gone: bool) -> float:
+    """Return the seconds from a rank's exception to the caller's, or to the end of the last process."""
+    mark, noted = uuid.uuid4().hex, folder / uuid.uuid4().hex
+    try:
+        run(fail, (str(noted),), num_proc=RANKS, env={MARK: mark}, verbose=0)
+    except RankFailed as error:
+        assert error.rank == 1, error
+    while until_gone and left(mark):
+        time.sleep(0.02)
+    return time.monotonic() - float(noted.read_text())
+
+
+def refusal() -> float:
+    """Return the seconds until a job that never fits is refused."""
+    began = time.monotonic()
+    try:
+        HorovodRunner(np=RANKS + 1).run(nothing)
+    except SlotsError:
+        return time.monotonic() - began
+    raise AssertionError("not refused")
+
+
+def value() -> float:
+    """Return the seconds until a function's value is there."""
+    began = time.monotonic()
+    assert HorovodRunner(np=RANKS).run(nothing) == 42
+    return time.monotonic() - began
+
+
+def finished_fit(spark: SparkSession, folder: Path) -> Callable[[], float]:
+    """Fit once; return what measures the same fit again."""
+    torch.manual_seed(7)
+    model = torch.nn.Linear(1, 1)
+    estimator = TorchEstimator(
+        num_proc=RANKS,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=torch.nn.functional.mse_loss,
+        feature_cols=["x"],
+        label_cols=["y"],
+        input_shapes=[[-1, 1]],
+        store=Store.create(str(folder)),
+        run_id="finished",
+        verbose=0,
+    )
+    rows = spark.createDataFrame([(0.5 * place, 1.0) for place in range(8)], "x double, y double")
+    wanted = estimator.fit(rows).getModel().state_dict()
+
+    def again() -> float:
+        began = time.monotonic()
+        got = estimator.fit(rows).getModel().state_dict()
+        taken = time.monotonic() - began
+        assert all(torch.equal(got[name], each) for name, each in wanted.items())
+        return taken
+
+    return again
+
+
+def measure(spark: SparkSession, folder: Path, rounds: int) -> dict[str, tuple[Race, float]]:
+    """Return each measurement with its limit in seconds."""
+    contenders: Mapping[str, tuple[Callable[[], float], float]] = {
+        "value of a function": (value, 5.0),
+        "exception of a rank": (lambda: failure(folder, until_gone=False), 5.0),
+        "no process after an exception": (lambda: failure(folder, until_gone=True), 5.0),
+        "refusal of too many ranks": (refusal, 2.0),
+        "fit without an epoch left": (finished_fit(spark, folder), 5.0),
+    }
+    return {name: (race({OURS: call}, rounds), seconds) for name, (call, seconds) in contenders.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder, session(RANKS) as spark:
+        found = measure(spark, Path(folder), given.rounds)
+    lines = [limit(name, measured, 1e6 * seconds) for name, (measured, seconds) in found.items()]
+    sys.stdout.write(f"{table('limits on Spark, 2 ranks', lines)}\n")
+    races = {f"{name}: seconds": measured for name, (measured, _) in found.items()}
+    sys.stdout.write(f"{record('spark-limits', races, ('farandole', 'pyspark', 'torch'), lines)}\n")
+
+
+if __name__ == "__main__":
+    main()
