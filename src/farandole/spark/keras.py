@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import cloudpickle
-from pyspark.resource import ResourceProfile
 
 from farandole.errors import ConfigError
 from farandole.extras import importing
@@ -13,6 +12,7 @@ from farandole.extras import importing
 with importing(__name__):
     import keras
     import pandas as pd
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
 
     from farandole.spark import checks

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from pyspark.resource import ResourceProfile
-
 from farandole.errors import ConfigError
 from farandole.extras import importing
 
 with importing(__name__):
     import lightning_utilities  # noqa: F401  # both packages of Lightning bring it
     import torch
+    from pyspark.resource import ResourceProfile
 
     from farandole.lightning.packages import PACKAGES, package_of
     from farandole.spark.backend import SparkBackend

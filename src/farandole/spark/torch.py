@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import cloudpickle
-from pyspark.resource import ResourceProfile
 
 from farandole.errors import ConfigError
 from farandole.extras import importing
@@ -16,6 +15,7 @@ from farandole.refusals import GPUS
 with importing(__name__):
     import pandas as pd
     import torch
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
 
     from farandole.spark import checks
