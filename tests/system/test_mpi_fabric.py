@@ -118,7 +118,7 @@ def test_conformance_of_numpy(launcher: str) -> None:
     conform(launcher, 2, f"({FEW}) and numpy and not ({OF_THREADS})", 10)
 
 
-@pytest.mark.slow
+@pytest.mark.skipif("FARANDOLE_TEST_MPI" not in os.environ, reason="20 minutes: FARANDOLE_TEST_MPI=1 asks for it")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_conformance_of_all_bindings(launcher: str, ranks: int) -> None:

@@ -281,22 +281,35 @@ def _open_urls(urls: Sequence[str], options: Mapping[str, object]) -> list[tuple
 
 
 def open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Find the file system of a URL: fsspec's, or Arrow's own (s3, gs, hdfs) if fsspec's package is not installed."""
+    """Find the file system of a URL: fsspec's, or Arrow's own (s3, gs, hdfs) if fsspec's package is not installed.
+
+    Only Arrow's understands a URL of s3 with credentials or a query."""
     secrets = secret_values(options)
+    parts = urlsplit(url)
+    if parts.scheme in ("s3", "s3a") and (parts.query or ":" in parts.netloc or "@" in parts.netloc):
+        return _open_by_arrow(url, options, "takes no options in a URL")
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except ImportError as missing:
-        if options and urlsplit(url).scheme not in ("s3", "s3a"):
+        if options and parts.scheme not in ("s3", "s3a"):
             raise SourceError(url, f"its file system needs a package for these options: {missing}") from missing
-        try:
-            arrow, path = _open_s3(url, options) if options else pyarrow.fs.FileSystem.from_uri(url)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            problem = mask(f"cannot be opened by Arrow ({error}), nor by fsspec ({missing})", *secrets)
-            raise SourceError(url, problem) from hide_cause(error, *secrets)
-        return ArrowFSWrapper(arrow), path
+        return _open_by_arrow(url, options, str(missing))
     except Exception as error:  # each file system has its own
         raise SourceError(url, mask(f"cannot be opened: {error}", *secrets)) from hide_cause(error, *secrets)
     return fs, path
+
+
+def _open_by_arrow(
+    url: str, options: Mapping[str, object], without_fsspec: str
+) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Open a URL with Arrow's client; `without_fsspec` is the reason, for errors."""
+    secrets = secret_values(options)
+    try:
+        arrow, path = _open_s3(url, options) if options else pyarrow.fs.FileSystem.from_uri(url)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        problem = mask(f"cannot be opened by Arrow ({error}), nor by fsspec ({without_fsspec})", *secrets)
+        raise SourceError(url, problem) from hide_cause(error, *secrets)
+    return ArrowFSWrapper(arrow), path
 
 
 def _open_s3(url: str, options: Mapping[str, object]) -> tuple[pyarrow.fs.FileSystem, str]:

@@ -154,10 +154,7 @@ class RangeFile(io.RawIOBase):
         try:
             return self._client.flight.call(self._client.url(path), lambda: self._client.fetch(path, span, mark))
         except ChangedFile as error:
-            problem = (
-                f"has changed while it was being read ({error}); open the data again, and write new data to new files"
-            )
-            raise SourceError(path, problem) from error
+            raise SourceError(path, _changed(str(error))) from error
 
 
 def _changed(difference: str) -> str:
