@@ -68,7 +68,7 @@ STATEMENTS = [
 ]
 # Packages that a statement loads before the one that it misses.
 FIRST = {
-    "import farandole.integrations.flyte": ["flytekitplugins.kfmpi"],
+    "import farandole.integrations.flyte": ["flytekitplugins"],
     "import farandole.spark.torch": ["pandas", "torch"],
     "import farandole.spark.keras": ["keras", "pandas"],
     "from farandole.lightning import FarandoleStrategy": ["torch", "torchmetrics"],
