@@ -13,7 +13,7 @@ from farandole.numpy import Average, Max, Sum
 from farandole.rendezvous import SoloRendezvous
 from helpers.bindings import BINDINGS, FUNCTIONAL, SIZES, Binding
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 every_binding = pytest.mark.parametrize("binding", BINDINGS, ids=lambda binding: binding.name)
 every_functional = pytest.mark.parametrize("binding", FUNCTIONAL, ids=lambda binding: binding.name)

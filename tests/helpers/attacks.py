@@ -25,7 +25,7 @@ from farandole.rendezvous import Rendezvous, RendezvousServer, TcpRendezvous, fr
 from helpers.hosts import run_on_hosts
 from helpers.outcomes import RanksFailed
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 from helpers.strangers import crowd
 
 __all__ = ["ATTACKS", "Finding", "death_in_init", "ranks_on_hosts"]

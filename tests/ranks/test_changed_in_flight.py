@@ -12,7 +12,7 @@ from farandole.core.context import Context
 from farandole.core.operations.kinds import ALLREDUCE
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 pytestmark = pytest.mark.native
 

@@ -14,7 +14,7 @@ from farandole.core.context import Context
 from farandole.errors import ConfigError, EngineClosed
 from farandole.rendezvous import SoloRendezvous
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 
 @pytest.fixture

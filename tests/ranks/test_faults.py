@@ -18,7 +18,7 @@ from farandole.core.wiring.peers import Arrivals
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RendezvousError
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 ALLREDUCE, BARRIER = 0, 5
 VICTIM = 1

@@ -15,7 +15,7 @@ from farandole.core.operations.kinds import ALLREDUCE
 from farandole.errors import PeerLost
 from farandole.rendezvous import from_environment
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 HEARTBEAT = timedelta(seconds=1)
 SUM = 1

@@ -14,7 +14,7 @@ from farandole.core.default import context as default_context
 from farandole.errors import PeerLost
 from helpers.outcomes import Death, RanksFailed
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 HOWS = pytest.mark.parametrize("how", ["threads", "processes"])
 

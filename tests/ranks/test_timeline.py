@@ -29,7 +29,7 @@ from farandole.rendezvous import SoloRendezvous
 from farandole.timeline.files import timeline_path
 from farandole.timeline.reading import read_traces
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 ALLREDUCE = 0
 PATIENCE = 60.0

@@ -20,7 +20,7 @@ from farandole.core.operations.kinds import ALLREDUCE
 from farandole.errors import InvalidRequest, PeerLost
 from farandole.rendezvous import SoloRendezvous, from_environment
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 SUM = 1
 

@@ -18,7 +18,7 @@ from farandole.rendezvous import from_environment
 from farandole.topology import interface_address
 from helpers.collectives import check_collectives
 from helpers.hosts import SECOND_DEVICE, cut_off, run_on_hosts
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 pytestmark = [
     pytest.mark.slow,

@@ -30,7 +30,7 @@ from farandole.rendezvous import from_environment
 from helpers.leaks import Snapshot
 from helpers.outcomes import Death
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "12"))
 SEED = int(os.environ.get("KILL_SEED", "0")) or random.SystemRandom().randrange(1 << 30)

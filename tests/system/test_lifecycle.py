@@ -20,7 +20,7 @@ from farandole.core.operations.kinds import ALLREDUCE, BARRIER
 from farandole.errors import EngineClosed, PeerLost
 from farandole.rendezvous import SoloRendezvous, from_environment
 from helpers.ranks import run_ranks
-from helpers.requests import recurring
+from helpers.recurring import recurring
 
 LIVES = 100
 SUM = 1

@@ -1,5 +1,8 @@
 """Files of object stores and web servers: few requests, repeated when they fail, and never rows of a changed file."""
 
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -236,3 +239,31 @@ def test_spans_with_small_holes_are_one() -> None:
     spans = [Span(50, 60), Span(0, 10), Span(12, 20), Span(55, 58)]
     assert coalesce(spans, hole=5) == [Span(0, 20), Span(50, 60)]
     assert coalesce([], hole=5) == []
+
+
+def test_a_request_does_not_wait_for_ever_for_those_in_flight() -> None:
+    flight, held = Flight(patience=0.02), threading.Event()
+    flight._seconds.append(0.0)
+    with ThreadPoolExecutor(LEAST_IN_FLIGHT) as pool:
+        others = [pool.submit(flight.call, "s3://x/y", held.wait) for _ in range(LEAST_IN_FLIGHT)]
+        while flight._flying < LEAST_IN_FLIGHT:
+            time.sleep(0.001)
+        with pytest.raises(
+            SourceError, match=r"s3://x/z: cannot be read: 4 requests in flight, none ended within 0.02"
+        ):
+            flight.call("s3://x/z", lambda: 1)
+        held.set()
+        assert all(each.result() for each in others)
+
+
+def test_a_client_that_cannot_be_made_is_told_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.session", None)
+    with ObjectStore.serving(folder) as store:
+        source = ParquetSource("s3://bucket/data", store.options)
+        assert len(source.row_groups) == FILES
+    told = [each.getMessage() for each in caplog.records if "several times as many requests" in each.getMessage()]
+    assert len(told) == 1
+    assert "s3://bucket/data" in told[0]
+    assert "botocore" in told[0]

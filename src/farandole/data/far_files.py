@@ -12,6 +12,7 @@ from farandole.data.flight import MOST_IN_FLIGHT
 from farandole.data.ranges import RangeClient
 from farandole.data.row_groups import File
 from farandole.data.tables import is_web
+from farandole.masking import mask, secret_values
 
 __all__ = ["list_places", "look_at", "range_client"]
 
@@ -20,8 +21,12 @@ log = logging.getLogger(__name__)
 _PAGE = 1000  # objects in a page of a listing
 
 
-def range_client(url: str, options: Mapping[str, object], fs: fsspec.AbstractFileSystem) -> RangeClient | None:
-    """Return a client for the store of a URL; None for stores that are read through their file system alone."""
+def range_client(
+    url: str, options: Mapping[str, object], fs: fsspec.AbstractFileSystem, *, warn: bool
+) -> RangeClient | None:
+    """Return a client for the store of a URL; None for stores that are read through their file system alone.
+
+    With `warn`, logs a warning where a client for the store exists and cannot be made."""
     # Imported here: each needs a package that other stores do not need.
     if is_web(fs):
         from farandole.data.web_client import WebClient
@@ -33,7 +38,14 @@ def range_client(url: str, options: Mapping[str, object], fs: fsspec.AbstractFil
 
             return S3Client(url, options)
         except (ImportError, ValueError) as lacking:
-            log.info("s3 is read by %s, with more requests: %s", type(fs).__name__, lacking)
+            if warn:
+                log.warning(
+                    "%s is read by %s, which makes several times as many requests, as the client of farandole[s3] "
+                    "cannot be made: %s",
+                    mask(url),
+                    type(fs).__name__,
+                    mask(str(lacking), *secret_values(options)),
+                )
     return None
 
 

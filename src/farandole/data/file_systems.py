@@ -14,7 +14,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data.far_files import list_places, look_at, range_client
-from farandole.data.ranges import RangeClient, RangeFile, Span
+from farandole.data.ranges import RangeClient, RangeFile, Span, changed_file, difference_of
 from farandole.data.row_groups import File
 from farandole.data.store_options import arrow_s3_options
 from farandole.data.tables import is_web, refuse_listed_table, refuse_table_above
@@ -62,10 +62,12 @@ class Files:
     client: RangeClient | None = field(default=None, compare=False)
 
     @classmethod
-    def at(cls, url: str, options: Mapping[str, object] | None = None, gone: str = "") -> "Files":
-        """Return the file system of a URL, with a client for ranges if its store has one; makes no request."""
+    def at(cls, url: str, options: Mapping[str, object] | None = None, gone: str = "", *, warn: bool = True) -> "Files":
+        """Return the file system of a URL, with a client for ranges if its store has one; makes no request.
+
+        With `warn`, logs a warning if that client cannot be made; `find` has done so."""
         fs, _ = open_url(url, options or {})
-        return cls(fs, gone, range_client(url, options or {}, fs))
+        return cls(fs, gone, range_client(url, options or {}, fs, warn=warn))
 
     @classmethod
     def find(
@@ -90,7 +92,7 @@ class Files:
         fs = places[0][0]
         if any(other != fs for other, _ in places):
             raise SourceError(asked[0], "the URLs belong to several file systems; copy the data to one of them")
-        files = cls(fs, client=range_client(asked[0], options or {}, fs) if ranges else None)
+        files = cls(fs, client=range_client(asked[0], options or {}, fs, warn=True) if ranges else None)
         listed, tops = files._list_all(asked, [place for _, place in places], suffix)
         refuse_table_above(fs, sorted(tops), files.client)
         return files, [listed[path] for path in sorted(listed)]
@@ -128,11 +130,7 @@ class Files:
         """Raise `SourceError` naming the first file that has changed or vanished since it was listed."""
         for was, now in zip(files, self.look([file.path for file in files]), strict=True):
             if was.size != now.size if self.gone else was != now:
-                raise SourceError(
-                    was.path,
-                    f"has changed while it was being read ({was.size} bytes, {was.mark}, are now {now.size} bytes, "
-                    f"{now.mark}); open the data again, and write new data to new files",
-                )
+                raise changed_file(was.path, difference_of(was, now.size, now.mark))
 
     @property
     def web(self) -> bool:

@@ -23,6 +23,8 @@ _MEASURED = 32  # requests, of which the fastest tells the latency: bodies and b
 
 _ATTEMPTS = 6
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds; each pause is twice the one before
+# Seconds until one of the requests in flight ends. Clients end each of theirs sooner, unless its body trickles.
+_PATIENCE = 300.0
 # A store that refuses for its load gets half as many requests for as long.
 _CALM = 5.0
 
@@ -41,15 +43,17 @@ class PassingFailure(Exception):
 class Flight:
     """The requests of one process to one store; used from any thread. Can be pickled, without what it has measured."""
 
-    def __init__(self, attempts: int = _ATTEMPTS, first_pause: float = _FIRST_PAUSE) -> None:
-        self._attempts, self._first_pause = attempts, first_pause
+    def __init__(
+        self, attempts: int = _ATTEMPTS, first_pause: float = _FIRST_PAUSE, patience: float = _PATIENCE
+    ) -> None:
+        self._attempts, self._first_pause, self._patience = attempts, first_pause, patience
         self._changed = threading.Condition()
         self._flying = 0
         self._seconds: deque[float] = deque(maxlen=_MEASURED)
         self._calm_until = 0.0
 
-    def __reduce__(self) -> tuple[type["Flight"], tuple[int, float]]:
-        return type(self), (self._attempts, self._first_pause)
+    def __reduce__(self) -> tuple[type["Flight"], tuple[int, float, float]]:
+        return type(self), (self._attempts, self._first_pause, self._patience)
 
     @property
     def most(self) -> int:
@@ -63,11 +67,12 @@ class Flight:
     def call(self, url: str, request: Callable[[], T]) -> T:
         """Return what `request` returns; blocks while enough requests are in flight, and between attempts.
 
-        Raises `SourceError` naming URL, attempts and the last failure when each attempt was a `PassingFailure`."""
+        Raises `SourceError` naming URL, attempts and the last failure when each attempt was a `PassingFailure`, and
+        when none of the requests in flight ends within `patience` seconds."""
         began = time.monotonic()
         for attempt in range(1, self._attempts + 1):
             try:
-                return self._fly(request)
+                return self._fly(url, request)
             except PassingFailure as failure:
                 if attempt == self._attempts:
                     spent = time.monotonic() - began
@@ -78,9 +83,11 @@ class Flight:
             time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _fly(self, request: Callable[[], T]) -> T:
+    def _fly(self, url: str, request: Callable[[], T]) -> T:
         with self._changed:
-            self._changed.wait_for(lambda: self._flying < self.most)
+            if not self._changed.wait_for(lambda: self._flying < self.most, self._patience):
+                problem = f"cannot be read: {self._flying} requests in flight, none ended within {self._patience:g} s"
+                raise SourceError(url, problem)
             self._flying += 1
         began = time.monotonic()
         try:

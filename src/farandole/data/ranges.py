@@ -10,7 +10,17 @@ from farandole.data.flight import Flight
 from farandole.data.row_groups import File
 from farandole.errors import SourceError
 
-__all__ = ["TAIL_BYTES", "ChangedFile", "Part", "RangeClient", "RangeFile", "Span", "coalesce"]
+__all__ = [
+    "TAIL_BYTES",
+    "ChangedFile",
+    "Part",
+    "RangeClient",
+    "RangeFile",
+    "Span",
+    "changed_file",
+    "coalesce",
+    "difference_of",
+]
 
 TAIL_BYTES = 64 << 10  # a footer is fetched with one request if it is not larger
 # Unwanted bytes between two ranges that cost less than another request would.
@@ -140,9 +150,7 @@ class RangeFile(io.RawIOBase):
 
     def _keep(self, part: Part) -> None:
         if self.file.size >= 0 and part.size != self.file.size:
-            was, now = self.file, part
-            told = f"{was.size} bytes, {was.mark}, are now {now.size} bytes, {now.mark}"
-            raise SourceError(was.path, _changed(told))
+            raise changed_file(self.file.path, difference_of(self.file, part.size, part.mark))
         if self.file.size < 0:
             self.file = replace(self.file, size=part.size)
         if not self.file.mark:
@@ -154,11 +162,18 @@ class RangeFile(io.RawIOBase):
         try:
             return self._client.flight.call(self._client.url(path), lambda: self._client.fetch(path, span, mark))
         except ChangedFile as error:
-            raise SourceError(path, _changed(str(error))) from error
+            raise changed_file(path, str(error)) from error
 
 
-def _changed(difference: str) -> str:
-    return f"has changed while it was being read ({difference}); open the data again, and write new data to new files"
+def changed_file(path: str, difference: str) -> SourceError:
+    """Return the error for a file that is no longer the one that was listed."""
+    advice = "open the data again, and write new data to new files"
+    return SourceError(path, f"has changed while it was being read ({difference}); {advice}")
+
+
+def difference_of(was: File, size: int, mark: str) -> str:
+    """Return the size and mark of a file, then and now, for `changed_file`."""
+    return f"{was.size} bytes, {was.mark}, are now {size} bytes, {mark}"
 
 
 def coalesce(spans: Iterable[Span], hole: int = _HOLE_BYTES) -> Sequence[Span]:

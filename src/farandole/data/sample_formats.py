@@ -41,7 +41,7 @@ class Format(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether each file is a sample, so that no file is opened to find the samples."""
+        """Return whether each file is one sample. Then no file is opened to find samples."""
         ...
 
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:

@@ -24,7 +24,7 @@ __all__ = ["FileSource", "Named", "files"]
 Named: TypeAlias = str | Sequence[str] | Callable[[str], bool]
 
 _OPENERS = 16
-# Of a file whose size is not known yet: the answer holds the whole file if it is smaller.
+# Bytes to ask for where the size of a file is unknown. The answer holds the whole file if the file is smaller.
 _FIRST_BYTES = 8 << 20
 # Rows of a lane that are shuffled among each other, if samples lie together in blocks.
 _LEAST_WINDOW = 8
@@ -66,7 +66,7 @@ def files(
         listed = together(find, gather)
     else:
         listed = from_first(find, gather, place_in(gather)[0])
-    opened = Files.at(urls if isinstance(urls, str) else urls[0], options)
+    opened = Files.at(urls if isinstance(urls, str) else urls[0], options, warn=False)
     kind = format or format_of([file.path for file in listed])
     made = _make_format(kind, listed, size)
     if made.suffixes and (format is None or kind == "images"):

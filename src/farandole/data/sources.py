@@ -117,7 +117,7 @@ def _open_found(
 ) -> ParquetFiles | LoggedSource:
     if table is not None:
         return table.open(options, version)
-    return ParquetFiles(Files.at(urls if isinstance(urls, str) else urls[0], options), listed, gather)
+    return ParquetFiles(Files.at(urls if isinstance(urls, str) else urls[0], options, warn=False), listed, gather)
 
 
 class ArrowSource:

@@ -62,7 +62,7 @@ def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None) 
     if len(asked) != 1:
         return None
     fs, place = open_url(asked[0], options or {})
-    client = range_client(asked[0], options or {}, fs)
+    client = range_client(asked[0], options or {}, fs, warn=False)
     if any(sign in place for sign in "*?["):  # in the path: a URL may have a query
         return None
     if place.endswith(".metadata.json"):
