@@ -1,6 +1,6 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-without test-oldest test-tensorflow test-pythons test-compilers test-native lint fmt docs \
+.PHONY: help setup demo test test-programs test-without test-oldest test-tensorflow test-pythons test-compilers test-native lint fmt docs \
   bench check tsan asan clean
 
 BIN := .venv/bin
@@ -24,9 +24,13 @@ demo:  ## train on two Spark tasks and show what happens (needs Java 17 or newer
 	@tools/setup.sh
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-test: test-native  ## run all tests; make test ARGS='-k name' runs some of the Python ones
+test: test-native  ## run the tests, but for test-programs; make test ARGS='-k name' runs some of the Python ones
 	@$(BIN)/python tools/spark_archive.py
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-programs: setup  ## run every program of README, guides and examples, and the notebooks' flows, to its end
+	@$(BIN)/python tools/spark_archive.py
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests/system/programs $(ARGS)
 
 test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed
 	@$(BIN)/python tools/without.py $(WITHOUT) -- $(ARGS)
@@ -60,7 +64,7 @@ docs: setup  ## build the documentation site; a warning is an error
 bench: setup  ## measure; make bench ONLY='launch native_reduce' runs some
 	@tools/bench.sh $(ONLY)
 
-check: lint test  ## all that has to pass before a merge
+check: lint test test-programs  ## all that has to pass before a merge
 
 tsan: setup  ## run the native tests under the thread sanitizer
 	@tools/native.sh thread

@@ -17,7 +17,7 @@ require("flytekitplugins", "pyspark", "keras", "tensorflow", "matplotlib")
 
 pytestmark = [pytest.mark.native, pytest.mark.slow]
 
-PROGRAM = Path(__file__).parents[2] / "examples" / "rossmann" / "workflow.py"
+PROGRAM = Path(__file__).parents[3] / "examples" / "rossmann" / "workflow.py"
 event_loop = pytest.fixture(scope="module", autouse=True)(loop)
 
 

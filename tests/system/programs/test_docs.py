@@ -13,7 +13,7 @@ from helpers.code_blocks import CodeBlock, read_code_blocks
 from helpers.programs import run, warm_spark
 from helpers.warm import FRAMEWORKS
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in read_code_blocks(page, str(page.relative_to(ROOT)))]
 

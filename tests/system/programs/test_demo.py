@@ -19,7 +19,7 @@ from helpers.programs import run, warm_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT = 180  # seconds; what the demo may take on two cores
 
 

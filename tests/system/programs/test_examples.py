@@ -13,7 +13,7 @@ from helpers import programs
 from helpers.installed import require, require_imports_of
 from system.launched import farandole
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 # How the programs are run; those that are not named here, as they are.

@@ -25,7 +25,7 @@ from rossmann.tables import read
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.native, pytest.mark.timeout(400)]
 
-PROGRAM = Path(__file__).parents[2] / "examples" / "rossmann" / "forecast.py"
+PROGRAM = Path(__file__).parents[3] / "examples" / "rossmann" / "forecast.py"
 VALIDATION_DAYS = 42
 
 
