@@ -27,8 +27,9 @@ NATIVE = (PACKAGE / "core",)
 VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")
 # Packages that a user may lack: a test module skips without them, before it imports one.
 OPTIONAL = {
-    *("deltalake", "jax", "keras", "lightning", "matplotlib", "mlflow", "optuna", "pandas", "pyiceberg", "pyspark"),
-    *("ray", "sklearn", "tensorboard", "tensorflow", "torch", "yaml"),
+    *("PIL", "deltalake", "flytekit", "flytekitplugins", "jax", "keras", "lightning", "matplotlib", "mlflow", "moto"),
+    *("optuna", "pandas", "prometheus_client", "pyarrow", "pyiceberg", "pyspark", "ray", "s3fs", "sklearn"),
+    *("tensorboard", "tensorflow", "torch", "yaml"),
     *(f"farandole.{name}" for name in ("jax", "keras", "lightning", "ray", "tensorflow", "torch")),
 }
 
