@@ -28,9 +28,17 @@ class Busy {
 /// plan.
 void require_room(Kind kind, const Captured& output, const Captured& input, std::string_view name) {
   if (output.dtype != input.dtype) throw Error::invalid(std::string(name), "the output differs from the input in type");
+  if (output.device != input.device)
+    throw Error::invalid(std::string(name), "the output lies on another device than the input");
   if (!is_sized_by_plan(kind) && !std::ranges::equal(output.shape, input.shape))
     throw Error::invalid(std::string(name), "the output differs from the input in shape");
   if (!output.writable) throw Error::invalid(std::string(name), "its memory is read-only; pass a writable tensor");
+}
+
+/// Waits for operations on a device; returns their handle.
+Handle finished(Handle handle) {
+  handle.wait();
+  return handle;
 }
 
 /// Returns whether only an entry holds these operations. A thread with a handle may still read the result.
@@ -42,6 +50,11 @@ bool are_free(std::span<const OperationPtr> operations) {
   return true;
 }
 
+template <class Tensors>
+bool any_on_device(const Tensors& tensors) {
+  return std::ranges::any_of(tensors, [](const auto& each) { return each.input.device != nullptr; });
+}
+
 }  // namespace
 
 TensorView Calls::Tensors::view() const {
@@ -51,6 +64,17 @@ TensorView Calls::Tensors::view() const {
     view.room = output->bytes();
   }
   return view;
+}
+
+StagedTensor Calls::Tensors::staged(std::string_view name) const {
+  StagedTensor made;
+  made.view = view();
+  made.device = input.device;
+  made.input_stream = input.stream;
+  if (output) made.output_stream = output->stream;
+  made.name = name;
+  made.keep = keep_alive(input, output ? &*output : nullptr);
+  return made;
 }
 
 Calls::Tensors Calls::tensors_of(Kind kind, std::string_view name, nb::handle input, nb::handle output) {
@@ -149,16 +173,61 @@ std::optional<Handle> Calls::run(Entry& entry, Kind kind, std::span<const Tensor
   return handle;
 }
 
+Handle Calls::start_staged(const RequestView& request, std::span<const std::string_view> names,
+                           std::span<const Tensors> tensors) {
+  std::vector<StagedTensor> staged;
+  staged.reserve(tensors.size());
+  const dlpack::ExchangeApi* api = nullptr;
+  bool tells_streams = true;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Captured& result = tensors[i].output ? *tensors[i].output : tensors[i].input;
+    if (result.device != nullptr) {
+      api = result.api;
+      tells_streams = tells_streams && api != nullptr;
+    }
+    staged.push_back(tensors[i].staged(request.grouped ? std::string_view() : names[i]));
+  }
+  if (staging_ == nullptr) staging_ = std::make_shared<Staging>(engine_);
+  Handle handle(engine_, {staging_, staging_->start(request, staged), tells_streams ? api : nullptr});
+  sweep_references();
+  return handle;
+}
+
+void Calls::wait_for_submissions() {
+  for (bool submitted = staging_ == nullptr; !submitted;) {
+    {
+      const Released released(*engine_);
+      submitted = staging_->wait_for_submissions(kSignalsEvery);
+    }
+    if (!submitted && PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
+void Calls::shutdown() {
+  {
+    const nb::gil_scoped_release released;
+    engine_->shutdown();
+  }
+  const std::shared_ptr<Staging> staging = staging_;
+  const nb::gil_scoped_release released;
+  if (staging != nullptr) staging->close();
+  engine_->wait_for_callers();
+}
+
 std::optional<Handle> Calls::run(const RequestView& request, nb::handle input, nb::handle output) {
   Entry once;
+  // The operations that were started before come first.
+  if (request.kind == Kind::Join) wait_for_submissions();
   if (!request.grouped) {
     const Tensors tensors = tensors_of(request.kind, request.name, input, output);
+    if (tensors.input.device != nullptr) return finished(start_staged(request, {&request.name, 1}, {&tensors, 1}));
     Entry& entry = entry_of(request, once);
     prepare(entry, request, {&tensors, 1});
     return run(entry, request.kind, {&tensors, 1});
   }
   const std::vector<Tensors> tensors = members_of(request, input, output);
   if (tensors.empty()) return std::nullopt;
+  if (any_on_device(tensors)) return finished(start_staged(request, {}, tensors));
   Entry& entry = entry_of(request, once);
   prepare(entry, request, tensors);
   return run(entry, request.kind, tensors);
@@ -168,13 +237,15 @@ Handle Calls::start(const RequestView& request, nb::handle input, nb::handle out
   Entry once;
   if (!request.grouped) {
     const Tensors tensors = tensors_of(request.kind, request.name, input, output);
+    if (tensors.input.device != nullptr) return start_staged(request, {&request.name, 1}, {&tensors, 1});
     Entry& entry = entry_of(request, once);
     prepare(entry, request, {&tensors, 1});
     start(entry.given, {&tensors, 1}, wake);
     return {engine_, entry.given};
   }
   const std::vector<Tensors> tensors = members_of(request, input, output);
-  if (tensors.empty()) return {engine_, {}};
+  if (tensors.empty()) return {engine_, std::span<const OperationPtr>()};
+  if (any_on_device(tensors)) return start_staged(request, {}, tensors);
   Entry& entry = entry_of(request, once);
   prepare(entry, request, tensors);
   start(entry.given, tensors, wake);
@@ -188,12 +259,18 @@ Handle Calls::start_each(RequestView request, nb::handle names, nb::handle input
   if (given.size() != count || results.size() != count)
     throw Error::invalid("", "many operations need one name, one input and one output each");
   std::vector<Tensors> tensors;
+  std::vector<std::string_view> each;
   std::vector<OperationPtr> operations;
   tensors.reserve(count);
+  each.reserve(count);
   operations.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    request.name = text_of(named[i].ptr());
-    tensors.push_back(tensors_of(request.kind, request.name, given[i].ptr(), results[i].ptr()));
+    each.push_back(text_of(named[i].ptr()));
+    tensors.push_back(tensors_of(request.kind, each[i], given[i].ptr(), results[i].ptr()));
+  }
+  if (any_on_device(tensors)) return start_staged(request, each, tensors);
+  for (size_t i = 0; i < count; ++i) {
+    request.name = each[i];
     Entry once;
     Entry& entry = entry_of(request, once);
     prepare(entry, request, {&tensors[i], 1});

@@ -14,6 +14,7 @@
 #include "bind/capture.h"
 #include "bind/handle.h"
 #include "engine/engine.h"
+#include "engine/staging.h"
 
 namespace farandole {
 
@@ -34,6 +35,9 @@ class Calls {
   /// Starts `request`. Without `wake`, no progress is made until a thread waits. If an error is thrown, no member of
   /// the group was started.
   Handle start(const RequestView& request, nanobind::handle input, nanobind::handle output, bool wake);
+
+  /// Leaves the other ranks and fails what is pending; see Engine::shutdown(). Releases the GIL.
+  void shutdown();
 
   /// Starts many independent operations, each under its own name. If an error is thrown, none was started.
   Handle start_each(RequestView request, nanobind::handle names, nanobind::handle inputs, nanobind::handle outputs,
@@ -57,6 +61,7 @@ class Calls {
     std::optional<Captured> output;  // none: allocated by the engine
 
     [[nodiscard]] TensorView view() const;
+    [[nodiscard]] StagedTensor staged(std::string_view name) const;
   };
 
   using Kept = std::unordered_map<std::string, Entry, Text, std::equal_to<>>;
@@ -70,10 +75,15 @@ class Calls {
   void prepare(Entry& entry, const RequestView& request, std::span<const Tensors> tensors);
   std::optional<Handle> run(Entry& entry, Kind kind, std::span<const Tensors> tensors);
   void start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake);
+  /// Starts operations of which some are on a device. `names` are those of tensors that form no group.
+  Handle start_staged(const RequestView& request, std::span<const std::string_view> names,
+                      std::span<const Tensors> tensors);
+  void wait_for_submissions();
 
   std::shared_ptr<Engine> engine_;
   size_t capacity_;
   Kept singles_, groups_;
+  std::shared_ptr<Staging> staging_;  // since the first tensor on a device
 };
 
 }  // namespace farandole

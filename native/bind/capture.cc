@@ -140,11 +140,27 @@ DType dtype_of(const Py_buffer& view, std::string_view name) {
       "Tensor is required to be contiguous. Pass a C-contiguous copy (tensor.contiguous(), numpy.ascontiguousarray)");
 }
 
+/// Returns the device of a tensor, null for host memory.
+CudaDevice* device_of(const dlpack::Tensor& tensor, std::string_view name) {
+  switch (tensor.device.type) {
+    case dlpack::kCpu:
+    case dlpack::kCpuPinned: return nullptr;
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged: break;
+    default:
+      throw Error::invalid(std::string(name), "it lies on a device (DLPack type " + std::to_string(tensor.device.type) +
+                                                  ") that is neither a CPU nor a GPU of CUDA; copy it to the CPU");
+  }
+  try {
+    return &CudaDevice::of(tensor.device.id);
+  } catch (const Error& error) {
+    throw error.named(std::string(name));
+  }
+}
+
 Captured from_dlpack(const dlpack::Tensor& tensor, std::string_view name) {
-  if (tensor.device.type != dlpack::kCpu && tensor.device.type != dlpack::kCpuPinned)
-    throw Error::invalid(std::string(name), "it lies on a device (DLPack type " + std::to_string(tensor.device.type) +
-                                                "), and this version reduces in CPU memory only; pass tensor.cpu()");
   Captured captured;
+  captured.device = device_of(tensor, name);
   captured.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   captured.dtype = dtype_of(tensor.dtype, name);
   captured.shape = {tensor.shape, static_cast<size_t>(tensor.ndim)};
@@ -219,11 +235,22 @@ Captured capture_buffer(nb::handle tensor, std::string_view name) {
   return captured;
 }
 
-Captured capture_dlpack(nb::handle tensor, std::string_view name) {
-  const nb::object capsule = tensor.attr("__dlpack__")();
+const dlpack::Tensor& tensor_in(const nb::object& capsule) {
   const auto* managed = static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (managed == nullptr) throw nb::python_error();
-  Captured captured = from_dlpack(managed->tensor, name);
+  return managed->tensor;
+}
+
+Captured capture_dlpack(nb::handle tensor, std::string_view name) {
+  nb::object capsule = tensor.attr("__dlpack__")();
+  Captured captured = from_dlpack(tensor_in(capsule), name);
+  if (captured.device != nullptr) {
+    // The producer makes the given stream wait for its work. A call without a stream is cheap on the CPU.
+    CudaDevice& device = *captured.device;
+    capsule = tensor.attr("__dlpack__")(nb::arg("stream") = reinterpret_cast<uintptr_t>(device.handover()));
+    captured = from_dlpack(tensor_in(capsule), name);
+    captured.stream = device.handover();
+  }
   captured.owner = capsule;  // the capsule's destructor calls the producer's deleter
   return captured;
 }
@@ -243,13 +270,25 @@ Captured capture(nb::handle tensor, std::string_view name) {
     if (access.api->tensor_from_object(tensor.ptr(), &view) != 0) throw nb::python_error();
     Captured captured = from_dlpack(view, name);
     captured.owner = nb::borrow(tensor);
-    return captured;
+    if (captured.device == nullptr) return captured;
+    if (access.api->current_stream != nullptr) {
+      captured.api = access.api;
+      captured.stream = current_stream(*access.api, *captured.device);
+      return captured;
+    }
+    return capture_dlpack(tensor, name);
   }
   if (access.buffer) return capture_buffer(tensor, name);
   if (nb::hasattr(tensor, "__dlpack__")) return capture_dlpack(tensor, name);
   throw Error::invalid(
       std::string(name),
       "a " + spell_type(tensor) + " is no tensor; pass one with DLPack or the buffer protocol (torch, numpy, ...)");
+}
+
+CudaDevice::Stream current_stream(const dlpack::ExchangeApi& api, const CudaDevice& device) {
+  void* stream = nullptr;
+  if (api.current_stream(dlpack::kCuda, device.ordinal(), &stream) != 0) throw nb::python_error();
+  return static_cast<CudaDevice::Stream>(stream);
 }
 
 std::shared_ptr<void> keep_alive(const Captured& input, const Captured* output) {

@@ -8,6 +8,8 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "bind/dlpack.h"
+#include "device/cuda_device.h"
 
 namespace farandole {
 
@@ -17,15 +19,21 @@ struct Captured {
   DType dtype = DType::UInt8;
   std::span<const int64_t> shape;
   bool writable = true;
-  nanobind::object owner;  // of the memory
+  nanobind::object owner;                    // of the memory
+  CudaDevice* device = nullptr;              // null: host memory; otherwise `data` is an address of the device
+  CudaDevice::Stream stream = nullptr;       // of a tensor on a device: the work in it comes before a use of the memory
+  const dlpack::ExchangeApi* api = nullptr;  // the source of `stream`, if it can tell the current stream
 
   [[nodiscard]] size_t bytes() const;
 };
 
 /// Reads the memory of `tensor` by DLPack's C exchange interface if its type has one (torch: 80 ns), else by the buffer
 /// protocol (numpy), else by `__dlpack__`. Throws Error (Invalid) with `name` unless it is a dense, C-contiguous tensor
-/// in CPU memory of a known type.
+/// of a known type in CPU memory or on a CUDA device, and Error (Fabric) if the device cannot be used.
 [[nodiscard]] Captured capture(nanobind::handle tensor, std::string_view name);
+
+/// Returns the stream in which the calling thread works on `device`, according to `api`.
+[[nodiscard]] CudaDevice::Stream current_stream(const dlpack::ExchangeApi& api, const CudaDevice& device);
 
 /// Keeps the memory of input and output (null: none) alive. Any thread may drop it, with or without the GIL.
 [[nodiscard]] std::shared_ptr<void> keep_alive(const Captured& input, const Captured* output);

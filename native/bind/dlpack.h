@@ -7,11 +7,13 @@
 namespace farandole::dlpack {
 
 struct Device {
-  int32_t type;  // 1 = CPU, 3 = pinned CPU memory
+  int32_t type;
   int32_t id;
 };
 inline constexpr int32_t kCpu = 1;
-inline constexpr int32_t kCpuPinned = 3;
+inline constexpr int32_t kCuda = 2;
+inline constexpr int32_t kCpuPinned = 3;     // by CUDA
+inline constexpr int32_t kCudaManaged = 13;  // memory that CUDA moves between CPU and GPU
 
 struct DataType {
   uint8_t code;
@@ -40,7 +42,7 @@ struct Version {
   uint32_t major, minor;
 };
 
-/// The struct behind `type(tensor).__dlpack_c_exchange_api__`, from DLPack 1.3 on; only the last-but-one function is
+/// The struct behind `type(tensor).__dlpack_c_exchange_api__`, from DLPack 1.3 on; only the last two functions are
 /// used.
 struct ExchangeApi {
   Version version;
@@ -51,7 +53,8 @@ struct ExchangeApi {
   /// Fills `out` with borrowed pointers, valid while the object lives unchanged. Returns 0, or -1 with a Python error
   /// set.
   int (*tensor_from_object)(void* object, Tensor* out);
-  void* current_stream;
+  /// Sets `out` to the stream in which the calling thread works on the device. Returns as above. May be null.
+  int (*current_stream)(int32_t device_type, int32_t device_id, void** out);
 };
 
 }  // namespace farandole::dlpack

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
+#include <thread>
 
 #include "bind/capture.h"
 #include "bind/dlpack.h"
@@ -13,7 +14,7 @@ namespace nb = nanobind;
 namespace farandole {
 namespace {
 
-constexpr std::chrono::milliseconds kSignalsEvery{50};  // the longest delay until Ctrl-C ends a wait
+constexpr std::chrono::microseconds kNap{50};  // between two looks at a copy
 
 dlpack::DataType dlpack_type(DType dtype) {
   const auto bits = static_cast<uint8_t>(8 * size_of(dtype));
@@ -31,16 +32,27 @@ dlpack::DataType dlpack_type(DType dtype) {
   }
 }
 
-using Array = nb::ndarray<nb::array_api>;
-
-std::optional<Array> array_of(const OperationPtr& operation) {
-  if (!operation->result) return std::nullopt;
+nb::object array_of(const OperationPtr& operation) {
+  if (!operation->result) return nb::none();
   const dlpack::DataType type = dlpack_type(operation->request.dtype);
   std::vector<size_t> shape(operation->result_shape.begin(), operation->result_shape.end());
   auto* owner = new OperationPtr(operation);
   const nb::capsule capsule(owner, [](void* held) noexcept { delete static_cast<OperationPtr*>(held); });
-  return Array(operation->result->data(), shape.size(), shape.data(), capsule, nullptr,
-               nb::dlpack::dtype{type.code, type.bits, type.lanes});
+  return nb::cast(nb::ndarray<nb::array_api>(operation->result->data(), shape.size(), shape.data(), capsule, nullptr,
+                                             nb::dlpack::dtype{type.code, type.bits, type.lanes}));
+}
+
+/// Waits until `passed` returns true, without the GIL. Throws the error of a signal handler.
+template <class Passed>
+void wait_until(Engine& engine, Passed passed) {
+  for (bool done = false; !done;) {
+    {
+      const Released released(engine);
+      const auto until = std::chrono::steady_clock::now() + kSignalsEvery;
+      while (!(done = passed()) && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kNap);
+    }
+    if (!done && PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
 }
 
 }  // namespace
@@ -67,31 +79,75 @@ Handle::Handle(std::shared_ptr<Engine> engine, std::span<const OperationPtr> ope
 }
 
 bool Handle::done() const {
+  if (staged_)
+    return staged_->staging->is_done(*staged_->call) && (staged_->api != nullptr || staged_->call->has_returned());
   return std::ranges::all_of(operations(), [](const OperationPtr& operation) { return operation->done(); });
 }
 
 void Handle::wait() {
-  wait_for(*engine_, operations());
-  for (const OperationPtr& operation : operations())
-    if (operation->error) throw *operation->error;
+  if (staged_) wait_staged();
+  else wait_for(*engine_, operations());
+  for (size_t i = 0; i < count(); ++i)
+    if (operation(i)->error) throw *operation(i)->error;
+}
+
+void Handle::wait_staged() {
+  Staging& staging = *staged_->staging;
+  StagedCall& call = *staged_->call;
+  for (bool done = staging.is_done(call); !done;) {
+    {
+      const Released released(*engine_);
+      done = staging.wait(call, kSignalsEvery);
+    }
+    if (!done && PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+  sweep_references();
+  if (staged_->api == nullptr) return wait_until(*engine_, [&call] { return call.has_returned(); });
+  for (CudaDevice* device : call.devices()) call.hold(*device, current_stream(*staged_->api, *device));
+}
+
+const OperationPtr& Handle::operation(size_t index) const {
+  return staged_ ? staged_->call->operation(index) : operations()[index];
 }
 
 const OperationPtr& Handle::only() const {
-  if (!single_) throw std::logic_error("a handle of several operations has no single result");
-  return single_;
+  if (count() != 1) throw std::logic_error("a handle of several operations has no single result");
+  return operation(0);
 }
 
-std::optional<Array> Handle::result() {
-  wait();
-  return array_of(only());
+nb::object Handle::result(size_t index) const {
+  if (!staged_ || !staged_->call->is_on_device(index)) return array_of(operation(index));
+  if (!staged_->call->has_result(index)) return nb::none();
+  return nb::cast(StagedResult(engine_, *staged_, index));
 }
 
-std::vector<std::optional<Array>> Handle::results() {
+nb::object Handle::result() {
   wait();
-  std::vector<std::optional<Array>> results;
-  results.reserve(operations().size());
-  for (const OperationPtr& operation : operations()) results.push_back(array_of(operation));
+  static_cast<void>(only());
+  return result(0);
+}
+
+nb::list Handle::results() {
+  wait();
+  nb::list results;
+  for (size_t i = 0; i < count(); ++i) results.append(result(i));
   return results;
+}
+
+nb::tuple StagedResult::shape() const {
+  nb::list extents;
+  for (const int64_t extent : part_.call->operation(index_)->result_shape) extents.append(extent);
+  return nb::tuple(extents);
+}
+
+void StagedResult::copy_to(nb::handle tensor) {
+  const Request& request = part_.call->operation(index_)->request;
+  const Captured to = capture(tensor, request.name);
+  if (to.device == nullptr || to.dtype != request.dtype)
+    throw Error::invalid(request.name, "the result needs a tensor of its type on the input's device");
+  const auto address = reinterpret_cast<CudaDevice::Address>(to.data);
+  const CudaMark copied = part_.staging->copy_result(*part_.call, index_, *to.device, address, to.bytes(), to.stream);
+  if (to.api == nullptr) wait_until(*engine_, [&copied] { return copied.passed(); });
 }
 
 std::vector<int64_t> Handle::received_splits() {

@@ -210,11 +210,15 @@ void define_wiring(nb::module_& m) {
 }
 
 void define_engine(nb::module_& m) {
+  nb::class_<StagedResult>(m, "StagedResult")
+      .def_prop_ro("shape", &StagedResult::shape, nb::sig("def shape(self) -> tuple[int, ...]"))
+      .def("copy_to", &StagedResult::copy_to, "tensor"_a);
+
   nb::class_<Handle>(m, "Handle")
       .def("done", &Handle::done)
       .def("wait", &Handle::wait)
-      .def("result", &Handle::result)
-      .def("results", &Handle::results)
+      .def("result", nb::overload_cast<>(&Handle::result), nb::sig("def result(self) -> Any | None"))
+      .def("results", &Handle::results, nb::sig("def results(self) -> list[Any | None]"))
       .def("received_splits", &Handle::received_splits)
       .def("last_joined", &Handle::last_joined);
 
@@ -231,13 +235,7 @@ void define_engine(nb::module_& m) {
                    "output: object | None) "
                    "-> Handle | None"))
       .def("shared_buffer", &shared_buffer, "nbytes"_a)
-      .def(
-          "shutdown",
-          [](const Calls& calls) {
-            calls.engine()->shutdown();
-            calls.engine()->wait_for_callers();
-          },
-          nb::call_guard<nb::gil_scoped_release>())
+      .def("shutdown", &Calls::shutdown)
       .def("require_alive", [](const Calls& calls) { calls.engine()->require_alive(); })
       .def(
           "turn", [](const Calls& calls, const Knobs& knobs, bool paced) { calls.engine()->turn(knobs, paced); },

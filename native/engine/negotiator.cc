@@ -33,6 +33,8 @@ constexpr Aspect kAspects[] = {
     {"dtype", [](const Request& a, const Request& b) { return a.dtype == b.dtype; },
      [](const Request& r) { return r.type_text(); }},
     {"shape", same_shape, [](const Request& r) { return r.type_text(); }},
+    {"device", [](const Request& a, const Request& b) { return a.on_device == b.on_device; },
+     [](const Request& r) -> std::string { return r.on_device ? "CUDA tensor" : "CPU tensor"; }},
     {"reduce op", [](const Request& a, const Request& b) { return a.op == b.op; },
      [](const Request& r) -> std::string { return name_of(r.op); }},
     {"scale factors",

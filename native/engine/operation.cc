@@ -22,7 +22,8 @@ OperationPtr named_operation(const RequestView& view, size_t index, size_t count
 bool is_same(const Request& request, const RequestView& view, const TensorView& tensor) {
   return request.kind == view.kind && request.op == view.op && request.prescale == view.prescale &&
          request.postscale == view.postscale && request.root == view.root && request.cacheable == view.cacheable &&
-         request.dtype == tensor.dtype && std::ranges::equal(request.shape, tensor.shape);
+         request.dtype == tensor.dtype && request.on_device == tensor.on_device &&
+         std::ranges::equal(request.shape, tensor.shape);
 }
 
 }  // namespace
@@ -56,6 +57,7 @@ bool build(OperationPtr& operation, const RequestView& view, const TensorView& t
   request.root = view.root;
   request.cacheable = view.cacheable;
   request.dtype = tensor.dtype;
+  request.on_device = tensor.on_device;
   request.shape.assign(tensor.shape.begin(), tensor.shape.end());
   validate(request, size);
   return true;

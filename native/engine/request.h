@@ -31,6 +31,7 @@ struct Request {
   ReduceOp op = ReduceOp::Sum;
   /// The name will recur with the same signature, so it deserves a number.
   bool cacheable = false;
+  bool on_device = false;  // the tensor lies in the memory of a GPU
   double prescale = 1;
   double postscale = 1;
   int32_t root = 0;

@@ -20,6 +20,7 @@ void write(Writer& w, const Request& request) {
   w.byte(static_cast<uint8_t>(request.dtype));
   w.byte(static_cast<uint8_t>(request.op));
   w.byte(request.cacheable ? 1 : 0);
+  w.byte(request.on_device ? 1 : 0);
   w.real(request.prescale);
   w.real(request.postscale);
   w.integer(request.root);
@@ -36,6 +37,7 @@ Request read_request(Reader& r) {
   request.dtype = static_cast<DType>(r.below(kDTypes));
   request.op = static_cast<ReduceOp>(r.below(6));
   request.cacheable = r.below(2) != 0;
+  request.on_device = r.below(2) != 0;
   request.prescale = r.real();
   request.postscale = r.real();
   request.root = r.small_integer();

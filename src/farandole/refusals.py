@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 ELASTIC: Final = "elastic training is not there yet"
-GPUS: Final = "tensors on GPUs are not there yet"
+GPUS: Final = "estimators train on the CPU only"
 _NO_MPIRUN = "ranks are started by farandole itself, not by mpirun"
 _MPI_THREADS = "the fabric 'mpi' calls MPI from several threads"
-_NO_NCCL = "NCCL is not used"
+_NO_NCCL = "NCCL is not used yet"
 _NO_CYCLE = "the engine wakes by event, there is no cycle"
 _ONE_CONTROLLER = "there is one controller"
 _OWN_THREAD = "the waiting thread does the work itself"
@@ -23,7 +23,7 @@ _NOISE = "the search takes the noise from the samples"
 IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_CYCLE_TIME": _NO_CYCLE,
     "HOROVOD_CONTROLLER": _ONE_CONTROLLER,
-    "HOROVOD_GPU_OPERATIONS": "nothing is chosen when farandole is built",
+    "HOROVOD_GPU_OPERATIONS": "tensors on GPUs go through host memory",
     "HOROVOD_HIERARCHICAL_ALLREDUCE": _BY_TOPOLOGY,
     "HOROVOD_HIERARCHICAL_ALLGATHER": _BY_TOPOLOGY,
     "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
@@ -39,8 +39,8 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_ELASTIC_TIMEOUT": ELASTIC,
     "HOROVOD_SPARK_START_TIMEOUT": "set FARANDOLE_START_TIMEOUT, or start_timeout of horovod.spark.run",
     "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": GPUS,
-    "HOROVOD_BATCH_D2D_MEMCOPIES": GPUS,
-    "HOROVOD_ENABLE_ASYNC_COMPLETION": GPUS,
+    "HOROVOD_BATCH_D2D_MEMCOPIES": "tensors on GPUs go through host memory, by one copy each",
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "streams always wait for results on GPUs themselves",
     "HOROVOD_ENABLE_XLA_OPS": "operations run beside XLA, which compiles what is between them",
     "HOROVOD_DISABLE_NVTX_RANGES": "no NVTX ranges are made",
     "HOROVOD_DISABLE_GROUP_FUSION": "what is fused with a group does not change its results",

@@ -105,7 +105,7 @@ def test_joining_with_work_in_flight(binding: Binding) -> None:
         ]
         binding.hvd.join()
         for place, handle in enumerate(handles):
-            assert binding.hvd.poll(handle)
+            assert binding.hvd.poll(handle) or binding.on_device
             np.testing.assert_array_equal(binding.read(binding.hvd.synchronize(handle)), 3 if place < 20 else 1)
 
     run_ranks(3, body)

@@ -1,6 +1,7 @@
 """The bindings that the conformance suite runs over: how each makes a tensor, and how a test reads it."""
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -41,6 +42,7 @@ class Binding:
     read: Callable[[Any], Array]
     floats: tuple[str, ...]
     integers: tuple[str, ...]
+    on_device: bool = False  # the copy of a result may be late
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -92,8 +94,29 @@ def _jax() -> Binding:
     return Binding("jax", farandole.jax, make, read, FLOATS, INTEGERS)
 
 
+def _device_arrays() -> list[Binding]:
+    """Return bindings for arrays in the memory of the stand-in for CUDA, which then stays in this process."""
+    from helpers.device_arrays import DeviceArray, ExchangeArray, ProtocolArray, binding_of
+
+    def binding(kind: type[DeviceArray]) -> Binding:
+        def make(values: Array, dtype: str) -> DeviceArray:
+            return kind.of(_make_numpy(values, dtype))
+
+        def read(array: DeviceArray | Array) -> Array:
+            return array.read() if isinstance(array, DeviceArray) else array
+
+        plain = _numpy()
+        return Binding(kind.__name__, binding_of(kind), make, read, plain.floats, plain.integers, on_device=True)
+
+    return [binding(ProtocolArray), binding(ExchangeArray)]
+
+
 # Only the bindings whose framework is installed take part.
-BINDINGS = (_numpy(), *([_torch()] if importlib.util.find_spec("torch") else []))
+BINDINGS = (
+    _numpy(),
+    *([_torch()] if importlib.util.find_spec("torch") else []),
+    *(_device_arrays() if os.environ.get("FARANDOLE_TEST_DEVICES") else []),
+)
 
 # JAX's functions change no tensor and have no handles.
 FUNCTIONAL = (*BINDINGS, *([_jax()] if importlib.util.find_spec("jax") else []))

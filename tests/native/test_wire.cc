@@ -52,6 +52,7 @@ Request random_request(Random& random) {
   request.dtype = static_cast<DType>(random() % kDTypes);
   request.op = static_cast<ReduceOp>(random() % 6);
   request.cacheable = random() % 2 == 0;
+  request.on_device = random() % 2 == 0;
   request.prescale = static_cast<double>(random()) * 1e-300;
   request.postscale = -1.0 / static_cast<double>(random() | 1);
   request.root = static_cast<int32_t>(random());

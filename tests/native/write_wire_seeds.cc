@@ -39,6 +39,7 @@ std::map<std::string, std::string> seeds() {
   grouped.cacheable = false;
   Request broadcast = request(Kind::Broadcast, "broadcast.model");
   broadcast.root = 3;
+  broadcast.on_device = true;
 
   CollectedRequests many;
   for (uint32_t id = 0; id < 300; ++id) many.emplace_back(NumberRange{kSender, true, id * 50, id % 3 + 1});

@@ -40,6 +40,11 @@ SAMPLES = [
         "but another rank sent a tensor of shape [2].",
     ),
     (mismatch("operation", "allreduce", "allgather"), "Mismatched operations: One rank did an allreduce"),
+    (
+        mismatch("device", "CUDA tensor", "CPU tensor"),
+        "Mismatched ALLREDUCE CPU/GPU device selection: One rank specified device GPU, "
+        "but another rank specified device CPU.",
+    ),
     (mismatch("reduce op", "sum", "min"), "Mismatched reduction operation: "),
     (mismatch("scale factors", "prescale 1, postscale 2", "prescale 1, postscale 1"), "Mismatched prescale and/or"),
     (MismatchError("broadcast.w", {0: "root 0", 1: "root 1"}, "root rank"), "Mismatched BROADCAST root ranks: "),

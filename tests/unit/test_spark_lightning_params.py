@@ -109,7 +109,7 @@ def test_a_value_that_cannot_be_right_is_refused_at_once(name: str, value: objec
         ),
         ({"callbacks": [3]}, "must be callbacks of lightning.pytorch, as the model's class is; got int"),
         ({"input_shapes": [[-1, 2], [-1]]}, "input_shapes: has 2 shapes for 1 feature columns"),
-        ({"model": Net().to("meta")}, "model: is on meta, but tensors on GPUs are not there yet"),
+        ({"model": Net().to("meta")}, "model: is on meta, but estimators train on the CPU only"),
         ({"model": torch.nn.Linear(2, 1)}, "loss: is not set"),
         ({"train_minibatch_fn": print}, "train_minibatch_fn: is for TorchEstimator; write the training_step"),
         ({"loss_weights": [0.5, 0.5]}, "loss_weights: has 2 weights for 1 label"),

@@ -225,7 +225,7 @@ def test_gpus_that_are_not_used_are_said_once(tmp_path: Path, monkeypatch: pytes
         plan = plan_of(LINE, use_gpu=use_gpu, epochs=2)
         trained(tmp_path, LINE, job_of(zero_line(), LINE, plan))
     (warning,) = told
-    assert warning.startswith("warning: 2 GPUs are on the host of rank 0, but tensors on GPUs are not there yet: ")
+    assert warning.startswith("warning: 2 GPUs are on the host of rank 0, but estimators train on the CPU only: ")
 
 
 def test_a_checkpoint_is_no_pickle() -> None:

@@ -32,6 +32,8 @@ MISMATCHES = {
     "dtype": "Mismatched data types: One rank had type {a}, but another rank had type {b}.",
     "shape": "Mismatched {OPERATION} tensor shapes: One rank sent a tensor of shape {a}, "
     "but another rank sent a tensor of shape {b}.",
+    "device": "Mismatched {OPERATION} CPU/GPU device selection: One rank specified device {a}, "
+    "but another rank specified device {b}.",
     "reduce op": "Mismatched reduction operation: One rank asked for {a}, but another rank asked for {b}.",
     "scale factors": "Mismatched prescale and/or postscale factors: One rank had {a}, but another rank had {b}.",
     "root rank": "Mismatched {OPERATION} root ranks: One rank specified {a}, but another rank specified {b}.",
@@ -94,7 +96,9 @@ def _operation(name: str) -> str:
 
 
 def _part(wish: str, what: str) -> str:
-    """Return the dtype or the shape of a request such as "float32[2, 3]", which names both."""
+    """Return the device of a request such as "CUDA tensor", the dtype or the shape of "float32[2, 3]"."""
+    if what == "device":
+        return "GPU" if wish == "CUDA tensor" else "CPU"
     dtype, bracket, shape = wish.partition("[")
     if what == "dtype":
         return dtype

@@ -45,7 +45,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Return 0, the version of NCCL that programs compare with: tensors on GPUs are not there yet."""
+    """Return 0, the version of NCCL that programs compare with: tensors on GPUs go through host memory."""
     return 0
 
 
@@ -60,10 +60,10 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Return False: tensors on GPUs are not there yet."""
+    """Return False: nothing is built against CUDA. Its driver is opened when a tensor lies on a GPU."""
     return False
 
 
 def rocm_built() -> bool:
-    """Return False: tensors on GPUs are not there yet."""
+    """Return False: tensors on GPUs of AMD are refused."""
     return False

@@ -32,11 +32,13 @@ class JaxAdapter:
     name = "jax"
 
     def check(self, tensor: Array, name: str) -> None:
-        """Refuse objects other than arrays, and tracers. Blocks until the array's values are computed."""
+        """Refuse objects other than arrays on one CPU device, and tracers. Blocks until the values are computed."""
         if not isinstance(tensor, jax.Array):
             raise TypeError(f"'{name}': expected a jax.Array, got {type(tensor).__name__}")
         if is_traced(tensor):
             raise InvalidRequest(name, "this cannot be called inside jax.jit or another transformation")
+        if elsewhere := _elsewhere(tensor):
+            raise InvalidRequest(name, elsewhere)
         tensor.block_until_ready()
 
     def overwrite(self, tensor: Array, name: str) -> None:
@@ -55,10 +57,8 @@ class JaxAdapter:
 
     def refusal(self, tensor: Array) -> str | None:
         """Return why the engine cannot use the array, or None."""
-        devices: set[Any] = tensor.sharding.device_set
-        if len(devices) != 1 or any(device.platform != "cpu" for device in devices):
-            shown = ", ".join(sorted(map(str, devices)))
-            return f"the array is on {shown}; it has to be on one CPU device, see jax.device_put"
+        if elsewhere := _elsewhere(tensor):
+            return elsewhere
         if tensor.dtype.name not in _DTYPES:
             return f"dtype {tensor.dtype} is not supported; use one of {', '.join(sorted(_DTYPES))}"
         return None
@@ -97,6 +97,15 @@ class JaxAdapter:
     def cast(self, tensor: Array, dtype: object) -> Array:
         """Return the array in `dtype`; differentiable."""
         return tensor.astype(dtype)  # type: ignore[arg-type]  # the dtype came from `dtype` above
+
+
+def _elsewhere(tensor: Array) -> str | None:
+    """Return why the place of an array keeps the engine from it, or None."""
+    devices: set[Any] = tensor.sharding.device_set
+    if len(devices) == 1 and all(device.platform == "cpu" for device in devices):
+        return None
+    shown = ", ".join(sorted(map(str, devices)))
+    return f"the array is on {shown}; it has to be on one CPU device, see jax.device_put"
 
 
 def allow_64_bits() -> AbstractContextManager[object]:

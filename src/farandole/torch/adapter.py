@@ -6,6 +6,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.utils.dlpack import from_dlpack
 
+from farandole.core.operations.adapter import DeviceResult
 from farandole.errors import InvalidRequest
 
 __all__ = ["DTYPES", "TorchAdapter"]
@@ -30,7 +31,7 @@ DTYPES = frozenset(
 
 
 class TorchAdapter:
-    """Tensors in the memory of the CPU, contiguous, of the dtypes the engine reduces."""
+    """Tensors in the memory of the CPU or of GPUs, contiguous, of the dtypes the engine reduces."""
 
     name = "torch"
 
@@ -71,8 +72,8 @@ class TorchAdapter:
         """Name layout, device, dtype and strides, in this order."""
         if tensor.layout is not torch.strided:
             return f"a sparse tensor ({tensor.layout}) cannot be sent; use sparse_allreduce_async or to_dense()"
-        if not tensor.is_cpu:
-            return f"the tensor is on {tensor.device}; CUDA and other devices are not there yet, move it with .cpu()"
+        if not (tensor.is_cpu or tensor.is_cuda):
+            return f"the tensor is on {tensor.device}; tensors on the CPU and on CUDA can be sent, move it with .cpu()"
         if tensor.dtype not in DTYPES:
             known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in DTYPES))
             return f"Tensor type {tensor.type()} is not supported; use one of {known}"
@@ -85,8 +86,12 @@ class TorchAdapter:
         return torch.empty_like(tensor)
 
     def adopt(self, result: object, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor over the engine's memory."""
-        return from_dlpack(result)
+        """Return a tensor over the engine's memory, or a copy on the device of `like`."""
+        if not isinstance(result, DeviceResult):
+            return from_dlpack(result)
+        made = torch.empty(result.shape, dtype=like.dtype, device=like.device)
+        result.copy_to(made)
+        return made
 
     def read_splits(self, splits: object, name: str) -> list[int]:
         """Read a list of integers, or an int32 tensor of one dimension."""

@@ -157,8 +157,9 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         averaged = _reduced(ctx.requests, ctx.request, "", grads[0], Average)
+        is_root = torch.tensor(default.rank() == ctx.request.root, device=averaged.device)
         # Zeros that depend on the average: every rank must run the second derivative too.
-        return None, None, torch.where(torch.tensor(default.rank() == ctx.request.root), averaged, 0)
+        return None, None, torch.where(is_root, averaged, 0)
 
 
 class _Alltoall(torch.autograd.Function):

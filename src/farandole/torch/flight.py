@@ -27,7 +27,7 @@ class InFlight(torch.Tensor):
         if plain is None or isinstance(plain, cls):
             return
         # A sparse tensor cannot be of another class: a dense one without memory stands for it.
-        body = torch.zeros((), dtype=plain.dtype).expand(plain.shape) if plain.is_sparse else plain
+        body = torch.zeros((), dtype=plain.dtype, device=plain.device).expand(plain.shape) if plain.is_sparse else plain
         cover = body.as_subclass(cls)
         cover.plain, cover._parameter, cover._look = plain, weakref.ref(parameter), look
         parameter.grad = cover

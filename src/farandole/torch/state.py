@@ -52,11 +52,11 @@ def broadcast_optimizer_state(
     skeleton = None
     if default.rank() == root_rank:
         skeleton = _take_tensors(optimizer.state_dict(), tensors)
-    skeleton, kinds = broadcast_object(
-        (skeleton, [(tensor.shape, tensor.dtype) for tensor in tensors]), root_rank, "optimizer_state"
-    )
+    kinds = [(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors]
+    skeleton, kinds = broadcast_object((skeleton, kinds), root_rank, "optimizer_state")
     if default.rank() != root_rank:
-        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
+        # On a GPU each rank takes its current one; loading the state moves it to the parameter's.
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in kinds]
     _broadcast([(str(place), tensor) for place, tensor in enumerate(tensors)], root_rank, "optimizer_state")
     if default.rank() != root_rank:
         optimizer.load_state_dict(_put_tensors(skeleton, tensors))

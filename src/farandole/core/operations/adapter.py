@@ -1,11 +1,23 @@
 """Interface to a framework's tensors; everything else is written once, here in `core`."""
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Adapter"]
+__all__ = ["Adapter", "DeviceResult"]
 
 T = TypeVar("T")
+
+
+@runtime_checkable
+class DeviceResult(Protocol):
+    """The result of an operation on a GPU whose size only the plan knows; it lies in host memory."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor to make."""
+
+    def copy_to(self, tensor: object) -> None:
+        """Copy the result to `tensor`, once: of the input's dtype and device. Later work in the stream sees it."""
 
 
 class Adapter(Protocol[T]):
@@ -37,7 +49,9 @@ class Adapter(Protocol[T]):
         """Return an uninitialized contiguous tensor of the same shape and dtype."""
 
     def adopt(self, result: object, like: T) -> T:
-        """Return a tensor over memory that the engine allocated, without a copy; `like` has its dtype and device."""
+        """Return a tensor over memory that the engine allocated, without a copy; `like` has its dtype and device.
+
+        If `like` is on a GPU, `result` is a `DeviceResult`, and is copied."""
 
     def read_splits(self, splits: object, name: str) -> list[int]:
         """Return the rows per rank that a user gave as a list or as an integer tensor; raises `InvalidRequest`."""

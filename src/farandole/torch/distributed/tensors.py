@@ -14,6 +14,7 @@ __all__ = ["flat", "joined", "one", "packed", "readable", "require_apart", "unpa
 Tensor = torch.Tensor
 
 ADAPTER = TorchAdapter()
+ON_A_GPU = "the tensor is on a GPU, and process groups carry CPU tensors; use farandole.torch"
 
 
 def one(tensors: Sequence[Tensor], what: str) -> Tensor:
@@ -25,7 +26,8 @@ def one(tensors: Sequence[Tensor], what: str) -> Tensor:
 
 def readable(tensor: Tensor, what: str) -> Tensor:
     """Return the tensor for the engine to read; raises `InvalidRequest` with the reason if it cannot."""
-    refusal = ADAPTER.refusal(tensor)
+    # The group's Work orders no streams.
+    refusal = ON_A_GPU if tensor.is_cuda else ADAPTER.refusal(tensor)
     if refusal is not None:
         raise InvalidRequest(what, refusal)
     ADAPTER.check(tensor, what)

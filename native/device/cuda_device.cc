@@ -1,0 +1,127 @@
+#include "device/cuda_device.h"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole {
+
+class CudaDevice::Current {
+ public:
+  explicit Current(const CudaDevice& device) : library_(device.library_) {
+    library_.require("cuCtxPushCurrent", library_.ctx_push_current(device.context_));
+  }
+  ~Current() {
+    CudaLibrary::Context popped = nullptr;
+    library_.ctx_pop_current(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  const CudaLibrary& library_;
+};
+
+CudaMark::CudaMark(CudaMark&& other) noexcept : device_(other.device_), event_(std::exchange(other.event_, nullptr)) {}
+
+CudaMark& CudaMark::operator=(CudaMark&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(event_, other.event_);
+  return *this;
+}
+
+CudaMark::~CudaMark() {
+  if (event_ == nullptr) return;
+  // A wait for an event holds for its record at the time of the call, so it may be recorded anew at once.
+  const std::lock_guard lock(device_->mu_);
+  device_->unused_.push_back(event_);
+}
+
+bool CudaMark::passed() const {
+  const CudaDevice::Current current(*device_);
+  const int code = device_->library_.event_query(event_);
+  if (code == CudaLibrary::kNotReady) return false;
+  device_->library_.require("cuEventQuery", code);
+  return true;
+}
+
+void CudaMark::hold(CudaLibrary::Stream stream) const {
+  const CudaDevice::Current current(*device_);
+  device_->library_.require("cuStreamWaitEvent", device_->library_.stream_wait_event(stream, event_, 0));
+}
+
+CudaDevice& CudaDevice::of(int ordinal) {
+  // Never destroyed: the driver may have ended before.
+  static std::mutex mu;
+  static auto* devices = new std::map<int, std::unique_ptr<CudaDevice>>();
+  const std::lock_guard lock(mu);
+  if (const auto found = devices->find(ordinal); found != devices->end()) return *found->second;
+  return *devices->emplace(ordinal, std::unique_ptr<CudaDevice>(new CudaDevice(ordinal))).first->second;
+}
+
+CudaDevice::CudaDevice(int ordinal) : library_(CudaLibrary::get()), ordinal_(ordinal) {
+  int count = 0;
+  library_.require("cuDeviceGetCount", library_.device_get_count(&count));
+  if (ordinal < 0 || ordinal >= count)
+    throw Error::invalid("", "the tensor lies on CUDA device " + std::to_string(ordinal) + ", and this process sees " +
+                                 std::to_string(count) + "; look at CUDA_VISIBLE_DEVICES");
+  int device = 0;
+  library_.require("cuDeviceGet", library_.device_get(&device, ordinal));
+  library_.require("cuDevicePrimaryCtxRetain", library_.device_primary_ctx_retain(&context_, device));
+  const Current current(*this);
+  handover_ = make_stream();
+  to_host_ = make_stream();
+  to_device_ = make_stream();
+}
+
+CudaLibrary::Stream CudaDevice::make_stream() {
+  Stream made = nullptr;
+  library_.require("cuStreamCreate", library_.stream_create(&made, CudaLibrary::kNonBlocking));
+  return made;
+}
+
+CudaMark CudaDevice::mark(Stream stream) {
+  const Current current(*this);
+  CudaLibrary::Event event = nullptr;
+  {
+    const std::lock_guard lock(mu_);
+    if (!unused_.empty()) {
+      event = unused_.back();
+      unused_.pop_back();
+    }
+  }
+  if (event == nullptr) library_.require("cuEventCreate", library_.event_create(&event, CudaLibrary::kNoTiming));
+  CudaMark made(*this, event);
+  library_.require("cuEventRecord", library_.event_record(event, stream));
+  return made;
+}
+
+void CudaDevice::copy_to_host(std::byte* to, Address from, size_t bytes, Stream stream) {
+  const Current current(*this);
+  library_.require("cuMemcpyDtoHAsync", library_.memcpy_dtoh_async(to, from, bytes, stream));
+}
+
+void CudaDevice::copy_to_device(Address to, const std::byte* from, size_t bytes, Stream stream) {
+  const Current current(*this);
+  library_.require("cuMemcpyHtoDAsync", library_.memcpy_htod_async(to, from, bytes, stream));
+}
+
+std::byte* CudaDevice::allocate_pinned(size_t bytes) {
+  const Current current(*this);
+  void* memory = nullptr;
+  library_.require("cuMemHostAlloc", library_.mem_host_alloc(&memory, bytes, CudaLibrary::kPortable));
+  return static_cast<std::byte*>(memory);
+}
+
+void CudaDevice::free_pinned(std::byte* memory) noexcept {
+  // Without a working device the memory ends with the process.
+  CudaLibrary::Context popped = nullptr;
+  if (library_.ctx_push_current(context_) != CudaLibrary::kSuccess) return;
+  library_.mem_free_host(memory);
+  library_.ctx_pop_current(&popped);
+}
+
+}  // namespace farandole

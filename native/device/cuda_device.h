@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include "device/cuda_library.h"
+
+namespace farandole {
+
+class CudaDevice;
+
+/// A point in a stream of one device. Returns its CUDA event to the device for reuse; move-only.
+class CudaMark {
+ public:
+  CudaMark(CudaMark&& other) noexcept;
+  CudaMark& operator=(CudaMark&& other) noexcept;
+  ~CudaMark();
+
+  [[nodiscard]] CudaDevice& device() const { return *device_; }
+  /// Returns whether the work before this point is complete. Throws Error (Fabric) if the device has failed.
+  [[nodiscard]] bool passed() const;
+  /// Makes the later work in `stream`, of the same device, wait for this point. Does not block.
+  void hold(CudaLibrary::Stream stream) const;
+
+ private:
+  friend class CudaDevice;
+  CudaMark(CudaDevice& device, CudaLibrary::Event event) : device_(&device), event_(event) {}
+
+  CudaDevice* device_;
+  CudaLibrary::Event event_;
+};
+
+/// One GPU: its primary context, which frameworks use as well, streams for copies, and events. Thread-safe.
+///
+/// Copies have streams of their own, one for each direction, because GPUs copy in both directions at once. They are
+/// ordered with other streams by marks only.
+class CudaDevice {
+ public:
+  using Address = CudaLibrary::Address;
+  using Stream = CudaLibrary::Stream;
+
+  /// Returns the device with this number, one object per process. Throws Error (Invalid) if there is none, Error
+  /// (Fabric) if it cannot be used.
+  static CudaDevice& of(int ordinal);
+
+  [[nodiscard]] int ordinal() const { return ordinal_; }
+
+  /// A stream that producers of DLPack's tensors make wait for their work.
+  [[nodiscard]] Stream handover() const { return handover_; }
+  [[nodiscard]] Stream to_host() const { return to_host_; }
+  [[nodiscard]] Stream to_device() const { return to_device_; }
+
+  /// Returns the point after the work that is in `stream` now.
+  [[nodiscard]] CudaMark mark(Stream stream);
+  /// Starts a copy between device memory and pinned host memory, which both must stay until a later mark has passed.
+  void copy_to_host(std::byte* to, Address from, size_t bytes, Stream stream);
+  void copy_to_device(Address to, const std::byte* from, size_t bytes, Stream stream);
+
+  /// Returns pinned host memory, which all devices can copy. May block for milliseconds. Throws Error (Fabric).
+  [[nodiscard]] std::byte* allocate_pinned(size_t bytes);
+  void free_pinned(std::byte* memory) noexcept;
+
+ private:
+  friend class CudaMark;
+  class Current;  // the device's context is the thread's while it lives
+
+  explicit CudaDevice(int ordinal);
+  [[nodiscard]] Stream make_stream();
+
+  const CudaLibrary& library_;
+  const int ordinal_;
+  CudaLibrary::Context context_ = nullptr;  // never released: frameworks may end before this library
+  Stream handover_ = nullptr;
+  Stream to_host_ = nullptr;
+  Stream to_device_ = nullptr;
+  std::mutex mu_;  // guards unused_
+  std::vector<CudaLibrary::Event> unused_;
+};
+
+}  // namespace farandole

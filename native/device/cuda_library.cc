@@ -1,0 +1,92 @@
+#include "device/cuda_library.h"
+
+#include <dlfcn.h>
+
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr const char* kFile = "libcuda.so.1";
+
+[[noreturn]] void refuse(const std::string& problem) {
+  throw Error::invalid("", "the tensor lies on a GPU, and the CUDA driver cannot be used: " + problem);
+}
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+template <class Function>
+void find(void* loaded, const char* file, const char* name, Function*& function) {
+  void* found = ::dlsym(loaded, name);
+  if (found == nullptr)
+    refuse(std::string(file) + " has no " + name + "; NVIDIA's driver for CUDA " + version_text(CudaLibrary::kOldest) +
+           " or later is needed");
+  function = reinterpret_cast<Function*>(found);
+}
+
+}  // namespace
+
+const CudaLibrary& CudaLibrary::get() {
+  // Never destroyed: threads may call it while the process exits.
+  static std::mutex mu;
+  static const CudaLibrary* library = nullptr;
+  const std::lock_guard lock(mu);
+  if (library == nullptr) library = new CudaLibrary(kFile);
+  return *library;
+}
+
+CudaLibrary::CudaLibrary(const char* file) {
+  // Never closed: the driver does not leave a process again.
+  void* loaded = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  if (loaded == nullptr)
+    refuse(std::string(file) + " cannot be loaded (" + ::dlerror() +
+           "); install NVIDIA's driver, or start the container with its GPUs");
+  find_functions(loaded, file);
+  if (const int code = init(0); code != kSuccess) refuse(text_of("cuInit", code));
+  if (const int code = driver_get_version(&version); code != kSuccess) refuse(text_of("cuDriverGetVersion", code));
+  if (version < kOldest)
+    refuse("NVIDIA's driver supports CUDA " + version_text(version) + ", and " + version_text(kOldest) +
+           " or later is needed; update the driver");
+}
+
+void CudaLibrary::find_functions(void* loaded, const char* file) {
+  find(loaded, file, "cuInit", init);
+  find(loaded, file, "cuDriverGetVersion", driver_get_version);
+  find(loaded, file, "cuGetErrorName", get_error_name);
+  find(loaded, file, "cuGetErrorString", get_error_string);
+  find(loaded, file, "cuDeviceGetCount", device_get_count);
+  find(loaded, file, "cuDeviceGet", device_get);
+  find(loaded, file, "cuDevicePrimaryCtxRetain", device_primary_ctx_retain);
+  find(loaded, file, "cuCtxPushCurrent_v2", ctx_push_current);
+  find(loaded, file, "cuCtxPopCurrent_v2", ctx_pop_current);
+  find(loaded, file, "cuStreamCreate", stream_create);
+  find(loaded, file, "cuStreamWaitEvent", stream_wait_event);
+  find(loaded, file, "cuEventCreate", event_create);
+  find(loaded, file, "cuEventRecord", event_record);
+  find(loaded, file, "cuEventQuery", event_query);
+  find(loaded, file, "cuMemHostAlloc", mem_host_alloc);
+  find(loaded, file, "cuMemFreeHost", mem_free_host);
+  find(loaded, file, "cuMemcpyDtoHAsync_v2", memcpy_dtoh_async);
+  find(loaded, file, "cuMemcpyHtoDAsync_v2", memcpy_htod_async);
+}
+
+std::string CudaLibrary::text_of(const char* function, int code) const {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  std::string all = std::string(function) + " failed: ";
+  if (get_error_name(code, &name) != kSuccess || name == nullptr) return all + "code " + std::to_string(code);
+  all += std::string(name) + " (" + std::to_string(code) + ")";
+  if (get_error_string(code, &text) == kSuccess && text != nullptr) all += std::string(": ") + text;
+  return all;
+}
+
+void CudaLibrary::require(const char* function, int code) const {
+  if (code != kSuccess) throw Error::fabric("", text_of(function, code));
+}
+
+}  // namespace farandole

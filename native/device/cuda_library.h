@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace farandole {
+
+/// The functions of the CUDA driver (libcuda.so.1), opened at run time and called without its headers.
+///
+/// The driver's API is used, not the runtime's: it has one file name on all systems, and its primary contexts are those
+/// that frameworks use.
+class CudaLibrary {
+ public:
+  struct ContextObject;
+  struct StreamObject;
+  struct EventObject;
+  using Context = ContextObject*;
+  using Stream = StreamObject*;  // null: the legacy default stream of the current context
+  using Event = EventObject*;
+  using Address = uint64_t;  // of device memory
+
+  /// Returns the driver, opened by its name and initialized; one object per process. Throws Error (Invalid) with a
+  /// sentence if there is no driver, no device, or the driver is too old. A failed attempt is repeated by the next
+  /// call.
+  static const CudaLibrary& get();
+
+  /// Opens `file`. Throws as get() does.
+  explicit CudaLibrary(const char* file);
+  CudaLibrary(const CudaLibrary&) = delete;
+  CudaLibrary& operator=(const CudaLibrary&) = delete;
+
+  /// Throws Error (Fabric) unless `code` is a success.
+  void require(const char* function, int code) const;
+  /// Returns the text of an error code: "cuInit failed: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device ...".
+  [[nodiscard]] std::string text_of(const char* function, int code) const;
+
+  static constexpr int kSuccess = 0;
+  static constexpr int kNotReady = 600;        // CUDA_ERROR_NOT_READY
+  static constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: no implicit order with the default stream
+  static constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
+  static constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
+  static constexpr int kOldest = 11000;        // CUDA 11.0, by cuDriverGetVersion
+
+  int version = 0;  // 12040 for CUDA 12.4
+
+  int (*init)(unsigned flags);
+  int (*driver_get_version)(int* version);
+  int (*get_error_name)(int code, const char** text);
+  int (*get_error_string)(int code, const char** text);
+  int (*device_get_count)(int* count);
+  int (*device_get)(int* device, int ordinal);
+  int (*device_primary_ctx_retain)(Context* context, int device);
+  int (*ctx_push_current)(Context context);
+  int (*ctx_pop_current)(Context* context);
+  int (*stream_create)(Stream* stream, unsigned flags);
+  int (*stream_wait_event)(Stream stream, Event event, unsigned flags);
+  int (*event_create)(Event* event, unsigned flags);
+  int (*event_record)(Event event, Stream stream);
+  int (*event_query)(Event event);
+  int (*mem_host_alloc)(void** memory, size_t bytes, unsigned flags);
+  int (*mem_free_host)(void* memory);
+  int (*memcpy_dtoh_async)(void* to, Address from, size_t bytes, Stream stream);
+  int (*memcpy_htod_async)(Address to, const void* from, size_t bytes, Stream stream);
+
+ private:
+  void find_functions(void* loaded, const char* file);
+};
+
+}  // namespace farandole

@@ -1,0 +1,46 @@
+#include "engine/staged_call.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+namespace farandole {
+namespace {
+
+/// Keeps tensors that a copy may still use.
+void keep_for_ever(std::shared_ptr<void> tensors) {
+  static std::mutex mu;
+  static auto* kept = new std::vector<std::shared_ptr<void>>();
+  const std::lock_guard lock(mu);
+  kept->push_back(std::move(tensors));
+}
+
+}  // namespace
+
+void StagedCall::hold(CudaDevice& device, CudaDevice::Stream stream) const {
+  for (const CudaMark& mark : returned_)
+    if (&mark.device() == &device) mark.hold(stream);
+}
+
+bool StagedCall::has_returned() const {
+  return std::ranges::all_of(returned_, [](const CudaMark& mark) { return mark.passed(); });
+}
+
+std::vector<CudaDevice*> StagedCall::devices() const {
+  std::vector<CudaDevice*> devices;
+  for (const CudaMark& mark : returned_) devices.push_back(&mark.device());
+  return devices;
+}
+
+void StagedCall::release(bool device_works) {
+  for (StagedCall::Member& member : members_) {
+    if (!device_works) member.input.leak();
+    if (!device_works && member.has_output) member.result.leak();
+    member.input = PinnedBuffer();
+    if (member.has_output) member.result = PinnedBuffer();
+    if (!device_works) keep_for_ever(std::move(member.keep));
+    member.keep.reset();
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "device/cuda_device.h"
+#include "device/pinned_pool.h"
+#include "engine/operation.h"
+
+namespace farandole {
+
+class Staging;
+
+/// One call's operations, some of them on device memory: copies in pinned host memory that the engine works on.
+class StagedCall : public std::enable_shared_from_this<StagedCall> {
+ public:
+  [[nodiscard]] size_t size() const { return members_.size(); }
+  [[nodiscard]] const OperationPtr& operation(size_t index) const { return members_[index].operation; }
+  [[nodiscard]] bool is_on_device(size_t index) const { return members_[index].device != nullptr; }
+  /// Returns whether the size of the result came from the plan, and the caller gave no memory for it.
+  [[nodiscard]] bool has_result(size_t index) const { return !members_[index].has_output; }
+
+  // When it is done:
+
+  /// Makes the later work in `stream` of `device` wait for the results.
+  void hold(CudaDevice& device, CudaDevice::Stream stream) const;
+  /// Returns whether the results are in device memory. Throws Error (Fabric) if a device has failed.
+  [[nodiscard]] bool has_returned() const;
+  /// Returns the devices of the results.
+  [[nodiscard]] std::vector<CudaDevice*> devices() const;
+
+ private:
+  friend class Staging;
+  struct Member {
+    Staging* staging = nullptr;
+    StagedCall* call = nullptr;
+    OperationPtr operation;
+    CudaDevice* device = nullptr;
+    PinnedBuffer input;   // also the result of an operation that keeps the shape
+    PinnedBuffer result;  // of an operation whose plan has its size
+    CudaDevice::Address from = 0, to = 0;
+    bool has_output = false;       // at `to`
+    std::optional<Error> trouble;  // no memory for the result
+    std::shared_ptr<void> keep;
+  };
+
+  /// Drops the memory, when no copy is under way, except results that nobody has copied yet. If the device does not say
+  /// whether one is, the memory is kept until the process ends.
+  void release(bool device_works);
+
+  std::vector<Member> members_;
+  std::vector<CudaMark> arrived_;   // the inputs are in host memory
+  std::vector<CudaMark> returned_;  // the results are in device memory; valid when done
+  std::atomic<size_t> left_{0};     // members that have not completed
+  bool submitted_ = false;          // guarded by the mutex of Staging, as is the next
+  bool done_ = false;
+};
+
+}  // namespace farandole

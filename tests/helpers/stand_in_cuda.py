@@ -1,0 +1,50 @@
+"""The stand-in for the CUDA driver, loaded into this process so that the engine finds it by the driver's name."""
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+__all__ = ["load"]
+
+SOURCE = Path(__file__).parent.parent / "native" / "stand_in_cuda.cc"
+BUILD = Path(__file__).parent.parent.parent / "build"
+OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1")
+SLOWEST = 200  # microseconds; the longest delay of work in a stream
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """Return the library, built by the first test that needs it. It stays loaded, and acts as two devices."""
+    library = ctypes.CDLL(str(_built()))
+    for name in ("stand_in_stream", "stand_in_default_stream", "stand_in_close"):
+        getattr(library, name).restype = ctypes.c_void_p
+    library.stand_in_allocate.restype = ctypes.c_uint64
+    library.stand_in_allocate.argtypes = [ctypes.c_size_t]
+    library.stand_in_free.argtypes = [ctypes.c_uint64, ctypes.c_void_p]
+    library.stand_in_write.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p]
+    library.stand_in_read.argtypes = [ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    library.stand_in_order.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.stand_in_close.argtypes = library.stand_in_open.argtypes = [ctypes.c_void_p]
+    library.stand_in_live.restype = library.stand_in_pinned.restype = ctypes.c_size_t
+    library.stand_in_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+    library.stand_in_configure(2, 12040, SLOWEST)
+    return library
+
+
+def _built() -> Path:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("a C++ compiler, c++, builds the stand-in for the CUDA driver")
+    text = SOURCE.read_bytes() + " ".join(OPTIONS).encode()
+    library = BUILD / f"stand_in_cuda-{hashlib.sha256(text).hexdigest()[:16]}.so"
+    if not library.exists():
+        BUILD.mkdir(exist_ok=True)
+        fresh = library.with_suffix(".new")
+        subprocess.run([compiler, *OPTIONS, str(SOURCE), "-o", str(fresh)], check=True, timeout=300)
+        fresh.rename(library)
+    return library

@@ -1,0 +1,354 @@
+// Collectives on device memory through pinned host memory, over a stand-in for CUDA whose streams run late: results,
+// order, errors, and that no memory stays in use.
+#include <cmath>
+#include <string>
+
+#include "check.h"
+#include "cuda_devices.h"
+#include "engine/staging.h"
+#include "engine_ranks.h"
+
+using namespace ranks;
+using namespace farandole;
+using check::cuda;
+using check::DeviceNumbers;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+RequestView request_of(Kind kind, int root = 0, bool cacheable = false) {
+  RequestView request;
+  request.kind = kind;
+  request.root = root;
+  request.cacheable = cacheable;
+  return request;
+}
+
+/// A rank's engine with tensors on device memory.
+class DeviceRank {
+ public:
+  explicit DeviceRank(Engine& engine) : engine_(&engine, [](Engine*) {}), staging_(engine_) {}
+  ~DeviceRank() {
+    engine_->shutdown();
+    staging_.close();
+  }
+
+  [[nodiscard]] int rank() const { return engine_->rank(); }
+  [[nodiscard]] int size() const { return engine_->size(); }
+  [[nodiscard]] Staging& staging() { return staging_; }
+
+  static StagedTensor tensor(std::string_view name, const DeviceNumbers& in, const DeviceNumbers* out,
+                             const std::vector<int64_t>& shape) {
+    StagedTensor made;
+    made.view.input = reinterpret_cast<const std::byte*>(in.address());
+    made.view.dtype = DType::Float32;
+    made.view.shape = shape;
+    made.device = &in.device();
+    made.input_stream = in.stream();
+    if (out != nullptr) {
+      made.view.output = reinterpret_cast<std::byte*>(out->address());
+      made.view.room = out->bytes();
+      made.output_stream = out->stream();
+    }
+    made.name = name;
+    return made;
+  }
+
+  std::shared_ptr<StagedCall> start(RequestView request, const StagedTensor& tensor) {
+    return staging_.start(request, {&tensor, 1});
+  }
+  /// Starts a sum; the result replaces the input.
+  std::shared_ptr<StagedCall> sum(const std::string& name, const DeviceNumbers& numbers) {
+    const std::vector<int64_t> shape{static_cast<int64_t>(numbers.bytes() / sizeof(float))};
+    return start(request_of(Kind::Allreduce, 0, true), tensor(name, numbers, &numbers, shape));
+  }
+  void wait(StagedCall& call) {
+    if (!staging_.wait(call, seconds(30))) throw Error::internal("a call hangs");
+    for (size_t i = 0; i < call.size(); ++i)
+      if (call.operation(i)->error) throw *call.operation(i)->error;
+  }
+  /// Waits, and lets the stream of `to` wait for the copies.
+  void finish(StagedCall& call, const DeviceNumbers& to) {
+    wait(call);
+    call.hold(to.device(), to.stream());
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  Staging staging_;
+};
+
+using Body = std::function<void(DeviceRank&)>;
+
+std::vector<std::string> run_ranks(int size, const Body& body) {
+  return run(std::vector<int>(static_cast<size_t>(size), 0), [&](Engine& engine) {
+    DeviceRank rank(engine);
+    body(rank);
+  });
+}
+
+void must_run(int size, const Body& body) {
+  for (const std::string& problem : run_ranks(size, body)) check::equal(problem, std::string());
+}
+
+std::vector<float> own(const DeviceRank& rank, size_t count, float extra = 0) {
+  return std::vector<float>(count, static_cast<float>(rank.rank() + 1) + extra);
+}
+
+float total(const DeviceRank& rank) { return static_cast<float>(rank.size() * (rank.size() + 1)) / 2; }
+
+/// In place and into other memory; many at once, over two devices, waited for in another order.
+void sums(DeviceRank& rank) {
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::unique_ptr<DeviceNumbers>> in, out;
+    std::vector<std::shared_ptr<StagedCall>> calls;
+    for (int i = 0; i < 12; ++i) {
+      const auto count = static_cast<size_t>(i * i * 100);
+      const auto extra = static_cast<float>(round + i);
+      in.push_back(std::make_unique<DeviceNumbers>(own(rank, count, extra), i % 2));
+      out.push_back(i % 3 == 0 ? nullptr : std::make_unique<DeviceNumbers>(std::vector<float>(count, -1), i % 2));
+      const DeviceNumbers* to = out.back() ? out.back().get() : in.back().get();
+      calls.push_back(
+          rank.start(request_of(Kind::Allreduce, 0, true),
+                     DeviceRank::tensor("x" + std::to_string(i), *in.back(), to, {static_cast<int64_t>(count)})));
+    }
+    for (size_t i = calls.size(); i-- > 0;) {
+      const DeviceNumbers& to = out[i] ? *out[i] : *in[i];
+      rank.finish(*calls[i], to);
+      const float expected = total(rank) + static_cast<float>(rank.size() * (round + static_cast<int>(i)));
+      check::that(to.read() == std::vector<float>(i * i * 100, expected), "the sum", std::to_string(i));
+    }
+  }
+}
+
+/// The members of a group run together; one of them lies in host memory.
+void groups(DeviceRank& rank) {
+  const DeviceNumbers first(own(rank, 700));
+  const DeviceNumbers second(own(rank, 3), 1);
+  std::vector<float> host = own(rank, 5);
+  const std::vector<int64_t> many{700}, few{3}, shape{5};
+  std::vector<StagedTensor> tensors{
+      DeviceRank::tensor("", first, &first, many), DeviceRank::tensor("", second, &second, few), {}};
+  auto* memory = reinterpret_cast<std::byte*>(host.data());
+  tensors[2].view = {.input = memory, .output = memory, .room = 20, .dtype = DType::Float32, .shape = shape};
+  RequestView request = request_of(Kind::Allreduce);
+  request.name = "g";
+  request.grouped = true;
+  const auto call = rank.staging().start(request, tensors);
+  rank.finish(*call, first);
+  call->hold(second.device(), second.stream());
+  CHECK(first.read() == std::vector<float>(700, total(rank)));
+  CHECK(second.read() == std::vector<float>(3, total(rank)));
+  CHECK(host == std::vector<float>(5, total(rank)));
+  CHECK(call->is_on_device(0) && !call->is_on_device(2));
+}
+
+void broadcasts(DeviceRank& rank) {
+  for (int root = 0; root < rank.size(); ++root) {
+    const DeviceNumbers numbers(own(rank, 2000));
+    const auto call = rank.start(request_of(Kind::Broadcast, root),
+                                 DeviceRank::tensor("b" + std::to_string(root), numbers, &numbers, {2000}));
+    rank.finish(*call, numbers);
+    CHECK(numbers.read() == std::vector<float>(2000, static_cast<float>(root + 1)));
+  }
+}
+
+/// The plan has the size of the result: ranks get it from pinned memory, or in memory that they give.
+void gathers(DeviceRank& rank) {
+  const auto mine = static_cast<size_t>(rank.rank() * 100);  // nothing from rank 0
+  const DeviceNumbers numbers(own(rank, mine));
+  std::vector<float> expected;
+  for (int each = 0; each < rank.size(); ++each)
+    expected.insert(expected.end(), static_cast<size_t>(each * 100), static_cast<float>(each + 1));
+  const DeviceNumbers out(std::vector<float>(expected.size(), -1));
+  const RequestView request = request_of(Kind::Allgather);
+  const auto given = rank.start(request, DeviceRank::tensor("g", numbers, &out, {static_cast<int64_t>(mine)}));
+  rank.finish(*given, out);
+  CHECK(out.read() == expected);
+  const auto made = rank.start(request, DeviceRank::tensor("h", numbers, nullptr, {static_cast<int64_t>(mine)}));
+  rank.wait(*made);
+  CHECK_EQ(made->operation(0)->result_shape[0], static_cast<int64_t>(expected.size()));
+  const DeviceNumbers other(std::vector<float>(expected.size(), -1));
+  Staging& staging = rank.staging();
+  const auto copy = [&](size_t bytes) {
+    return staging.copy_result(*made, 0, other.device(), other.address(), bytes, other.stream());
+  };
+  CHECK_THROWS(Error, copy(other.bytes() + 4));
+  static_cast<void>(copy(other.bytes()));
+  CHECK(other.read() == expected);
+  CHECK_THROWS(Error, copy(other.bytes()));  // it is gone
+}
+
+/// The operation comes after the work of the caller's stream, however long that takes, and the host is free meanwhile.
+void late_inputs(DeviceRank& rank) {
+  const DeviceNumbers late(std::vector<float>(50, -1)), early(own(rank, 50), 1);
+  void* key = cuda().close(late.stream());
+  const std::vector<float> values = own(rank, 50);
+  cuda().write(late.address(), values.data(), late.bytes(), late.stream());
+  const auto waiting = rank.sum("late", late);
+  CHECK(!rank.staging().wait(*waiting, milliseconds(20)));
+  CHECK(!rank.staging().is_done(*waiting));
+  cuda().open(key);
+  rank.finish(*waiting, late);
+  CHECK(late.read() == std::vector<float>(50, total(rank)));
+  const auto next = rank.sum("early", early);
+  rank.finish(*next, early);
+  CHECK(early.read() == std::vector<float>(50, total(rank)));
+}
+
+void refusals(DeviceRank& rank) {
+  const DeviceNumbers numbers(own(rank, 10));
+  void* key = cuda().close(numbers.stream());
+  const auto first = rank.sum("x", numbers);
+  const Error twice = check::thrown<Error>([&] { (void)rank.sum("x", numbers); });
+  CHECK(std::string(twice.what()).find("'x': an operation of the same name is still in flight") == 0);
+  CHECK(!rank.staging().wait_for_submissions(milliseconds(5)));
+  cuda().open(key);
+  CHECK(rank.staging().wait_for_submissions(seconds(20)));
+  rank.finish(*first, numbers);
+  const Error invalid = check::thrown<Error>(
+      [&] { (void)rank.start(request_of(Kind::Broadcast, 9), DeviceRank::tensor("b", numbers, &numbers, {10})); });
+  CHECK(invalid.kind == ErrorKind::Invalid);
+  CHECK(numbers.read() == std::vector<float>(10, total(rank)));
+}
+
+/// A tensor on a device on one rank, and in host memory on another.
+void other_devices(DeviceRank& rank) {
+  const DeviceNumbers numbers(own(rank, 4));
+  std::vector<float> host = own(rank, 4);
+  StagedTensor tensor = DeviceRank::tensor("mixed", numbers, &numbers, {4});
+  const std::vector<int64_t> shape{4};
+  tensor.view.shape = shape;
+  if (rank.rank() == 1) {
+    auto* memory = reinterpret_cast<std::byte*>(host.data());
+    tensor.view.input = tensor.view.output = memory;
+    tensor.device = nullptr;
+  }
+  const auto call = rank.start(request_of(Kind::Allreduce), tensor);
+  const Error error = check::thrown<Error>([&] { rank.wait(*call); });
+  CHECK(error.kind == ErrorKind::Mismatch);
+  CHECK_EQ(error.what_differs, "device");
+  CHECK_EQ(error.asked.at(0), "CUDA tensor");
+  CHECK_EQ(error.asked.at(1), "CPU tensor");
+  CHECK(numbers.read() == own(rank, 4));
+}
+
+/// One rank leaves while the others wait.
+void test_a_lost_rank() {
+  const std::vector<std::string> problems = run_ranks(3, [](DeviceRank& rank) {
+    if (rank.rank() == 2) return;
+    const DeviceNumbers numbers(own(rank, 100));
+    rank.finish(*rank.sum("x", numbers), numbers);
+  });
+  CHECK_EQ(problems[2], "");
+  for (const int rank : {0, 1})
+    check::that(problems[static_cast<size_t>(rank)].find("'x' failed: rank 2 is lost") == 0, "rank 2 is named",
+                problems[static_cast<size_t>(rank)]);
+}
+
+/// While a result is on its way back, the thread has waited already, and nothing reuses the pinned memory or drops the
+/// tensor.
+void test_late_copies_back() {
+  must_run(1, [](DeviceRank& rank) {
+    const std::vector<int64_t> shape{500};
+    auto kept = std::make_shared<int>(1);
+    const std::weak_ptr<int> alive = kept;
+    const DeviceNumbers first(std::vector<float>(500, 1)), second(std::vector<float>(500, 2));
+    void* key = cuda().close(first.device().to_device());
+    StagedTensor tensor = DeviceRank::tensor("x", first, &first, shape);
+    tensor.keep = std::move(kept);
+    const auto call = rank.start(request_of(Kind::Allreduce), tensor);
+    tensor.keep.reset();
+    rank.finish(*call, first);
+    const auto other = rank.sum("y", second);
+    rank.finish(*other, second);
+    std::this_thread::sleep_for(milliseconds(5));
+    CHECK(!call->has_returned());
+    CHECK(!alive.expired());
+    cuda().open(key);
+    CHECK(first.read() == std::vector<float>(500, 1));
+    CHECK(second.read() == std::vector<float>(500, 2));
+    for (int i = 0; i < 1000 && !alive.expired(); ++i) std::this_thread::sleep_for(milliseconds(1));
+    CHECK(alive.expired());
+  });
+}
+
+/// Operations whose inputs are still on their way fail at shutdown. Their memory is kept, because the copies may still
+/// use it.
+void test_shutdown() {
+  std::weak_ptr<DeviceNumbers> alive;
+  must_run(1, [&](DeviceRank& rank) {
+    auto numbers = std::make_shared<DeviceNumbers>(own(rank, 10));
+    alive = numbers;
+    void* key = cuda().close(numbers->stream());
+    const std::vector<int64_t> shape{10};
+    StagedTensor tensor = DeviceRank::tensor("x", *numbers, numbers.get(), shape);
+    tensor.keep = std::move(numbers);
+    const auto call = rank.start(request_of(Kind::Allreduce), tensor);
+    tensor.keep.reset();
+    rank.staging().close();
+    CHECK(rank.staging().is_done(*call));
+    CHECK(call->operation(0)->error->kind == ErrorKind::Closed);
+    cuda().open(key);
+    const DeviceNumbers others(own(rank, 10));
+    CHECK_THROWS(Error, rank.sum("y", others));
+  });
+  CHECK(!alive.expired());
+}
+
+void test_devices_that_fail() {
+  for (const char* function : {"cuMemcpyDtoHAsync", "cuEventRecord", "cuMemHostAlloc", "cuMemcpyHtoDAsync"}) {
+    const bool at_once = function != std::string("cuMemcpyHtoDAsync");
+    must_run(1, [&](DeviceRank& rank) {
+      const DeviceNumbers numbers(own(rank, 5000));
+      cuda().fail(function, 719, 0);
+      const Error error = check::thrown<Error>([&] {
+        const auto call = rank.sum("x", numbers);
+        CHECK(!at_once);
+        rank.wait(*call);
+      });
+      cuda().fail(function, 0, 0);
+      CHECK(error.kind == ErrorKind::Fabric);
+      check::that(std::string(error.what()).find(function) != std::string::npos, "the function is named", error.what());
+      const auto again = rank.sum("x", numbers);  // the name is free
+      rank.finish(*again, numbers);
+      CHECK(numbers.read() == own(rank, 5000));
+    });
+  }
+}
+
+/// A device that breaks while the input is on its way.
+void test_a_device_that_breaks() {
+  must_run(1, [](DeviceRank& rank) {
+    const DeviceNumbers numbers(own(rank, 10));
+    void* key = cuda().close(numbers.stream());
+    const auto call = rank.sum("x", numbers);
+    cuda().break_devices(700);
+    const Error error = check::thrown<Error>([&] { rank.wait(*call); });
+    CHECK_EQ(std::string(error.what()),
+             "'x': cuEventQuery failed: CUDA_ERROR_ILLEGAL_ADDRESS (700): the stand-in says so");
+    cuda().open(key);
+    cuda().break_devices(0);
+  });
+}
+
+}  // namespace
+
+int main() {
+  cuda().configure(2, 12040, 300);
+  for (const int size : {1, 2, 3}) {
+    for (const Body& body : {Body(sums), Body(groups), Body(broadcasts), Body(gathers), Body(late_inputs)})
+      must_run(size, body);
+    must_run(size, refusals);
+  }
+  must_run(2, other_devices);
+  test_a_lost_rank();
+  test_late_copies_back();
+  CHECK_EQ(cuda().pinned(), size_t{0});
+  test_shutdown();
+  test_devices_that_fail();
+  test_a_device_that_breaks();
+  CHECK_EQ(cuda().error(), 0);
+  return check::report();
+}
