@@ -38,9 +38,9 @@ ROWS = 100
 PEER = "pyarrow.dataset"
 
 
-def serve(folder: Path, latency: float, told: Connection) -> None:
+def serve(folder: Path, latency: float, bytes_per_second: float, told: Connection) -> None:
     """Serve a folder, and tell the counts since the last question whenever one is asked."""
-    with ObjectStore.serving(folder, latency=latency) as store:
+    with ObjectStore.serving(folder, latency=latency, bytes_per_second=bytes_per_second) as store:
         told.send((store.address, store.options))
         while told.recv():
             told.send((store.count, store.most_at_once))
@@ -50,10 +50,10 @@ def serve(folder: Path, latency: float, told: Connection) -> None:
 class Store:
     """The store's process."""
 
-    def __init__(self, folder: Path, latency: float) -> None:
+    def __init__(self, folder: Path, latency: float, bytes_per_second: float = 0.0) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._ours, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=serve, args=(folder, latency, theirs))
+        self._process = spawn.Process(target=serve, args=(folder, latency, bytes_per_second, theirs))
         self._process.start()
         self.address, self.options = self._ours.recv()
 

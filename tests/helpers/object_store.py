@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 
 __all__ = ["ObjectStore", "Request"]
 
+_PART = 1 << 18
 _DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
 
 
@@ -35,10 +36,13 @@ Fault = Callable[[Request], int | str | None]
 
 @dataclass
 class ObjectStore:
-    """Objects by "bucket/key". `latency` is in seconds, of each request; `page` is that of listings."""
+    """Objects by "bucket/key". `latency` is in seconds, of each request; `page` is that of listings.
+
+    `bytes_per_second` is that of all bodies together; 0: no limit."""
 
     objects: dict[str, bytes]
     latency: float = 0.0
+    bytes_per_second: float = 0.0
     page: int = 1000
     fault: Fault = lambda request: None
     requests: Counter[str] = field(default_factory=Counter)
@@ -49,13 +53,18 @@ class ObjectStore:
         self._lock = threading.Lock()
         self._now = 0
         self._seen: Counter[tuple[str, str]] = Counter()
+        self._sent_by = 0.0
 
     @classmethod
     @contextmanager
-    def serving(cls, folder: Path, prefix: str = "bucket/data", latency: float = 0.0) -> Iterator["ObjectStore"]:
+    def serving(
+        cls, folder: Path, prefix: str = "bucket/data", latency: float = 0.0, bytes_per_second: float = 0.0
+    ) -> Iterator["ObjectStore"]:
         """Serve the files of a folder below `prefix`, on a free port of this machine."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
-        store = cls({f"{prefix}/{path.relative_to(folder)}": path.read_bytes() for path in files}, latency)
+        store = cls(
+            {f"{prefix}/{path.relative_to(folder)}": path.read_bytes() for path in files}, latency, bytes_per_second
+        )
 
         connections: list[socket.socket] = []
 
@@ -128,6 +137,19 @@ class ObjectStore:
         finally:
             with self._lock:
                 self._now -= 1
+
+    def slow_parts(self, body: bytes) -> Iterator[bytes]:
+        """Yield a body in parts, each when it is due."""
+        if not self.bytes_per_second:
+            yield body
+            return
+        for first in range(0, len(body), _PART):
+            part = body[first : first + _PART]
+            with self._lock:
+                self._sent_by = max(self._sent_by, time.monotonic()) + len(part) / self.bytes_per_second
+                due = self._sent_by
+            time.sleep(max(0.0, due - time.monotonic()))
+            yield part
 
 
 def close_web_sessions() -> None:
@@ -244,7 +266,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body) if length is None else length))
         self.end_headers()
         if not head:
-            self.wfile.write(body if cut is None else body[:cut])
+            if self.objects.bytes_per_second:
+                self.wfile.flush()  # of the head, which waits for no body
+            for part in self.objects.slow_parts(body if cut is None else body[:cut]):
+                self.wfile.write(part)
         self.wfile.flush()
         if cut is not None:
             self.close_connection = True

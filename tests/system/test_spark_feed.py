@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,3 +268,36 @@ def test_spark_measures_batches_only_where_their_rows_may_be_large(spark: SparkS
             assert spark.conf.get(BATCH_BYTES) == "1m"
     finally:
         spark.conf.unset(BATCH_BYTES)
+
+
+def read_as_it_arrives(folder: str) -> list[tuple[list[int], int, int]]:
+    """What every rank runs: return each rank's rows, steps and generations."""
+    import farandole.numpy as hvd
+    from farandole.data import Growing, GrowingLoader
+
+    hvd.init()
+    growing = Growing(folder, format="stream", until="_END", poll=0.1, patience=60)
+    loader = GrowingLoader(growing, batch_size=4, rank=hvd.rank(), size=hvd.size(), gather=hvd.allgather_object)
+    batches = [batch["id"].tolist() for batch in loader]  # type: ignore[union-attr]
+    return hvd.allgather_object(([row for batch in batches for row in batch], len(batches), loader.epoch))
+
+
+def test_a_structured_stream_feeds_ranks_while_it_runs(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(60).repartition(3).write.parquet(str(tmp_path / "in"))
+    out = tmp_path / "out"
+    stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+    writer = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start(str(out))
+
+    def end() -> None:
+        query.awaitTermination(60)
+        (out / "_END").touch()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    told = HorovodRunner(np=-2).run(read_as_it_arrives, folder=str(out))
+    ending.join()
+    assert sorted(row for rows, _, _ in told for row in rows) == list(range(60))
+    (_, steps, generations), other = told
+    assert other[1:] == (steps, generations)
+    assert steps >= 8

@@ -36,7 +36,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, StringType
 
-from farandole.data import IcebergSource, Loader, ParquetSource, Reading, SelectedSource
+from farandole.data import Growing, GrowingLoader, IcebergSource, Loader, ParquetSource, Reading, SelectedSource
 from farandole.errors import SourceError
 from helpers.tables import as_counter, rows_of, some_rows, start_pyiceberg
 
@@ -165,6 +165,22 @@ def test_conditions_read_no_file_that_holds_no_such_row(catalog: InMemoryCatalog
             os.remove(group.file.path)
     chosen = SelectedSource(source, [("day", "==", date(2024, 1, 2)), ("id", "<", 9)])
     assert set(rows_of(chosen, ["id"])) == {("1",), ("4",), ("7",)}
+
+
+def test_a_table_feeds_a_loader_while_it_grows(catalog: InMemoryCatalog) -> None:
+    table = make(catalog)
+    growing = Growing(table.location(), until=lambda paths: len(paths) >= 4, poll=0, patience=5)
+    batches = iter(GrowingLoader(growing, batch_size=20, columns=["id"]))
+    assert sorted(next(batches)["id"].tolist()) == list(range(20))  # type: ignore[union-attr]
+    for first in (20, 30):
+        table.append(some_rows(first))
+    assert sorted(next(batches)["id"].tolist()) == list(range(20, 40))  # type: ignore[union-attr]
+    assert next(batches, None) is None
+    batches = iter(GrowingLoader(Growing(table.location(), poll=0, patience=5), batch_size=99, columns=["id"]))
+    next(batches)
+    table.overwrite(some_rows(50))
+    with pytest.raises(SourceError, match="has removed or rewritten files of which rows were read"):
+        next(batches)
 
 
 def test_files_without_ids_are_read_by_the_name_mapping(catalog: InMemoryCatalog, tmp_path: Path) -> None:

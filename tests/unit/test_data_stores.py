@@ -206,16 +206,21 @@ def test_lists_folders_and_pages_name_the_same_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("latency", "most"), [(0.0, LEAST_IN_FLIGHT), (0.04, 20), (0.5, MOST_IN_FLIGHT)])
-def test_requests_in_flight_follow_the_latency(monkeypatch: pytest.MonkeyPatch, latency: float, most: int) -> None:
-    clock = iter(float(each) for number in range(40) for each in (number, number + latency))
-    monkeypatch.setattr("farandole.data.flight.time.monotonic", lambda: next(clock))
+def test_requests_in_flight_follow_the_latency(latency: float, most: int) -> None:
     flight = Flight()
-    flight._calm_until = -1.0
-    for _ in range(5):
-        next(clock)  # of the whole call
-        next(clock)
-        flight._seconds.append(latency)
-    assert flight.most == most
+    for slower in (0.0, 0.3, 0.1):
+        flight.answered(time.monotonic() - latency - slower)
+    assert flight.most == pytest.approx(most, abs=1)
+
+
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_slow_bodies_do_not_ask_for_more_requests(tmp_path: Path, kind: str) -> None:
+    write_rows(tmp_path, [[20_000]])
+    with store_of(tmp_path, kind) as (store, open_it):
+        store.bytes_per_second = 5e5
+        source = open_it()
+        source.read(source.row_groups[0], ["row"])
+        assert source._source.in_flight < MOST_IN_FLIGHT // 2  # type: ignore[attr-defined]
 
 
 def test_a_busy_store_gets_half_of_the_requests() -> None:

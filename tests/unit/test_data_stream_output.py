@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.memory import MemoryFileSystem
 
-from farandole.data import Loader, ParquetSource, StreamSource
+from farandole.data import Growing, GrowingLoader, Loader, ParquetSource, StreamSource
 from farandole.errors import ConfigError, SourceError
 
 
@@ -188,3 +188,28 @@ def test_a_state_of_plain_files_does_not_fit(url: str, tmp_path: Path) -> None:
     state = Loader(ParquetSource(str(tmp_path / "plain.parquet")), batch_size=5, seed=3, policy="join").state_dict()
     with pytest.raises(ConfigError, match="no version of a table, and this data has version 5"):
         Loader(ParquetSource(url), batch_size=5, seed=3, policy="join").load_state_dict(state)
+
+
+def test_a_stream_feeds_a_loader_while_it_goes_on(url: str) -> None:
+    growing = Growing(url, format="stream", until=3, poll=0, patience=5)
+    written: list[int] = []
+    sink: list[Sink] = []
+
+    def look(seen: Any) -> Any:
+        """Finish a batch before each look, and leave a file of a batch that is not finished."""
+        number = len(written)
+        if number == 1:  # the first look finds nothing
+            sink.append(Sink(url))
+        if sink:
+            line = sink[0].data(f"{number}.parquet", range(3 * number, 3 * number + 3))
+            sink[0].batch(number - 1, line)
+            sink[0].data(f"unfinished-{number}.parquet", range(1000, 1003))
+        written.append(number)
+        return Growing.look(growing, seen)
+
+    growing.look = look  # type: ignore[method-assign]
+    loader = GrowingLoader(growing, batch_size=2)
+    batches = iter(loader)
+    assert sorted(next(batches)["row"].tolist() + next(batches)["row"].tolist()) == [3, 4, 5]  # type: ignore[operator, union-attr]
+    resumed = GrowingLoader(growing, batch_size=5, state=json.loads(json.dumps(loader.state_dict())))
+    assert sorted(row for batch in resumed for row in batch["row"].tolist()) == list(range(6, 15))  # type: ignore[union-attr]

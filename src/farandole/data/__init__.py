@@ -9,11 +9,13 @@ from farandole.extras import importing as _importing
 
 if TYPE_CHECKING:
     from farandole.data.agreement import Gather, together
+    from farandole.data.arrivals import Growing
     from farandole.data.batches import Batch
     from farandole.data.cache import CachedSource
     from farandole.data.delta import DeltaSource
     from farandole.data.feed_loader import FeedLoader
     from farandole.data.fields import FieldOptions
+    from farandole.data.growing_loader import GrowingLoader
     from farandole.data.iceberg import IcebergSource
     from farandole.data.loader import Loader
     from farandole.data.meter import Metrics
@@ -54,6 +56,8 @@ __all__ = [
     "FileSource",
     "Gather",
     "GlobalPlan",
+    "Growing",
+    "GrowingLoader",
     "IcebergSource",
     "Loader",
     "LocalPlan",
@@ -90,11 +94,13 @@ __all__ = [
 # Module: the names that are its own.
 _HOMES = {
     "agreement": "Gather together",
+    "arrivals": "Growing",
     "batches": "Batch",
     "cache": "CachedSource",
     "delta": "DeltaSource",
     "feed_loader": "FeedLoader",
     "fields": "FieldOptions",
+    "growing_loader": "GrowingLoader",
     "iceberg": "IcebergSource",
     "loader": "Loader",
     "meter": "Metrics",

@@ -73,10 +73,11 @@ class Files:
     def find(
         cls,
         urls: str | Sequence[str],
-        suffix: str,
+        suffix: str | tuple[str, ...],
         options: Mapping[str, object] | None = None,
         *,
         ranges: bool = False,
+        growing: bool = False,
     ) -> tuple["Files", list[File]]:
         """List the files of folders, globs and single files, sorted by path; `options` are the file system's.
 
@@ -84,6 +85,7 @@ class Files:
         do not end in `suffix`, unless no file does. Raises `SourceError` when there is nothing, when the URLs belong
         to several file systems, and for a folder of a table that has a log, or a part of one. With `ranges`, files are
         read by ranges where the store can; files of web servers then have no size yet, as looking costs a request.
+        A `growing` folder may be empty, or not there yet, and only files that end in `suffix` count.
         """
         asked = [urls] if isinstance(urls, str) else list(urls)
         if not asked:
@@ -93,7 +95,7 @@ class Files:
         if any(other != fs for other, _ in places):
             raise SourceError(asked[0], "the URLs belong to several file systems; copy the data to one of them")
         files = cls(fs, client=range_client(asked[0], options or {}, fs, warn=True) if ranges else None)
-        listed, tops = files._list_all(asked, [place for _, place in places], suffix)
+        listed, tops = files._list_all(asked, [place for _, place in places], suffix, growing)
         refuse_table_above(fs, sorted(tops), files.client)
         return files, [listed[path] for path in sorted(listed)]
 
@@ -203,7 +205,9 @@ class Files:
         marks = (found.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"))
         return File(path, int(found["size"]), str(next((mark for mark in marks if mark is not None), "")))
 
-    def _list_all(self, urls: Sequence[str], places: Sequence[str], suffix: str) -> tuple[dict[str, File], set[str]]:
+    def _list_all(
+        self, urls: Sequence[str], places: Sequence[str], suffix: str | tuple[str, ...], growing: bool
+    ) -> tuple[dict[str, File], set[str]]:
         """Return the files by path, and the folders that hold all of them: given, matched, or those of single files."""
         plain = [place for place in places if not any(sign in place for sign in "*?[")]
         by_client = None
@@ -218,8 +222,8 @@ class Files:
             if place in known:
                 listed, is_folder = known[place]
                 found = {file.path: file for file in listed}
-                chosen = self._chosen(place, list(found), suffix) if is_folder else list(found)
-                if not chosen:
+                chosen = self._chosen(place, list(found), suffix, growing) if is_folder else list(found)
+                if not chosen and not growing:
                     raise SourceError(url, "is not there, or holds no file of data")
                 files |= {path: found[path] for path in chosen}
                 tops.add(posixpath.dirname(place.rstrip("/")))  # what a folder holds has been looked at
@@ -228,30 +232,34 @@ class Files:
                 tops.add(posixpath.dirname(place))
             else:
                 with self.telling(url):
-                    more, folders = self._list(url, place, suffix)
+                    more, folders = self._list(url, place, suffix, growing)
                 paths.update(more)
                 tops.update(folders)
         return files | {file.path: file for file in self.look(sorted(paths))}, tops
 
-    def _list(self, url: str, place: str, suffix: str) -> tuple[list[str], list[str]]:
+    def _list(self, url: str, place: str, suffix: str | tuple[str, ...], growing: bool) -> tuple[list[str], list[str]]:
         """Return files, and the folders that hold all of them: given, matched, or those of single files."""
         if any(sign in place for sign in "*?["):
             found = [path for path in self.fs.glob(place) if not _is_note(path, "")]
             folders = [path for path in found if self.fs.isdir(path)]
             files = [path for path in found if path not in folders]
         else:
-            folders, files = ([place], []) if self.fs.isdir(place) else ([], [place])
+            is_folder = self.fs.isdir(place) or (growing and not self.fs.exists(place))
+            folders, files = ([place], []) if is_folder else ([], [place])
         tops = [*folders, *{posixpath.dirname(path) for path in files}]
-        files += [path for folder in folders for path in self._chosen(folder, self.fs.find(folder), suffix)]
-        if not files:
+        files += [path for folder in folders for path in self._chosen(folder, self.fs.find(folder), suffix, growing)]
+        if not files and not growing:
             raise SourceError(url, "holds no file of data")
         return files, tops
 
-    def _chosen(self, folder: str, everything: Sequence[str], suffix: str) -> list[str]:
+    def _chosen(
+        self, folder: str, everything: Sequence[str], suffix: str | tuple[str, ...], growing: bool
+    ) -> list[str]:
         """Return the files of data among all files in a folder; raises `SourceError` for those of a table."""
         refuse_listed_table(folder, everything)
         found = [path for path in everything if not _is_note(path, folder)]
-        return [path for path in found if path.endswith(suffix)] or found
+        chosen = [path for path in found if path.endswith(suffix)]
+        return chosen if chosen or growing else found
 
 
 def is_local(urls: str | Sequence[str], options: Mapping[str, object] | None) -> bool:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 LEAST_IN_FLIGHT, FIRST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 16, 64
 # As many requests are in flight as give this many per second at the latency that was measured last.
 _PER_SECOND = 500
-_MEASURED = 32  # requests, of which the fastest tells the latency: bodies and busy threads make others slower
+_MEASURED = 32  # requests, of which the fastest tells the latency: busy threads make others slower
 
 _ATTEMPTS = 6
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds; each pause is twice the one before
@@ -64,6 +64,12 @@ class Flight:
         most = max(LEAST_IN_FLIGHT, min(MOST_IN_FLIGHT, wanted))
         return max(1, most // 2) if time.monotonic() < self._calm_until else most
 
+    def answered(self, began: float) -> None:
+        """Measure the latency of a request that began then (`time.monotonic`) and is being answered.
+
+        The body is not measured: it takes longer with more requests in flight, and must not ask for yet more."""
+        self._seconds.append(time.monotonic() - began)
+
     def call(self, url: str, request: Callable[[], T]) -> T:
         """Return what `request` returns; blocks while enough requests are in flight, and between attempts.
 
@@ -89,11 +95,8 @@ class Flight:
                 problem = f"cannot be read: {self._flying} requests in flight, none ended within {self._patience:g} s"
                 raise SourceError(url, problem)
             self._flying += 1
-        began = time.monotonic()
         try:
-            made = request()
-            self._seconds.append(time.monotonic() - began)
-            return made
+            return request()
         except PassingFailure as failure:
             if failure.busy:
                 self._calm_until = time.monotonic() + _CALM

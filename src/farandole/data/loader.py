@@ -125,6 +125,10 @@ class Loader:
 
     def __len__(self) -> int:
         """Return the steps that are left of this epoch, the same number on every rank."""
+        return self._steps_left
+
+    @property
+    def _steps_left(self) -> int:
         plan, first = self._plan.at(self._position)
         return plan.steps - first
 
@@ -142,7 +146,7 @@ class Loader:
         """Yield the batches that are left of this epoch; after the last one, the next epoch is due."""
         together(self._source.check, self._gather)
         meter = self._meter = Meter(self._epoch)
-        steps, stride = len(self), self._plan.stride
+        steps, stride = self._steps_left, self._plan.stride
         batches = self._batches(meter)
         with closing(batches):
             for batch in in_step(batches, self._gather, self._row_bytes * self._batch_size):
@@ -195,7 +199,7 @@ class Loader:
         self._order = replace(self._order, lanes=found.lanes, window=found.window, seed=seed)
         self._plan, self._seed = self._global_plan(self._order), found.seed
         self._epoch, self._position = found.epoch, found.visited
-        if not len(self):
+        if not self._steps_left:
             self._epoch, self._position = found.epoch + 1, 0
 
     def _prepare(self, gather: Gather | None) -> None:

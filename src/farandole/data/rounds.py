@@ -71,9 +71,10 @@ def read_rounds(
 ) -> Iterator[Columns]:
     """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one piece or several.
 
-    `read` starts to read a row group; the row groups of `ahead` rounds are being read before they are needed, and of
-    more, up to `MOST_AHEAD`, while reading is `hungry`. What is read is dropped when its last row of a lane has been
-    yielded. Raises `SourceError` when a row group does not come within `timeout` seconds.
+    `read` starts to read a row group; the row groups of `ahead` rounds are being read before they are needed. After the
+    first round, which must not wait for later ones, up to `MOST_AHEAD` rounds are while reading is `hungry`. What is
+    read is dropped when its last row of a lane has been yielded. Raises `SourceError` when a row group does not come
+    within `timeout` seconds.
     """
     whole = order.order
     lanes = plan.lanes_of(rank)
@@ -84,7 +85,7 @@ def read_rounds(
     last = -(-plan.after(plan.steps - 1) // whole.round_rows) if plan.steps else first
     begun = first
     for turn in range(first, last):
-        while begun < last and (begun <= turn + ahead or (len(waiting) < MOST_AHEAD and hungry())):
+        while begun < last and (begun <= turn + ahead or (first < turn and len(waiting) < MOST_AHEAD and hungry())):
             waiting.append((begun, [_start(order, lane, begun, held[lane], read) for lane in lanes]))
             begun += 1
         number, windows = waiting.popleft()

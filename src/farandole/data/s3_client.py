@@ -1,6 +1,7 @@
 """Ranges of objects in S3, by botocore's client: its credentials are renewed, its options those of fsspec and Arrow."""
 
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -98,9 +99,10 @@ class S3Client:
         """Return the answer, None for a range of nothing; raises as `RangeClient.fetch` does, and `OSError`."""
         from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
-        client = self._client()
+        client, began = self._client(), time.monotonic()
         try:
             answer: Mapping[str, Any] = getattr(client, operation)(**arguments)
+            self.flight.answered(began)
             return answer
         except ClientError as error:
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

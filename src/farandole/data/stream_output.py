@@ -7,7 +7,7 @@ lie in the same folder, and are not in the log."""
 import json
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
 from farandole.data.file_systems import Files, open_url
@@ -16,7 +16,7 @@ from farandole.data.row_groups import File
 from farandole.errors import SourceError
 from farandole.masking import mask
 
-__all__ = ["StreamSource"]
+__all__ = ["StreamSource", "files_of_batches", "stream_files"]
 
 _LOG = "_spark_metadata"
 _BATCH = re.compile(r"(\d+)(\.compact)?")
@@ -33,17 +33,13 @@ class StreamSource(ParquetFiles):
 
     def __init__(self, url: str, *, batch: int | None = None, options: Mapping[str, object] | None = None) -> None:
         self._url, self._options = url, options
-        fs, place = open_url(url, options or {})
-        folder = place.rstrip("/")
-        files = Files(fs)
-        with files.telling(url):
-            fs.invalidate_cache()  # of listings: the query goes on
-            names = [posixpath.basename(path) for path in fs.ls(f"{folder}/{_LOG}", detail=False)]
-            self._batch, logs = _logs(url, names, batch)
-            texts = [fs.cat_file(f"{folder}/{_LOG}/{name}").decode() for name in logs]
-        listed = _listed(url, folder, dict(zip(logs, texts, strict=True)))
-        gone = f"is not there, though it is in the log of {mask(url)}: it was removed by hand, or by a retention time"
-        super().__init__(Files.at(url, options, gone), listed)
+        found, listed = files_of_batches(url, options, batch)
+        if found is None:
+            raise SourceError(url, "is the output of a Spark stream that has not finished a batch yet")
+        if not listed:
+            raise SourceError(url, "holds no file of data: no batch of this Spark stream had rows")
+        self._batch = found
+        super().__init__(stream_files(url, options), listed)
 
     @property
     def version(self) -> int:
@@ -55,11 +51,33 @@ class StreamSource(ParquetFiles):
         return StreamSource(self._url, batch=version, options=self._options)
 
 
-def _logs(url: str, names: Sequence[str], asked: int | None) -> tuple[int, list[str]]:
+def stream_files(url: str, options: Mapping[str, object] | None) -> Files:
+    """Return the file system of a Spark stream's output."""
+    gone = f"is not there, though it is in the log of {mask(url)}: it was removed by hand, or by a retention time"
+    return Files.at(url, options, gone)
+
+
+def files_of_batches(
+    url: str, options: Mapping[str, object] | None, batch: int | None
+) -> tuple[int | None, list[File]]:
+    """Return the last batch, and the data files of batches 0 to `batch`, by default all; no batch if none is finished.
+
+    Raises `SourceError` as `StreamSource` does, also for a folder without a log."""
+    fs, place = open_url(url, options or {})
+    folder = place.rstrip("/")
+    with Files(fs).telling(url):
+        fs.invalidate_cache()  # of listings: the query goes on
+        names = [posixpath.basename(path) for path in fs.ls(f"{folder}/{_LOG}", detail=False)]
+        found = {int(match[1]): match for match in map(_BATCH.fullmatch, names) if match}
+        if not found:
+            return None, []
+        last, logs = _logs(url, found, batch)
+        texts = [fs.cat_file(f"{folder}/{_LOG}/{name}").decode() for name in logs]
+    return last, _listed(url, folder, dict(zip(logs, texts, strict=True)))
+
+
+def _logs(url: str, found: Mapping[int, re.Match[str]], asked: int | None) -> tuple[int, list[str]]:
     """Return the last batch to read, and the files of the log that hold all batches up to it."""
-    found = {int(match[1]): match for match in map(_BATCH.fullmatch, names) if match}
-    if not found:
-        raise SourceError(url, "is the output of a Spark stream that has not finished a batch yet")
     last = max(found) if asked is None else asked
     needed: list[str] = []
     for number in range(last, -1, -1):
@@ -95,8 +113,6 @@ def _listed(url: str, folder: str, logs: Mapping[str, str]) -> list[File]:
                 found.pop(path, None)
             else:
                 found[path] = file
-    if not found:
-        raise SourceError(url, "holds no file of data: no batch of this Spark stream had rows")
     return [found[path] for path in sorted(found)]
 
 

@@ -1,5 +1,7 @@
 """Ranges of files of web servers, by fsspec's session, with the options that it was made with."""
 
+import time
+from functools import partial
 from typing import Any
 
 from fsspec.asyn import sync
@@ -64,7 +66,8 @@ class WebClient:
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, Any, bytes]:
         try:
-            status, found, body = sync(self._fs.loop, _ask, self._fs, method, path, headers, timeout=_TIMEOUT)
+            ask = partial(_ask, self._fs, self.flight, method, path, headers)
+            status, found, body = sync(self._fs.loop, ask, timeout=_TIMEOUT)
         except FileNotFoundError:
             raise
         except Exception as error:  # aiohttp's own: the server is not there, or broke off, or is too slow
@@ -76,12 +79,15 @@ class WebClient:
         return status, found, body
 
 
-async def _ask(fs: HTTPFileSystem, method: str, path: str, headers: dict[str, str]) -> tuple[int, Any, bytes]:
-    session = await fs.set_session()
+async def _ask(
+    fs: HTTPFileSystem, flight: Flight, method: str, path: str, headers: dict[str, str]
+) -> tuple[int, Any, bytes]:
+    session, began = await fs.set_session(), time.monotonic()
     options = dict(fs.kwargs)
     # Ranges are of the bytes that lie there, not of compressed ones.
     own = {**options.pop("headers", {}), "Accept-Encoding": "identity", **headers}
     async with session.request(method, fs.encode_url(path), headers=own, **options) as answer:
+        flight.answered(began)
         return answer.status, answer.headers, await answer.read()
 
 

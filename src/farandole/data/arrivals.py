@@ -1,0 +1,304 @@
+"""Folders and tables that grow: the files that have arrived since the last look, and whether more will come."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from farandole.data.agreement import Gather, together
+from farandole.data.file_systems import Files, open_url
+from farandole.data.parquet_files import ParquetFiles
+from farandole.data.row_groups import File, RowGroup, Source, in_flight, rows_in
+from farandole.data.sample_formats import Decode, Format, Images, Json, Lines, Shards, Whole
+from farandole.data.samples import FileSource
+from farandole.data.state import NO_VERSION
+from farandole.data.stream_output import files_of_batches, stream_files
+from farandole.data.table_folders import find_table
+from farandole.data.tables import DELTA, ICEBERG, STREAM, is_web
+from farandole.errors import ConfigError, SourceError
+from farandole.masking import mask
+
+__all__ = ["Arrived", "Growing", "Seen", "Until"]
+
+# The name of a marker file, a version, or a function of the paths of all files.
+Until: TypeAlias = str | int | Callable[[Sequence[str]], bool]
+
+_TABLES = {"delta": DELTA, "iceberg": ICEBERG, "stream": STREAM}
+_SAMPLES: dict[str, Callable[..., Format]] = {
+    "bytes": Whole,
+    "images": Images,
+    "jsonl": Json,
+    "tar": Shards,
+    "text": Lines,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Files that are read together. After the `last` ones nothing comes.
+
+    `version` is that of their table, NO_VERSION for a folder; `format` says how to open them."""
+
+    files: tuple[File, ...]
+    version: int
+    format: str
+    last: bool
+
+
+class Seen:
+    """The files that were read before: two numbers for each, which stand for its path and for its content."""
+
+    def __init__(self, told: Iterable[int] = ()) -> None:
+        numbers = list(told)
+        self._content = dict(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def numbers(self) -> list[int]:
+        """Return what makes an equal object."""
+        return [number for pair in self._content.items() for number in pair]
+
+    def add(self, files: Iterable[File]) -> None:
+        """Count these files as read."""
+        self._content |= {_number(file.path): _number(f"{file.size} {file.mark}") for file in files}
+
+    def new_of(self, files: Sequence[File]) -> list[File]:
+        """Return the files that were not read before; raises `SourceError` for one that has changed since."""
+        new = []
+        for file in files:
+            known = self._content.get(_number(file.path))
+            if known is None:
+                new.append(file)
+            elif known != _number(f"{file.size} {file.mark}"):
+                raise SourceError(file.path, "has changed after its rows were read; write new rows to new files")
+        return new
+
+    def lacks_none(self, files: Iterable[File]) -> bool:
+        """Return whether `files` hold all files that were read before."""
+        return self._content.keys() <= {_number(file.path) for file in files}
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
+
+
+class Growing:
+    """A folder or table at `url` to which files are added while it is read; for `GrowingLoader`.
+
+    `until` ends it: the name of a file in the folder, which is written after the last data; the last version of a Delta
+    table, or the last batch of a Spark stream; or a function that is called on rank 0 with the paths of all files, and
+    returns True when they are complete. Without it, more may always come. `format` is "parquet", "delta", "iceberg",
+    "stream" (the output of a Spark stream), or a format of `files`. By default a table is known by its folder, and
+    everything else is Parquet. `decode` and `size` are those of `files`. `classes` are the folders of images, in the
+    order of their labels. `options` are those of the file system. `least_files` is the number of new files to wait for
+    before reading goes on, `poll` the seconds between looks, and `patience` the seconds to wait for new files.
+
+    Files must appear complete: rename them into the folder, or write them to an object store. Raises `ConfigError` for
+    settings that exclude each other.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        until: Until | None = None,
+        format: str | None = None,
+        decode: Decode | None = None,
+        size: tuple[int, int] | None = None,
+        classes: Sequence[str] = (),
+        options: Mapping[str, object] | None = None,
+        least_files: int = 1,
+        poll: float = 1.0,
+        patience: float = 3600.0,
+    ) -> None:
+        known = ["parquet", *_TABLES, *_SAMPLES]
+        if format not in (None, *known):
+            raise ConfigError("format", f"must be one of {', '.join(known)}, got {format!r}")
+        if (format == "images") != bool(classes):
+            raise ConfigError("classes", "and format='images' go together: folders that come later have labels, too")
+        if least_files < 1 or poll < 0 or patience <= 0:
+            problem = f"must be >= 1, and poll >= 0 and patience > 0 seconds, got {least_files}, {poll} and {patience}"
+            raise ConfigError("least_files", problem)
+        if isinstance(until, int) and format not in (None, "delta", "stream"):
+            raise ConfigError("until", f"names a version, and {format} has none in a row")
+        self._url, self._until, self._format, self._options = url, until, format, options
+        self._decode, self._size, self._classes = decode, size, tuple(classes)
+        self._least_files, self.poll, self.patience = least_files, poll, patience
+
+    def __str__(self) -> str:
+        return mask(self._url)
+
+    def look(self, seen: Seen) -> Arrived | None:
+        """Return the files that are not `seen`; None if more are waited for. Makes requests: for one rank.
+
+        Raises `SourceError` for files that changed or, in a table, vanished after they were read."""
+        marked = isinstance(self._until, str) and self._is_there(self._until)  # before the files, to miss none
+        format = self._format or self._found_format()
+        kind = self._kind(format)
+        files, version = kind.listed(self._until if isinstance(self._until, int) else None)
+        if format in ("delta", "iceberg") and not seen.lacks_none(files):
+            problem = f"version {version} has removed or rewritten files of which rows were read; only add rows to it"
+            raise SourceError(self._url, problem)
+        last = marked
+        if isinstance(self._until, int):
+            last = version >= self._until
+        elif callable(self._until):
+            last = self._until([file.path for file in files])
+        new = seen.new_of(files)
+        return Arrived(tuple(new), version, format, last) if last or len(new) >= self._least_files else None
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        """Open files that `look` returned; collective with `gather`. Raises as `ParquetSource` and `files` do."""
+        return self._kind(arrived.format).open(arrived, gather)
+
+    def _kind(self, format: str) -> "_Kind":
+        if format in ("delta", "iceberg"):
+            return _Table(self._url, self._options, format)
+        if format == "stream":
+            return _StreamOutput(self._url, self._options)
+        return _Folder(self._url, self._options, self._samples(format), self._decode)
+
+    def _samples(self, format: str) -> Format | None:
+        if format not in _SAMPLES:
+            return None
+        given: dict[str, Any] = {"size": self._size} if format in ("images", "tar") else {}
+        return _SAMPLES[format](**given, **({"classes": self._classes} if self._classes else {}))
+
+    def _found_format(self) -> str:
+        table = find_table(self._url, self._options)
+        if table is None:
+            return "parquet"
+        for name, kind in _TABLES.items():
+            if kind == table.kind and (name != "iceberg" or not isinstance(self._until, int)):
+                return name
+        raise SourceError(self._url, f"is {table.kind.name}, which cannot be read until {self._until!r} as it grows")
+
+    def _is_there(self, name: str) -> bool:
+        fs, place = open_url(self._url, self._options or {})
+        with Files(fs).telling(self._url):
+            fs.invalidate_cache()
+            return bool(fs.exists(f"{place.rstrip('/')}/{name}"))
+
+
+class _Kind(Protocol):
+    """The way in which files are added."""
+
+    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
+        """Return all files, and the version, at most `most`."""
+        ...
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        """See `Growing.open`."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Folder:
+    url: str
+    options: Mapping[str, object] | None
+    samples: Format | None
+    decode: Decode | None
+
+    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
+        if most is not None:
+            return [], NO_VERSION  # its log is not there yet
+        suffixes = self.samples.suffixes or "" if self.samples is not None else ".parquet"
+        files, listed = Files.find(self.url, suffixes, self.options, ranges=True, growing=True)
+        if is_web(files.fs):
+            raise SourceError(self.url, "is on a web server, which cannot list files as they arrive")
+        return listed, NO_VERSION
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        files = Files.at(self.url, self.options, warn=False)
+        if self.samples is not None:
+            return FileSource(files, arrived.files, self.samples, self.decode, gather)
+        return _parquet(files, arrived, gather)
+
+
+@dataclass(frozen=True)
+class _StreamOutput:
+    url: str
+    options: Mapping[str, object] | None
+
+    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
+        fs, place = open_url(self.url, self.options or {})
+        with Files(fs).telling(self.url):
+            fs.invalidate_cache()
+            if not fs.exists(f"{place.rstrip('/')}/{STREAM.mark}"):
+                return [], NO_VERSION
+        newest, files = files_of_batches(self.url, self.options, None)
+        if most is not None and newest is not None and newest > most:
+            newest, files = files_of_batches(self.url, self.options, most)
+        return files, NO_VERSION if newest is None else newest
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        return _parquet(stream_files(self.url, self.options), arrived, gather)
+
+
+@dataclass(frozen=True)
+class _Table:
+    url: str
+    options: Mapping[str, object] | None
+    format: str
+
+    def listed(self, most: int | None) -> tuple[Sequence[File], int]:
+        if find_table(self.url, self.options) is None:
+            return [], NO_VERSION
+        source = self._at(None)
+        if most is not None and source.version > most:
+            source = self._at(most)
+        return [file for file, _ in _by_file(source)], source.version
+
+    def open(self, arrived: Arrived, gather: Gather | None) -> Source:
+        return together(lambda: _Added(self._at(arrived.version), {file.path for file in arrived.files}), gather)
+
+    def _at(self, version: int | None) -> Any:
+        # Imported here: each needs a package that other tables do not need.
+        if self.format == "delta":
+            from farandole.data.delta import DeltaSource
+
+            return DeltaSource(self.url, version=version, options=self.options)
+        from farandole.data.iceberg import IcebergSource
+
+        return IcebergSource(self.url, snapshot=version, options=self.options)
+
+
+def _parquet(files: Files, arrived: Arrived, gather: Gather | None) -> Source:
+    if files.client is None:  # perhaps the disk of each host
+        return together(lambda: ParquetFiles(files, arrived.files), gather)
+    return ParquetFiles(files, arrived.files, gather)
+
+
+def _by_file(source: Source) -> list[tuple[File, list[RowGroup]]]:
+    found: dict[str, tuple[File, list[RowGroup]]] = {}
+    for group in source.row_groups:
+        found.setdefault(group.file.path, (group.file, []))[1].append(group)
+    return list(found.values())
+
+
+class _Added:
+    """The row groups of some files of a table."""
+
+    def __init__(self, source: Source, paths: set[str]) -> None:
+        self._source, self.schema = source, source.schema
+        self.row_groups: Sequence[RowGroup] = tuple(
+            group for file, groups in _by_file(source) if file.path in paths for group in groups
+        )
+
+    def nbytes(self, columns: Sequence[str]) -> int:
+        """Estimate from the share of rows."""
+        rows = int(rows_in(self._source.row_groups).sum())
+        return self._source.nbytes(columns) * int(rows_in(self.row_groups).sum()) // max(1, rows)
+
+    def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        """Read these columns."""
+        return self._source.read(row_group, columns)
+
+    @property
+    def in_flight(self) -> int:
+        """See `farandole.data.row_groups.in_flight`."""
+        return in_flight(self._source)
+
+    def check(self) -> None:
+        """Check the table."""
+        self._source.check()
