@@ -1,6 +1,6 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-programs test-without test-oldest test-tensorflow test-pythons test-compilers test-native lint fmt docs \
+.PHONY: help setup demo test test-programs test-without test-oldest test-tensorflow test-pythons test-compilers test-native test-gpu lint fmt docs \
   bench check tsan asan clean
 
 BIN := .venv/bin
@@ -46,6 +46,10 @@ test-pythons: setup  ## build with each Python from 3.11 on, or PYTHONS=..., and
 
 test-compilers: setup  ## build with the oldest compilers that are promised, or COMPILERS=..., and run the native tests
 	@tools/compilers.sh $(COMPILERS)
+
+test-gpu: setup  ## run the tests of CUDA tensors; needs a GPU and make setup TORCH=cuda
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "test-gpu: PyTorch finds no GPU")'
+	@$(BIN)/python -m pytest -k cuda $(ARGS) tests/conformance tests/ranks/test_torch_on_devices.py
 
 test-native: setup  ## run the native tests
 	@tools/native.sh plain

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fork.h"
 
 namespace farandole {
 
@@ -34,7 +35,7 @@ CudaMark& CudaMark::operator=(CudaMark&& other) noexcept {
 }
 
 CudaMark::~CudaMark() {
-  if (event_ == nullptr) return;
+  if (event_ == nullptr || fork_number() != device_->fork_number_) return;
   // A wait for an event holds for its record at the time of the call, so it may be recorded anew at once.
   const std::lock_guard lock(device_->mu_);
   device_->unused_.push_back(event_);
@@ -62,7 +63,7 @@ CudaDevice& CudaDevice::of(int ordinal) {
   return *devices->emplace(ordinal, std::unique_ptr<CudaDevice>(new CudaDevice(ordinal))).first->second;
 }
 
-CudaDevice::CudaDevice(int ordinal) : library_(CudaLibrary::get()), ordinal_(ordinal) {
+CudaDevice::CudaDevice(int ordinal) : library_(CudaLibrary::get()), ordinal_(ordinal), fork_number_(fork_number()) {
   int count = 0;
   library_.require("cuDeviceGetCount", library_.device_get_count(&count));
   if (ordinal < 0 || ordinal >= count)

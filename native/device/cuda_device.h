@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <vector>
 
@@ -70,6 +71,7 @@ class CudaDevice {
 
   const CudaLibrary& library_;
   const int ordinal_;
+  const uint32_t fork_number_;              // a forked child uses no device
   CudaLibrary::Context context_ = nullptr;  // never released: frameworks may end before this library
   Stream handover_ = nullptr;
   Stream to_host_ = nullptr;

@@ -291,8 +291,12 @@ void Staging::complete(const Call& call) noexcept {
   changed_.notify_all();
 }
 
+void Staging::require_own_process() const {
+  if (engine_->is_forked()) engine_->require_alive();  // throws; a thread that is missing here may hold the mutex
+}
+
 bool Staging::wait(StagedCall& call, nanoseconds limit) {
-  if (engine_->is_forked()) engine_->require_alive();  // throws
+  require_own_process();
   const auto deadline = std::chrono::steady_clock::now() + limit;
   Lock lock(mu_);
   changed_.wait_until(lock, deadline, [&] { return call.done_ || call.submitted_; });
@@ -308,11 +312,13 @@ bool Staging::wait(StagedCall& call, nanoseconds limit) {
 }
 
 bool Staging::is_done(const StagedCall& call) {
+  require_own_process();
   const std::lock_guard lock(mu_);
   return call.done_;
 }
 
 bool Staging::wait_for_submissions(nanoseconds limit) {
+  require_own_process();
   Lock lock(mu_);
   return changed_.wait_for(lock, limit, [&] { return arriving_.empty(); });
 }

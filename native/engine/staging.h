@@ -49,7 +49,7 @@ class Staging {
   /// Waits until all operations of `call` have completed and their copies are in the device's stream, for `limit` at
   /// most; returns whether they have.
   bool wait(StagedCall& call, std::chrono::nanoseconds limit);
-  [[nodiscard]] bool is_done(const StagedCall& call);
+  [[nodiscard]] bool is_done(const StagedCall& call);  // throws Error (Invalid) in a forked child, as the waits do
 
   /// Waits until the calls that have been started are submitted to the engine, for `limit` at most; returns whether
   /// they are. An operation that must come after them, such as a join, waits for this.
@@ -84,6 +84,7 @@ class Staging {
   void finish(StagedCall::Member& member) noexcept;
   void complete(const Call& call) noexcept;
   void drop_leaving() noexcept;
+  void require_own_process() const;  // throws Error (Invalid) in a forked child
 
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<PinnedPool> pool_;

@@ -59,7 +59,7 @@ def _numpy() -> Binding:
     return Binding("numpy", farandole.numpy, _make_numpy, np.asarray, floats, integers)
 
 
-def _torch() -> Binding:
+def _torch(device: str = "cpu") -> Binding:
     import torch
 
     import farandole.torch
@@ -67,14 +67,21 @@ def _torch() -> Binding:
     def make(values: Array, dtype: str) -> torch.Tensor:
         kind = getattr(torch, dtype)
         assert isinstance(kind, torch.dtype)
-        return torch.from_numpy(np.array(values)).to(kind)
+        return torch.from_numpy(np.array(values)).to(kind).to(device)
 
     def read(tensor: torch.Tensor) -> Array:
-        tensor = tensor.detach()
+        tensor = tensor.detach().cpu()
         array: Array = (tensor.double() if tensor.dtype == torch.bfloat16 else tensor).numpy()
         return array
 
-    return Binding("torch", farandole.torch, make, read, FLOATS, INTEGERS)
+    name = "torch" if device == "cpu" else f"torch-{device}"
+    return Binding(name, farandole.torch, make, read, FLOATS, INTEGERS, on_device=device != "cpu")
+
+
+def _torch_bindings() -> list[Binding]:
+    import torch
+
+    return [_torch(), *([_torch("cuda")] if torch.cuda.is_available() else [])]
 
 
 def _jax() -> Binding:
@@ -114,7 +121,7 @@ def _device_arrays() -> list[Binding]:
 # Only the bindings whose framework is installed take part.
 BINDINGS = (
     _numpy(),
-    *([_torch()] if importlib.util.find_spec("torch") else []),
+    *(_torch_bindings() if importlib.util.find_spec("torch") else []),
     *(_device_arrays() if os.environ.get("FARANDOLE_TEST_DEVICES") else []),
 )
 

@@ -1,5 +1,7 @@
 """Tensors in device memory, over a stand-in for CUDA whose work is late: every operation, the waits, the refusals."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -194,6 +196,34 @@ def test_shutdown_ends_what_waits_for_a_stream() -> None:
         with pytest.raises(EngineClosed):
             hvd.synchronize(handle)
         load().stand_in_open(gates.pop())
+
+    run_ranks(1, body)
+
+
+def test_a_forked_child_is_refused() -> None:
+    hvd = binding_of(ExchangeArray)
+
+    def child(handle: object) -> int:
+        for use in (hvd.poll, hvd.synchronize, lambda _: hvd.join()):
+            try:
+                use(handle)
+            except InvalidRequest as refused:
+                if "this process was forked from a rank" not in str(refused):
+                    return 2
+            else:
+                return 3
+        return 0
+
+    def body(context: Context) -> None:
+        mine = ExchangeArray.of(np.ones(5, np.float32))
+        gate = load().stand_in_close(current_stream(0))
+        handle = hvd.allreduce_async_(mine, name="x")
+        pid = os.fork()
+        if pid == 0:
+            os._exit(child(handle))
+        assert os.waitpid(pid, 0)[1] == 0
+        load().stand_in_open(gate)
+        hvd.synchronize(handle)
 
     run_ranks(1, body)
 
