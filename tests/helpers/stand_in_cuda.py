@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import os
 import shutil
 import subprocess
 from functools import cache
@@ -44,7 +45,7 @@ def _built() -> Path:
     library = BUILD / f"stand_in_cuda-{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not library.exists():
         BUILD.mkdir(exist_ok=True)
-        fresh = library.with_suffix(".new")
+        fresh = library.with_suffix(f".{os.getpid()}")
         subprocess.run([compiler, *OPTIONS, str(SOURCE), "-o", str(fresh)], check=True, timeout=300)
         fresh.rename(library)
     return library

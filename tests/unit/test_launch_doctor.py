@@ -77,7 +77,9 @@ def test_libraries_by_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 DRIVER = """
 int cuInit(unsigned flags) { return RESULT; }
-int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
+int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
+int cuGetErrorName(int code, const char **text) { *text = "CUDA_ERROR_NO_DEVICE"; return 0; }
+int cuGetErrorString(int code, const char **text) { *text = "no CUDA-capable device is detected"; return 0; }
 int cuDeviceGetCount(int *count) { *count = 3; return 0; }
 int ncclGetVersion(int *version) { *version = 22705; return 0; }
 """
@@ -85,23 +87,30 @@ int ncclGetVersion(int *version) { *version = 22705; return 0; }
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc) for stand-ins")
 @pytest.mark.parametrize(
-    ("result", "about"), [(0, "CUDA 12.8, 3 devices"), (100, "no device can be used (cuInit: error 100)")]
+    ("result", "version", "about"),
+    [
+        (0, 12080, "CUDA 12.8, 3 devices"),
+        (0, 10020, "CUDA 10.2, 3 devices; tensors on GPUs need CUDA 11.0 or later"),
+        (100, 12080, "no device can be used: CUDA_ERROR_NO_DEVICE (100), no CUDA-capable device is detected"),
+    ],
 )
 def test_nvidias_libraries_in_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: int, about: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: int, version: int, about: str
 ) -> None:
     """Libraries with NVIDIA's names stand in for a driver that this machine may lack."""
     folder = tmp_path / "nvidia" / "each" / "lib"
     folder.mkdir(parents=True)
-    for name in (f"libfakecuda{result}.so.1", f"libfakenccl{result}.so.2"):
-        words = ["cc", "-shared", "-fPIC", f"-DRESULT={result}", "-x", "c", "-o", str(folder / name), "-"]
+    cuda, nccl = f"libfakecuda{result}of{version}.so.1", f"libfakenccl{result}of{version}.so.2"
+    for name in (cuda, nccl):
+        values = (f"-DRESULT={result}", f"-DVERSION={version}")
+        words = ["cc", "-shared", "-fPIC", *values, "-x", "c", "-o", str(folder / name), "-"]
         subprocess.run(words, input=DRIVER, text=True, check=True, timeout=60)
-    names = {"CUDA driver": (f"libfakecuda{result}.so.1",), "NCCL": (f"libfakenccl{result}.so.2",)}
+    names = {"CUDA driver": (cuda,), "NCCL": (nccl,)}
     monkeypatch.setattr(libraries, "LIBRARIES", names)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert libraries.find_libraries() == {
-        "CUDA driver": (str(folder / names["CUDA driver"][0]), about),
-        "NCCL": (str(folder / names["NCCL"][0]), "2.27.5"),
+        "CUDA driver": (str(folder / cuda), about),
+        "NCCL": (str(folder / nccl), "2.27.5; not used yet"),
     }
 
 

@@ -15,6 +15,8 @@ __all__ = ["find_libraries"]
 # PyPI's packages of NVIDIA keep their libraries in folders that torch alone knows.
 WHEELS = "nvidia/*/lib"
 
+OLDEST_CUDA = 11000  # of which native/device/cuda_library.h has the same number
+
 LIBRARIES: Mapping[str, Sequence[str]] = {
     "CUDA driver": ("libcuda.so.1",),
     "CUDA runtime": ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"),
@@ -60,16 +62,30 @@ def _devices(library: ctypes.CDLL) -> str:
     version, count = ctypes.c_int(), ctypes.c_int()
     code = library.cuInit(0)
     if code != 0:
-        return f"no device can be used (cuInit: error {code})"
+        return f"no device can be used: {_text_of(library, code)}"
     library.cuDriverGetVersion(ctypes.byref(version))
     library.cuDeviceGetCount(ctypes.byref(count))
-    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}, {count.value} devices"
+    found = f"CUDA {_spelled(version.value)}, {count.value} devices"
+    if version.value >= OLDEST_CUDA:
+        return found
+    return f"{found}; tensors on GPUs need CUDA {_spelled(OLDEST_CUDA)} or later"
+
+
+def _spelled(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _text_of(library: ctypes.CDLL, code: int) -> str:
+    name, text = ctypes.c_char_p(), ctypes.c_char_p()
+    library.cuGetErrorName(code, ctypes.byref(name))
+    library.cuGetErrorString(code, ctypes.byref(text))
+    return f"{(name.value or b'error').decode()} ({code}), {(text.value or b'without a text').decode()}"
 
 
 def _version_of_nccl(library: ctypes.CDLL) -> str:
     version = ctypes.c_int()
     library.ncclGetVersion(ctypes.byref(version))
-    return f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}"
+    return f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}; not used yet"
 
 
 def _version_of_mpi(library: ctypes.CDLL) -> str:
