@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 import pandas as pd
 import pyarrow as pa
 
-from farandole.errors import DataError
+from farandole.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.native
 
@@ -87,6 +87,20 @@ def test_wrong_rows_are_refused_before_ranks_start() -> None:
         estimator().fit([1, 2])
     with pytest.raises(DataError, match="'y': Arrow cannot hold it"):
         estimator().fit(rows().assign(y=[object()] * 40))
+
+
+def test_nothing_of_spark_is_ignored() -> None:
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    from farandole.spark.backend import SparkBackend
+
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
+    backend = SparkBackend(num_proc=2, ranks_per_task=2)
+    for given in ({"resource_profile": profile}, {"ranks_per_task": 2}, {"num_proc": None, "backend": backend}):
+        with pytest.raises(ConfigError, match="is for tasks of Spark; the ranks of a fit without Spark are processes"):
+            estimator(**given).fit(rows())
+    with pytest.raises(ConfigError, match="ranks_per_task: is set, and given to the backend as well; set one of them"):
+        estimator(num_proc=None, backend=backend, ranks_per_task=4).fit(rows())
 
 
 def test_ranks_run_again_and_no_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("pandas")
 
 import numpy as np
 from pyspark.ml import Pipeline, PipelineModel
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
 from farandole.errors import ConfigError, DataError
@@ -23,6 +24,30 @@ pytestmark = [
     pytest.mark.native,
     pytest.mark.timeout(400),
 ]
+
+
+def test_tasks_may_run_several_ranks(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from farandole.spark import tensorflow
+
+    class Asked(Exception):
+        pass
+
+    def ask(*_: object, **settings: object) -> None:
+        raise Asked(settings["num_proc"], settings["tasks"])
+
+    monkeypatch.setattr(tensorflow, "run_training_job", ask)
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
+    estimator = tensorflow.HorovodEstimator(
+        modelFn=print, featureMapping={"x": "x"}, modelDir=str(tmp_path), labelCol="y", maxSteps=1, ranksPerTask=2
+    )
+    data = spark.createDataFrame([(1.0, 2.0)], "x double, y double")
+    for changes in ({}, {estimator.numProc: 4, estimator.resourceProfile: profile}):
+        with pytest.raises(Asked) as caught:
+            estimator.fit(data, changes)
+        ranks, tasks = caught.value.args
+        assert (ranks, tasks.ranks_per_task, tasks.profile) == (4, 2, profile if changes else None)
+    with pytest.raises(ConfigError, match="resource_profile: is for clusters, where Spark places tasks"):
+        estimator.fit(data, {estimator.resourceProfile: profile})
 
 
 def test_fit_with_a_killed_rank_transform_save_and_load(spark: SparkSession, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from farandole.spark.backend import SparkBackend
 from farandole.spark.feed import plan_feed
 from farandole.spark.parquet_feed import StoredRows
 from farandole.spark.store import Store
+from farandole.spark.task_settings import TaskSettings
 from farandole.spark.trainers import parquet_rows
 from farandole.spark.trainers.parquet_rows import ParquetFolder, ParquetRows, lay_out
 from farandole.spark.trainers.row_hash import hash_rows
@@ -137,27 +139,55 @@ def test_equal_vectors_have_one_hash_however_they_are_written(tmp_path: Path) ->
     assert len({value for each in hashes for value in each.to_pylist()}) == 1
 
 
+def run_job(tasks: TaskSettings, **more: Any) -> Any:
+    settings: dict[str, Any] = {"name": "", "num_proc": 2, "verbose": 0, "env": {}, "max_attempts": 1, **more}
+    return training_job.run_training_job(object(), int, dataframe=None, tasks=tasks, **settings)  # type: ignore[arg-type]
+
+
 def test_a_file_that_a_rank_cannot_read_ends_a_fit_as_a_source_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RankFailed(1, "SourceError: part-0: is gone", "") from SourceError("part-0", "is gone")
 
     monkeypatch.setattr(training_job, "run_barrier_job", fail)
-    settings: dict[str, Any] = {"name": "", "num_proc": 2, "verbose": 0, "env": {}, "max_attempts": 1}
     with pytest.raises(SourceError, match="part-0: is gone"):
-        training_job.run_training_job(object(), int, dataframe=None, **settings)  # type: ignore[arg-type]
+        run_job(TaskSettings())
 
 
-def test_a_backends_files_get_the_output_of_an_estimators_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimators_job_takes_all_that_its_backend_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(training_job, "run_barrier_job", lambda *_, **more: given.update(more) or [b"value"])
     stdout = io.StringIO()
-    backend = SparkBackend(num_proc=1, stdout=stdout, prefix_output_with_timestamp=True)
-    settings: dict[str, Any] = {"name": "", "num_proc": 1, "verbose": 0, "env": {}, "max_attempts": 1}
-    training_job.run_training_job(object(), int, dataframe=None, show=backend.show(), **settings)  # type: ignore[arg-type]
+    backend = SparkBackend(
+        num_proc=4, stdout=stdout, prefix_output_with_timestamp=True, executable="/opt/python", start_timeout=7,
+        ranks_per_task=2, nics="eth7", env={"A": "b"},
+    )  # fmt: skip
+    run_job(backend.tasks())
     assert given["verbosity"] == "all"
     given["show"]("stdout", "[0] a line\n")
     assert re.fullmatch(r"\w{3} \w{3} .*\[0\] a line\n", stdout.getvalue())
-    assert SparkBackend(num_proc=1).show() is None
+    assert (given["executable"], given["start_timeout"], given["ranks_per_task"]) == (
+        "/opt/python",
+        timedelta(seconds=7),
+        2,
+    )
+    assert backend.tasks().env == {"A": "b", "FARANDOLE_INTERFACE": "eth7"}
+
+    for verbose, shown in ((None, "log_callback_only"), (0, "log_callback_only"), (1, "all")):
+        run_job(SparkBackend(num_proc=1, verbose=verbose).tasks())
+        assert given["verbosity"] == shown
+    run_job(SparkBackend(num_proc=1, verbose=0).tasks(), verbose=2)
+    assert given["verbosity"] == "log_callback_only"
+
+
+def test_a_backend_refuses_what_it_cannot_use() -> None:
+    with pytest.raises(
+        ConfigError, match="start_timeot: no such argument; a SparkBackend takes start_timeout, use_mpi"
+    ):
+        SparkBackend(num_proc=1, start_timeot=3)
+    with pytest.raises(ConfigError, match="use_mpi: ranks of a Spark job connect by themselves"):
+        SparkBackend(num_proc=1, use_mpi=True)
+    with pytest.raises(ConfigError, match="nics: one interface can be used"):
+        SparkBackend(num_proc=1, nics=["a", "b"]).tasks()
 
 
 def test_columns_may_stay_as_they_are_and_one_may_choose(tmp_path: Path) -> None:

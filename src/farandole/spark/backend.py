@@ -1,15 +1,21 @@
 """Number and environment of an estimator's ranks, by Horovod's names."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
+from farandole.errors import ConfigError
+from farandole.refusals import REFUSED_SPARK_MPI
 from farandole.spark.chosen import application_of
-from farandole.spark.driver_log import Show
-from farandole.spark.session import active_session, run, shown_on
+from farandole.spark.session import active_session, interface_of, run, shown_on
+from farandole.spark.task_settings import TaskSettings
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
 T = TypeVar("T")
+
+_OF_CALLS = ("fn", "args", "kwargs", "num_proc", "env")
 
 
 def default_num_proc() -> int:
@@ -38,11 +44,18 @@ class Backend:
 class SparkBackend(Backend):
     """Backend of the session's own tasks; `kwargs` are further arguments of `farandole.spark.run`.
 
-    An estimator takes the number of ranks, their environment and the files for their output from it. Its ranks are
-    tasks of its own job, which its DataFrame feeds."""
+    An estimator takes the number of ranks, their environment and these arguments from it. Its ranks are tasks of its
+    own job, which its DataFrame feeds; their output is shown if `verbose`, `stdout` or `stderr` is given here. Raises
+    `ConfigError` for arguments that `run` does not take, or refuses."""
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        self._num_proc, self.env, self._kwargs = num_proc or default_num_proc(), dict(env or {}), kwargs
+        known = [name for name in inspect.signature(run).parameters if name not in _OF_CALLS]
+        if unknown := [name for name in kwargs if name not in known]:
+            raise ConfigError(", ".join(unknown), f"no such argument; a SparkBackend takes {', '.join(known)}")
+        if kwargs.get("use_mpi") or kwargs.get("extra_mpi_args"):
+            raise ConfigError("use_mpi", REFUSED_SPARK_MPI)
+        self._num_proc = num_proc or default_num_proc() * int(kwargs.get("ranks_per_task", 1))
+        self.env, self._kwargs = dict(env or {}), kwargs
 
     def run(
         self,
@@ -58,12 +71,22 @@ class SparkBackend(Backend):
         """Return the number of ranks."""
         return self._num_proc
 
-    def show(self) -> Show | None:
-        """Return what writes the ranks' output to `stdout` and `stderr`; None if neither was given."""
-        files = self._kwargs.get("stdout"), self._kwargs.get("stderr")
-        if files == (None, None):
-            return None
-        return shown_on(*files, bool(self._kwargs.get("prefix_output_with_timestamp")))
+    def tasks(self) -> TaskSettings:
+        """Return what the arguments say of an estimator's tasks."""
+        given = self._kwargs
+        timeout, nics = given.get("start_timeout"), given.get("nics")
+        files, verbose = (given.get("stdout"), given.get("stderr")), given.get("verbose")
+        stamped = bool(given.get("prefix_output_with_timestamp"))
+        asked = verbose if verbose is not None else True if files != (None, None) else None
+        return TaskSettings(
+            profile=given.get("resource_profile"),
+            ranks_per_task=given.get("ranks_per_task", 1),
+            executable=given.get("executable") or "",
+            start_timeout=None if timeout is None else timedelta(seconds=timeout),
+            show=shown_on(*files, stamped) if stamped or files != (None, None) else None,
+            shows_lines=None if asked is None else bool(asked),
+            env=self.env if nics is None else {**self.env, "FARANDOLE_INTERFACE": interface_of(nics)},
+        )
 
     def _call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
         return run(fn, *args, **kwargs)

@@ -13,11 +13,9 @@ from pyspark.ml.param import Param
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from farandole.config import Config
 from farandole.core.builds import cuda_built
 from farandole.errors import ConfigError
 from farandole.launch.cores import available_cores
-from farandole.spark.backend import SparkBackend
 from farandole.spark.feed import Feed, plan_feed, plan_transformed_feed
 from farandole.spark.folders import Folder
 from farandole.spark.history import EpochLog
@@ -25,6 +23,7 @@ from farandole.spark.params import EstimatorParams
 from farandole.spark.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
 from farandole.spark.session import active_session
 from farandole.spark.slots import all_slots
+from farandole.spark.task_settings import TaskSettings
 from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.rows import RowsWanted
 from farandole.spark.trainers.run import RunPlan
@@ -37,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Model)
+
+_NO_TASKS = "is for tasks of Spark; the ranks of a fit without Spark are processes of this machine: leave it out"
 
 
 class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
@@ -61,10 +62,10 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
 
     def _environment(self) -> dict[str, str]:
         """Return the variables that ranks need."""
-        backend = self.getBackend()
         # A framework would put the model on a GPU that it sees, and its tensors could not be reduced there.
         hidden = {} if self.getUseGpu() and cuda_built() else {"CUDA_VISIBLE_DEVICES": ""}
-        return hidden if backend is None else {**hidden, **backend.env}
+        backend = self.getBackend()
+        return hidden if backend is None else {**hidden, **backend.tasks().env}
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         return {}, {PARAMETERS: dumped_parameters(self)}
@@ -93,6 +94,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
 
     def _fit_files(self, stored: "StoredRows", spark: SparkSession | None) -> M:
         """Fit to the rows of files, which the ranks read themselves."""
+        self._tasks(spark=spark is not None)
         needed = [*self._wanted(), *(self.getTransformationRemovedFields() or ())]
         validation = stored.validation(self.getValidation())
         self._check()
@@ -116,6 +118,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         """Fit to a Spark DataFrame, or without Spark to rows in another form; see `local_rows`."""
         if not isinstance(dataset, DataFrame):
             return self._fit_without_spark(dataset)
+        self._tasks(spark=True)
         self._check()
         validation = self.getValidation()
         feed = self._feed(dataset.schema, validation if isinstance(validation, str) else None)
@@ -132,6 +135,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
                 "fit takes a Spark DataFrame, a pandas DataFrame, an Arrow table, or the path or URL of Parquet files, "
                 f"got {type(dataset).__name__}"
             )
+        self._tasks(spark=False)
         store = self.getStore()
         with as_files(dataset) as url:
             return self._fit_files(StoredRows(url, None, {} if store is None else store.storage_options), None)
@@ -219,21 +223,41 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         )
         return plan, saved
 
-    def _ranks(self, spark: SparkSession | None) -> int:
+    def _tasks(self, *, spark: bool) -> TaskSettings:
+        """Return what the parameters and the backend say of the tasks.
+
+        Raises `ConfigError` for a setting that both give, and without Spark for those that only its tasks can have."""
+        backend, profile, ranks = self.getBackend(), self.getResourceProfile(), self.getRanksPerTask()
+        given = TaskSettings() if backend is None else backend.tasks()
+        twice = {
+            "resource_profile": profile is not None and given.profile is not None,
+            "ranks_per_task": ranks != 1 and given.ranks_per_task != 1,
+        }
+        settled = replace(given, profile=profile or given.profile, ranks_per_task=max(ranks, given.ranks_per_task))
+        needs_spark = {
+            "resource_profile": settled.profile is not None,
+            "ranks_per_task": settled.ranks_per_task != 1,
+        }
+        for name in twice:
+            if twice[name]:
+                raise ConfigError(name, "is set, and given to the backend as well; set one of them")
+            if needs_spark[name] and not spark:
+                raise ConfigError(name, _NO_TASKS)
+        return settled
+
+    def _ranks(self, spark: SparkSession | None, tasks: TaskSettings) -> int:
         backend = self.getBackend()
         if backend is not None:
             return backend.num_processes()
         if spark is None:
             return self.getNumProc() or available_cores()
         return self.getNumProc() or all_slots(
-            spark,
-            patience=Config.from_environment().start_timeout,
-            profile=self.getResourceProfile(),
-            ranks_per_task=self.getRanksPerTask(),
+            spark, patience=tasks.patience, profile=tasks.profile, ranks_per_task=tasks.ranks_per_task
         )
 
     def _run(self, plan: RunPlan, spark: SparkSession | None, frame: Callable[[int], DataFrame] | None) -> Checkpoint:
-        ranks = self._ranks(spark)
+        tasks = self._tasks(spark=spark is not None)
+        ranks = self._ranks(spark, tasks)
         with EpochLog(self.getLoggers()) as epochs:
             trained = run_training_job(
                 spark,
@@ -244,10 +268,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
                 verbose=plan.verbose,
                 env=self._environment(),
                 max_attempts=self.getMaxAttempts(),
-                profile=self.getResourceProfile(),
-                ranks_per_task=self.getRanksPerTask(),
+                tasks=tasks,
                 on_epoch=epochs.add,
-                show=backend.show() if isinstance(backend := self.getBackend(), SparkBackend) else None,
             )
             checkpoint = Checkpoint.load(trained)
             for record in checkpoint.history[plan.start.epoch :]:

@@ -4,6 +4,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TypeVar
 
 from farandole.config import Config
@@ -30,17 +31,19 @@ def run_local_ranks(
     on_message: OnMessage,
     show: Show,
     shows_lines: bool,
+    executable: str = "",
+    start_timeout: timedelta | None = None,
 ) -> T:
     """Run `task` on each of `num_proc` ranks of this machine; return rank 0's value.
 
     Ranks run again, `max_attempts` times at most, as in a Spark job. `show` gets messages of `log_to_driver`, and with
-    `shows_lines` all lines of the ranks. Blocks until all ranks have ended; raises the `RankFailed` of the last
-    attempt from the rank's own exception."""
+    `shows_lines` all lines of the ranks. `executable` is their Python, by default this process's. Blocks until all
+    ranks have ended; raises the `RankFailed` of the last attempt from the rank's own exception."""
     attempts = Attempts(max_attempts, 1)
     heard = attempts.hearing(on_message)
     environment = {**os.environ, **env}
-    timeout = Config.from_environment(environment).start_timeout
-    call = Call(dump_call(task, (), {}), sys.executable, timeout, runner=RUNNER, keep_all=False)
+    timeout = Config.from_environment(environment).start_timeout if start_timeout is None else start_timeout
+    call = Call(dump_call(task, (), {}), executable or sys.executable, timeout, runner=RUNNER, keep_all=False)
 
     def hear(rank: int, kind: str, payload: Mapping[str, object]) -> None:
         if kind == "log":

@@ -17,7 +17,7 @@ from farandole.spark.barrier import run_barrier_job
 from farandole.spark.chosen import application_of
 from farandole.spark.driver_log import Show, Verbosity, show_on_console
 
-__all__ = ["active_session", "run", "shown_on"]
+__all__ = ["active_session", "interface_of", "run", "shown_on"]
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def run(
     spark = active_session()
     environment = dict(env or {})
     if nics is not None:
-        environment["FARANDOLE_INTERFACE"] = _one_interface(nics)
+        environment["FARANDOLE_INTERFACE"] = interface_of(nics)
     verbosity: Verbosity = "all" if verbose else "log_callback_only"
     return run_barrier_job(
         spark,
@@ -99,7 +99,8 @@ def _has_started() -> bool:
     return SparkContext._active_spark_context is not None
 
 
-def _one_interface(nics: Iterable[str] | str) -> str:
+def interface_of(nics: Iterable[str] | str) -> str:
+    """Return the one interface that `nics` names; raises `ConfigError` for several."""
     names = nics.split(",") if isinstance(nics, str) else list(nics)
     if len(names) != 1:
         raise ConfigError("nics", f"one interface can be used, got {names}")

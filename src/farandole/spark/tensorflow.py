@@ -10,9 +10,9 @@ from farandole.extras import importing
 
 with importing(__name__):
     from pyspark.ml import Estimator
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame
 
-    from farandole.config import Config
     from farandole.spark import checks
     from farandole.spark.feed import plan_feed
     from farandole.spark.folders import Folder
@@ -20,6 +20,7 @@ with importing(__name__):
     from farandole.spark.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
     from farandole.spark.slots import all_slots
     from farandole.spark.store import FilesystemStore, Store
+    from farandole.spark.task_settings import TaskSettings
     from farandole.spark.tf_transformer import TFInputGraph, TFTransformer
     from farandole.spark.trainers.keras_model import DumpedModel, choose_backend
     from farandole.spark.trainers.model_fn.folder import name_of
@@ -97,6 +98,10 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     maxAttempts = param(
         "maxAttempts", "times that Spark runs the ranks in one fit, after failures", checks.at_least("maxAttempts", 1)
     )
+    ranksPerTask = param(
+        "ranksPerTask", "ranks of each Spark task, which divide its GPUs", checks.at_least("ranksPerTask", 1)
+    )
+    resourceProfile = param("resourceProfile", "needs of each task; those of the configuration", checks.profile)
     verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
 
     def __init__(
@@ -114,6 +119,8 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
         numProc: int | None = None,
         seed: int | None = None,
         maxAttempts: int | None = None,
+        ranksPerTask: int | None = None,
+        resourceProfile: ResourceProfile | None = None,
         verbose: int | None = None,
         **others: object,
     ) -> None:
@@ -121,6 +128,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         super().__init__()
         self._setDefault(batchSize=32, modelFnParams={}, saveCheckpointsSecs=600.0, seed=0, maxAttempts=4, verbose=1)
+        self._setDefault(ranksPerTask=1)
         self._set(**{name: value for name, value in given.items() if value is not None})
         refuse_unknown({name for name, value in others.items() if value is not None}, given)
 
@@ -197,6 +205,18 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     def getMaxAttempts(self) -> int:
         return self._required(self.maxAttempts)
 
+    def setRanksPerTask(self, value: int) -> Self:
+        return self._set(ranksPerTask=value)
+
+    def getRanksPerTask(self) -> int:
+        return self._required(self.ranksPerTask)
+
+    def setResourceProfile(self, value: ResourceProfile | None) -> Self:
+        return self._set(resourceProfile=value)
+
+    def getResourceProfile(self) -> ResourceProfile | None:
+        return self._value(self.resourceProfile)
+
     def setVerbose(self, value: int) -> Self:
         return self._set(verbose=value)
 
@@ -248,7 +268,10 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
             verbose=self.getVerbose(),
         )
         spark = dataset.sparkSession
-        ranks = self.getNumProc() or all_slots(spark, patience=Config.from_environment().start_timeout)
+        tasks = TaskSettings(profile=self.getResourceProfile(), ranks_per_task=self.getRanksPerTask())
+        ranks = self.getNumProc() or all_slots(
+            spark, patience=tasks.patience, profile=tasks.profile, ranks_per_task=tasks.ranks_per_task
+        )
         frozen = run_training_job(
             spark,
             self._task(job),
@@ -258,6 +281,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
             verbose=job.verbose,
             env={"KERAS_BACKEND": "tensorflow"},
             max_attempts=self.getMaxAttempts(),
+            tasks=tasks,
             shows_epochs=False,  # its checkpoints, which count as progress, are no epochs
         )
         by_key = {key: column for column, key in features.items()}

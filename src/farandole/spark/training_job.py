@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TypeAlias, TypeVar
 
-from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from farandole.errors import ConfigError, DataError, RankFailed, SourceError
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.display import Display
-from farandole.spark.driver_log import OnMessage, Show, show_on_console
+from farandole.spark.driver_log import OnMessage, show_on_console
 from farandole.spark.local_job import run_local_ranks
+from farandole.spark.task_settings import TaskSettings
 
 __all__ = ["run_training_job"]
 
@@ -29,11 +29,9 @@ def run_training_job(
     verbose: int,
     env: Mapping[str, str],
     max_attempts: int,
+    tasks: TaskSettings,
     shows_epochs: bool = True,
     on_epoch: OnEpoch | None = None,
-    show: Show | None = None,
-    profile: ResourceProfile | None = None,
-    ranks_per_task: int = 1,
 ) -> T:
     """Run `task` on each of `num_proc` ranks, which are fed the rows of `dataframe`; return rank 0's value.
 
@@ -41,18 +39,19 @@ def run_training_job(
 
     Blocks until all ranks have ended. `name` is shown in Spark's UI and above the progress. Without `shows_epochs`
     messages about finished epochs are not shown; they still count as progress. `on_epoch` gets an epoch's values on
-    another thread; messages of a busy rank may be dropped. `show` gets the ranks' output, which is not shown otherwise
-    unless `verbose` is above 1. Raises the `DataError`, `SourceError` or `ConfigError` of a rank as it is, `RankFailed`
+    another thread; messages of a busy rank may be dropped. The ranks' output is shown if `tasks` says so, or otherwise
+    if `verbose` is above 1. Raises the `DataError`, `SourceError` or `ConfigError` of a rank as it is, `RankFailed`
     for other failures."""
     display = Display(name) if verbose else None
     try:
         with display or nullcontext():
             hear = _heard_by(display, shows_epochs, on_epoch)
-            shows_lines, shown = verbose > 1 or show is not None, show or show_on_console
+            shows_lines = verbose > 1 if tasks.shows_lines is None else tasks.shows_lines
+            shown = tasks.show or show_on_console
             if spark is None:
                 value = run_local_ranks(
                     task, num_proc=num_proc, env=env, max_attempts=max_attempts, on_message=hear, show=shown,
-                    shows_lines=shows_lines,
+                    shows_lines=shows_lines, executable=tasks.executable, start_timeout=tasks.start_timeout,
                 )  # fmt: skip
                 return _value(value)
             values = run_barrier_job(
@@ -67,8 +66,10 @@ def run_training_job(
                 on_message=hear,
                 results="first",
                 max_attempts=max_attempts,
-                profile=profile,
-                ranks_per_task=ranks_per_task,
+                executable=tasks.executable,
+                start_timeout=tasks.start_timeout,
+                profile=tasks.profile,
+                ranks_per_task=tasks.ranks_per_task,
             )
             return _value(values[0])
     except RankFailed as failure:
