@@ -97,7 +97,7 @@ REFUSED_ARGUMENTS: Mapping[str, str] = {
 
 REFUSED_SPARK_MPI: Final = "ranks of a Spark job connect by themselves, without MPI; leave it out"
 
-# Parameters of the estimators of `horovod.spark`. Ignoring one of the refused ones would change what is learned.
+# Parameters of the estimators of `horovod.spark`.
 IGNORED_PARAMS: Mapping[str, str] = {
     "partitions_per_process": "no Parquet is written",
     "shuffle_buffer_size": "all of a rank's rows are shuffled",
@@ -108,9 +108,6 @@ IGNORED_PARAMS: Mapping[str, str] = {
     "categorical_cols": "a column's type says it",
     "mp_start_method": "no reader processes are started",
     "tensorflow_dataset_prefetch_buffer_size": "no TensorFlow dataset is made",
-}
-REFUSED_PARAMS: Mapping[str, str] = {
-    "data_module": "ranks read the DataFrame's rows",
 }
 
 # Arguments of Petastorm's readers. Programs pass the ignored ones, which have nothing to change here.
@@ -149,6 +146,7 @@ ABSENT_MODULES: Mapping[str, str] = {
     **{f"horovod.{module}": ELASTIC for module in _ELASTIC_MODULES.split()},
     "horovod.tensorflow.data": "no services of tf.data are started; farandole.data reads ahead on each rank, and gives "
     "each row once",
+    "horovod.spark.lightning.datamodule": "leave data_module out: ranks read the DataFrame's rows",
     "horovod.mxnet": "MXNet comes in a later version",
     **{f"horovod.runner.{module}": _INSIDE for module in ("http", "driver", "service", "task", "util")},
     "horovod.runner.common.service": _INSIDE,
@@ -165,6 +163,7 @@ ABSENT_MODULES: Mapping[str, str] = {
     "petastorm.weighted_sampling_reader": "sample the DataFrame before it is written",
 }
 
+_NVTABULAR = "NVTabular, which needs GPUs, is not used; leave data_module out, or derive a class from DataModule"
 _AGGREGATION = "give backward_passes_per_step= to the optimizer, which adds the gradients up"
 _TORCH_FUNCTIONS = """
 HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall
@@ -184,5 +183,7 @@ ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
     "horovod.common.util": {"get_average_backwards_compatibility_fun": "pass op= to the operation"},
     "horovod.ray": {"ElasticRayExecutor": ELASTIC},
     "horovod.spark": {"run_elastic": ELASTIC},
+    "horovod.spark.keras.datamodule": {"NVTabularDataModule": _NVTABULAR},
+    "horovod.spark.torch.datamodule": {"NVTabularDataModule": _NVTABULAR},
     "horovod.spark.runner": {"run_elastic": ELASTIC},
 }

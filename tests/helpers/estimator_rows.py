@@ -8,7 +8,7 @@ import pyarrow as pa
 from farandole.core.public import is_initialized, rank
 from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
 
-__all__ = ["mine", "plain_step", "points", "shard_of"]
+__all__ = ["mine", "plain_step", "points", "settled_torch", "shard_of"]
 
 
 def shard_of(folder: Path, columns: dict[str, Any], validates: Any = None) -> Path:
@@ -33,6 +33,13 @@ def points(count: int) -> dict[str, Any]:
 def mine(columns: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
     """Return a rank's share of the rows."""
     return {name: values[rank::size] for name, values in columns.items()}
+
+
+def settled_torch() -> None:
+    """Make the first optimizer, by which torch sets a variable of its compiler for good; the body of a fixture."""
+    import torch
+
+    torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
 
 
 def plain_step(

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 import farandole.keras as hvd
 from farandole.errors import ConfigError
+from farandole.spark.data_module import DataModule
 from farandole.spark.store import Store
 from farandole.spark.trainers.checkpoint import Checkpoint
 from farandole.spark.trainers.keras import KerasJob, KerasTrainer
@@ -101,6 +102,42 @@ def check_a_rank_without_rows_keeps_losses_finite(rank: int, size: int, folder: 
     run, trainer = trained(job, shard_of(folder, columns if rank == 0 else nothing))
     assert np.isfinite(run.checkpoint.history[-1]["loss"])
     assert all(np.isfinite(each).all() for each in weights_of(trainer))
+
+
+class Doubling(DataModule):
+    """Doubles the features of the rank's rows."""
+
+    def train_data(self) -> Any:
+        return ((2 * inputs, *rest) for inputs, *rest in self.train_loader)
+
+    def val_data(self) -> Any:
+        assert self.val_loader is not None
+        return ((2 * inputs, *rest) for inputs, *rest in self.val_loader)
+
+
+class Constant(DataModule):
+    """Rows of its own, without weights."""
+
+    def train_data(self) -> Any:
+        return [(np.ones((3, 2), "float32"), np.zeros(3, "float32"))]
+
+
+def check_a_data_module_makes_the_batches(rank: int, size: int, folder: Path) -> None:
+    # 11 rows: the ranks have different numbers of them, and one of them one batch less.
+    columns = points(11)
+    validates = [int(place % 4 == 0) for place in range(rank, 11, size)]
+    path = shard_of(folder, mine(columns, rank, size), validates)
+    changed = points(11) | {"x": [[2 * number for number in row] for row in columns["x"]]}
+    runs = [trained(job_of(line(), columns, batch_size=3, validation_col="v", data_module=Doubling), path)]
+    (folder / "changed").mkdir(exist_ok=True)
+    path = shard_of(folder / "changed", mine(changed, rank, size), validates)
+    runs.append(trained(job_of(line(), changed, batch_size=3, validation_col="v"), path))
+    for got, want in zip(*(weights_of(trainer) for _, trainer in runs), strict=True):
+        np.testing.assert_array_equal(got, want)
+    scores = [[(record["loss"], record["val_loss"]) for record in run.checkpoint.history] for run, _ in runs]
+    assert scores[0] == scores[1]
+    run, _ = trained(job_of(line(), columns, data_module=Constant), path)
+    assert run.checkpoint.history[1]["loss"] < run.checkpoint.history[0]["loss"]
 
 
 def check_validation_callbacks_and_stopping(rank: int, size: int, folder: Path) -> None:

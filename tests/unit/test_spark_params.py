@@ -16,8 +16,9 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from farandole.errors import ConfigError
 from farandole.integrations.tensorboard import TensorBoardLogger
-from farandole.refusals import IGNORED_PARAMS, REFUSED_PARAMS
+from farandole.refusals import IGNORED_PARAMS
 from farandole.spark.backend import SparkBackend
+from farandole.spark.data_module import PetastormDataModule
 from farandole.spark.store import Store
 from farandole.spark.torch import TorchEstimator
 
@@ -79,6 +80,7 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         "transformation_removed_fields": ["word"],
         "inmemory_cache_all": True,
         "compress_sparse_cols": True,
+        "data_module": PetastormDataModule,
         "use_gpu": False,
         "train_minibatch_fn": dict,
         "callbacks": [print],
@@ -156,16 +158,12 @@ def test_what_horovod_had_and_means_nothing_is_named_in_one_warning(caplog: pyte
     assert "data_module" not in record.getMessage()
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED_PARAMS))
-def test_what_would_change_the_result_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name}: is not supported: "):
-        TorchEstimator(**{name: object()})  # type: ignore[arg-type]
-
-
 def test_what_is_refused_is_listed_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
         TorchEstimator(input_shape=[1], data_modul=object(), partitions_per_process=10)
-    assert str(refused.value).startswith("data_modul, input_shape: no such parameter; did you mean input_shapes? ")
+    assert str(refused.value).startswith(
+        "data_modul, input_shape: no such parameter; did you mean data_module, input_shapes? "
+    )
 
 
 def test_what_the_example_of_horovod_passes_is_taken() -> None:
@@ -187,11 +185,8 @@ def test_setters_without_meaning_warn(setter: str, caplog: pytest.LogCaptureFixt
 
 def test_setters_and_getters_of_what_is_not_supported() -> None:
     estimator = TorchEstimator()
-    assert estimator.setDataModule(None) is estimator
-    with pytest.raises(ConfigError, match="data_module: is not supported: ranks read"):
-        estimator.setDataModule(object())
-    with pytest.raises(AttributeError, match=r"getDataModule is not part of farandole .*: ranks read"):
-        estimator.getDataModule()
+    with pytest.raises(AttributeError, match=r"getReaderPoolType is not part of farandole .*: rows are read"):
+        estimator.getReaderPoolType()
     with pytest.raises(AttributeError, match="'TorchEstimator' object has no attribute 'setNothing'"):
         estimator.setNothing(1)
 
@@ -203,8 +198,7 @@ def test_a_slip_is_named_with_its_neighbor() -> None:
 
 def test_no_parameter_is_both_known_and_refused() -> None:
     known = set(inspect.signature(TorchEstimator).parameters)
-    assert not known & (set(REFUSED_PARAMS) | set(IGNORED_PARAMS))
-    assert not set(REFUSED_PARAMS) & set(IGNORED_PARAMS)
+    assert not known & set(IGNORED_PARAMS)
 
 
 def test_settings_that_do_not_go_together() -> None:

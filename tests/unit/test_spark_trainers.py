@@ -30,13 +30,9 @@ from farandole.spark.trainers.run import RunPlan
 from farandole.spark.trainers.torch import Judge, TorchJob, TorchTrainer, score_names
 from farandole.spark.trainers.torch_minibatch import MinibatchStep
 from farandole.spark.trainers.torch_tensors import Inputs
-from helpers.estimator_rows import plain_step, shard_of
+from helpers.estimator_rows import plain_step, settled_torch, shard_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def settled_torch() -> None:
-    """The first optimizer makes torch set a variable of its compiler, for good."""
-    torch.optim.SGD(nn.Linear(1, 1).parameters())
+settled = pytest.fixture(scope="module", autouse=True)(settled_torch)
 
 
 def plan_of(columns: dict[str, Any], **changes: Any) -> RunPlan:

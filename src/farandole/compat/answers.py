@@ -228,14 +228,17 @@ MODULES: Mapping[str, Answer] = {
     "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run")),
     "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
     "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
+    "horovod.spark.torch.datamodule": Answer(own=_from("farandole.spark.data_module", "PetastormDataModule")),
     "horovod.spark.keras": Answer(by="farandole.spark.keras", known="KerasEstimator KerasModel", needs="keras"),
     "horovod.spark.keras.estimator": Answer(by="farandole.spark.keras", known="KerasEstimator KerasModel"),
+    "horovod.spark.keras.datamodule": Answer(own=_from("farandole.spark.data_module", "PetastormDataModule")),
     "horovod.spark.lightning": Answer(own=_LIGHTNING, needs="torch lightning_utilities"),
     "horovod.spark.lightning.estimator": Answer(own=_LIGHTNING),
     "horovod.spark.common": Answer(),
     "horovod.spark.common.backend": Answer(
         own=_from("farandole.compat.spark", "Backend SparkBackend default_num_proc")
     ),
+    "horovod.spark.common.datamodule": Answer(own=_from("farandole.spark.data_module", "DataModule")),
     "horovod.spark.common.store": Answer(
         own=_from(
             "farandole.spark.store",

@@ -8,6 +8,7 @@ from pyspark.resource import ResourceProfile
 
 from farandole.errors import ConfigError
 from farandole.spark.backend import SparkBackend
+from farandole.spark.data_module import DataModule
 from farandole.spark.store import FilesystemStore
 
 
@@ -54,6 +55,13 @@ def text(name: str) -> Callable[[object], str]:
         return value
 
     return check
+
+
+def data_module(value: object) -> Callable[..., Any]:
+    """Check for a subclass of `DataModule`."""
+    if not isinstance(value, type) or not issubclass(value, DataModule):
+        raise ConfigError("data_module", f"must be a subclass of farandole.spark.data_module.DataModule, got {value!r}")
+    return value
 
 
 def loggers(value: object) -> list[Any]:

@@ -140,6 +140,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         transformation_removed_fields: Sequence[str] | None = None,
         inmemory_cache_all: bool | None = None,
         compress_sparse_cols: bool | None = None,
+        data_module: Callable[..., Any] | None = None,
         use_gpu: bool | None = None,
         max_attempts: int | None = None,
         ranks_per_task: int | None = None,
@@ -147,7 +148,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         loggers: Sequence[EpochLogger] | None = None,
         **others: object,
     ) -> None:
-        """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""
+        """Set parameters by name. Those of horovod.spark's without a meaning here are ignored, with a warning."""
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         super().__init__()
         self._set(**{name: value for name, value in given.items() if value is not None})
@@ -261,6 +262,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
             label_shapes=None if shapes is None else tuple(shapes),
             compression=self.getGradientCompression(),
             passes=self.getBackwardPassesPerStep(),
+            data_module=self._batch_maker(),
         )
         return functools.partial(train, job)
 

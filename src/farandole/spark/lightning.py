@@ -99,7 +99,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
         resource_profile: ResourceProfile | None = None,
         **others: object,
     ) -> None:
-        """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""
+        """Set parameters by name. Those of horovod.spark's without a meaning here are ignored, with a warning."""
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         super().__init__()
         given |= {name: others.pop(name) for name in list(others) if self.hasParam(name)}

@@ -116,12 +116,6 @@ class LightningParams(CheckedParams):
     def getNumGPUs(self) -> int | None:
         return self._value(self.num_gpus)
 
-    def setDataModule(self, value: Callable[..., Any] | None) -> Self:
-        return self._set(data_module=value)
-
-    def getDataModule(self) -> Callable[..., Any] | None:
-        return self._value(self.data_module)
-
     def setLoaderNumEpochs(self, value: int | None) -> Self:
         return self._set(loader_num_epochs=value)
 

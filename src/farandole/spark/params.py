@@ -12,9 +12,10 @@ from pyspark.resource import ResourceProfile
 
 import farandole
 from farandole.errors import ConfigError
-from farandole.refusals import IGNORED_PARAMS, REFUSED_PARAMS
+from farandole.refusals import IGNORED_PARAMS
 from farandole.spark import checks
 from farandole.spark.backend import SparkBackend
+from farandole.spark.data_module import PetastormDataModule
 from farandole.spark.history import EpochLogger
 from farandole.spark.store import FilesystemStore
 
@@ -114,6 +115,7 @@ class EstimatorParams(CheckedParams):
     compress_sparse_cols = param(
         "compress_sparse_cols", "vectors stay sparse on disk and in transit", checks.flag("compress_sparse_cols")
     )
+    data_module = param("data_module", "subclass of DataModule, which makes each rank's batches", checks.data_module)
     use_gpu = param("use_gpu", "False: do not warn of GPUs, on which ranks do not compute yet", checks.flag("use_gpu"))
     shuffle = param("shuffle", "another order of a rank's rows in each epoch", checks.flag("shuffle"))
     random_seed = param("random_seed", "of orders, split and ranks; random", checks.at_least("random_seed", 0))
@@ -142,7 +144,7 @@ class EstimatorParams(CheckedParams):
             """Answer for the setters of Horovod's other parameters; say of the getters why they are not there."""
             words = re.sub(r"(?<!^)(?=[A-Z])", "_", name[3:]).lower()
             parameter = SPELLED.get(words, words)
-            why = IGNORED_PARAMS.get(parameter) or REFUSED_PARAMS.get(parameter)
+            why = IGNORED_PARAMS.get(parameter)
             if why is not None and name.startswith("set"):
                 return Foreign(self, parameter, why)
             if why is not None and name.startswith("get"):
@@ -269,6 +271,16 @@ class EstimatorParams(CheckedParams):
     def getCompressSparseCols(self) -> bool:
         return self._required(self.compress_sparse_cols)
 
+    def setDataModule(self, value: Callable[..., object] | None) -> Self:
+        return self._set(data_module=value)
+
+    def getDataModule(self) -> Callable[..., object] | None:
+        return self._value(self.data_module)
+
+    def _batch_maker(self) -> Callable[..., object] | None:
+        """Return what makes batches; None if they are the rank's rows as they are."""
+        return None if self.getDataModule() is PetastormDataModule else self.getDataModule()
+
     def setUseGpu(self, value: bool) -> Self:
         return self._set(use_gpu=value)
 
@@ -332,7 +344,7 @@ class EstimatorParams(CheckedParams):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """The setter of a parameter of Horovod's that is not here: warns or refuses, as the constructor does."""
+    """The setter of a parameter of Horovod's that is not here: warns, as the constructor does."""
 
     owner: EstimatorParams
     parameter: str
@@ -348,18 +360,12 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
     """Warn of arguments that mean nothing any more; raise one `ConfigError` that names all others."""
     known, names = sorted(known), sorted(names)
     ignored = [name for name in names if name in IGNORED_PARAMS and name not in known]
-    refused = [name for name in names if name in REFUSED_PARAMS]
-    unknown = [name for name in names if name not in ignored and name not in refused]
+    unknown = [name for name in names if name not in ignored]
     if unknown:
         near = [difflib.get_close_matches(name, known, 1) for name in unknown]
         meant = [each[0] for each in near if each]
         hint = f"did you mean {', '.join(meant)}? " if meant else ""
         raise ConfigError(", ".join(unknown), f"no such parameter; {hint}the parameters are {', '.join(known)}")
-    if len(refused) == 1:
-        raise ConfigError(refused[0], f"is not supported: {REFUSED_PARAMS[refused[0]]}")
-    if refused:
-        reasons = "; ".join(f"{name}: {REFUSED_PARAMS[name]}" for name in refused)
-        raise ConfigError(", ".join(refused), f"are not supported: {reasons}")
     if ignored:
         reasons = "; ".join(f"{name} ({IGNORED_PARAMS[name]})" for name in ignored)
         log.warning("these parameters have no effect: %s", reasons)

@@ -154,6 +154,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         transformation_removed_fields: Sequence[str] | None = None,
         inmemory_cache_all: bool | None = None,
         compress_sparse_cols: bool | None = None,
+        data_module: Callable[..., Any] | None = None,
         use_gpu: bool | None = None,
         max_attempts: int | None = None,
         ranks_per_task: int | None = None,
@@ -161,7 +162,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         loggers: Sequence[EpochLogger] | None = None,
         **others: object,
     ) -> None:
-        """Set parameters by name. Of horovod.spark's others some are ignored, with a warning, the rest refused."""
+        """Set parameters by name. Those of horovod.spark's without a meaning here are ignored, with a warning."""
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         super().__init__()
         self._set(**{name: value for name, value in given.items() if value is not None})
@@ -270,6 +271,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
             passes=self.getBackwardPassesPerStep(),
             train_minibatch=self.getTrainMinibatchFn(),
             callbacks=tuple(self.getCallbacks()),
+            data_module=self._batch_maker(),
         )
         return functools.partial(train, job)
 

@@ -1,7 +1,8 @@
 """Trainer of Keras models: what each rank of a `KerasEstimator` runs."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.spark.trainers.keras_callbacks import EpochEnd, EpochValues
 from farandole.spark.trainers.keras_model import Inputs, dump_state, load_model, load_object, load_state, outputs_of
+from farandole.spark.trainers.keras_module import KerasModule, Parts
 from farandole.spark.trainers.report import Record
 from farandole.spark.trainers.run import Run, RunPlan
 from farandole.spark.trainers.run import train as train_with
@@ -42,6 +44,7 @@ class KerasJob:
     label_shapes: tuple[tuple[int, ...], ...] | None
     compression: Any | None
     passes: int
+    data_module: Callable[..., Any] | None = None  # makes the batches
 
 
 def train(job: KerasJob) -> bytes | None:
@@ -58,7 +61,10 @@ class KerasTrainer:
         # Ranks need no broadcast of the initial state: all of them load the same model, or the same checkpoint.
         self.model = load_model(job.model)
         self._row = run.row_of_any()
-        self.outputs = _probe(self.model, job, run, self._row)
+        self._module = None if job.data_module is None else KerasModule(job.data_module, run, self._parts)
+        self.outputs: list[tuple[str, list[int]]] = []  # type and shape of each; known when training begins
+        if self._module is None:
+            self._probe(self._parts(ShardBatch(self._row, 1, 1.0), True))
         self.optimizer = hvd.DistributedOptimizer(
             load_object(job.optimizer),
             compression=job.compression or hvd.Compression.none,
@@ -107,14 +113,18 @@ class KerasTrainer:
             # XLA cannot compile TensorFlow's collectives.
             jit_compile="auto" if keras.config.backend() == "jax" else False,
         )
-        with tempfile.TemporaryDirectory(prefix="farandole-checkpoints-") as folder:
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-checkpoints-"))
+            if self._module is not None and run.epochs:
+                self._probe(stack.enter_context(self._module.opened()))
             callbacks = [EpochValues(self), *job.callbacks, *self._checkpoints(Path(folder))]
+            held = _Validation(self) if self._module is None else self._held(self._module)
             self.model.fit(
                 self._batches(),
                 steps_per_epoch=run.steps,
                 initial_epoch=run.checkpoint.epoch,
                 epochs=run.last,
-                validation_data=_Validation(self) if run.validation_steps else None,
+                validation_data=held if run.validation_steps else None,
                 validation_steps=run.validation_steps or None,
                 callbacks=[*callbacks, EpochEnd(self, Path(folder))],
                 verbose=0,
@@ -123,6 +133,10 @@ class KerasTrainer:
 
     def batch(self, given: ShardBatch, *, training: bool) -> tuple[Any, ...]:
         """Return inputs, labels and weights of rows; for none a row without weight, as every rank takes every step."""
+        return self._fitted(self._parts(given, training))
+
+    def _parts(self, given: ShardBatch, training: bool) -> Parts:
+        """Return inputs, labels as they come, and one weight per row."""
         columns, weight = given.columns, given.weight if training else 1.0
         if not given.rows:
             # A row that there is: the loss of another one may be infinite, which no weight makes 0.
@@ -130,13 +144,19 @@ class KerasTrainer:
         weights = np.full(max(1, given.rows), weight, keras.config.floatx())
         if self.job.weight_col is not None:
             weights *= columns[self.job.weight_col]
-        labels = [self._label(place, columns[name]) for place, name in enumerate(self.job.plan.label_cols)]
-        inputs = self.job.inputs.arrays(columns)
+        labels = [columns[name] for name in self.job.plan.label_cols]
+        return Parts(self.job.inputs.arrays(columns), labels, weights)
+
+    def _fitted(self, parts: Parts) -> tuple[Any, ...]:
+        """Return a batch as the model's `fit` takes it."""
+        labels = [self._label(place, values) for place, values in enumerate(parts.labels)]
+        given = labels[0] if len(labels) == 1 else tuple(labels)
+        weights = parts.weights
+        if weights is None:
+            return parts.inputs, given
         # A loss has a dimension less than its output; Keras spreads no (rows,) over (rows, numbers).
         each = [weights.reshape(-1, *[1] * (len(shape) - 1)) for _, shape in self.outputs]
-        if len(labels) == 1:
-            return inputs, labels[0], each[0]
-        return inputs, tuple(labels), tuple(each)
+        return parts.inputs, given, each[0] if len(labels) == 1 else tuple(each)
 
     def _label(self, place: int, values: NDArray[Any]) -> NDArray[Any]:
         whole = "int32" if values.dtype.itemsize < 8 else "int64"
@@ -149,9 +169,15 @@ class KerasTrainer:
         return values
 
     def _batches(self) -> Iterator[tuple[Any, ...]]:
+        if self._module is not None:
+            yield from map(self._fitted, self._module.batches())
+            return
         for epoch in self.run.epochs:
             for given in self.run.batches(epoch):
                 yield self.batch(given, training=True)
+
+    def _held(self, module: KerasModule) -> Iterator[tuple[Any, ...]]:
+        yield from map(self._fitted, module.validation())  # a generator, as Keras knows no other iterator
 
     def _checkpoints(self, folder: Path) -> list[Any]:
         callback = self.job.checkpoint_callback
@@ -159,6 +185,36 @@ class KerasTrainer:
             return []
         callback.filepath = str(folder / Path(str(callback.filepath or "best.keras")).name)
         return [callback]
+
+    def _probe(self, parts: Parts) -> None:
+        """Run the first row through the model; note type and shape of each output.
+
+        Raises `ConfigError` for a model that does not take the columns, and for labels that do not fit its outputs."""
+        job, kinds = self.job, self.run.rows.kinds
+        try:
+            given = outputs_of(
+                self.model(keras.tree.map_structure(lambda each: each[:1], parts.inputs), training=False)
+            )
+        except _OF_SHAPES as error:
+            told = str(error).splitlines()[0] if str(error) else ""
+            raise ConfigError(
+                "model",
+                f"fails on the first row: {type(error).__name__}: {told}. Its inputs: {job.inputs.describe(kinds)}; "
+                "put columns together into one vector with pyspark.ml.feature.VectorAssembler",
+            ) from error
+        names = job.plan.label_cols
+        if len(given) != len(names):
+            raise ConfigError("model", f"gives {len(given)} outputs; label_cols {list(names)} need one each")
+        self.outputs = [(keras.backend.standardize_dtype(each.dtype), [*each.shape[1:]]) for each in given]
+        for (_, shape), name, label in zip(self.outputs, names, parts.labels, strict=True):
+            own = [*label.shape[1:]]
+            numbers = int(np.prod(own))
+            if numbers > 1 and numbers != int(np.prod(shape)) and job.label_shapes is None:
+                raise ConfigError(
+                    "label_cols",
+                    f"label {name!r} has the shape {own}, the model's output {shape}, without the rows; a loss would "
+                    "spread one over the other: make them equal, or give label_shapes",
+                )
 
     @property
     def _rate_variable(self) -> Any | None:
@@ -215,36 +271,6 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
 
     def get_config(self) -> dict[str, Any]:
         return {"schedule": self._schedule, "factor": self._factor}
-
-
-def _probe(model: Any, job: KerasJob, run: Run, row: Mapping[str, NDArray[Any]]) -> list[tuple[str, list[int]]]:
-    """Run one row through the model; return type and shape of each output.
-
-    Raises `ConfigError` for a model that does not take the columns, and for labels that do not fit its outputs."""
-    try:
-        given = outputs_of(model(job.inputs.arrays(row), training=False))
-    except _OF_SHAPES as error:
-        told = str(error).splitlines()[0] if str(error) else ""
-        raise ConfigError(
-            "model",
-            f"fails on the first row: {type(error).__name__}: {told}. Its inputs: "
-            f"{job.inputs.describe(run.rows.kinds)}; "
-            "put columns together into one vector with pyspark.ml.feature.VectorAssembler",
-        ) from error
-    labels = job.plan.label_cols
-    if len(given) != len(labels):
-        raise ConfigError("model", f"gives {len(given)} outputs; label_cols {list(labels)} need one each")
-    outputs = [(keras.backend.standardize_dtype(each.dtype), [*each.shape[1:]]) for each in given]
-    for (_, shape), name in zip(outputs, labels, strict=True):
-        own = [*row[name].shape[1:]]
-        numbers = int(np.prod(own))
-        if numbers > 1 and numbers != int(np.prod(shape)) and job.label_shapes is None:
-            raise ConfigError(
-                "label_cols",
-                f"label {name!r} has the shape {own}, the model's output {shape}, without the rows; a loss would "
-                "spread one over the other: make them equal, or give label_shapes",
-            )
-    return outputs
 
 
 def _in_front(optimizer: Any) -> Any:

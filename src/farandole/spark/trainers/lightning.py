@@ -24,6 +24,7 @@ from farandole.spark.trainers.lightning_data import Loader, Tensors, queue_lengt
 from farandole.spark.trainers.lightning_files import BestWeights, dumped, loaded, moved, upload
 from farandole.spark.trainers.lightning_plain import Losses, wrapped
 from farandole.spark.trainers.lightning_strategy import KEPT, InSteps
+from farandole.spark.trainers.module_batches import module_arguments
 from farandole.spark.trainers.report import Meter, Record
 from farandole.spark.trainers.run import Run, RunPlan, sum_over_ranks
 from farandole.spark.trainers.run import train as train_with
@@ -155,22 +156,7 @@ class LightningTrainer:
     def _data_module(self, held: Loader | None) -> Any:
         kind, run = self.job.data_module, self.run
         assert kind is not None
-        made = kind(
-            train_loader=self.loader,
-            val_loader=held,
-            num_train_epochs=run.plan.epochs,
-            has_val=held is not None,
-            train_batch_size=run.plan.rows.batch_size,
-            val_batch_size=run.plan.rows.val_batch_size,
-            shuffle=run.plan.rows.shuffle,
-            cur_shard=run.rank,
-            shard_count=run.size,
-            schema_fields=list(run.plan.rows.columns),
-            steps_per_epoch_train=run.steps,
-            steps_per_epoch_val=run.validation_steps,
-            verbose=run.plan.verbose > 0,
-            seed=run.checkpoint.seed,
-        )
+        made = kind(**module_arguments(run, self.loader, held), seed=run.checkpoint.seed)
         if not isinstance(made, self.package.LightningDataModule):
             raise ConfigError("data_module", f"must make a {self.package.__name__}.LightningDataModule")
         return made

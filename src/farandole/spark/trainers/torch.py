@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ from farandole.spark.trainers.run import train as train_with
 from farandole.spark.trainers.torch_callbacks import Callbacks
 from farandole.spark.trainers.torch_losses import Loss, made_loss, mean_loss
 from farandole.spark.trainers.torch_minibatch import MinibatchStep, TrainMinibatch
+from farandole.spark.trainers.torch_module import TorchModule
 from farandole.spark.trainers.torch_probe import probe
 from farandole.spark.trainers.torch_tensors import Inputs, Output, as_output, fit_label, label_tensor, outputs_of
 
@@ -40,6 +42,7 @@ class TorchJob:
     loss_constructors: tuple[Callable[..., Loss], ...] = ()  # that make `losses` on the ranks
     train_minibatch: TrainMinibatch | None = None  # in place of the trainer's own step
     callbacks: tuple[Any, ...] = ()
+    data_module: Callable[..., Any] | None = None  # makes the batches
 
     @property
     def label_cols(self) -> tuple[str, ...]:
@@ -59,7 +62,10 @@ class TorchTrainer:
         if job.loss_constructors:
             job = replace(job, losses=made_losses(job.loss_constructors, job.model, run))
         self.job, self.model, self.judge = job, job.model, Judge(job)
-        probe(self.judge, run)
+        self._module = None if job.data_module is None else TorchModule(job.data_module, run)
+        self._unseen = self._module is not None  # the module's first batch goes through the model as a trial
+        if self._module is None:
+            probe(self.judge, run, run.sample())
         # Ranks need no broadcast of the initial state: all of them unpickled the same model, or the same checkpoint.
         self.optimizer = hvd.DistributedOptimizer(
             job.optimizer,
@@ -94,6 +100,10 @@ class TorchTrainer:
 
     def train(self, run: Run) -> None:
         """Train and validate epoch by epoch, until a callback stops all ranks."""
+        with nullcontext() if self._module is None else self._module.opened():
+            self._train_epochs(run)
+
+    def _train_epochs(self, run: Run) -> None:
         run.describe(self.job.inputs.describe(run.rows.kinds))
         self._callbacks.call("set_model", self.model)
         self._callbacks.call("on_train_begin", {})
@@ -116,10 +126,14 @@ class TorchTrainer:
         torch.manual_seed(run.seed(epoch))
         self.model.train()
         run.begin(epoch)
-        meter, batches = Meter(self.judge.names), run.batches(epoch)
+        meter = Meter(self.judge.names)
+        batches = run.batches(epoch) if self._module is None else self._module.epoch(epoch)
         for step in range(run.steps):
             with meter.waiting():
                 batch = next(batches)
+            if self._unseen:
+                probe(self.judge, run, batch)
+                self._unseen = False
             loss = self._step(batch, meter, run.steps - step)
             run.done(batch.rows, loss, meter.wait)
             self._callbacks.call("on_train_batch_end", step, {} if loss is None else {"loss": loss})
@@ -156,7 +170,7 @@ class TorchTrainer:
         self.model.eval()
         meter = Meter(self.judge.names)
         with torch.no_grad():
-            for batch in run.validation_batches():
+            for batch in run.validation_batches() if self._module is None else self._module.validation():
                 if batch.rows:
                     loss, scores = self.judge(batch)
                     meter.add(batch.rows, [loss.item(), *scores])

@@ -40,7 +40,8 @@ class MinibatchStep:
         """Train on a batch; return its mean loss and its scores, None without rows.
 
         Raises `ConfigError` if the function does not return (outputs, loss)."""
-        judge, shown = self._judge, batch if batch.rows else self._stand_in
+        # A data module's batch holds its own stand-in.
+        judge, shown = self._judge, batch if all(map(len, batch.columns.values())) else self._stand_in
         made: list[Tensor] = []
 
         def loss_fn(outputs: Any, labels: Sequence[Tensor], sample_weights: Tensor | None = None) -> Tensor:

@@ -40,18 +40,17 @@ class _Judge(Protocol):
     def pairs(self, batch: ShardBatch, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]: ...
 
 
-def probe(judge: _Judge, run: Run) -> None:
-    """Run this rank's first row, a few times over, through the model and the loss.
+def probe(judge: _Judge, run: Run, sample: ShardBatch | None) -> None:
+    """Run the first row of `sample`, a few times over, through the model and the loss; None: do nothing.
 
     Raises `ConfigError` for a model or a loss that does not take the columns' shapes, and for a label that torch's own
     losses would spread over the output. Shows a warning where a loss of the user's does so.
     """
-    sample = run.sample()
     if sample is None:
         return
     job = judge.job
     rows = _row_count(sample)
-    batch = ShardBatch({name: values.repeat(rows, 0) for name, values in sample.columns.items()}, rows, 1.0)
+    batch = ShardBatch({name: values[:1].repeat(rows, 0) for name, values in sample.columns.items()}, rows, 1.0)
     # A copy made as the rank's own was: layers that are built by their first input stay as they are.
     model = cloudpickle.loads(cloudpickle.dumps(job.model)).eval()
     with torch.inference_mode():
