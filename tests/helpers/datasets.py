@@ -1,4 +1,4 @@
-"""Small Parquet data sets, and what the ranks of a job read of them."""
+"""Small data sets of Parquet and of images, and what the ranks of a job read of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from farandole.data import Batch, Loader, Source
 
-__all__ = ["RAGGED", "read_all", "write_rows"]
+__all__ = ["RAGGED", "read_all", "write_images", "write_rows"]
 
 # Rows of row groups, by file: even, ragged, with empty ones, one large among small ones, fewer than ranks.
 RAGGED: dict[str, list[list[int]]] = {
@@ -38,6 +39,15 @@ def write_rows(
                     writer.write_table(made(first, rows))
                 first += rows
     return first
+
+
+def write_images(folder: Path, count: int) -> None:
+    """Write images of one value, their number, to folders of even and of odd numbers; skips without Pillow."""
+    image = pytest.importorskip("PIL.Image", reason="no images without Pillow")
+    for number in range(count):
+        path = folder / ("even", "odd")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(np.full((2, 3, 3), number, np.uint8)).save(path)
 
 
 def read_all(

@@ -11,10 +11,10 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from farandole.data import FieldOptions, Loader, ParquetSource, Ragged, Reading, SparseRows
+from farandole.data import FieldOptions, Loader, ParquetSource, Ragged, Reading, SparseRows, files
 from farandole.data.values import empty_aligned
 from farandole.errors import DataError
-from helpers.datasets import RAGGED, write_rows
+from helpers.datasets import RAGGED, write_images, write_rows
 
 jax = pytest.importorskip("jax")
 
@@ -108,3 +108,16 @@ def test_what_jax_cannot_hold_is_refused_before_the_first_batch(folder: str) -> 
     assert np.array_equal(as_tensor("x", sparse).todense(), sparse.dense())
     days = as_tensor("day", np.array(["1970-01-03"], "datetime64[D]"))
     assert days.tolist() == [2]
+
+
+def test_an_image_folder_trains_a_jitted_step(tmp_path: Path) -> None:
+    write_images(tmp_path, 7)
+    loader = TensorLoader(Loader(files(str(tmp_path), size=(4, 6)), batch_size=3, policy="pad"))
+    step = jax.jit(lambda image, label: (image[:, 0, 0, 0], label))
+    numbers: list[int] = []
+    for batch in loader:
+        assert (batch["image"].shape, batch["image"].dtype) == ((3, 4, 6, 3), np.uint8)
+        first, labels = step(batch["image"], batch["label"])
+        assert labels.tolist() == [number % 2 for number in first.tolist()]
+        numbers += first.tolist()[: batch.rows - batch.repeated]
+    assert sorted(numbers) == list(range(7))

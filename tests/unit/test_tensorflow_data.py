@@ -19,12 +19,24 @@ import pyarrow as pa
 
 import farandole.numpy as hvd
 from farandole.core.context import Context
-from farandole.data import Loader, ParquetSource, Policy, Ragged, Reading, SparseRows, make_batch_reader, make_reader
+from farandole.data import (
+    Growing,
+    GrowingLoader,
+    Loader,
+    ParquetSource,
+    Policy,
+    Ragged,
+    Reading,
+    SparseRows,
+    files,
+    make_batch_reader,
+    make_reader,
+)
 from farandole.data.rounds import Columns
 from farandole.data.transform import TransformSpec
 from farandole.data.values import empty_aligned
 from farandole.errors import ConfigError, DataError, SourceError
-from helpers.datasets import RAGGED, write_rows
+from helpers.datasets import RAGGED, write_images, write_rows
 from helpers.ranks import run_ranks
 
 tf = pytest.importorskip("tensorflow")
@@ -287,3 +299,42 @@ def test_keras_trains_on_a_dataset_for_as_many_epochs(folder: str) -> None:
     assert (loader.epoch, loader.state_dict()["visited"]) == (3, 0)
     model.fit(dataset.repeat(), steps_per_epoch=len(loader), epochs=2, verbose=0, shuffle=False)
     assert loader.epoch == 5
+
+
+def test_keras_trains_on_an_image_folder(tmp_path: Path) -> None:
+    write_images(tmp_path, 7)
+    loader = Loader(files(str(tmp_path), size=(4, 6)), batch_size=3, policy="pad")
+    labels: list[int] = []
+
+    def pair(columns: Any) -> Any:
+        return tf.cast(columns["image"], tf.float32) / 255.0, columns["label"], columns["weight"]
+
+    dataset = make_dataset(loader, weights="weight").map(pair)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(loader)))
+    model = tf.keras.Sequential([tf.keras.Input((4, 6, 3)), tf.keras.layers.Flatten(), tf.keras.layers.Dense(2)])
+    model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+    model.fit(dataset, epochs=2, shuffle=False, verbose=0)
+    for image, label, weight in dataset:
+        assert image.shape == (3, 4, 6, 3)
+        # Each image has one value, its number, and odd numbers are in the second class.
+        numbers = np.round(image.numpy()[:, 0, 0, 0] * 255).astype(int)
+        assert label.numpy().tolist() == (numbers % 2).tolist()
+        labels += numbers[weight.numpy() > 0].tolist()
+    assert sorted(labels) == list(range(7))
+    assert loader.epoch == 3
+
+
+def test_lines_and_a_growing_folder_become_datasets(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_text(f'{{"row": {number}, "text": "é{number}"}}\n')
+    growing = Growing(str(tmp_path), format="jsonl", until=lambda paths: len(paths) == 3)
+    for loader in (
+        Loader(files(str(tmp_path)), batch_size=2, policy="join"),
+        GrowingLoader(growing, batch_size=2),
+    ):
+        told = [
+            (int(row), text.numpy())
+            for batch in make_dataset(loader)
+            for row, text in zip(*batch.values(), strict=True)
+        ]
+        assert sorted(told) == [(number, f"é{number}".encode()) for number in range(3)]
