@@ -28,9 +28,10 @@ class Request:
     method: str
     key: str
     before: int
+    account: str = ""  # the access key that it is signed with
 
 
-# Returns what to do instead of an answer: a status, "reset", "cut" (half of the body), or None.
+# Returns what to do instead of an answer: a status, "reset", "cut" (half of the body), "expired", or None.
 Fault = Callable[[Request], int | str | None]
 
 
@@ -123,11 +124,11 @@ class ObjectStore:
         self.most_at_once = 0
 
     @contextmanager
-    def at_work(self, method: str, key: str) -> Iterator[int | str | None]:
+    def at_work(self, method: str, key: str, account: str) -> Iterator[int | str | None]:
         """Count a request, delay it, and give its fault."""
         with self._lock:
             self.requests[method] += 1
-            request = Request(method, key, self._seen[method, key])
+            request = Request(method, key, self._seen[method, key], account)
             self._seen[method, key] += 1
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)
@@ -193,10 +194,13 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         key, query = unquote(parts.path).lstrip("/"), {name: each[0] for name, each in parse_qs(parts.query).items()}
         listing = "/" not in key.rstrip("/") and "list-type" in query
-        with self.objects.at_work("LIST" if listing else method, key) as fault:
+        account = self.headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
+        with self.objects.at_work("LIST" if listing else method, key, account) as fault:
             if fault == "reset":
                 self.close_connection = True
                 self.connection.close()
+            elif fault == "expired":
+                self._send(400, {}, b"<Error><Code>ExpiredToken</Code><Message>The token has expired</Message></Error>")
             elif isinstance(fault, int):
                 self._send(fault, {}, b"")
             elif listing:

@@ -15,6 +15,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("botocore")
 pytest.importorskip("aiohttp")
 
+import botocore.session
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -264,6 +265,7 @@ def test_a_request_does_not_wait_for_ever_for_those_in_flight() -> None:
 def test_a_client_that_cannot_be_made_is_told_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    pytest.importorskip("s3fs")  # which cannot be imported below
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with ObjectStore.serving(folder) as store:
         source = ParquetSource("s3://bucket/data", store.options)
@@ -272,3 +274,64 @@ def test_a_client_that_cannot_be_made_is_told_once(
     assert len(told) == 1
     assert "s3://bucket/data" in told[0]
     assert "botocore" in told[0]
+
+
+def test_a_store_is_connected_to_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    create = botocore.session.Session.create_client
+
+    def counting(self: Any, service: str, **how: Any) -> Any:
+        made.append(service)
+        return create(self, service, **how)
+
+    monkeypatch.setattr(botocore.session.Session, "create_client", counting)
+    with ObjectStore.serving(folder) as store:
+        source = ParquetSource("s3://bucket/data", store.options)
+        source.read(source.row_groups[0], ["row"])
+    assert made == ["s3"]
+
+
+def test_credentials_that_expire_within_an_epoch_are_renewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = folder.parent / "credentials"
+
+    def renew(key: str) -> None:
+        told.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\naws_session_token = t\n")
+
+    for name, value in {"SHARED_CREDENTIALS_FILE": str(told), "EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    renew("first")
+    with ObjectStore.serving(folder) as store:
+        options = {"client_kwargs": {"region_name": "us-east-1", "endpoint_url": f"http://{store.address}"}}
+        source = _hasty(ParquetSource("s3://bucket/data", options))
+        loader = Loader(source, batch_size=5, policy="join", reading=IN_FILE_ORDER)
+        rows, accounts = [], set()
+
+        def fault(request: Request) -> str | None:
+            accounts.add(request.account)
+            return "expired" if request.account == "first" else None
+
+        for batch in loader:
+            rows += batch["row"].tolist()
+            if not accounts:
+                renew("second")
+                store.fault = fault
+        assert sorted(rows) == list(range(FILES * ROWS))
+        assert accounts == {"first", "second"}
+        store.fault = lambda request: "expired"
+        with pytest.raises(SourceError, match=r"ExpiredToken.* at attempt 4 of 4"):
+            source.read(source.row_groups[0], ["row"])
+
+
+def test_answers_of_s3_that_need_its_client_are_left_to_it(folder: Path) -> None:
+    with ObjectStore.serving(folder) as store:
+        source = ParquetSource("s3://bucket/data", store.options)
+        wanted = source.read(source.row_groups[0], ["row"])
+        store.fault = lambda request: 301 if not request.before % 2 else None  # as for a bucket of another region
+        store._seen.clear()
+        assert source.read(source.row_groups[0], ["row"]) == wanted
+        store.reset()
+        store.fault = lambda request: None
+        assert source.read(source.row_groups[0], ["row"]) == wanted
+        assert store.requests == {"GET": 1}

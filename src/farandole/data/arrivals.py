@@ -16,7 +16,7 @@ from farandole.data.samples import FileSource
 from farandole.data.state import NO_VERSION
 from farandole.data.stream_output import files_of_batches, stream_files
 from farandole.data.table_folders import find_table
-from farandole.data.tables import DELTA, ICEBERG, STREAM, is_web
+from farandole.data.tables import DELTA, ICEBERG, STREAM
 from farandole.errors import ConfigError, SourceError
 from farandole.masking import mask
 
@@ -124,6 +124,7 @@ class Growing:
         self._url, self._until, self._format, self._options = url, until, format, options
         self._decode, self._size, self._classes = decode, size, tuple(classes)
         self._least_files, self.poll, self.patience = least_files, poll, patience
+        self._store: Files | None = None
 
     def __str__(self) -> str:
         return mask(self._url)
@@ -132,9 +133,10 @@ class Growing:
         """Return the files that are not `seen`; None if more are waited for. Makes requests: for one rank.
 
         Raises `SourceError` for files that changed or, in a table, vanished after they were read."""
+        opened = self._opened(warn=True)
         marked = isinstance(self._until, str) and self._is_there(self._until)  # before the files, to miss none
-        format = self._format or self._found_format()
-        kind = self._kind(format)
+        format = self._format or self._found_format(opened)
+        kind = self._kind(format, opened)
         files, version = kind.listed(self._until if isinstance(self._until, int) else None)
         if format in ("delta", "iceberg") and not seen.lacks_none(files):
             problem = f"version {version} has removed or rewritten files of which rows were read; only add rows to it"
@@ -149,14 +151,20 @@ class Growing:
 
     def open(self, arrived: Arrived, gather: Gather | None) -> Source:
         """Open files that `look` returned; collective with `gather`. Raises as `ParquetSource` and `files` do."""
-        return self._kind(arrived.format).open(arrived, gather)
+        opened = together(lambda: self._opened(warn=False), gather)
+        return self._kind(arrived.format, opened).open(arrived, gather)
 
-    def _kind(self, format: str) -> "_Kind":
+    def _opened(self, *, warn: bool) -> Files:
+        if self._store is None:
+            self._store = Files.at(self._url, self._options, warn=warn)
+        return self._store
+
+    def _kind(self, format: str, opened: Files) -> "_Kind":
         if format in ("delta", "iceberg"):
-            return _Table(self._url, self._options, format)
+            return _Table(self._url, self._options, format, opened)
         if format == "stream":
             return _StreamOutput(self._url, self._options)
-        return _Folder(self._url, self._options, self._samples(format), self._decode)
+        return _Folder(self._url, self._options, self._samples(format), self._decode, opened)
 
     def _samples(self, format: str) -> Format | None:
         if format not in _SAMPLES:
@@ -164,8 +172,8 @@ class Growing:
         given: dict[str, Any] = {"size": self._size} if format in ("images", "tar") else {}
         return _SAMPLES[format](**given, **({"classes": self._classes} if self._classes else {}))
 
-    def _found_format(self) -> str:
-        table = find_table(self._url, self._options)
+    def _found_format(self, opened: Files) -> str:
+        table = find_table(self._url, self._options, opened)
         if table is None:
             return "parquet"
         for name, kind in _TABLES.items():
@@ -198,21 +206,21 @@ class _Folder:
     options: Mapping[str, object] | None
     samples: Format | None
     decode: Decode | None
+    opened: Files
 
     def listed(self, most: int | None) -> tuple[Sequence[File], int]:
         if most is not None:
             return [], NO_VERSION  # its log is not there yet
         suffixes = self.samples.suffixes or "" if self.samples is not None else ".parquet"
-        files, listed = Files.find(self.url, suffixes, self.options, ranges=True, growing=True)
-        if is_web(files.fs):
+        listed = Files.find(self.url, suffixes, self.options, opened=self.opened, growing=True)[1]
+        if self.opened.web:
             raise SourceError(self.url, "is on a web server, which cannot list files as they arrive")
         return listed, NO_VERSION
 
     def open(self, arrived: Arrived, gather: Gather | None) -> Source:
-        files = Files.at(self.url, self.options, warn=False)
         if self.samples is not None:
-            return FileSource(files, arrived.files, self.samples, self.decode, gather)
-        return _parquet(files, arrived, gather)
+            return FileSource(self.opened, arrived.files, self.samples, self.decode, gather)
+        return _parquet(self.opened, arrived, gather)
 
 
 @dataclass(frozen=True)
@@ -240,9 +248,10 @@ class _Table:
     url: str
     options: Mapping[str, object] | None
     format: str
+    opened: Files
 
     def listed(self, most: int | None) -> tuple[Sequence[File], int]:
-        if find_table(self.url, self.options) is None:
+        if find_table(self.url, self.options, self.opened) is None:
             return [], NO_VERSION
         source = self._at(None)
         if most is not None and source.version > most:

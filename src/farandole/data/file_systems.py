@@ -65,7 +65,8 @@ class Files:
     def at(cls, url: str, options: Mapping[str, object] | None = None, gone: str = "", *, warn: bool = True) -> "Files":
         """Return the file system of a URL, with a client for ranges if its store has one; makes no request.
 
-        With `warn`, logs a warning if that client cannot be made; `find` has done so."""
+        With `warn`, logs a warning if that client cannot be made. Connecting costs the client half a second: keep
+        what this returns."""
         fs, _ = open_url(url, options or {})
         return cls(fs, gone, range_client(url, options or {}, fs, warn=warn))
 
@@ -76,15 +77,15 @@ class Files:
         suffix: str | tuple[str, ...],
         options: Mapping[str, object] | None = None,
         *,
-        ranges: bool = False,
+        opened: "Files | None" = None,
         growing: bool = False,
     ) -> tuple["Files", list[File]]:
         """List the files of folders, globs and single files, sorted by path; `options` are the file system's.
 
         In folders, names that begin with "_" or "." count as notes of other tools and are left out. So are files that
         do not end in `suffix`, unless no file does. Raises `SourceError` when there is nothing, when the URLs belong
-        to several file systems, and for a folder of a table that has a log, or a part of one. With `ranges`, files are
-        read by ranges where the store can; files of web servers then have no size yet, as looking costs a request.
+        to several file systems, and for a folder of a table that has a log, or a part of one. `opened` is the store of
+        these URLs, of `at`; then files of web servers have no size yet, as looking costs a request.
         A `growing` folder may be empty, or not there yet, and only files that end in `suffix` count.
         """
         asked = [urls] if isinstance(urls, str) else list(urls)
@@ -94,7 +95,7 @@ class Files:
         fs = places[0][0]
         if any(other != fs for other, _ in places):
             raise SourceError(asked[0], "the URLs belong to several file systems; copy the data to one of them")
-        files = cls(fs, client=range_client(asked[0], options or {}, fs, warn=True) if ranges else None)
+        files = cls(fs, client=None if opened is None else opened.client)
         listed, tops = files._list_all(asked, [place for _, place in places], suffix, growing)
         refuse_table_above(fs, sorted(tops), files.client)
         return files, [listed[path] for path in sorted(listed)]
@@ -262,10 +263,9 @@ class Files:
         return chosen if chosen or growing else found
 
 
-def is_local(urls: str | Sequence[str], options: Mapping[str, object] | None) -> bool:
-    """Return whether the first of the URLs is a place on this machine."""
-    first = urls if isinstance(urls, str) else next(iter(urls), "")
-    return isinstance(open_url(first, options or {})[0], LocalFileSystem)
+def is_local(url: str, options: Mapping[str, object] | None) -> bool:
+    """Return whether the URL is a place on this machine."""
+    return isinstance(open_url(url, options or {})[0], LocalFileSystem)
 
 
 def _open_urls(urls: Sequence[str], options: Mapping[str, object]) -> list[tuple[fsspec.AbstractFileSystem, str]]:

@@ -3,7 +3,7 @@
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from farandole.data.flight import MOST_IN_FLIGHT, Flight, PassingFailure
 from farandole.data.ranges import TAIL_BYTES, ChangedFile, Part, Span
 from farandole.data.row_groups import File
+from farandole.data.s3_requests import S3Requests
 from farandole.data.store_options import botocore_options
 
 __all__ = ["S3Client"]
@@ -34,7 +35,7 @@ class S3Client:
         self._asked = botocore_options(url, options)
         self.flight = Flight()
         self._lock = threading.Lock()
-        self._made: Any = None
+        self._made: tuple[Any, S3Requests] | None = None
 
     def __reduce__(self) -> tuple[type["S3Client"], tuple[str, dict[str, object]]]:
         return type(self), (self._url, self._options)
@@ -48,16 +49,50 @@ class S3Client:
         bucket, _, key = path.partition("/")
         asked = f"bytes=-{TAIL_BYTES}" if span is None else f"bytes={span.first}-{span.last - 1}"
         condition = {"IfMatch": mark} if mark.startswith('"') else {}
-        answer = self._ask("get_object", path, Bucket=bucket, Key=key, Range=asked, **condition)
-        if answer is None:  # a suffix of an object without bytes
+        found = self._get(path, bucket, key, asked, mark if condition else "")
+        if found is None:
+            answer = self._ask("get_object", path, Bucket=bucket, Key=key, Range=asked, **condition)
+            if answer is not None:
+                found = str(answer["ETag"]), answer.get("ContentRange"), self._body(answer["Body"].read)
+        if found is None:  # a suffix of an object without bytes
             return Part(0, b"", 0, mark)
-        body = self._body(answer)
-        found = str(answer["ETag"])
-        if condition and found != mark:
-            raise ChangedFile(f"its mark {mark} is now {found}")
-        told = str(answer.get("ContentRange", f"bytes 0-0/{len(body)}"))
+        own, told, body = found
+        if condition and own != mark:
+            raise ChangedFile(f"its mark {mark} is now {own}")
+        told = told or f"bytes 0-0/{len(body)}"
         first, size = int(told.removeprefix("bytes ").split("-")[0]), int(told.rpartition("/")[2])
-        return Part(first, body, size, found)
+        return Part(first, body, size, own)
+
+    def _get(self, path: str, bucket: str, key: str, asked: str, mark: str) -> tuple[str, str | None, bytes] | None:
+        """Return mark, range and body of an answer; None if the client must ask."""
+        from botocore.exceptions import ConnectionError, HTTPClientError
+
+        requests, began = self._connected()[1], time.monotonic()
+        headers = {"Range": asked, "User-Agent": "farandole"} | ({"If-Match": mark} if mark else {})
+        try:
+            answer = requests.get(bucket, key, headers)
+        except (HTTPClientError, ConnectionError) as error:
+            raise PassingFailure(f"{type(error).__name__}: {error}") from error
+        if answer is None:
+            return None
+        self.flight.answered(began)
+        if answer.status in (200, 206):
+            body, length = self._body(answer.body), int(answer.headers.get("Content-Length", -1))
+            if len(body) < length:
+                raise PassingFailure(f"the body is {length - len(body)} bytes short")
+            return answer.headers["ETag"], answer.headers.get("Content-Range"), body
+        code = self._body(lambda: answer.code().encode()).decode()
+        if answer.status == 404:
+            raise FileNotFoundError(path)
+        if answer.status == 412:
+            raise ChangedFile(f"its mark is no longer {mark}")
+        if code in _EXPIRED:
+            self._forget(requests)
+        if code in _EXPIRED or answer.status in _PASSING:
+            raise PassingFailure(f"status {answer.status} ({code})", busy=answer.status in _BUSY)
+        if answer.status != 416:
+            requests.leave(bucket)  # to the client, which finds the bucket's region, or says what is wrong
+        return None
 
     def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
         """List all objects whose "bucket/key" begins with `prefix`; None if that takes more than `most_pages`."""
@@ -122,16 +157,20 @@ class S3Client:
         except (HTTPClientError, ConnectionError) as error:
             raise PassingFailure(f"{type(error).__name__}: {error}") from error
 
-    def _body(self, answer: Mapping[str, Any]) -> bytes:
+    def _body(self, read: Callable[[], bytes]) -> bytes:
         from botocore.exceptions import HTTPClientError, IncompleteReadError
+        from urllib3.exceptions import HTTPError
 
         try:
-            return bytes(answer["Body"].read())
-        except (HTTPClientError, IncompleteReadError, OSError) as error:
+            return bytes(read())
+        except (HTTPClientError, IncompleteReadError, HTTPError, OSError) as error:
             raise PassingFailure(f"{type(error).__name__}: {error}") from error
 
     def _client(self) -> Any:
-        """Return the client, which one thread makes: making one is not safe for several."""
+        return self._connected()[0]
+
+    def _connected(self) -> tuple[Any, S3Requests]:
+        """Return the client and the requests, which one thread makes: making one is not safe for several."""
         import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config
@@ -141,8 +180,9 @@ class S3Client:
                 asked = dict(self._asked)
                 session = botocore.session.Session(profile=asked.pop("profile", None))
                 endpoint = asked.get("endpoint_url") or session.get_config_variable("endpoint_url")
+                anonymous = asked.pop("anonymous", None)
                 config = Config(
-                    signature_version=UNSIGNED if asked.pop("anonymous", None) else None,
+                    signature_version=UNSIGNED if anonymous else None,
                     # `Flight` repeats requests.
                     retries={"total_max_attempts": 1},
                     max_pool_connections=MOST_IN_FLIGHT,
@@ -152,12 +192,27 @@ class S3Client:
                     request_checksum_calculation="when_required",
                     response_checksum_validation="when_required",
                 )
-                self._made = session.create_client("s3", config=config, **asked)
-                weakref.finalize(self, self._made.close)
+                client = session.create_client("s3", config=config, **asked)
+                given = [asked.get(f"aws_{name}") for name in ("access_key_id", "secret_access_key", "session_token")]
+                if given[0]:
+                    session.set_credentials(*given)
+                requests = S3Requests(
+                    client,
+                    None if anonymous else session.get_credentials(),
+                    timeout=(_CONNECT_TIMEOUT, _READ_TIMEOUT),
+                    connections=MOST_IN_FLIGHT,
+                )
+                self._made = made = client, requests
+                weakref.finalize(self, _close, *made)
             return self._made
 
-    def _forget(self, client: Any) -> None:
-        """Make a new client for the next request, with credentials as they are then."""
+    def _forget(self, used: Any) -> None:
+        """Connect anew for the next request, with credentials as they are then."""
         with self._lock:
-            if self._made is client:
+            if self._made is not None and used in self._made:
                 self._made = None
+
+
+def _close(client: Any, requests: S3Requests) -> None:
+    client.close()
+    requests.close()

@@ -53,20 +53,19 @@ def files(
     if format is not None and format not in FORMATS:
         raise ConfigError("format", f"must be one of {', '.join(FORMATS)}, got {format!r}")
 
+    first = urls if isinstance(urls, str) else next(iter(urls), "")
+    shared = None if is_local(first, options) else gather  # a local folder is perhaps that of each host
+    rank = 0 if shared is None else place_in(shared)[0]
+    opened = together(lambda: Files.at(first, options, warn=rank == 0), gather)
+
     def find() -> list[File]:
-        listed = Files.find(urls, "", options, ranges=True)[1]
+        listed = Files.find(urls, "", options, opened=opened)[1]
         chosen = [file for file in listed if _is_named(file.path, where)]
         if not chosen:
             raise SourceError(str(urls), "holds no file that `where` chooses")
         return chosen
 
-    if gather is None:
-        listed = find()
-    elif is_local(urls, options):  # perhaps the disk of each host
-        listed = together(find, gather)
-    else:
-        listed = from_first(find, gather, place_in(gather)[0])
-    opened = Files.at(urls if isinstance(urls, str) else urls[0], options, warn=False)
+    listed = together(find, gather) if shared is None else from_first(find, shared, rank)
     kind = format or format_of([file.path for file in listed])
     made = _make_format(kind, listed, size)
     if made.suffixes and (format is None or kind == "images"):

@@ -86,29 +86,34 @@ def _open(
     version: int | None,
     gather: Gather | None,
 ) -> ParquetFiles | LoggedSource:
-    if gather is None:
-        return _open_found(urls, options, version, *_find(urls, options, version))
-    if is_local(urls, options):  # perhaps the disk of each host
-        return together(lambda: _open_found(urls, options, version, *_find(urls, options, version)), gather)
+    first = urls if isinstance(urls, str) else next(iter(urls), "")
+
+    def open_alone() -> ParquetFiles | LoggedSource:
+        files = Files.at(first, options)
+        return _open_found(files, options, version, *_find(urls, options, version, files))
+
+    if gather is None or is_local(first, options):  # perhaps the disk of each host
+        return together(open_alone, gather)
     rank, _ = place_in(gather)
-    table, listed = from_first(lambda: _find(urls, options, version), gather, rank)
+    files = together(lambda: Files.at(first, options, warn=rank == 0), gather)
+    table, listed = from_first(lambda: _find(urls, options, version, files), gather, rank)
     if table is not None:
-        return together(lambda: _open_found(urls, options, version, table, listed), gather)
-    return _open_found(urls, options, version, table, listed, gather)
+        return together(lambda: _open_found(files, options, version, table, listed), gather)
+    return _open_found(files, options, version, table, listed, gather)
 
 
 def _find(
-    urls: str | Sequence[str], options: Mapping[str, object] | None, version: int | None
+    urls: str | Sequence[str], options: Mapping[str, object] | None, version: int | None, files: Files
 ) -> tuple[TableFolder | None, list[File]]:
     """Return a table's folder, or the files; makes the requests that one rank can make for all."""
-    table = find_table(urls, options)
+    table = find_table(urls, options, files)
     if table is None and version is not None:
         raise ConfigError("version", f"is that of a table, and {mask(str(urls))} is none")
-    return table, [] if table is not None else Files.find(urls, ".parquet", options, ranges=True)[1]
+    return table, [] if table is not None else Files.find(urls, ".parquet", options, opened=files)[1]
 
 
 def _open_found(
-    urls: str | Sequence[str],
+    files: Files,
     options: Mapping[str, object] | None,
     version: int | None,
     table: TableFolder | None,
@@ -117,7 +122,7 @@ def _open_found(
 ) -> ParquetFiles | LoggedSource:
     if table is not None:
         return table.open(options, version)
-    return ParquetFiles(Files.at(urls if isinstance(urls, str) else urls[0], options, warn=False), listed, gather)
+    return ParquetFiles(files, listed, gather)
 
 
 class ArrowSource:

@@ -8,8 +8,7 @@ from typing import TypeAlias
 import fsspec
 
 from farandole.data.data_files import TableSource
-from farandole.data.far_files import range_client
-from farandole.data.file_systems import open_url
+from farandole.data.file_systems import Files, open_url
 from farandole.data.ranges import RangeClient
 from farandole.data.saved_dataset import SPLITS, STATE, SavedDataset
 from farandole.data.stream_output import StreamSource
@@ -56,13 +55,14 @@ class TableFolder:
             raise SourceError(self.url, problem) from missing
 
 
-def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None) -> TableFolder | None:
-    """Return the table whose folder or metadata file `urls` names alone; None if it names anything else."""
+def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None, files: Files) -> TableFolder | None:
+    """Return the table whose folder or metadata file `urls` names alone; None if it names anything else.
+
+    `files` is the opened store."""
     asked = [urls] if isinstance(urls, str) else list(urls)
     if len(asked) != 1:
         return None
     fs, place = open_url(asked[0], options or {})
-    client = range_client(asked[0], options or {}, fs, warn=False)
     if any(sign in place for sign in "*?["):  # in the path: a URL may have a query
         return None
     if place.endswith(".metadata.json"):
@@ -70,8 +70,8 @@ def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None) 
     if is_web(fs):
         return None
     folder = place.rstrip("/")
-    kind = kind_of(fs, folder, client)
-    if kind is None and _is_saved(fs, folder, client):
+    kind = kind_of(fs, folder, files.client)
+    if kind is None and _is_saved(fs, folder, files.client):
         kind = _SAVED
     return TableFolder(asked[0], kind) if kind is not None and kind.source else None
 
