@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
 
-import fsspec
+from fsspec.registry import _registry
 
 from farandole.data import ParquetSource
 from farandole.data.store_options import arrow_s3_options, delta_url, object_store_options
@@ -46,7 +46,7 @@ def test_options_of_fsspec_are_arrows() -> None:
 
 def test_options_that_arrow_does_not_know_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)  # where an earlier test has loaded it
+    monkeypatch.delitem(_registry, "s3", raising=False)  # where an earlier test has loaded it
     for options, text in (
         ({"profile": "mine", "secret": "very secret"}, "option 'profile' needs s3fs"),
         ({"secret": "very secret"}, "the URL has options, too"),

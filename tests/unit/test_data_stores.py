@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from farandole.data import CachedSource, Loader, ParquetSource, Reading, files
 from farandole.data.flight import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, Flight, PassingFailure
 from farandole.data.ranges import Span, coalesce
+from farandole.data.s3_client import S3Client
 from farandole.errors import SourceError
 from helpers.datasets import write_rows
 from helpers.meeting import Meeting
@@ -335,3 +336,23 @@ def test_answers_of_s3_that_need_its_client_are_left_to_it(folder: Path) -> None
         store.fault = lambda request: None
         assert source.read(source.row_groups[0], ["row"]) == wanted
         assert store.requests == {"GET": 1}
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+@pytest.mark.parametrize("region", ["us-east-1", "eu-west-1", "cn-north-1"])
+@pytest.mark.parametrize("bucket", ["my-bucket", "my.bucket"])
+def test_requests_go_where_botocore_sends_them(region: str, bucket: str, anonymous: bool) -> None:
+    how = {"anon": True} if anonymous else {"key": "K", "secret": "S"}
+    client = S3Client("s3://my-bucket/x", {**how, "client_kwargs": {"region_name": region}})
+    theirs, ours = client._connected()
+
+    class Sent(Exception):
+        """Raised instead of sending a request."""
+
+    def note(request: Any, **_: Any) -> None:
+        raise Sent(request.url)
+
+    theirs.meta.events.register("before-send.s3.GetObject", note)
+    with pytest.raises(Sent) as sent:
+        theirs.get_object(Bucket=bucket, Key="a b/x~y=z")
+    assert f"{ours._begin(bucket)}a%20b/x~y%3Dz" == str(sent.value)

@@ -19,6 +19,7 @@ __all__ = ["S3Client"]
 _PASSING = {408, 429, 500, 502, 503, 504}
 _BUSY = {429, 503}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"}
+_VARIABLES = {"bundle": (None, "REQUESTS_CA_BUNDLE", None, None)}  # which botocore's client honours, too
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 30  # seconds
 
 
@@ -178,7 +179,7 @@ class S3Client:
         with self._lock:
             if self._made is None:
                 asked = dict(self._asked)
-                session = botocore.session.Session(profile=asked.pop("profile", None))
+                session = botocore.session.Session(_VARIABLES, profile=asked.pop("profile", None))
                 endpoint = asked.get("endpoint_url") or session.get_config_variable("endpoint_url")
                 anonymous = asked.pop("anonymous", None)
                 config = Config(
@@ -199,6 +200,7 @@ class S3Client:
                 requests = S3Requests(
                     client,
                     None if anonymous else session.get_credentials(),
+                    bundle=session.get_config_variable("ca_bundle") or session.get_config_variable("bundle"),
                     timeout=(_CONNECT_TIMEOUT, _READ_TIMEOUT),
                     connections=MOST_IN_FLIGHT,
                 )

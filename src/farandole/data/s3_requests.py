@@ -1,14 +1,14 @@
 """GET requests of S3, signed and sent by botocore's parts: its client takes three times the processor time for each."""
 
-import os
 import re
 import threading
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 __all__ = ["Answer", "S3Requests"]
 
+_GLOBAL = "s3.amazonaws.com/"
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
 
 
@@ -33,18 +33,20 @@ class Answer:
 class S3Requests:
     """Requests for objects of the buckets to which a client of botocore leads; used from any thread.
 
-    `credentials` are botocore's, which renew themselves; None: requests are not signed."""
+    `credentials` are botocore's, which renew themselves; None: requests are not signed.
+    `bundle` is a file of certificates to trust."""
 
-    def __init__(self, client: Any, credentials: Any, timeout: tuple[float, float], connections: int) -> None:
+    def __init__(
+        self, client: Any, credentials: Any, *, bundle: str | None, timeout: tuple[float, float], connections: int
+    ) -> None:
         from botocore.httpsession import URLLib3Session
         from botocore.utils import get_environ_proxies
 
         self._client, self._credentials = client, credentials
         self._region = client.meta.region_name
-        verify = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("REQUESTS_CA_BUNDLE") or True
         proxies = get_environ_proxies(client.meta.endpoint_url)
         self._session = URLLib3Session(
-            verify=verify, proxies=proxies, timeout=timeout, max_pool_connections=connections
+            verify=bundle or True, proxies=proxies, timeout=timeout, max_pool_connections=connections
         )
         self._begins: dict[str, str | None] = {}  # URLs of buckets; None for those that need the client
         self._lock = threading.Lock()
@@ -81,6 +83,8 @@ class S3Requests:
                 plain = ":" not in bucket and not bucket.endswith("--x-s3")
                 asked = {"Bucket": bucket, "Key": "KEY"}
                 made = self._client.generate_presigned_url("get_object", Params=asked) if plain else ""
-                url = made.partition("?")[0]
+                # URLs to give away lead to the global endpoint, which sends requests on to the region.
+                own = urlsplit(self._client.meta.endpoint_url).netloc
+                url = made.partition("?")[0].replace(_GLOBAL, f"{own}/", 1)
                 self._begins[bucket] = url.removesuffix("KEY") if url.endswith("/KEY") else None
             return self._begins[bucket]
