@@ -4,9 +4,10 @@
 
 JPEG files of 256 x 256 pixels in ten folders, decoded and resized to 224 x 224 by the same function for all contenders,
 in batches of 64, shuffled. farandole.data on threads and in processes stands beside torch's DataLoader with as many
-worker processes over the same folder, and beside WebDataset over the same images in tar shards, if it is installed
-(pip install webdataset). Each contender opens the data, reads one epoch, and ends; its figure is seconds per epoch.
-Hugging Face datasets and mosaicml-streaming read formats of their own and are not compared.
+worker processes over the same folder, and beside these over the same images, if they are installed (pip install
+webdataset datasets mosaicml-streaming): WebDataset in tar shards, Hugging Face datasets in an Arrow file that was
+written before, Mosaic Streaming in its own shards. Each contender opens the data, reads one epoch, and ends; its figure
+is seconds per epoch.
 Writes bench/results/*-files.json.
 """
 
@@ -34,6 +35,15 @@ try:
     import webdataset
 except ImportError:
     webdataset = None
+
+try:
+    import datasets
+except ImportError:
+    datasets = None
+try:
+    import streaming
+except ImportError:
+    streaming = None
 
 SIZE, BATCH, CLASSES, SHARD = (224, 224), 64, 10, 250
 
@@ -100,6 +110,50 @@ def their_shards(folder: Path, workers: int) -> Iterator[int]:
         yield len(pixels)
 
 
+def decode_columns(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Decode rows of Hugging Face datasets."""
+    images = [torch.from_numpy(decode_image(data, "a row", SIZE).copy()) for data in rows["data"]]
+    return {"image": images, "label": rows["label"]}
+
+
+def their_table(folder: Path, workers: int) -> Iterator[int]:
+    """Yield the numbers of samples in batches of Hugging Face datasets."""
+    data = datasets.load_from_disk(str(folder)).with_transform(decode_columns)
+    for batch in torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=workers):
+        yield len(batch["image"])
+
+
+def their_stream(folder: Path, workers: int) -> Iterator[int]:
+    """Yield the numbers of samples in batches of Mosaic Streaming."""
+
+    class Images(streaming.StreamingDataset):  # type: ignore[misc]
+        def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+            sample = super().__getitem__(place)
+            return torch.from_numpy(decode_image(sample["data"], "a sample", SIZE).copy()), sample["label"]
+
+    streaming.base.util.clean_stale_shared_memory()
+    data = Images(local=str(folder), shuffle=True, batch_size=BATCH)
+    for pixels, _ in torch.utils.data.DataLoader(data, batch_size=BATCH, num_workers=workers):
+        yield len(pixels)
+
+
+def peers_of(images: Path, scratch: Path, workers: int, count: int) -> dict[str, Callable[[], float]]:
+    """Write the images in the formats of the installed peers, and return these."""
+    found = {}
+    rows = [{"data": path.read_bytes(), "label": int(path.parent.name[5:])} for path in sorted(images.rglob("*.jpg"))]
+    if datasets is not None:
+        table, names = scratch / "table", ("data", "label")
+        datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in names}).save_to_disk(str(table))
+        found["Hugging Face datasets"] = timed(lambda: their_table(table, workers), count)
+    if streaming is not None:
+        stream = scratch / "stream"
+        with streaming.MDSWriter(out=str(stream), columns={"data": "bytes", "label": "int"}) as writer:
+            for row in rows:
+                writer.write(row)
+        found["Mosaic Streaming"] = timed(lambda: their_stream(stream, workers), count)
+    return found
+
+
 def timed(batches: Callable[[], Iterable[int]], count: int) -> Callable[[], float]:
     """Return a function that reads an epoch and gives its seconds."""
 
@@ -129,6 +183,7 @@ def main() -> None:
                     OURS: timed(lambda: ours(images, "image", threads), count),
                     f"{OURS}, processes": timed(lambda: ours(images, "image", processes), count),
                     "torch DataLoader": timed(lambda: theirs(images, workers), count),
+                    **peers_of(images, Path(scratch), workers, count),
                 },
                 asked.rounds,
             )
@@ -144,7 +199,7 @@ def main() -> None:
         print(each.report())
         for name, seconds in each.seconds.items():
             print(f"  {name:<32} {count / sorted(seconds)[len(seconds) // 2]:.0f} samples/s")
-    print(record("files", races, ["torch", "pillow", "webdataset", "pyarrow"]))
+    print(record("files", races, ["torch", "pillow", "webdataset", "datasets", "mosaicml-streaming", "pyarrow"]))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ class EpochOrder:
 
     def _permuted(self, count: int, *key: int) -> NDArray[np.int64]:
         seed = self.order.seed
-        return np.arange(count) if seed is None else permutation(count, self._epoch, *key, seed=seed)
+        # A generator of random numbers costs 0.1 ms. Lanes of large samples have windows of one row.
+        return np.arange(count) if seed is None or count < 2 else permutation(count, self._epoch, *key, seed=seed)
 
 
 def permutation(count: int, *key: int, seed: int) -> NDArray[np.int64]:

@@ -64,7 +64,8 @@ def _column(values: list[Any], names: Sequence[str], field: pa.Field) -> pa.Arra
             raise DataError(
                 field.name, f"{name} has {found}, and the first sample has {wanted}; make them alike in decode"
             )
-    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    flats = [array.reshape(-1) for array in arrays]
+    flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
     if shape is None:
         ends = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int32)
         return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat))
