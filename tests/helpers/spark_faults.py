@@ -1,4 +1,4 @@
-"""Faults in a Spark job: a fit in which a rank and then an executor are killed, and Ctrl-C on the driver."""
+"""Faults in a Spark job: ranks and executors that are killed, attempts, and Ctrl-C on the driver."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from farandole.spark.logs import send
 from helpers.marked import wait_until_gone
 from helpers.spark_session import rest
 
-__all__ = ["fit_with_faults", "interrupt_job"]
+__all__ = ["dying_in_an_allreduce", "fit_with_faults", "interrupt_job", "restart_after_a_kill"]
 
 _HANGS = 120.0  # seconds
 
@@ -92,3 +92,51 @@ def interrupt_job(spark: SparkSession, mark: str) -> None:
         )
     assert time.monotonic() - started < _HANGS
     assert wait_until_gone(mark, 20) == []
+
+
+def restart_after_a_kill(
+    spark: SparkSession, folder: Path, mark: str, *, killed: int = 1, num_proc: int = 2, ranks_per_task: int = 1
+) -> None:
+    """Kill a rank, which `mark` names as all others; all of them must start again and end."""
+
+    def main() -> str:
+        rank = os.environ["FARANDOLE_RANK"]
+        try:
+            (folder / rank).touch(exist_ok=False)
+        except FileExistsError:
+            return f"rank {rank}, second time"
+        if rank == str(killed):
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait(_HANGS)
+        return "not reached"
+
+    values = run_barrier_job(
+        spark,
+        main,
+        num_proc=num_proc,
+        ranks_per_task=ranks_per_task,
+        description="restarted",
+        env={"MARK": mark},
+        max_attempts=2,
+    )
+    assert values == [f"rank {rank}, second time" for rank in range(num_proc)]
+    assert wait_until_gone(mark, 20) == []
+
+
+def dying_in_an_allreduce(guilty: int, *, error: Exception | None = None) -> Callable[[], None]:
+    """Return the function of ranks that reduce until `guilty` kills itself, or raises `error` if there is one."""
+
+    def main() -> None:
+        import numpy as np
+
+        import farandole.numpy as hvd
+
+        hvd.init()
+        for step in range(10_000_000):
+            hvd.allreduce(np.ones(1000), name="gradient")
+            if step == 100 and hvd.rank() == guilty:
+                if error is not None:
+                    raise error
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return main

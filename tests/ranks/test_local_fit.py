@@ -2,12 +2,10 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -18,16 +16,11 @@ import pandas as pd
 import pyarrow as pa
 
 from farandole.errors import ConfigError, DataError
+from helpers.by_value import sent_by_value
 
 pytestmark = pytest.mark.native
 
-
-@pytest.fixture(scope="module", autouse=True)
-def by_value() -> Iterator[None]:
-    """Send this module's functions whole: ranks cannot import it."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+by_value = sent_by_value(__name__)
 
 
 @pytest.fixture(autouse=True)

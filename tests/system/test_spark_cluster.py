@@ -23,7 +23,7 @@ from farandole.spark.barrier import run_barrier_job
 from farandole.spark.child import shard
 from farandole.spark.logs import send
 from helpers.marked import wait_until_gone
-from helpers.spark_faults import fit_with_faults
+from helpers.spark_faults import dying_in_an_allreduce, fit_with_faults
 from helpers.spark_session import last_job, session, tasks_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -177,17 +177,7 @@ def test_a_failing_rank_is_the_task_that_failed(spark: SparkSession, mark: str) 
 
 @needs_native
 def test_a_rank_killed_in_an_allreduce_is_the_one_to_blame(spark: SparkSession, mark: str) -> None:
-    def main() -> None:
-        import numpy as np
-
-        import farandole.numpy as hvd
-
-        hvd.init()
-        for step in range(10_000_000):
-            hvd.allreduce(np.ones(1000), name="gradient")
-            if step == 100 and hvd.rank() == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
+    main = dying_in_an_allreduce(0)
     with pytest.raises(RankFailed, match="SIGKILL") as caught:
         run(main, num_proc=2, env={"MARK": mark})
     assert caught.value.rank == 0

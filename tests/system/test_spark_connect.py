@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import signal
 import threading
 import time
 import warnings
@@ -20,10 +19,9 @@ from pyspark.sql import SparkSession
 from farandole.data import FeedLoader, ShardSource
 from farandole.errors import ConfigError, RankFailed, SlotsError
 from farandole.spark import HorovodRunner, connect, log_to_driver, run
-from farandole.spark.barrier import run_barrier_job
 from farandole.spark.folders import CHUNK, folder_of
 from helpers.marked import wait_until_gone
-from helpers.spark_faults import interrupt_job
+from helpers.spark_faults import interrupt_job, restart_after_a_kill
 from helpers.spark_servers import connect_server
 from helpers.spark_session import end_local_session
 
@@ -106,20 +104,7 @@ def test_ctrl_c_ends_the_ranks(spark: SparkSession, mark: str) -> None:
 
 
 def test_a_killed_rank_is_started_again_with_all_others(spark: SparkSession, tmp_path: Path, mark: str) -> None:
-    def main() -> str:
-        rank = os.environ["FARANDOLE_RANK"]
-        try:
-            (tmp_path / rank).touch(exist_ok=False)
-        except FileExistsError:
-            return f"rank {rank}, second time"
-        if rank == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait(HANGS)
-        return "not reached"
-
-    values = run_barrier_job(spark, main, num_proc=2, description="restarted", env={"MARK": mark}, max_attempts=2)
-    assert values == ["rank 0, second time", "rank 1, second time"]
-    assert wait_until_gone(mark, 20) == []
+    restart_after_a_kill(spark, tmp_path, mark)
 
 
 def test_each_row_of_dataframes_is_fed_once_and_partitions_stay(spark: SparkSession) -> None:

@@ -5,13 +5,10 @@ import itertools
 import logging
 import os
 import pickle
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 pytest.importorskip("torch")
@@ -29,16 +26,11 @@ from farandole.data import ParquetSource, make_batch_reader
 from farandole.errors import ConfigError, DataError, NotInitializedError, PicklingError
 from farandole.spark import HorovodRunner, run
 from farandole.spark.converter import CACHE_SETTINGS, SparkDatasetConverter, make_spark_converter
+from helpers.by_value import sent_by_value
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def by_value() -> Iterator[None]:
-    """Send this module's functions whole: ranks cannot import it."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+by_value = sent_by_value(__name__)
 
 
 @pytest.fixture(autouse=True)

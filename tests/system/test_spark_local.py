@@ -26,7 +26,7 @@ from farandole.spark.barrier import run_barrier_job
 from farandole.spark.child import shard
 from farandole.spark.logs import send
 from helpers.marked import processes_with, wait_until_gone
-from helpers.spark_faults import interrupt_job
+from helpers.spark_faults import dying_in_an_allreduce, interrupt_job, restart_after_a_kill
 from helpers.spark_session import last_job, tasks_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -99,17 +99,7 @@ def test_a_failing_rank_is_the_task_that_failed(spark: SparkSession, mark: str) 
 
 @needs_native
 def test_a_rank_killed_in_an_allreduce_is_the_one_to_blame(spark: SparkSession, mark: str) -> None:
-    def main() -> None:
-        import numpy as np
-
-        import farandole.numpy as hvd
-
-        hvd.init()
-        for step in range(10_000_000):
-            hvd.allreduce(np.ones(1000), name="gradient")
-            if step == 100 and hvd.rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
+    main = dying_in_an_allreduce(1)
     with pytest.raises(RankFailed, match="SIGKILL") as caught:
         run(main, num_proc=2, env={"MARK": mark})
     assert caught.value.rank == 1
@@ -331,20 +321,7 @@ def test_a_python_without_farandole_is_named_with_the_remedy(spark: SparkSession
 
 
 def test_a_killed_rank_is_started_again_with_all_others(spark: SparkSession, tmp_path: Path, mark: str) -> None:
-    def main() -> str:
-        rank = os.environ["FARANDOLE_RANK"]
-        try:
-            (tmp_path / rank).touch(exist_ok=False)
-        except FileExistsError:
-            return f"rank {rank}, second time"
-        if rank == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait(HANGS)
-        return "not reached"
-
-    values = run_barrier_job(spark, main, num_proc=2, description="restarted", env={"MARK": mark}, max_attempts=2)
-    assert values == ["rank 0, second time", "rank 1, second time"]
-    assert wait_until_gone(mark, 20) == []
+    restart_after_a_kill(spark, tmp_path, mark)
     assert last_job(spark)["status"] == "SUCCEEDED"
 
 

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from farandole.data import FeedLoader, ShardSource
 from farandole.errors import ConfigError, RankFailed, SlotsError
 from farandole.spark import HorovodRunner, run
-from farandole.spark.barrier import run_barrier_job
 from helpers.marked import wait_until_gone
+from helpers.spark_faults import dying_in_an_allreduce, restart_after_a_kill
 from helpers.spark_session import last_job, tasks_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -82,17 +82,7 @@ def test_a_killed_rank_ends_the_others_of_its_task(spark: SparkSession, mark: st
 
 @needs_native
 def test_the_guilty_rank_is_named_beside_those_that_lost_it(spark: SparkSession, mark: str) -> None:
-    def main() -> None:
-        import numpy as np
-
-        import farandole.numpy as hvd
-
-        hvd.init()
-        for step in range(10_000_000):
-            hvd.allreduce(np.ones(1000), name="gradient")
-            if step == 100 and hvd.rank() == 1:
-                raise KeyError("the column that is not there")
-
+    main = dying_in_an_allreduce(1, error=KeyError("the column that is not there"))
     with pytest.raises(RankFailed, match="the column that is not there") as caught:
         run(main, num_proc=4, ranks_per_task=2, env={"MARK": mark})
     assert caught.value.rank == 1
@@ -101,19 +91,4 @@ def test_the_guilty_rank_is_named_beside_those_that_lost_it(spark: SparkSession,
 
 
 def test_all_ranks_start_again_when_one_was_killed(spark: SparkSession, tmp_path: Path, mark: str) -> None:
-    def main() -> str:
-        rank = os.environ["FARANDOLE_RANK"]
-        try:
-            (tmp_path / rank).touch(exist_ok=False)
-        except FileExistsError:
-            return f"rank {rank}, second time"
-        if rank == "2":
-            os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait(HANGS)
-        return "not reached"
-
-    values = run_barrier_job(
-        spark, main, num_proc=4, ranks_per_task=2, description="again", env={"MARK": mark}, max_attempts=2
-    )
-    assert values == [f"rank {rank}, second time" for rank in range(4)]
-    assert wait_until_gone(mark, 20) == []
+    restart_after_a_kill(spark, tmp_path, mark, killed=2, num_proc=4, ranks_per_task=2)
