@@ -10,7 +10,7 @@ from flytekitplugins.kfmpi import Launcher, MPIJob, Worker
 
 from farandole.integrations.flyte import CleanPodPolicy, Farandole, RunPolicy
 
-__all__ = ["Trained", "configured", "fails", "ours", "theirs", "train", "trained"]
+__all__ = ["Trained", "configured", "fails", "ours", "resumed", "theirs", "train", "trained"]
 
 
 class Trained(NamedTuple):
@@ -84,3 +84,28 @@ def fails(how: str) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("no such column: 'Sales'")
     return 0
+
+
+@task(task_config=Farandole(num_workers=2), retries=1)
+def resumed() -> list[int]:
+    import os
+    import pickle
+    import signal
+
+    import farandole.numpy as hvd
+
+    hvd.init()
+    checkpoint = current_context().checkpoint
+    saved = checkpoint.read()
+    done: list[int] = [] if saved is None else pickle.loads(saved)
+    first = len(done)
+    for epoch in range(first, 4):
+        done = [*done, epoch + 100 * (first > 0)]
+        hvd.barrier()
+        if hvd.rank() == 0:
+            checkpoint.write(pickle.dumps(done))
+        hvd.barrier()
+        if epoch == 1 and first == 0 and hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    hvd.shutdown()
+    return done

@@ -139,3 +139,32 @@ def test_a_structured_dataset_gives_each_rank_its_rows(tmp_path: Path) -> None:
         literal = TypeEngine.to_literal(ctx, dataset, StructuredDataset, kind)
         first, second = numbers_of(TypeEngine.to_python_value(ctx, literal, StructuredDataset))
         assert sorted(first + second) == list(range(8)) and len(first) == len(second) == 4
+
+
+@pytest.mark.native
+def test_a_second_attempt_resumes_from_the_tasks_checkpoint(tmp_path: Path) -> None:
+    from flytekit.core.checkpointer import SyncCheckpoint
+    from flytekit.core.context_manager import ExecutionState, FlyteContextManager
+    from flytekit.core.type_engine import TypeEngine
+    from flytekit.exceptions.user import FlyteRecoverableException
+    from flytekit.models.literals import LiteralMap
+
+    from helpers.flyte_tasks import resumed
+
+    def attempt(number: int) -> list[int]:
+        # As the entrypoint of Flyte does it: each attempt writes to a place of its own and reads that of the last one.
+        before = str(tmp_path / str(number - 1)) if number > 1 else None
+        ctx = FlyteContextManager.current_context()
+        params = ctx.user_space_params.builder()
+        params.checkpoint = SyncCheckpoint(str(tmp_path / str(number)), before)
+        state = ctx.new_execution_state().with_params(
+            mode=ExecutionState.Mode.LOCAL_TASK_EXECUTION, user_space_params=params.build()
+        )
+        with FlyteContextManager.with_context(ctx.with_execution_state(state)) as inner:
+            given = resumed.dispatch_execute(inner, LiteralMap({}))
+            done: list[int] = TypeEngine.literal_map_to_kwargs(inner, given, {"o0": list[int]})["o0"]
+        return done
+
+    with pytest.raises(FlyteRecoverableException, match="rank 1 failed: was killed by SIGKILL"):
+        attempt(1)
+    assert attempt(2) == [0, 1, 102, 103]
