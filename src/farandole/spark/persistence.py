@@ -5,12 +5,16 @@ an estimator and the model's own file of a fitted model. Every Hadoop file syste
 the server for Spark Connect.
 """
 
+import importlib
+import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 import cloudpickle
+import pyspark
 from pyspark.ml.param import Params
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.resource import ExecutorResourceRequest, ResourceProfile, TaskResourceRequest
@@ -19,17 +23,19 @@ import farandole
 from farandole.errors import ConfigError
 from farandole.launch.pickling import dump
 from farandole.spark.folders import Folder, folder_of, overwrite
+from farandole.spark.portable import Portable
 from farandole.spark.store import FilesystemStore
 
 __all__ = ["PARAMETERS", "Saved", "dumped_parameters", "loaded_parameters"]
 
 PARAMETERS = "parameters.pickle"  # those of an estimator that JSON cannot hold
+_METADATA = "metadata/part-00000"
 
 S = TypeVar("S", bound="Saved")
 
 
-class Saved(Params, MLWritable, MLReadable[Any]):
-    """A `Params` object with `write`, `save`, `read` and `load`.
+class Saved(Params, MLWritable, MLReadable[Any], Portable):
+    """A `Params` object with `write`, `save`, `read` and `load`, and without Spark `to_files` and `from_files`.
 
     Loading unpickles: load only what you trust.
     """
@@ -52,6 +58,26 @@ class Saved(Params, MLWritable, MLReadable[Any]):
         """Return the reader."""
         return _Reader(cls)
 
+    def to_files(self) -> dict[str, bytes]:
+        """Return the files that `save` writes, by their paths in its folder, without Spark."""
+        facts, files = self._contents()
+        version = SimpleNamespace(version=pyspark.__version__)  # in place of the session
+        metadata = DefaultParamsWriter._get_metadata_to_save(self, version, _extra(facts), _plain_values(self))  # type: ignore[arg-type]
+        return {**files, _METADATA: metadata.encode() + b"\n", "metadata/_SUCCESS": b""}
+
+    @classmethod
+    def from_files(cls, read: Callable[[str], bytes]) -> Self:
+        """Return the object that `to_files` gave, of this class or of one below it; `read` gives a file's content.
+
+        Raises `ConfigError` for an object of another class."""
+        metadata = json.loads(read(_METADATA))
+        module, _, name = metadata["class"].rpartition(".")
+        kind = getattr(importlib.import_module(module), name)
+        if not issubclass(kind, cls):
+            raise ConfigError("files", f"are those of a {metadata['class']}, not of a {_name_of(cls)}")
+        made: Self = _restored(kind, metadata, _Files(read))
+        return made
+
 
 def is_plain(value: object) -> bool:
     """Return whether JSON holds `value`: numbers, texts, flags, None, and lists of these."""
@@ -71,10 +97,8 @@ class _Writer(MLWriter):
     def saveImpl(self, path: str) -> None:
         saved = self.instance
         facts, files = saved._contents()  # pickles, which may fail, before anything is written
-        plain = {param.name: value for param, value in saved._paramMap.items() if is_plain(value)}
         spark = self.sparkSession
-        extra = {"farandole": farandole.__version__, "facts": facts}
-        DefaultParamsWriter.saveMetadata(saved, path, spark, extraMetadata=extra, paramMap=plain)
+        DefaultParamsWriter.saveMetadata(saved, path, spark, extraMetadata=_extra(facts), paramMap=_plain_values(saved))
         folder = folder_of(spark, path)
         for name, content in files.items():
             folder.write(name, content)
@@ -88,13 +112,39 @@ class _Reader(MLReader[S]):
     def load(self, path: str) -> S:
         spark = self.sparkSession
         metadata = DefaultParamsReader.loadMetadata(path, spark)
-        wanted = f"{self._kind.__module__}.{self._kind.__name__}"
+        wanted = _name_of(self._kind)
         if metadata["class"] != wanted:
             raise ConfigError("path", f"{path} holds a {metadata['class']}; load it with that class, not {wanted}")
-        loaded = self._kind._revived(metadata["facts"], folder_of(spark, path))
-        loaded._resetUid(metadata["uid"])
-        loaded._set(**metadata["paramMap"])
-        return loaded
+        return _restored(self._kind, metadata, folder_of(spark, path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Files as a folder to read."""
+
+    read: Callable[[str], bytes]
+
+    def write(self, name: str, content: bytes) -> None:
+        raise NotImplementedError(f"{name}: these files are read only")
+
+
+def _extra(facts: dict[str, object]) -> dict[str, object]:
+    return {"farandole": farandole.__version__, "facts": facts}
+
+
+def _plain_values(instance: Params) -> dict[str, object]:
+    return {param.name: value for param, value in instance._paramMap.items() if is_plain(value)}
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__name__}"
+
+
+def _restored(kind: type[S], metadata: Mapping[str, Any], folder: Folder) -> S:
+    loaded = kind._revived(metadata["facts"], folder)
+    loaded._resetUid(metadata["uid"])
+    loaded._set(**metadata["paramMap"])
+    return loaded
 
 
 def dumped_parameters(instance: Params) -> bytes:

@@ -1,13 +1,23 @@
 """Flyte tasks whose function runs on ranks: `@task(task_config=Farandole(num_workers=4))`.
 
-Importing it registers the task type, and the decoder of tables for ranks, with flytekit."""
+Importing it registers with flytekit the task type, the decoder of tables for ranks, and the transformer of estimators
+and fitted models."""
 
 from farandole.extras import importing
 
 with importing(__name__):
     from flytekitplugins.kfmpi import CleanPodPolicy, RestartPolicy, RunPolicy
 
+    from farandole.integrations.flyte.models import ModelTransformer
     from farandole.integrations.flyte.rows import SourceDecoder
     from farandole.integrations.flyte.task import Farandole, FarandoleTask
 
-__all__ = ["CleanPodPolicy", "Farandole", "FarandoleTask", "RestartPolicy", "RunPolicy", "SourceDecoder"]
+__all__ = [
+    "CleanPodPolicy",
+    "Farandole",
+    "FarandoleTask",
+    "ModelTransformer",
+    "RestartPolicy",
+    "RunPolicy",
+    "SourceDecoder",
+]
