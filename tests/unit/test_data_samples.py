@@ -234,3 +234,17 @@ def test_faults_of_samples_and_settings_are_named(tmp_path: Path) -> None:
     (tmp_path / "images" / "class0" / "9.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"9.png cannot be decoded"):
         list(Loader(files(str(tmp_path / "images")), batch_size=1, policy="drop"))
+
+
+def test_paths_and_folders_of_flyte_are_opened_where_they_lie(tmp_path: Path) -> None:
+    class Remote:
+        """A folder of a store, as flytekit's FlyteDirectory."""
+
+        remote_source = str(tmp_path / "there")
+
+        def __fspath__(self) -> str:
+            raise AssertionError("this downloads all files")
+
+    count = write(tmp_path / "there", "text", [3, 2])
+    for place in (Remote(), tmp_path / "there"):
+        assert sum(group.rows for group in files(place).row_groups) == count

@@ -2,6 +2,7 @@
 
 import fnmatch
 import io
+import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ _LEAST_WINDOW = 8
 
 
 def files(
-    urls: str | Sequence[str],
+    urls: str | os.PathLike[str] | Sequence[str],
     *,
     format: str | None = None,
     decode: Decode | None = None,
@@ -42,7 +43,8 @@ def files(
 ) -> "FileSource":
     """Return the samples in files that are not tables, as a source for `Loader`.
 
-    `urls` are folders, files, globs, or a list of these, in any file system of fsspec. `format` is "images" (a folder
+    `urls` are folders, files, globs, or a list of these, in any file system of fsspec, or a path. Of a `FlyteDirectory`
+    the place in the store is read, without a download. `format` is "images" (a folder
     per class), "jsonl", "text", "tar" or "bytes"; by default the files' suffixes tell it. `decode` gets a sample as a
     dictionary and returns its columns: numbers, texts, bytes and arrays; it runs on the loader's threads, or in its
     processes with `Reading(processes=True)`. `where` chooses files by name. `size` = (height, width) is that of images.
@@ -53,16 +55,19 @@ def files(
     if format is not None and format not in FORMATS:
         raise ConfigError("format", f"must be one of {', '.join(FORMATS)}, got {format!r}")
 
+    if isinstance(urls, os.PathLike):
+        urls = str(getattr(urls, "remote_source", None) or os.fspath(urls))
+    asked = urls  # for the function below, which a type checker reads apart
     first = urls if isinstance(urls, str) else next(iter(urls), "")
     shared = None if is_local(first, options) else gather  # a local folder is perhaps that of each host
     rank = 0 if shared is None else place_in(shared)[0]
     opened = together(lambda: Files.at(first, options, warn=rank == 0), gather)
 
     def find() -> list[File]:
-        listed = Files.find(urls, "", options, opened=opened)[1]
+        listed = Files.find(asked, "", options, opened=opened)[1]
         chosen = [file for file in listed if _is_named(file.path, where)]
         if not chosen:
-            raise SourceError(str(urls), "holds no file that `where` chooses")
+            raise SourceError(str(asked), "holds no file that `where` chooses")
         return chosen
 
     listed = together(find, gather) if shared is None else from_first(find, shared, rank)
