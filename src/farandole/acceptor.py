@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 4096  # connections that the kernel holds until they are accepted; it may allow fewer
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
 # A member sends at once and proves itself in milliseconds. The oldest unproven connections are evicted for newer ones.
-MOST_UNPROVEN = 512  # at each listener
+MOST_UNPROVEN = 512  # at each listener, beside the members that it expects
 ACCEPTED_AT_ONCE = 64  # between two passes over the handshakes
 OUT_OF_FILES_PAUSE = 0.05  # seconds without accepting, when this process has no free descriptor
 WARN_EVERY = 1.0  # seconds
@@ -108,19 +108,27 @@ class _Queue:
 class Acceptor:
     """Acceptor of connections on `listeners`, with any number of handshakes at once and without blocking on one.
 
-    At most `most` connections are unproven at a time. One more evicts a silent one, if there is any, and else one in
+    At most `most` connections are unproven at a time; by default there is room for all `members`, should they come at
+    the same moment, and for 512 strangers. One more evicts a silent one, if there is any, and else one in
     the middle of its handshake: the oldest of the source that has most of them, which is a host for TCP and a process
     for Unix sockets. On Unix sockets other users are refused before any read. `service` is its name in warnings. A poll
     of the acceptor's own descriptor shows when `poll` has work; also call it after `seconds_to_wait`. One thread at a
     time may use it; it owns the listeners."""
 
     def __init__(
-        self, listeners: Sequence[socket.socket], secret: bytes, *, me: bytes, service: str, most: int | None = None
+        self,
+        listeners: Sequence[socket.socket],
+        secret: bytes,
+        *,
+        me: bytes,
+        service: str,
+        members: int = 0,
+        most: int | None = None,
     ) -> None:
         self._secret, self._me = secret, me
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # For each listener: the crowd at one must not crowd out that at another, or both would come again and again.
-        room = MOST_UNPROVEN * len(listeners)
+        room = (MOST_UNPROVEN + members) * len(listeners)
         self._most = most or (min(room, max(8, files // 2)) if files >= 0 else room)
         self._listeners = list(listeners)
         self._paused: list[tuple[float, socket.socket]] = []

@@ -44,7 +44,7 @@ class _Caller:
         self.sock, self.where, self.ticket = admitted.sock, admitted.where, ticket
         self.deadline = time.monotonic() + SPEAK_SECONDS
         self.inbox = bytearray()
-        self.outbox = bytearray()
+        self.outbox = memoryview(b"")  # of an answer that the ranks of a round share
         self.wanted = 0
         self.hang_up = False  # when the outbox is empty
         self.waits = False  # for the other ranks: read no more
@@ -93,7 +93,8 @@ class RendezvousServer:
             undo.pop_all()  # the acceptor closes them
         self.addresses = [join_address(*listener.getsockname()[:2]) for listener in listeners]
         self.address = self.addresses[0]
-        self._acceptor = Acceptor(listeners, secret, me=b"rendezvous", service=f"the rendezvous at {self.address}")
+        service = f"the rendezvous at {self.address}"
+        self._acceptor = Acceptor(listeners, secret, me=b"rendezvous", service=service, members=size)
         self._departures: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()  # None stops the server
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
@@ -221,17 +222,12 @@ class RendezvousServer:
         """Continue the conversation with `heard` (None: begin it) until it needs more input."""
         try:
             wish = next(caller.steps) if heard is None else caller.steps.send(heard)
-            while isinstance(wish, bytes):
-                caller.outbox += wish
-                wish = next(caller.steps)
+            assert isinstance(wish, int)  # the answer comes later, by `_tell`
             caller.wanted = wish
         except StopIteration as done:
             self._arrive(caller, *done.value)
-            return
         except FarandoleError as error:
             self._refuse(caller, str(error))
-            return
-        self._flush(caller)
 
     def _arrive(self, caller: _Caller, seconds: float, payload: bytes) -> None:
         assert caller.who is not None
@@ -244,9 +240,10 @@ class RendezvousServer:
         written: dict[int, bytes] = {}  # ranks of one round share one answer, so encode it once
         for ticket, answer in answers.items():
             caller = self._callers[ticket]
-            frame = written.setdefault(id(answer), b"") or write_answer(answer)
-            written[id(answer)] = frame
-            caller.outbox += FRAME_LENGTH.pack(len(frame)) + frame
+            if id(answer) not in written:
+                frame = write_answer(answer)
+                written[id(answer)] = FRAME_LENGTH.pack(len(frame)) + frame
+            caller.outbox = memoryview(written[id(answer)])
             caller.stays = caller.stays and not isinstance(answer, RendezvousError)
             caller.answered, caller.hang_up = True, not caller.stays
             caller.deadline = time.monotonic() + SPEAK_SECONDS
@@ -284,7 +281,7 @@ class RendezvousServer:
     def _flush(self, caller: _Caller) -> None:
         try:
             while caller.outbox:
-                del caller.outbox[: caller.sock.send(caller.outbox)]
+                caller.outbox = caller.outbox[caller.sock.send(caller.outbox) :]
         except BlockingIOError:
             self._selector.modify(caller.sock, selectors.EVENT_WRITE, caller)
             return

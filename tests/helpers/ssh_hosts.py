@@ -16,7 +16,18 @@ from namespaces import problem as problem_of_namespaces
 import farandole
 from helpers.hosts import SECOND_DEVICE
 
-__all__ = ["PORT", "Hosts", "command_lines", "net_of", "problem", "serving_hosts"]
+__all__ = [
+    "PORT",
+    "Hosts",
+    "command_lines",
+    "key",
+    "net_of",
+    "problem",
+    "serve",
+    "serving_hosts",
+    "wait_for_server",
+    "write_client_config",
+]
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 PORT = 2222
@@ -91,12 +102,14 @@ def write_client_config(folder: Path, addresses: list[str], aliases: Iterable[st
 
 
 def serve(
-    folder: Path, space: str, port: int = PORT, hidden: tuple[Path, Path] | None = None
+    folder: Path, space: str, port: int = PORT, hidden: tuple[Path, Path] | None = None, *, more: str = ""
 ) -> "subprocess.Popen[bytes]":
+    """Start a server in the namespace `space`; `more` are further lines of its configuration."""
     config = folder / f"sshd_config.{port}"
     config.write_text(
         f"Port {port}\nHostKey {folder / 'server'}\nAuthorizedKeysFile {folder / 'mine.pub'}\nPidFile none\n"
         "StrictModes no\nUsePAM no\nClientAliveInterval 1\nClientAliveCountMax 3\n"
+        f"{more}"
     )
     words = f"exec {SSHD} -D -e -f {config}"  # so that the process that is started is the server
     if hidden is not None:

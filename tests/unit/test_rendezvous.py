@@ -1,11 +1,13 @@
 """Ranks find each other, or hear who is missing; nobody waits for ever, and strangers delay nobody."""
 
+import contextlib
 import logging
 import queue
 import random
 import resource
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -302,6 +304,23 @@ class TestTcp:
         assert repr(SECRET)[2:-1] not in told
 
 
+def test_ranks_share_one_answer_in_the_servers_memory() -> None:
+    """The answer grows with the ranks: copies for 4096 of them would take gigabytes."""
+    size, payload = 24, bytes(200_000)
+    with RendezvousServer(size, SECRET) as server, contextlib.ExitStack() as stack:
+        for rank in range(size):
+            sock = stack.enter_context(socket.create_connection(split_address(server.address), 60))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            me = Caller(rank=rank, size=size, generation=0, round=0).pack()
+            authenticate(sock, SECRET, me=me, accept=False, timeout=LATER)
+            if rank == size - 1:
+                tracemalloc.start()
+                stack.callback(tracemalloc.stop)
+            sock.sendall(REQUEST.pack(60.0, len(payload), False) + payload)
+        assert sock.recv(1)  # the answers have been made; nobody reads more of them
+        assert tracemalloc.get_traced_memory()[1] < 5 * size * len(payload)
+
+
 class TestStrangers:
     def test_a_wrong_secret_fails_at_once_and_disturbs_nobody(self) -> None:
         with RendezvousServer(2, SECRET) as server, ThreadPoolExecutor(1) as pool:
@@ -327,6 +346,19 @@ class TestStrangers:
             finally:
                 for each in strangers:
                     each.close()
+
+    def test_members_that_come_at_once_are_not_taken_for_strangers(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """They would come again and again, and a large job would never meet."""
+        monkeypatch.setattr(acceptor, "MOST_UNPROVEN", 8)
+        with RendezvousServer(40, SECRET) as server, contextlib.ExitStack() as stack:
+            for _ in range(40):
+                silent = stack.enter_context(socket.create_connection(split_address(server.address), 60))
+            silent.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                silent.recv(1)
+        assert "made way" not in caplog.text
 
     def test_a_crowd_that_comes_and_goes_fails_nobody(self) -> None:
         with RendezvousServer(3, SECRET) as server, crowd([server.address], 500):

@@ -1,0 +1,275 @@
+"""What do many ranks and many hosts cost the launcher?
+
+    python bench/many.py [--rounds 3] [--local 16] [--ranks 4096] [--most 64]
+
+* 64 ranks on 4 hosts, which are network namespaces with a real sshd each: from the command to the last return of
+  `init()`.
+* The rendezvous of 64 to 4096 simulated ranks, connections of one other process: from the first connection to the last
+  answer, and the server's most memory.
+* Agents on 2 to 64 hosts, which are names of two sshd: the processor time of the launcher, its ssh clients included,
+  per host. The agents' own time is not counted; they would run elsewhere.
+
+Needs root and sshd for the hosts. Prints tables, writes bench/results/*-many.json."""
+
+import argparse
+import multiprocessing
+import os
+import resource
+import selectors
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from launch import until_initialized
+from namespaces import bridge, namespaces
+from race import Race, race, record
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+from farandole.errors import RendezvousError
+from farandole.handshake import FRAME_LENGTH, Steps, handshake_steps, new_secret, split_address
+from farandole.launch.backend import Host
+from farandole.launch.backends.ssh import Ssh, SshBackend
+from farandole.meeting import Caller, read_answer
+from farandole.rendezvous_server import REQUEST, RendezvousServer
+from helpers.ssh_hosts import key, net_of, problem, serve, wait_for_server, write_client_config
+
+PROGRAM = """
+import farandole.numpy as hvd
+hvd.init()
+rank = hvd.rank()
+"""
+PAYLOAD = bytes(400)  # about what init() gives
+SECONDS = 120.0  # of the simulated ranks' patience
+FILES = 20_000  # open files that the limit is raised to, where that is allowed
+
+
+@contextmanager
+def serving(folder: Path, count: int, aliases: int = 0) -> Iterator[tuple[list[str], list[str], Path]]:
+    """Start `count` hosts with a server each; yield their addresses, `aliases` further names, and ssh's configuration.
+
+    The names share the servers in turn."""
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for name in ("mine", "stranger", "server"):
+        key(folder / name)
+    with namespaces(count) as spaces, bridge(spaces) as address:
+        addresses = [f"{net_of(address)}{place + 1}" for place in range(count)]
+        config = write_client_config(folder, addresses, [])
+        public = (folder / "server.pub").read_text()
+        named = {f"host{place}": addresses[place % count] for place in range(aliases)}
+        with (folder / "known_hosts").open("a") as known:
+            known.writelines(f"{name} {public}" for name in named)
+        lines = (f"Host {name}\n  HostName {there}\n  HostKeyAlias {name}\n" for name, there in named.items())
+        config.write_text("".join(lines) + config.read_text())
+        servers = [serve(folder, space, more="MaxStartups 1000\n") for space in spaces]
+        try:
+            for name in addresses:
+                wait_for_server(config, name)
+            yield addresses, list(named), config
+        finally:
+            for each in servers:
+                each.kill()
+                each.wait()
+
+
+def start(rounds: int, local: int) -> Race:
+    """Measure the start of `local` ranks on each of four hosts."""
+    with (
+        tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder,
+        serving(Path(folder), 4) as (hosts, _, config),
+    ):
+        size = local * len(hosts)
+        words = [sys.executable, "-m", "farandole.launch.cli", "run", "-np", str(size)]
+        words += ["-H", ",".join(f"{name}:{local}" for name in hosts), "--ssh-command", f"ssh -F {config}"]
+        return race({"farandole run": lambda: until_initialized([*words, sys.executable], PROGRAM, size)}, rounds)
+
+
+def conversation(secret: bytes, rank: int, size: int) -> Steps[None]:
+    """Yield what a rank sends, and the bytes that it then wants, up to the length of the answer."""
+    me = Caller(rank=rank, size=size, generation=0, round=0).pack()
+    yield from handshake_steps(secret, me=me, accept=False, where="the rendezvous")
+    yield REQUEST.pack(SECONDS, len(PAYLOAD), False) + PAYLOAD
+
+
+class SimulatedRank:
+    """A rank's side of the rendezvous: the handshake, the request, and the answer, of which only rank 0 keeps all."""
+
+    def __init__(self, address: tuple[str, int], secret: bytes, rank: int, size: int) -> None:
+        self.sock = socket.create_connection(address)
+        self.sock.setblocking(False)
+        self.keeps = rank == 0
+        self.rank, self.steps = rank, conversation(secret, rank, size)
+        self.heard, self.answer = bytearray(), bytearray()
+        self.left = -1  # bytes of the answer
+        self.wanted = self._advance(None)  # bytes of the handshake; 0 after it
+
+    def _advance(self, heard: bytes | None) -> int:
+        wish = next(self.steps) if heard is None else self.steps.send(heard)
+        while isinstance(wish, bytes):
+            self.sock.sendall(wish)
+            wish = next(self.steps, 0)
+        return wish
+
+    def hear(self) -> bool:
+        """Read what has come; return whether the answer is complete.
+
+        Raises `ConnectionError` if the server made way for newer connections, `RendezvousError` if it broke off."""
+        if self.left >= 0:
+            data = self.sock.recv(min(1 << 18, self.left))
+            self.left -= len(data)
+            self.answer += data if self.keeps else b""
+        else:
+            wanted = self.wanted or FRAME_LENGTH.size
+            data = self.sock.recv(wanted - len(self.heard))
+            self.heard += data
+            if len(self.heard) == wanted:
+                self._take()
+        if not data:
+            if self.wanted:
+                raise ConnectionError("the server made way")
+            raise RendezvousError("the rendezvous broke off")
+        return self.left == 0
+
+    def _take(self) -> None:
+        heard, self.heard = bytes(self.heard), bytearray()
+        if self.wanted:
+            self.wanted = self._advance(heard)
+        else:
+            (self.left,) = FRAME_LENGTH.unpack(heard)
+
+
+def simulated(address: str, secret: bytes, size: int) -> tuple[float, int]:
+    """Let `size` ranks meet; return the seconds until the last has its answer, and the retries."""
+    started = time.monotonic()
+    where, retried, kept = split_address(address), 0, bytearray()
+    with selectors.DefaultSelector() as selector:
+
+        def call(rank: int) -> None:
+            made = SimulatedRank(where, secret, rank, size)
+            selector.register(made.sock, selectors.EVENT_READ, made)
+
+        for rank in range(size):
+            call(rank)
+        while selector.get_map():
+            for each, _ in selector.select(SECONDS):
+                rank = each.data
+                try:
+                    if not rank.hear():
+                        continue
+                    kept = rank.answer if rank.keeps else kept
+                except ConnectionError:
+                    retried += 1
+                    call(rank.rank)
+                selector.unregister(rank.sock)
+                rank.sock.close()
+    seconds = time.monotonic() - started
+    assert read_answer(bytes(kept), address) == [PAYLOAD] * size, "the ranks got other payloads"
+    return seconds, retried
+
+
+def allow_files() -> None:
+    """Raise this process's limit of open files as far as it goes."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def serve_rendezvous(size: int, pipe: "multiprocessing.connection.Connection") -> None:
+    """Serve one rendezvous in this process; send its address, and at the end the most memory, in MiB."""
+    allow_files()
+    secret = new_secret()
+    with RendezvousServer(size, secret) as server:
+        pipe.send((server.address, secret))
+        pipe.recv()
+    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def meet(size: int) -> tuple[float, float, float]:
+    """Return the seconds of the rendezvous of `size` ranks, the MiB of the server's process, and the retries."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=serve_rendezvous, args=(size, there))
+    server.start()
+    address, secret = here.recv()
+    try:
+        seconds, retried = simulated(address, secret, size)
+    finally:
+        here.send(None)
+        memory = here.recv()
+        server.join()
+    return seconds, memory, retried
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of the children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def agents(names: list[str], config: Path) -> tuple[float, float]:
+    """Open the agents of hosts; return the seconds, and the launcher's processor time per host."""
+    backend = SshBackend([Host(name, 1) for name in names], Ssh(command=f"ssh -F {config}"))
+    before, started = processor_seconds(), time.monotonic()
+    with backend.open_agents(backend.hosts):
+        seconds = time.monotonic() - started
+    return seconds, (processor_seconds() - before) / len(names)
+
+
+def powers(least: int, most: int, by: int = 4) -> list[int]:
+    """Return `least`, `least` * `by` and so on, and `most`."""
+    sizes = [least]
+    while sizes[-1] * by < most:
+        sizes.append(sizes[-1] * by)
+    return [*sizes, most] if most > least else [most]
+
+
+def repeated(title: str, names: Sequence[str], action: Callable[[], Sequence[float]], rounds: int) -> Race:
+    """Do `action` `rounds` times and print the medians of what it returns."""
+    done = [action() for _ in range(rounds)]
+    columns = {name: [each[place] for each in done] for place, name in enumerate(names)}
+    medians = (f"{name} {sorted(values)[len(values) // 2]:.4g}" for name, values in columns.items())
+    sys.stdout.write(f"{title:<40} {', '.join(medians)}\n")
+    sys.stdout.flush()
+    return Race(seconds=columns, ratios={})
+
+
+def main() -> None:
+    """Measure the three parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--local", type=int, default=16, help="ranks on each of four hosts; 0 leaves the part out")
+    parser.add_argument("--ranks", type=int, default=4096, help="most simulated ranks; 0 leaves the part out")
+    parser.add_argument("--most", type=int, default=64, help="most hosts with agents; 0 leaves the part out")
+    given = parser.parse_args()
+    races: dict[str, Race] = {}
+    allow_files()
+    for size in powers(64, given.ranks) if given.ranks else []:
+        title = f"rendezvous of {size}"
+        races[title] = repeated(title, ("seconds", "MiB of the server", "retries"), partial(meet, size), given.rounds)
+    if problem() and (given.local or given.most):
+        sys.stdout.write(f"no hosts: {problem()}\n")
+        given.local = given.most = 0
+    if given.most:
+        with (
+            tempfile.TemporaryDirectory(prefix="farandole-bench-") as folder,
+            serving(Path(folder), 2, given.most) as (_, names, config),
+        ):
+            for count in powers(2, given.most):
+                title = f"agents of {count} hosts"
+                some = names[:count]
+                columns = ("seconds", "launcher's processor seconds per host")
+                races[title] = repeated(title, columns, partial(agents, some, config), given.rounds)
+    if given.local:
+        title = f"start of {4 * given.local} ranks on 4 hosts"
+        races[title] = start(given.rounds, given.local)
+        sys.stdout.write(f"{title} (min / median / max)\n{races[title].report()}\n")
+    sys.stdout.write(f"{record('many', races, ('farandole', 'numpy'))}\n")
+
+
+if __name__ == "__main__":
+    main()
