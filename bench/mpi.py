@@ -22,7 +22,7 @@ from race import Race, race, record, spread
 
 from farandole.config import Config
 
-SIZES = [4, 64, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20]  # bytes
+SIZES = [4, 64, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20]  # bytes
 MUST = 0.9  # mpi4py's time by ours
 OURS, THEIRS = "farandole", "mpi4py"
 TIMEOUT = 600.0

@@ -110,7 +110,7 @@ void mpi_allgather(MpiMesh& mesh, const std::byte* mine, std::span<std::byte* co
   const auto own = static_cast<size_t>(mesh.rank());
   const size_t total = std::accumulate(bytes.begin(), bytes.end(), size_t{0});
   if (total == 0) return;
-  if (mesh.size() > 1 && total <= static_cast<size_t>(std::numeric_limits<int>::max()))
+  if (mesh.size() > 1 && !mesh.is_direct() && total <= static_cast<size_t>(std::numeric_limits<int>::max()))
     return gather_at_once(mesh, mine, out, bytes, total);
   copy_unless_same(out[own], mine, bytes[own]);
   std::vector<std::span<const std::byte>> send(out.size(), {mine, bytes[own]});

@@ -11,10 +11,10 @@ namespace {
 
 using Handle = MpiLibrary::Handle;
 
-constexpr size_t kGatheredBelow = size_t{64} << 10;  // bytes of all inputs that every rank gathers
-constexpr size_t kCopiedFrom = size_t{256} << 10;    // bytes in place that are copied first, where that is faster
-constexpr size_t kMostCopied = size_t{16} << 20;     // bytes of the copy
-constexpr size_t kSegment = size_t{32} << 20;        // bytes of the inputs that a rank receives at once
+constexpr size_t kGatheredBelow = size_t{128} << 10;  // bytes of all inputs that every rank gathers
+constexpr size_t kCopiedFrom = size_t{256} << 10;     // bytes in place that are copied first, where that is faster
+constexpr size_t kMostCopied = size_t{16} << 20;      // bytes of the copy
+constexpr size_t kSegment = size_t{32} << 20;         // bytes of the inputs that a rank receives at once
 
 template <DType dtype, ReduceOp op>
 void combine(void* in, void* in_out, int* count, Handle* /*type*/) {
@@ -106,14 +106,21 @@ void reduce_by_mpi(MpiMesh& mesh, const Piece& piece, DType dtype, const Reducti
 /// Gathers all inputs and combines them.
 void reduce_gathered(MpiMesh& mesh, const Piece& piece, DType dtype, const Reduction& reduction) {
   const auto size = static_cast<size_t>(mesh.size());
-  std::byte* all = mesh.received(piece.bytes * size);
+  std::byte* slot = mesh.received(piece.bytes * size);
   std::vector<std::byte*> out;
+  std::vector<std::span<std::byte>> receive;
   std::vector<const void*> sources;
-  for (size_t rank = 0; rank < size; ++rank) {
-    out.push_back(all + rank * piece.bytes);
-    sources.push_back(out.back());
+  for (size_t rank = 0; rank < size; ++rank, slot += piece.bytes) {
+    out.push_back(slot);
+    receive.emplace_back(slot, piece.bytes);
+    sources.push_back(slot);
   }
-  mpi_allgather(mesh, piece.in, out, std::vector<size_t>(size, piece.bytes));
+  if (mesh.is_direct()) {
+    mpi_exchange(mesh, std::vector<std::span<const std::byte>>(size, {piece.in, piece.bytes}), receive);
+    sources[static_cast<size_t>(mesh.rank())] = piece.in;
+  } else {
+    mpi_allgather(mesh, piece.in, out, std::vector<size_t>(size, piece.bytes));
+  }
   reduce(dtype, reduction, piece.out, sources, piece.bytes / size_of(dtype));
 }
 
@@ -143,7 +150,7 @@ const char* mpi_allreduce(MpiMesh& mesh, std::span<const Piece> pieces, DType dt
     for (const Piece& piece : pieces) reduce_one(dtype, reduction, piece.in, piece.out, piece.bytes / size_of(dtype));
     return "mpi";
   }
-  const auto by = in_pairs(mesh.library(), dtype, reduction);
+  const auto by = mesh.is_direct() ? std::nullopt : in_pairs(mesh.library(), dtype, reduction);
   const auto size = static_cast<size_t>(mesh.size());
   for_each_run(mesh, pieces, [&](const Piece& piece) {
     if (by) reduce_by_mpi(mesh, piece, dtype, reduction, *by);

@@ -26,163 +26,120 @@ struct OwnShares {
   }
 };
 
-class SharedWorld final : public World {
+/// A world whose collectives are the functions `Calls` over one mesh.
+template <class Mesh, class Calls>
+class MeshWorld : public World {
  public:
-  explicit SharedWorld(SharedMesh mesh) : mesh_(std::move(mesh)) {}
+  explicit MeshWorld(Mesh mesh) : mesh_(std::move(mesh)) {}
 
-  void turn(const Knobs& knobs) override { mesh_.use_of_slots(knobs.slot_bytes); }
+  void turn(const Knobs& knobs) override { Calls::turn(mesh_, knobs); }
 
   const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) override {
-    return shm_allreduce(mesh_, pieces, dtype, reduction);
+    return Calls::allreduce(mesh_, pieces, dtype, reduction);
   }
   const char* allgather(const std::byte* mine, std::span<std::byte* const> out,
                         std::span<const size_t> bytes) override {
-    shm_allgather(mesh_, mine, out, bytes);
-    return kName;
+    Calls::allgather(mesh_, mine, out, bytes);
+    return Calls::name;
   }
   const char* broadcast(std::span<const Piece> pieces, int root) override {
-    shm_broadcast(mesh_, pieces, root);
-    return kName;
+    Calls::broadcast(mesh_, pieces, root);
+    return Calls::name;
   }
   const char* alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
                        const Shares& shares) override {
-    const OwnShares own(shares, mesh_.rank(), mesh_.size());
-    shm_alltoall(mesh_, in, own.send, out, own.receive, own.longest);
-    return kName;
+    Calls::alltoall(mesh_, in, out, shares);
+    return Calls::name;
   }
   const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
                             const Reduction& reduction) override {
-    shm_reducescatter(mesh_, in, out, counts, dtype, reduction);
-    return kName;
+    Calls::reducescatter(mesh_, in, out, counts, dtype, reduction);
+    return Calls::name;
   }
   const char* barrier() override {
-    shm_barrier(mesh_);
-    return kName;
+    Calls::barrier(mesh_);
+    return Calls::name;
   }
 
  private:
-  static constexpr const char* kName = "shm slots";
-  SharedMesh mesh_;
-};
-
-class LinkWorld final : public World {
- public:
-  explicit LinkWorld(Mesh mesh) : mesh_(std::move(mesh)) {}
-
-  void turn(const Knobs& knobs) override { mesh_.use_sizes(knobs.link_chunk, knobs.link_small); }
-
-  const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) override {
-    return link_allreduce(mesh_, pieces, dtype, reduction);
-  }
-  const char* allgather(const std::byte* mine, std::span<std::byte* const> out,
-                        std::span<const size_t> bytes) override {
-    link_allgather(mesh_, {mine, bytes[static_cast<size_t>(mesh_.rank())]}, out, bytes);
-    return kName;
-  }
-  const char* broadcast(std::span<const Piece> pieces, int root) override {
-    link_broadcast(mesh_, pieces, root);
-    return kName;
-  }
-  const char* alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
-                       const Shares& shares) override {
-    const OwnShares own(shares, mesh_.rank(), mesh_.size());
-    link_alltoall(mesh_, in, own.send, out, own.receive);
-    return kName;
-  }
-  const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
-                            const Reduction& reduction) override {
-    link_reducescatter(mesh_, in, out, counts, dtype, reduction);
-    return kName;
-  }
-  const char* barrier() override {
-    link_barrier(mesh_);
-    return kName;
-  }
-
- private:
-  static constexpr const char* kName = "links";
   Mesh mesh_;
 };
 
-class GridWorld final : public World {
- public:
-  explicit GridWorld(GridMesh mesh) : mesh_(std::move(mesh)) {}
+struct SharedCalls {
+  static constexpr const char* name = "shm slots";
+  static constexpr auto allreduce = shm_allreduce;
+  static constexpr auto allgather = shm_allgather;
+  static constexpr auto broadcast = shm_broadcast;
+  static constexpr auto reducescatter = shm_reducescatter;
+  static constexpr auto barrier = shm_barrier;
 
-  void turn(const Knobs& knobs) override {
-    mesh_.shared().use_of_slots(knobs.slot_bytes);
-    mesh_.column().use_sizes(knobs.link_chunk, knobs.link_small);
+  static void turn(SharedMesh& mesh, const Knobs& knobs) { mesh.use_of_slots(knobs.slot_bytes); }
+  static void alltoall(SharedMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                       const Shares& shares) {
+    const OwnShares own(shares, mesh.rank(), mesh.size());
+    shm_alltoall(mesh, in, own.send, out, own.receive, own.longest);
   }
-
-  const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) override {
-    return grid_allreduce(mesh_, pieces, dtype, reduction);
-  }
-  const char* allgather(const std::byte* mine, std::span<std::byte* const> out,
-                        std::span<const size_t> bytes) override {
-    grid_allgather(mesh_, mine, out, bytes);
-    return kName;
-  }
-  const char* broadcast(std::span<const Piece> pieces, int root) override {
-    grid_broadcast(mesh_, pieces, root);
-    return kName;
-  }
-  const char* alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
-                       const Shares& shares) override {
-    grid_alltoall(mesh_, in, out, shares);
-    return kName;
-  }
-  const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
-                            const Reduction& reduction) override {
-    grid_reducescatter(mesh_, in, out, counts, dtype, reduction);
-    return kName;
-  }
-  const char* barrier() override {
-    grid_barrier(mesh_);
-    return kName;
-  }
-
- private:
-  static constexpr const char* kName = "grid";
-  GridMesh mesh_;
 };
 
-class MpiWorld final : public World {
+struct LinkCalls {
+  static constexpr const char* name = "links";
+  static constexpr auto allreduce = link_allreduce;
+  static constexpr auto broadcast = link_broadcast;
+  static constexpr auto reducescatter = link_reducescatter;
+  static constexpr auto barrier = link_barrier;
+
+  static void turn(Mesh& mesh, const Knobs& knobs) { mesh.use_sizes(knobs.link_chunk, knobs.link_small); }
+  static void allgather(Mesh& mesh, const std::byte* mine, std::span<std::byte* const> out,
+                        std::span<const size_t> bytes) {
+    link_allgather(mesh, {mine, bytes[static_cast<size_t>(mesh.rank())]}, out, bytes);
+  }
+  static void alltoall(Mesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                       const Shares& shares) {
+    const OwnShares own(shares, mesh.rank(), mesh.size());
+    link_alltoall(mesh, in, own.send, out, own.receive);
+  }
+};
+
+struct GridCalls {
+  static constexpr const char* name = "grid";
+  static constexpr auto allreduce = grid_allreduce;
+  static constexpr auto allgather = grid_allgather;
+  static constexpr auto broadcast = grid_broadcast;
+  static constexpr auto alltoall = grid_alltoall;
+  static constexpr auto reducescatter = grid_reducescatter;
+  static constexpr auto barrier = grid_barrier;
+
+  static void turn(GridMesh& mesh, const Knobs& knobs) {
+    mesh.shared().use_of_slots(knobs.slot_bytes);
+    mesh.column().use_sizes(knobs.link_chunk, knobs.link_small);
+  }
+};
+
+struct MpiCalls {
+  static constexpr const char* name = "mpi";
+  static constexpr auto allreduce = mpi_allreduce;
+  static constexpr auto allgather = mpi_allgather;
+  static constexpr auto broadcast = mpi_broadcast;
+  static constexpr auto reducescatter = mpi_reducescatter;
+  static constexpr auto barrier = mpi_barrier;
+
+  static void turn(MpiMesh& /*mesh*/, const Knobs& /*knobs*/) {}
+  static void alltoall(MpiMesh& mesh, std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                       const Shares& shares) {
+    const OwnShares own(shares, mesh.rank(), mesh.size());
+    mpi_alltoall(mesh, in, own.send, out, own.receive);
+  }
+};
+
+using SharedWorld = MeshWorld<SharedMesh, SharedCalls>;
+using LinkWorld = MeshWorld<Mesh, LinkCalls>;
+using GridWorld = MeshWorld<GridMesh, GridCalls>;
+
+class MpiWorld final : public MeshWorld<MpiMesh, MpiCalls> {
  public:
-  explicit MpiWorld(MpiMesh mesh) : mesh_(std::move(mesh)) {}
+  using MeshWorld::MeshWorld;
 
-  void turn(const Knobs& /*knobs*/) override {}
-
-  const char* allreduce(std::span<const Piece> pieces, DType dtype, const Reduction& reduction) override {
-    return mpi_allreduce(mesh_, pieces, dtype, reduction);
-  }
-  const char* allgather(const std::byte* mine, std::span<std::byte* const> out,
-                        std::span<const size_t> bytes) override {
-    mpi_allgather(mesh_, mine, out, bytes);
-    return kName;
-  }
-  const char* broadcast(std::span<const Piece> pieces, int root) override {
-    mpi_broadcast(mesh_, pieces, root);
-    return kName;
-  }
-  const char* alltoall(std::span<const std::byte* const> in, std::span<std::byte* const> out,
-                       const Shares& shares) override {
-    const OwnShares own(shares, mesh_.rank(), mesh_.size());
-    mpi_alltoall(mesh_, in, own.send, out, own.receive);
-    return kName;
-  }
-  const char* reducescatter(const std::byte* in, std::byte* out, std::span<const size_t> counts, DType dtype,
-                            const Reduction& reduction) override {
-    mpi_reducescatter(mesh_, in, out, counts, dtype, reduction);
-    return kName;
-  }
-  const char* barrier() override {
-    mpi_barrier(mesh_);
-    return kName;
-  }
   [[nodiscard]] bool has_abandoned() const override { return MpiComm::has_abandoned(); }
-
- private:
-  static constexpr const char* kName = "mpi";
-  MpiMesh mesh_;
 };
 
 /// Two worlds of the same ranks; the knob `hierarchical` selects one.

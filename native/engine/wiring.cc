@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -9,6 +10,8 @@
 
 namespace farandole {
 namespace {
+
+constexpr size_t kMostExchanging = 16;  // ranks; each sends to every other one
 
 /// Return whether a rank of a grid is connected to more ranks than its column, so that it can also work in one level.
 bool is_flat(const Wiring& wiring, const Grid& grid) {
@@ -90,12 +93,17 @@ EngineOptions EngineOptions::fitted_to(const Wiring& wiring) const {
 
 bool Wiring::has_spare_cores() const { return local_ranks.size() <= std::thread::hardware_concurrency(); }
 
+bool Wiring::exchanges_well() const {
+  const size_t used = std::set(hosts.begin(), hosts.end()).size();
+  return hosts.size() <= kMostExchanging && (used == 1 || used == hosts.size());
+}
+
 WiredWorld connect_world(Wiring& wiring, Guard& guard, std::chrono::nanoseconds spin) {
   const WaitPolicy policy{spin};
   const auto shared = [&] {
     return SharedMesh(wiring.segment, wiring.local_rank(), wiring.local_ranks, guard, policy);
   };
-  if (wiring.mpi) return {make_world(MpiMesh(wiring.mpi, guard, policy)), {}};
+  if (wiring.mpi) return {make_world(MpiMesh(wiring.mpi, guard, policy, wiring.exchanges_well())), {}};
   if (wiring.is_one_host()) return {make_world(shared()), {}};
   LinkMaker maker(wiring);
   std::optional<GridMesh> rows;

@@ -41,7 +41,10 @@ struct Wiring {
   [[nodiscard]] bool is_coordinator() const { return rank == 0; }
   [[nodiscard]] bool is_one_host() const { return local_ranks.size() == hosts.size(); }
   [[nodiscard]] bool has_spare_cores() const;  // a core for each rank of this host
-  [[nodiscard]] int local_rank() const;        // this rank's index in `local_ranks`
+  /// Return whether an exchange between all ranks moves no more bytes between hosts than any other algorithm: few
+  /// ranks, all on one host or each on a host of its own.
+  [[nodiscard]] bool exchanges_well() const;
+  [[nodiscard]] int local_rank() const;  // this rank's index in `local_ranks`
   [[nodiscard]] RankArea& own_area() const { return segment->area(local_rank()); }
   [[nodiscard]] Life& life(size_t local_rank) const { return segment->area(static_cast<int>(local_rank)).life; }
 

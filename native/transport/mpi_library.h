@@ -13,6 +13,11 @@ namespace farandole {
 
 /// The functions and constants of an MPI library that the process has loaded, without its headers.
 ///
+/// Which file is loaded, and MPI's start and end, are decided by src/farandole/bootstrap/mpi_library.py and mpi.py,
+/// which call MPI by ctypes. Ranks also meet by MPI where another fabric carries their tensors; that must work before
+/// an engine exists, with the deadlines and messages of init(). Only the dlopen() handle comes from there to here,
+/// because the engine's threads call MPI without the interpreter.
+///
 /// There are three ABIs. Open MPI's handles are addresses of its variables, those of the standard ABI (MPI 5) are small
 /// numbers as pointers, and those of MPICH (also Intel MPI, MVAPICH and Cray MPI) are ints. All fit `Handle`; an int
 /// lies in its low half, so a `Handle` that the library writes must be 0 before.

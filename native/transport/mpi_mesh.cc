@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -66,11 +67,15 @@ MpiComm::~MpiComm() {
 
 bool MpiComm::has_abandoned() { return abandoned.load(); }
 
-MpiMesh::MpiMesh(std::shared_ptr<MpiComm> comm, Guard& guard, WaitPolicy policy)
-    : comm_(std::move(comm)), guard_(guard), policy_(policy), memory_(std::make_unique<Memory>()) {}
+MpiMesh::MpiMesh(std::shared_ptr<MpiComm> comm, Guard& guard, WaitPolicy policy, bool direct)
+    : comm_(std::move(comm)), guard_(guard), policy_(policy), direct_(direct), memory_(std::make_unique<Memory>()) {}
 
 MpiMesh::~MpiMesh() {
-  if (MpiComm::has_abandoned()) static_cast<void>(memory_.release());
+  if (memory_ == nullptr || !MpiComm::has_abandoned()) return;
+  static std::mutex mu;
+  static auto* kept = new std::vector<std::unique_ptr<Memory>>();  // MPI may write to it until the process ends
+  const std::lock_guard lock(mu);
+  kept->push_back(std::move(memory_));
 }
 
 std::byte* MpiMesh::grown(std::vector<std::byte>& memory, size_t bytes) {

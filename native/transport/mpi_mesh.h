@@ -47,12 +47,14 @@ class MpiMesh {
  public:
   using Handle = MpiLibrary::Handle;
 
-  MpiMesh(std::shared_ptr<MpiComm> comm, Guard& guard, WaitPolicy policy);
+  /// With `direct`, collectives send from rank to rank what MPI's own would send in several steps.
+  MpiMesh(std::shared_ptr<MpiComm> comm, Guard& guard, WaitPolicy policy, bool direct);
   ~MpiMesh();
   MpiMesh(MpiMesh&&) = default;
 
   [[nodiscard]] int rank() const { return comm_->rank(); }
   [[nodiscard]] int size() const { return comm_->size(); }
+  [[nodiscard]] bool is_direct() const { return direct_; }
   [[nodiscard]] MpiLibrary& library() const { return comm_->library(); }
   [[nodiscard]] Handle comm() const { return comm_->handle(); }
 
@@ -81,7 +83,8 @@ class MpiMesh {
   std::shared_ptr<MpiComm> comm_;
   Guard& guard_;
   WaitPolicy policy_;
-  std::unique_ptr<Memory> memory_;  // leaked when calls were abandoned
+  bool direct_;
+  std::unique_ptr<Memory> memory_;  // kept for ever when calls were abandoned
 };
 
 }  // namespace farandole

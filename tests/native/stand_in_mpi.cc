@@ -27,6 +27,7 @@ const void* const kInPlace = reinterpret_cast<const void*>(-1);
 struct Slot {  // one collective call
   size_t arrived = 0;
   std::map<int, Bytes> inputs;  // by rank of the communicator
+  Bytes reduced;                // of all inputs, since the first look at it
 };
 
 struct Comm {
@@ -109,14 +110,18 @@ void combine(int type, int op, void* in, void* in_out, int count) {
 
 extern "C" {
 
-// Of the test, not of MPI.
+// Tests set up this library by the next three functions, which real MPI libraries do not have.
+
+/// Begin a test with `ranks` processes, to which MPI grants the thread level `threads`.
 void stand_in_start(int ranks, int threads) {
   const std::lock_guard lock(mu);
   size = ranks;
   granted = threads;
   failure = 0;
 }
+/// Make the calling thread the process `rank`.
 void stand_in_rank(int rank) { own_rank = rank; }
+/// Let MPI_Test fail with `code` from now on.
 void stand_in_fail(int code) {
   const std::lock_guard lock(mu);
   failure = code;
@@ -195,12 +200,13 @@ int MPI_Iallreduce(const void* in, void* out, int count, int type, int op, int n
   return make_request(
       [&comm, &slot, out, count, type, op] {
         if (slot.arrived < comm.members.size()) return false;
-        Bytes result = slot.inputs.at(0);
-        for (auto each = std::next(slot.inputs.begin()); each != slot.inputs.end(); ++each) {
-          Bytes input = each->second;
-          combine(type, op, input.data(), result.data(), count);
+        if (slot.reduced.empty() && count > 0) {
+          slot.reduced = std::move(slot.inputs.at(0));
+          for (auto each = std::next(slot.inputs.begin()); each != slot.inputs.end(); ++each)
+            combine(type, op, each->second.data(), slot.reduced.data(), count);
+          slot.inputs.clear();
         }
-        place_bytes(static_cast<char*>(out), result);
+        place_bytes(static_cast<char*>(out), slot.reduced);
         return true;
       },
       request);

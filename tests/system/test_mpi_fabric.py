@@ -128,7 +128,7 @@ def test_conformance_of_all_bindings(launcher: str, ranks: int) -> None:
 def test_tensors_go_over_mpi(launcher: str, tmp_path: Path) -> None:
     code, out, errors = start(launcher, 2, "-c", WHICH_WAY, str(tmp_path / "timeline.json"))
     assert code == 0, errors
-    assert out == "mpi allreduce mpi shares"
+    assert out == "mpi shares"  # a few ranks of one host send to each other
 
 
 def test_a_killed_rank_is_named_and_nobody_hangs(launcher: str) -> None:

@@ -1,4 +1,8 @@
-"""The file of the MPI library that belongs to a process: loaded already, the launcher's, or the linker's."""
+"""The file of the MPI library that belongs to a process: loaded already, the launcher's, or the linker's.
+
+This module chooses the file, and `bootstrap/mpi.py` loads it by ctypes, starts MPI and lets ranks meet, whatever fabric
+carries their tensors. With the fabric "mpi" the engine takes the loaded library over: `native/transport/mpi_library.cc`
+looks up the functions and constants of its collectives, which it calls without the interpreter."""
 
 import contextlib
 import ctypes
