@@ -14,6 +14,7 @@ from farandole.spark.task import TaskOrders, TaskPlan
 __all__ = ["ClassicApplication"]
 
 APART = 256 << 10  # bytes of a plan, from which on it travels apart from the secret
+_ANY = ("0.0.0.0", "::")  # all addresses of the host
 
 
 class ClassicApplication:
@@ -63,9 +64,10 @@ class ClassicApplication:
         conf = self._context.getConf()
         name = conf.get("spark.driver.host")
         assert name is not None  # Spark sets it
-        return DriverHost(
-            bind=conf.get("spark.driver.bindAddress", name), name=name, setting="spark.driver.bindAddress"
-        )
+        bind = conf.get("spark.driver.bindAddress", name)
+        if is_local(self.master) and bind not in _ANY:
+            name = bind  # tasks are on this host, and the name may be that of another of its addresses
+        return DriverHost(bind=bind, name=name, setting="spark.driver.bindAddress")
 
     def attempt_of(self, stage: int) -> int:
         info = self._context.statusTracker().getStageInfo(stage)
