@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from farandole.data.agreement import Gather, place_in, together
+from farandole.data.agreement import Gather, from_first, place_in, together
 from farandole.data.file_systems import Files
 from farandole.data.flight import MOST_IN_FLIGHT
+from farandole.data.parquet_summary import Footer, Summary, footers_in, read_summary
 from farandole.data.partitions import add_partitions, partition_fields, value_in_path
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.ranges import Span
@@ -23,6 +24,8 @@ _OPENERS = 16
 
 class ParquetFiles:
     """Parquet files that are read as they are, without a table's log; opens each for its footer.
+
+    Files that a `_metadata` file in their folder describes are not opened.
 
     With `gather`, ranks that are given the same files of a store each open some of them and exchange the footers.
     Raises `SourceError` for files that are no Parquet, `DataError` for columns that differ between files."""
@@ -58,8 +61,8 @@ class ParquetFiles:
         buffered = not self._files.local and self._files.client is None
         with self._files.fetching(row_group.file) as opened:
             opened.fetch(lambda: spans_of(footer, [row_group.number], held))
-            with pq.ParquetFile(opened.stream, metadata=footer, pre_buffer=buffered) as parquet:
-                table = parquet.read_row_group(row_group.number, columns=held, use_threads=False)
+            with pq.ParquetFile(opened.stream, metadata=footer.whole, pre_buffer=buffered) as parquet:
+                table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
         if self._files.client is None:  # which checks the file with each range
             self._files.check([row_group.file])
         return add_partitions(with_types(table, self.schema), row_group.file.path, told)
@@ -101,14 +104,28 @@ class ParquetFiles:
         least, most = (pa.array([pair[side] for pair in sound], field.type) for side in (0, 1))
         return Bounds(least, most, np.array(nulls, np.int64))
 
-    def _open_all(self, listed: Sequence[File], gather: Gather | None) -> list[tuple[File, pq.FileMetaData]]:
+    def _open_all(self, listed: Sequence[File], gather: Gather | None) -> list[tuple[File, Footer]]:
         """Return each file, as it was when it was opened, and its footer; collective with `gather`."""
         rank, size = place_in(gather) if gather is not None else (0, 1)
-        mine = together(lambda: self._open_some(listed[rank::size]), gather)
-        if gather is None:
-            return mine
-        told = gather(mine)
-        return [told[place % size][place // size] for place in range(len(listed))]
+
+        def summary_here() -> list[Summary]:
+            found = read_summary(self._files, listed)
+            return [] if found is None else [found]
+
+        summaries = summary_here() if gather is None else from_first(summary_here, gather, rank)
+        known = footers_in(summaries[0], listed, local=self._files.local) if summaries else {}
+        unknown = [file for file in listed if file.path not in known]
+        mine = together(lambda: self._open_some(unknown[rank::size]), gather)
+        told = [mine] if gather is None else gather(mine)
+        opened = iter([told[place % size][place // size] for place in range(len(unknown))])
+        made = []
+        for file in listed:
+            if file.path in known:
+                made.append((file, known[file.path]))
+            else:
+                now, whole = next(opened)
+                made.append((now, Footer(whole, 0, whole.num_row_groups)))
+        return made
 
     def _open_some(self, listed: Sequence[File]) -> list[tuple[File, pq.FileMetaData]]:
         if self._files.local:
@@ -123,11 +140,11 @@ class ParquetFiles:
             return opened.file, pq.read_metadata(opened.stream)
 
 
-def _leaf(footer: pq.FileMetaData, column: str) -> int:
+def _leaf(footer: Footer, column: str) -> int:
     return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path == column)
 
 
-def spans_of(footer: pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
+def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
     """Return where these columns of row groups lie in their file."""
     wanted = set(columns)
     leaves = [leaf for leaf in range(footer.num_columns) if _root(footer, leaf) in wanted]
@@ -141,7 +158,7 @@ def spans_of(footer: pq.FileMetaData, row_groups: Iterable[int], columns: Iterab
     return spans
 
 
-def _root(footer: pq.FileMetaData, leaf: int) -> str:
+def _root(footer: Footer | pq.FileMetaData, leaf: int) -> str:
     return str(footer.schema.column(leaf).path).split(".", 1)[0]
 
 
