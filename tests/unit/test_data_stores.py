@@ -296,7 +296,9 @@ def test_credentials_that_expire_within_an_epoch_are_renewed(folder: Path, monke
     told = folder.parent / "credentials"
 
     def renew(key: str) -> None:
-        told.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\naws_session_token = t\n")
+        written = told.with_suffix(".new")  # a reader sees the old file or the new one
+        written.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\naws_session_token = t\n")
+        written.replace(told)
 
     for name, value in {"SHARED_CREDENTIALS_FILE": str(told), "EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
