@@ -1,0 +1,59 @@
+#pragma once
+
+#include <memory>
+
+#include "transport/guard.h"
+#include "transport/nccl_library.h"
+
+namespace farandole {
+
+/// A communicator of NCCL for the ranks of one engine, on the current device of the thread that makes it.
+///
+/// NCCL has no deadlines and no news of lost ranks: its kernels wait for ever. All calls are non-blocking here, and
+/// every wait looks at a guard, so a lost rank or a deadline ends it. The communicator is then aborted, which also ends
+/// the kernels that run on the device.
+class NcclComm {
+ public:
+  /// Makes the communicator. `id` is the same on all ranks, from make_id() on one of them. Blocks until all ranks have
+  /// called it. Throws what the guard throws, or Error (Fabric).
+  NcclComm(std::shared_ptr<const NcclLibrary> library, const NcclLibrary::UniqueId& id, int rank, int size,
+           Guard& guard);
+  /// Finalizes the communicator, unless it was aborted.
+  ~NcclComm();
+  NcclComm(const NcclComm&) = delete;
+  NcclComm& operator=(const NcclComm&) = delete;
+
+  /// Returns an id for a new communicator.
+  [[nodiscard]] static NcclLibrary::UniqueId make_id(const NcclLibrary& library);
+
+  /// Runs `enqueue`, which calls NCCL's operations with handle(), as one group, and waits until they are in their
+  /// streams. Throws what the guard throws, or Error (Fabric); the communicator is aborted then.
+  template <class Enqueue>
+  void group(Enqueue enqueue) {
+    require_alive();
+    require("ncclGroupStart", library_->group_start());
+    enqueue();
+    settle("ncclGroupEnd", library_->group_end());
+  }
+
+  /// Throws Error (Fabric) unless `code` is a success or says that a call goes on.
+  void require(const char* function, int code);
+  /// Aborts the communicator if an operation on a device has failed. Throws as require() does. For a thread that waits.
+  void check();
+  /// Ends all operations, also on devices. Idempotent.
+  void abort() noexcept;
+
+  [[nodiscard]] NcclLibrary::Comm handle() const { return comm_; }
+  [[nodiscard]] const NcclLibrary& library() const { return *library_; }
+  [[nodiscard]] bool is_aborted() const { return comm_ == nullptr; }
+
+ private:
+  void require_alive() const;
+  void settle(const char* function, int code);
+
+  const std::shared_ptr<const NcclLibrary> library_;
+  Guard& guard_;
+  NcclLibrary::Comm comm_ = nullptr;
+};
+
+}  // namespace farandole

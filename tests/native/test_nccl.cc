@@ -1,0 +1,123 @@
+// NCCL's library and communicators by a stand-in: what is said when it cannot be used, and the end of waits.
+#include <dlfcn.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "transport/nccl_comm.h"
+
+using namespace farandole;
+
+namespace {
+
+constexpr int kUnhandledCuda = 1, kRemote = 6;
+
+/// A guard that throws once it is told to.
+class Switch final : public Guard {
+ public:
+  void check() override {
+    if (lost.load()) throw Error::peer_lost("x", 1, "its process was killed or crashed");
+  }
+  std::atomic<bool> lost{false};
+};
+
+template <class F>
+F function(const char* name) {
+  static void* loaded = ::dlopen(STAND_IN_NCCL, RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<F>(::dlsym(loaded, name));
+}
+
+void set(const char* name, int value) { function<void (*)(int)>(name)(value); }
+int count(const char* name) { return function<int (*)()>(name)(); }
+
+std::string problem_of(const std::vector<std::string>& files) {
+  const Error error = CHECK_THROWS(Error, NcclLibrary(files));
+  CHECK(error.kind == ErrorKind::Invalid);
+  return error.what();
+}
+
+void expect_text(const std::string& text, const std::string& part) {
+  check::that(text.find(part) != std::string::npos, "the text has the part", "'" + text + "', '" + part + "'");
+}
+
+void test_a_library_that_cannot_be_used() {
+  const std::string none = problem_of({"libno_nccl.so.2", "libno_other.so.2"});
+  expect_text(none, "NCCL cannot be used: it is not loaded, and no file of it can be (libno_nccl.so.2: ");
+  expect_text(none, "; libno_other.so.2: ");
+  expect_text(problem_of({"libm.so.6"}), "libm.so.6 has no ncclGetErrorString; NCCL 2.18.0 or later is needed");
+  set("stand_in_version", 21403);  // loads the stand-in, so no file is needed from here on
+  expect_text(problem_of({}), "libnccl.so.2 is NCCL 2.14.3, and 2.18.0 or later is needed");
+  set("stand_in_version", 22705);
+}
+
+std::shared_ptr<const NcclLibrary> library() {
+  // Loaded by another path: no file is needed.
+  static const auto opened = std::make_shared<const NcclLibrary>(std::vector<std::string>{});
+  return opened;
+}
+
+void test_ranks_meet() {
+  const auto id = NcclComm::make_id(*library());
+  CHECK(id != NcclComm::make_id(*library()));
+  std::vector<std::thread> threads;
+  const int ended = count("stand_in_destroyed");
+  for (int rank = 0; rank < 3; ++rank)
+    threads.emplace_back([&, rank] {
+      Switch guard;
+      NcclComm comm(library(), id, rank, 3, guard);
+      int enqueued = 0;
+      comm.group([&] { ++enqueued; });
+      comm.check();
+      CHECK_EQ(enqueued, 1);
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK_EQ(count("stand_in_destroyed"), ended + 3);
+  CHECK_EQ(count("stand_in_aborted"), 0);
+}
+
+void test_a_lost_rank_ends_the_wait_for_it() {
+  Switch guard;
+  const int aborted = count("stand_in_aborted");
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    guard.lost = true;
+  });
+  const auto id = NcclComm::make_id(*library());
+  const Error error = CHECK_THROWS(Error, NcclComm(library(), id, 0, 2, guard));
+  CHECK(error.kind == ErrorKind::PeerLost);
+  later.join();
+  CHECK_EQ(count("stand_in_aborted"), aborted + 1);
+}
+
+void test_failures() {
+  Switch guard;
+  const auto id = NcclComm::make_id(*library());
+  set("stand_in_fail", kUnhandledCuda);
+  const Error refused = CHECK_THROWS(Error, NcclComm(library(), id, 0, 1, guard));
+  CHECK(refused.kind == ErrorKind::Fabric);
+  expect_text(refused.what(), "ncclCommInitRankConfig failed: unhandled cuda error (1): the stand-in says so");
+  set("stand_in_fail", 0);
+  NcclComm comm(library(), id, 0, 1, guard);
+  set("stand_in_break", kRemote);
+  const Error broken = CHECK_THROWS(Error, comm.check());
+  expect_text(broken.what(), "an operation of NCCL failed: remote process error (6)");
+  set("stand_in_break", 0);
+  CHECK(comm.is_aborted());
+  expect_text(CHECK_THROWS(Error, comm.group([] {})).what(), "NCCL's communicator was aborted");
+}
+
+}  // namespace
+
+int main() {
+  test_a_library_that_cannot_be_used();
+  test_ranks_meet();
+  test_a_lost_rank_ends_the_wait_for_it();
+  test_failures();
+  return check::report();
+}
