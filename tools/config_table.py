@@ -18,6 +18,7 @@ KINDS = {
     "fabric": "auto or mpi",
     "flag": "1, true, yes or on; 0, false, no or off",
     "level": "a log level",
+    "route": "auto, nccl or host",
     "text": "any text",
 }
 INTRODUCTION = """# Settings

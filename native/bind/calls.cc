@@ -210,7 +210,10 @@ void Calls::shutdown() {
   }
   const std::shared_ptr<Staging> staging = staging_;
   const nb::gil_scoped_release released;
-  if (staging != nullptr) staging->close();
+  if (staging != nullptr) {
+    staging->close();
+    engine_->devices().close(engine_->is_forked());
+  }
   engine_->wait_for_callers();
 }
 

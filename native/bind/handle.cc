@@ -102,7 +102,10 @@ void Handle::wait_staged() {
     if (!done && PyErr_CheckSignals() != 0) throw nb::python_error();
   }
   sweep_references();
-  if (staged_->api == nullptr) return wait_until(*engine_, [&call] { return call.has_returned(); });
+  if (staged_->api == nullptr) {
+    wait_until(*engine_, [&call] { return call.has_returned(); });
+    return staging.require_results();
+  }
   for (CudaDevice* device : call.devices()) call.hold(*device, current_stream(*staged_->api, *device));
 }
 

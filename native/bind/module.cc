@@ -11,6 +11,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <system_error>
 #include <tuple>
@@ -86,13 +88,22 @@ Handle start(Calls& calls, nb::handle request, nb::handle name, nb::handle input
   return calls.start_each(read.view(), name, input, output, wake);
 }
 
+/// Returns the marks of the named operations.
+std::array<bool, kKinds> kinds_of(const std::vector<std::string>& names) {
+  std::array<bool, kKinds> marks{};
+  for (uint8_t kind = 0; kind < kKinds; ++kind)
+    marks[kind] = std::ranges::find(names, name_of(static_cast<Kind>(kind))) != names.end();
+  return marks;
+}
+
 using RemoteTuple = std::tuple<int, int, int>;
 
 Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared_ptr<Segment> segment,
                    const std::vector<RemoteTuple>& remotes, std::vector<int> hosts, std::vector<int> parents,
                    const Knobs& knobs, size_t cache_capacity, double spin, double timeout, double heartbeat,
                    double stall, std::vector<int> members, std::string process_set, std::shared_ptr<MpiComm> mpi,
-                   bool look_ahead) {
+                   bool look_ahead, std::vector<std::string> nccl_files, const std::vector<std::string>& through_host,
+                   const std::vector<std::string>& by_nccl) {
   Wiring wiring{rank,
                 size,
                 std::move(local_ranks),
@@ -108,8 +119,10 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
   const auto span = [](double seconds) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   };
-  const EngineOptions options{knobs,           cache_capacity, span(spin), span(timeout),
-                              span(heartbeat), span(stall),    look_ahead};
+  EngineOptions options{knobs, cache_capacity, span(spin), span(timeout), span(heartbeat), span(stall), look_ahead};
+  options.gpu.nccl_files = std::move(nccl_files);
+  options.gpu.through_host = kinds_of(through_host);
+  options.gpu.by_nccl = kinds_of(by_nccl);
   return new Calls(std::make_shared<Engine>(std::move(wiring), options), cache_capacity);
 }
 
@@ -225,7 +238,9 @@ void define_engine(nb::module_& m) {
   nb::class_<Calls>(m, "Engine")
       .def(nb::new_(&make_engine), nb::kw_only(), "rank"_a, "size"_a, "local_ranks"_a, "segment"_a, "remotes"_a,
            "hosts"_a, "parents"_a, "knobs"_a, "cache_capacity"_a, "spin"_a, "timeout"_a, "heartbeat"_a, "stall"_a,
-           "members"_a = std::vector<int>{}, "process_set"_a = "", "mpi"_a.none() = nb::none(), "look_ahead"_a = true)
+           "members"_a = std::vector<int>{}, "process_set"_a = "", "mpi"_a.none() = nb::none(), "look_ahead"_a = true,
+           "nccl_files"_a = std::vector<std::string>{}, "through_host"_a = std::vector<std::string>{},
+           "by_nccl"_a = std::vector<std::string>{})
       .def("start", &start, "request"_a, "name"_a, "input"_a.none(), "output"_a.none(), "wake"_a = true,
            nb::sig("def start(self, request: farandole.core.operations.request.Request, name: str | Sequence[str], "
                    "input: object | None, "

@@ -10,21 +10,14 @@
 
 namespace farandole {
 
-class CudaDevice::Current {
- public:
-  explicit Current(const CudaDevice& device) : library_(device.library_) {
-    library_.require("cuCtxPushCurrent", library_.ctx_push_current(device.context_));
-  }
-  ~Current() {
-    CudaLibrary::Context popped = nullptr;
-    library_.ctx_pop_current(&popped);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
+CudaDevice::Current::Current(const CudaDevice& device) : library_(device.library_) {
+  library_.require("cuCtxPushCurrent", library_.ctx_push_current(device.context_));
+}
 
- private:
-  const CudaLibrary& library_;
-};
+CudaDevice::Current::~Current() {
+  CudaLibrary::Context popped = nullptr;
+  library_.ctx_pop_current(&popped);
+}
 
 CudaMark::CudaMark(CudaMark&& other) noexcept : device_(other.device_), event_(std::exchange(other.event_, nullptr)) {}
 
@@ -72,16 +65,31 @@ CudaDevice::CudaDevice(int ordinal) : library_(CudaLibrary::get()), ordinal_(ord
   int device = 0;
   library_.require("cuDeviceGet", library_.device_get(&device, ordinal));
   library_.require("cuDevicePrimaryCtxRetain", library_.device_primary_ctx_retain(&context_, device));
-  const Current current(*this);
   handover_ = make_stream();
   to_host_ = make_stream();
   to_device_ = make_stream();
 }
 
 CudaLibrary::Stream CudaDevice::make_stream() {
+  const Current current(*this);
   Stream made = nullptr;
   library_.require("cuStreamCreate", library_.stream_create(&made, CudaLibrary::kNonBlocking));
   return made;
+}
+
+void CudaDevice::end_stream(Stream stream) noexcept {
+  CudaLibrary::Context popped = nullptr;
+  if (library_.ctx_push_current(context_) != CudaLibrary::kSuccess) return;
+  library_.stream_destroy(stream);
+  library_.ctx_pop_current(&popped);
+}
+
+std::array<char, 16> CudaDevice::uuid() const {
+  std::array<char, 16> uuid{};
+  int device = 0;
+  library_.require("cuDeviceGet", library_.device_get(&device, ordinal_));
+  library_.require("cuDeviceGetUuid", library_.device_get_uuid(&uuid, device));
+  return uuid;
 }
 
 CudaMark CudaDevice::mark(Stream stream) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -41,6 +42,18 @@ class CudaDevice {
   using Address = CudaLibrary::Address;
   using Stream = CudaLibrary::Stream;
 
+  /// Makes the device's context that of the thread while it lives, for libraries that look at it.
+  class Current {
+   public:
+    explicit Current(const CudaDevice& device);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const CudaLibrary& library_;
+  };
+
   /// Returns the device with this number, one object per process. Throws Error (Invalid) if there is none, Error
   /// (Fabric) if it cannot be used.
   static CudaDevice& of(int ordinal);
@@ -51,6 +64,12 @@ class CudaDevice {
   [[nodiscard]] Stream handover() const { return handover_; }
   [[nodiscard]] Stream to_host() const { return to_host_; }
   [[nodiscard]] Stream to_device() const { return to_device_; }
+
+  /// Returns the number that this GPU has in all processes and on all hosts.
+  [[nodiscard]] std::array<char, 16> uuid() const;
+  /// Returns a stream that waits for no other; end_stream() drops it after its work.
+  [[nodiscard]] Stream make_stream();
+  void end_stream(Stream stream) noexcept;
 
   /// Returns the point after the work that is in `stream` now.
   [[nodiscard]] CudaMark mark(Stream stream);
@@ -64,10 +83,8 @@ class CudaDevice {
 
  private:
   friend class CudaMark;
-  class Current;  // the device's context is the thread's while it lives
 
   explicit CudaDevice(int ordinal);
-  [[nodiscard]] Stream make_stream();
 
   const CudaLibrary& library_;
   const int ordinal_;

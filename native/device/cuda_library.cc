@@ -61,10 +61,12 @@ void CudaLibrary::find_functions(void* loaded, const char* file) {
   find(loaded, file, "cuGetErrorString", get_error_string);
   find(loaded, file, "cuDeviceGetCount", device_get_count);
   find(loaded, file, "cuDeviceGet", device_get);
+  find(loaded, file, "cuDeviceGetUuid", device_get_uuid);
   find(loaded, file, "cuDevicePrimaryCtxRetain", device_primary_ctx_retain);
   find(loaded, file, "cuCtxPushCurrent_v2", ctx_push_current);
   find(loaded, file, "cuCtxPopCurrent_v2", ctx_pop_current);
   find(loaded, file, "cuStreamCreate", stream_create);
+  find(loaded, file, "cuStreamDestroy_v2", stream_destroy);
   find(loaded, file, "cuStreamWaitEvent", stream_wait_event);
   find(loaded, file, "cuEventCreate", event_create);
   find(loaded, file, "cuEventRecord", event_record);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -50,10 +51,12 @@ class CudaLibrary {
   int (*get_error_string)(int code, const char** text);
   int (*device_get_count)(int* count);
   int (*device_get)(int* device, int ordinal);
+  int (*device_get_uuid)(std::array<char, 16>* uuid, int device);
   int (*device_primary_ctx_retain)(Context* context, int device);
   int (*ctx_push_current)(Context context);
   int (*ctx_pop_current)(Context* context);
   int (*stream_create)(Stream* stream, unsigned flags);
+  int (*stream_destroy)(Stream stream);
   int (*stream_wait_event)(Stream stream, Event event, unsigned flags);
   int (*event_create)(Event* event, unsigned flags);
   int (*event_record)(Event event, Stream stream);

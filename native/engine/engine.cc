@@ -30,6 +30,7 @@ Engine::Engine(Wiring wiring, EngineOptions options)
 Engine::~Engine() {
   shutdown();
   if (!is_forked()) return;
+  executor_.devices().close(true);
   driver_.abandon();
   control_.abandon();
 }
@@ -81,6 +82,7 @@ bool Engine::drive_once() {
     control_.flush();  // the announcement may still wait for room
     return false;
   }
+  if (const auto failure = executor_.devices().failure()) throw *failure;
   bool moved = control_.send_requests();
   if (moved) executor_.leave_lane();
   moved = control_.receive() || moved;
@@ -183,6 +185,20 @@ void Engine::wait_for_callers() const {
 void Engine::turn(const Knobs& knobs, bool paced) {
   require_own_process("turn");
   control_.turn(knobs, paced);
+}
+
+void Engine::watch_devices() noexcept {
+  std::optional<Error> lost;
+  try {
+    failures_.require_alive();
+  } catch (const Error& error) {
+    lost = error;
+  }
+  // Without `lost` the other ranks do not know of the failure yet.
+  if (!executor_.devices().watch(lost)) return;
+  driver_.wake(now_ns());
+  if (const Driver::Lock driving = driver_.try_lock()) progress();
+  driver_.notify_waiters();
 }
 
 std::vector<Negotiator::Stall> Engine::stalls() {

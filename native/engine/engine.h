@@ -80,6 +80,14 @@ class Engine : private Work {
   /// next operation. Throws Error (Invalid) for invalid knobs, and on other ranks than 0.
   void turn(const Knobs& knobs, bool paced);
 
+  /// The engine's operations on device memory, and memory for copies of such tensors.
+  [[nodiscard]] DeviceGroup& devices() { return executor_.devices(); }
+  [[nodiscard]] const std::shared_ptr<PinnedPool>& pinned() const { return executor_.pinned(); }
+
+  /// End operations on devices that cannot succeed, because a rank is lost or NCCL has failed. To be called while such
+  /// operations are under way: nothing else ends them.
+  void watch_devices() noexcept;
+
   [[nodiscard]] Tuned tuned() { return executor_.tuned(); }
   [[nodiscard]] Trace& trace() { return trace_; }
   [[nodiscard]] int rank() const { return wiring_.rank; }

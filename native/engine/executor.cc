@@ -12,6 +12,8 @@
 namespace farandole {
 namespace {
 
+constexpr size_t kKeptPinned = size_t{1} << 30;  // bytes of unused pinned memory kept for reuse
+
 std::unique_ptr<World> take_world(Wiring& wiring, FailureDetector& failures, std::chrono::nanoseconds spin) {
   WiredWorld made = connect_world(wiring, failures, spin);
   failures.watch(made.links);
@@ -52,7 +54,9 @@ Executor::Executor(Wiring& wiring, const EngineOptions& options, Pending& pendin
       driver_(driver),
       failures_(failures),
       results_(ResultPool::make(options.kept_results)),
-      world_(take_world(wiring, failures, options.spin)) {
+      world_(take_world(wiring, failures, options.spin)),
+      pinned_(PinnedPool::make(kKeptPinned)),
+      devices_(wiring.rank, wiring.size, options.gpu, failures) {
   if (wiring.is_one_host()) {
     arena_ = Arena::make(wiring.segment, wiring.rank);
     if (wiring.has_spare_cores()) lane_.emplace(*wiring.segment, wiring.rank, options.spin);
@@ -107,7 +111,13 @@ void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operation
   std::optional<Error> error;
   const char* algorithm = "";
   try {
-    algorithm = execute(*world_, *results_, wiring_.rank, wiring_.size, bucket, operations);
+    const bool has_joined = !bucket.entries.empty() && bucket.entries[0].request.has_value();
+    const DeviceGroup::Choice choice = devices_.choose(*world_, operations, has_joined);
+    if (choice.refusal) {  // on all ranks
+      for (const OperationPtr& each : operations) driver_.fail(each, choice.refusal->named(each->request.name));
+      return;
+    }
+    algorithm = choice.by_nccl ? devices_.run(*world_, operations) : run_in_host_memory(bucket, operations);
   } catch (const Error& raised) {
     error = failures_.root_cause(raised);
   } catch (const std::exception& raised) {
@@ -123,6 +133,13 @@ void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operation
   count(operations, bytes);
   if (trace_.on()) trace_.add({bucket.kind, algorithm, agreed, begun}, operations);
   for (const OperationPtr& operation : operations) driver_.complete(operation);
+}
+
+const char* Executor::run_in_host_memory(const Bucket& bucket, std::span<const OperationPtr> operations) {
+  HostCopies copies(*pinned_, operations, wiring_.rank, failures_);
+  const char* algorithm = execute(*world_, *results_, wiring_.rank, wiring_.size, bucket, operations);
+  copies.return_results();
+  return algorithm;
 }
 
 void Executor::refuse(const Refusal& refusal) {

@@ -10,7 +10,9 @@
 #include <span>
 #include <vector>
 
+#include "device/pinned_pool.h"
 #include "engine/control_tree.h"
+#include "engine/device_group.h"
 #include "engine/driver.h"
 #include "engine/failure_detector.h"
 #include "engine/lane.h"
@@ -49,6 +51,10 @@ class Executor {
   /// Run a plan. Throws an error that ends the job; an operation that fails alone keeps its error.
   void run(const AgreedPlan& agreed);
 
+  /// Any thread: the operations on device memory.
+  [[nodiscard]] DeviceGroup& devices() { return devices_; }
+  [[nodiscard]] const std::shared_ptr<PinnedPool>& pinned() const { return pinned_; }
+
   /// Any thread: return whether the ranks of this host may run `recurring` without the coordinator.
   [[nodiscard]] bool can_run_in_lane(const Recurring& recurring) const;
 
@@ -67,6 +73,7 @@ class Executor {
  private:
   void run(const Bucket& bucket, uint64_t agreed);
   void run(const Bucket& bucket, std::span<const OperationPtr> operations, uint64_t agreed);
+  [[nodiscard]] const char* run_in_host_memory(const Bucket& bucket, std::span<const OperationPtr> operations);
   [[nodiscard]] std::vector<OperationPtr> take(const Bucket& bucket);
   [[nodiscard]] OperationPtr take(const Entry& entry);
   void refuse(const Refusal& refusal);
@@ -84,6 +91,8 @@ class Executor {
   std::shared_ptr<Arena> arena_;  // in a world of one host
   std::optional<Lane> lane_;      // in a world of one host with a core for every rank
   std::unique_ptr<World> world_;
+  std::shared_ptr<PinnedPool> pinned_;  // for tensors on devices
+  DeviceGroup devices_;
   uint32_t executed_ = 0;  // operations so far; equal on all ranks between two operations
   std::atomic<uint64_t> agreed_in_lane_{0};
 

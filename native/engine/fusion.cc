@@ -8,17 +8,18 @@
 namespace farandole {
 namespace {
 
-using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t, bool>;
+using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t, bool, bool>;
 
 bool fuses(Kind kind) { return kind == Kind::Allreduce || kind == Kind::Broadcast; }
 
-/// Broadcasts move bytes of any type.
+/// Broadcasts move bytes of any type. Operations among GPUs run apart from those in host memory.
 Key key_of(const Fusible& item) {
   const Request& request = item.request;
   const bool with_joined = item.entry.request.has_value();
   if (request.kind == Kind::Broadcast)
-    return {request.kind, DType::UInt8, ReduceOp::Sum, 1, 1, request.root, with_joined};
-  return {request.kind, request.dtype, request.op, request.prescale, request.postscale, 0, with_joined};
+    return {request.kind, DType::UInt8, ReduceOp::Sum, 1, 1, request.root, with_joined, request.on_device};
+  return {request.kind, request.dtype,    request.op, request.prescale, request.postscale, 0,
+          with_joined,  request.on_device};
 }
 
 }  // namespace

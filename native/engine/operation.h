@@ -16,6 +16,7 @@
 namespace farandole {
 
 class Operation;
+struct DeviceSide;
 
 /// Callbacks of an operation without a waiting thread. The driving thread or the engine's thread calls them; they must
 /// not throw.
@@ -33,10 +34,11 @@ class Operation {
  public:
   Request request;
   const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // null: the engine allocates `result`
-  size_t room = 0;              // bytes at `output`, for results sized by the plan
-  std::shared_ptr<void> keep;   // keeps the tensors alive
-  Listener listener;            // for operations that the engine's thread drives; set before submission
+  std::byte* output = nullptr;       // null: the engine allocates `result`
+  size_t room = 0;                   // bytes at `output`, for results sized by the plan
+  std::shared_ptr<void> keep;        // keeps the tensors alive
+  std::shared_ptr<DeviceSide> side;  // if given, `input` and `output` are in device memory
+  Listener listener;                 // for operations that the engine's thread drives; set before submission
 
   // Valid once done.
   std::optional<Error> error;

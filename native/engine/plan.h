@@ -37,8 +37,8 @@ struct Entry {
   bool operator==(const Entry&) const = default;
 };
 
-/// Operations that run as one. All entries share kind, dtype (of allreduces), operation, factors and root, and whether
-/// joined ranks take part.
+/// Operations that run as one. All entries share kind, dtype (of allreduces), operation, factors and root, whether
+/// joined ranks take part, and whether their tensors are on GPUs.
 struct Bucket {
   Kind kind = Kind::Barrier;
   std::vector<Entry> entries;

@@ -18,17 +18,18 @@ void keep_for_ever(std::shared_ptr<void> tensors) {
 }  // namespace
 
 void StagedCall::hold(CudaDevice& device, CudaDevice::Stream stream) const {
-  for (const CudaMark& mark : returned_)
-    if (&mark.device() == &device) mark.hold(stream);
+  for (const Mark& mark : returned_)
+    if (&mark->device() == &device) mark->hold(stream);
 }
 
 bool StagedCall::has_returned() const {
-  return std::ranges::all_of(returned_, [](const CudaMark& mark) { return mark.passed(); });
+  return std::ranges::all_of(returned_, [](const Mark& mark) { return mark->passed(); });
 }
 
 std::vector<CudaDevice*> StagedCall::devices() const {
   std::vector<CudaDevice*> devices;
-  for (const CudaMark& mark : returned_) devices.push_back(&mark.device());
+  for (const Mark& mark : returned_)
+    if (std::ranges::find(devices, &mark->device()) == devices.end()) devices.push_back(&mark->device());
   return devices;
 }
 
@@ -36,6 +37,8 @@ void StagedCall::release(bool device_works) {
   for (StagedCall::Member& member : members_) {
     if (!device_works) member.input.leak();
     if (!device_works && member.has_output) member.result.leak();
+    if (!device_works && member.side) member.side->leak();
+    if (member.side) member.side->copies.clear();
     member.input = PinnedBuffer();
     if (member.has_output) member.result = PinnedBuffer();
     if (!device_works) keep_for_ever(std::move(member.keep));

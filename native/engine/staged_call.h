@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "device/cuda_device.h"
 #include "device/pinned_pool.h"
+#include "engine/device_side.h"
 #include "engine/operation.h"
 
 namespace farandole {
@@ -18,6 +19,8 @@ class Staging;
 /// One call's operations, some of them on device memory: copies in pinned host memory that the engine works on.
 class StagedCall : public std::enable_shared_from_this<StagedCall> {
  public:
+  using Mark = std::shared_ptr<const CudaMark>;
+
   [[nodiscard]] size_t size() const { return members_.size(); }
   [[nodiscard]] const OperationPtr& operation(size_t index) const { return members_[index].operation; }
   [[nodiscard]] bool is_on_device(size_t index) const { return members_[index].device != nullptr; }
@@ -40,8 +43,9 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
     StagedCall* call = nullptr;
     OperationPtr operation;
     CudaDevice* device = nullptr;
-    PinnedBuffer input;   // also the result of an operation that keeps the shape
-    PinnedBuffer result;  // of an operation whose plan has its size
+    PinnedBuffer input;                // also the result of an operation that keeps the shape
+    PinnedBuffer result;               // of an operation whose plan has its size
+    std::shared_ptr<DeviceSide> side;  // submitted in device memory
     CudaDevice::Address from = 0, to = 0;
     bool has_output = false;       // at `to`
     std::optional<Error> trouble;  // no memory for the result
@@ -53,10 +57,10 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
   void release(bool device_works);
 
   std::vector<Member> members_;
-  std::vector<CudaMark> arrived_;   // the inputs are in host memory
-  std::vector<CudaMark> returned_;  // the results are in device memory; valid when done
-  std::atomic<size_t> left_{0};     // members that have not completed
-  bool submitted_ = false;          // guarded by the mutex of Staging, as is the next
+  std::vector<Mark> arrived_;    // the inputs are in host memory
+  std::vector<Mark> returned_;   // the results are in device memory; valid when done
+  std::atomic<size_t> left_{0};  // members that have not completed
+  bool submitted_ = false;       // guarded by the mutex of Staging, as is the next
   bool done_ = false;
 };
 

@@ -4,9 +4,11 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
-#include "base/clock.h"
+#include "engine/device_marks.h"
 
 namespace farandole {
 namespace {
@@ -14,40 +16,13 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::nanoseconds;
 
-constexpr size_t kKeptPinned = size_t{1} << 30;  // bytes of unused pinned memory kept for reuse
-constexpr microseconds kShortNap{10};            // between two looks at the devices
-constexpr microseconds kLongNap{100};            // the same after kShortNaps of them
+constexpr microseconds kShortNap{10};  // between two looks at the devices
+constexpr microseconds kLongNap{100};  // the same after kShortNaps of them
 constexpr int kShortNaps = 50;
-constexpr uint64_t kFarewell = 1'000'000'000;  // ns; limit for copies under way when the staging closes
-
-bool passed(const std::vector<CudaMark>& marks) {
-  return std::ranges::all_of(marks, [](const CudaMark& mark) { return mark.passed(); });
-}
-
-/// Waits a moment for copies whose memory is about to be dropped; returns whether they are complete.
-bool wait_briefly(const std::vector<CudaMark>& marks) noexcept {
-  try {
-    for (const uint64_t until = now_ns() + kFarewell; now_ns() < until; std::this_thread::sleep_for(kLongNap))
-      if (passed(marks)) return true;
-  } catch (const Error&) {
-    // A broken device runs no copies, but nothing says when it stopped.
-  }
-  return false;
-}
-
-/// Adds a mark per device that has work of `members` in the stream that `stream` returns.
-template <class Members, class StreamOf>
-void add_marks(std::vector<CudaMark>& marks, const Members& members, StreamOf stream) {
-  std::vector<CudaDevice*> devices;
-  for (const auto& member : members)
-    if (member.device != nullptr && std::ranges::find(devices, member.device) == devices.end())
-      devices.push_back(member.device);
-  for (CudaDevice* device : devices) marks.push_back(device->mark(stream(*device)));
-}
 
 }  // namespace
 
-Staging::Staging(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), pool_(PinnedPool::make(kKeptPinned)) {}
+Staging::Staging(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), pool_(engine_->pinned()) {}
 
 Staging::~Staging() {
   close();
@@ -78,12 +53,29 @@ std::shared_ptr<StagedCall> Staging::start(RequestView request, std::span<const 
     for (const auto& member : call->members_) names_.erase(member.operation->request.name);
     throw;
   }
-  const std::lock_guard lock(mu_);
-  arriving_.push_back(call);
-  under_way_.insert(call);
-  if (!thread_.joinable()) thread_ = std::thread(&Staging::run, this);
-  changed_.notify_all();
+  const bool has_copies = !call->arrived_.empty();
+  {
+    const std::lock_guard lock(mu_);
+    if (has_copies) arriving_.push_back(call);
+    under_way_.insert(call);
+    if (!thread_.joinable()) thread_ = std::thread(&Staging::run, this);
+    changed_.notify_all();
+  }
+  if (!has_copies) submit_at_once(call);
   return call;
+}
+
+/// Submit a call whose operations need no copies.
+void Staging::submit_at_once(const Call& call) {
+  try {
+    submit(call);
+  } catch (...) {
+    call->release(true);
+    const std::lock_guard lock(mu_);
+    for (const auto& member : call->members_) names_.erase(member.operation->request.name);
+    under_way_.erase(call);
+    throw;
+  }
 }
 
 void Staging::prepare(StagedCall::Member& member, RequestView request, const StagedTensor& tensor, size_t index,
@@ -91,7 +83,9 @@ void Staging::prepare(StagedCall::Member& member, RequestView request, const Sta
   TensorView view = tensor.view;
   member.device = tensor.device;
   member.keep = tensor.keep;
-  if (member.device != nullptr) {
+  if (member.device != nullptr && prepare_side(member, request, tensor)) {
+    view.on_device = true;
+  } else if (member.device != nullptr) {
     size_t bytes = size_of(view.dtype);
     for (const int64_t extent : view.shape) bytes *= static_cast<size_t>(extent);
     member.from = reinterpret_cast<CudaDevice::Address>(view.input);
@@ -106,6 +100,7 @@ void Staging::prepare(StagedCall::Member& member, RequestView request, const Sta
     view.on_device = true;
   }
   build(member.operation, request, view, index, count, engine_->size());
+  member.operation->side = member.side;
   member.operation->listener = {[](void* cookie, Operation&) noexcept {
                                   auto* member = static_cast<StagedCall::Member*>(cookie);
                                   member->staging->finish(*member);
@@ -123,6 +118,18 @@ void Staging::prepare(StagedCall::Member& member, RequestView request, const Sta
                                 &member};
 }
 
+/// Prepare the operation to be submitted in device memory; return whether it is.
+bool Staging::prepare_side(StagedCall::Member& member, const RequestView& request, const StagedTensor& tensor) {
+  const int divisor = request.op == ReduceOp::Average ? engine_->size() : 1;
+  const Reduction reduction{request.op, request.prescale, request.postscale, divisor};
+  if (!engine_->devices().takes(std::string(request.name), request.kind, tensor.view.dtype, reduction, *member.device))
+    return false;
+  member.side = std::make_shared<DeviceSide>();
+  member.side->device = member.device;
+  member.has_output = true;
+  return true;
+}
+
 void Staging::claim_names(const StagedCall& call) {
   const std::lock_guard lock(mu_);
   if (closing_) throw Error::closed("it was shut down");
@@ -135,23 +142,24 @@ void Staging::claim_names(const StagedCall& call) {
 }
 
 void Staging::enqueue(StagedCall& call, std::span<const StagedTensor> tensors) {
-  std::vector<std::pair<CudaDevice*, CudaDevice::Stream>> ordered;
-  const auto follow = [&](CudaDevice& device, CudaDevice::Stream stream) {
-    const std::pair work{&device, stream};
-    if (std::ranges::find(ordered, work) != ordered.end()) return;
-    device.mark(stream).hold(device.to_host());
-    ordered.push_back(work);
+  std::map<std::pair<CudaDevice*, CudaDevice::Stream>, StagedCall::Mark> ordered;
+  std::set<const CudaMark*> held;  // by the stream of the copies
+  const auto follow = [&](StagedCall::Member& member, CudaDevice::Stream stream) {
+    StagedCall::Mark& mark = ordered[{member.device, stream}];
+    if (!mark) mark = std::make_shared<const CudaMark>(member.device->mark(stream));
+    if (member.side) member.side->before.push_back(mark);
+    else if (held.insert(mark.get()).second) mark->hold(member.device->to_host());
   };
-  for (const StagedTensor& tensor : tensors) {
-    if (tensor.device == nullptr) continue;
-    follow(*tensor.device, tensor.input_stream);
-    if (tensor.view.output != nullptr) follow(*tensor.device, tensor.output_stream);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].device == nullptr) continue;
+    follow(call.members_[i], tensors[i].input_stream);
+    if (tensors[i].view.output != nullptr) follow(call.members_[i], tensors[i].output_stream);
   }
   try {
     for (StagedCall::Member& member : call.members_) {
       const Request& request = member.operation->request;
       const bool gives = request.kind != Kind::Broadcast || request.root == engine_->rank();
-      if (member.device != nullptr && gives && request.bytes() > 0)
+      if (member.device != nullptr && !member.side && gives && request.bytes() > 0)
         member.device->copy_to_host(member.input.data(), member.from, request.bytes(), member.device->to_host());
     }
   } catch (...) {
@@ -202,7 +210,10 @@ bool Staging::advance(Lock& lock) {
     }
   }
   if (leaving_.empty()) return moved;
-  const std::vector<CudaMark>& marks = leaving_.front().marks;  // other threads only add at the end
+  lock.unlock();
+  engine_->watch_devices();
+  lock.lock();
+  const Marks& marks = leaving_.front().marks;  // other threads only add at the end
   bool works = true;
   lock.unlock();
   try {
@@ -245,132 +256,6 @@ void Staging::fail(const Call& call, const Error& error) {
   for (StagedCall::Member& member : call->members_)
     member.operation->error = error.named(member.operation->request.name);
   complete(call);
-}
-
-/// An operation has completed: copy its result back. On the engine's thread.
-void Staging::finish(StagedCall::Member& member) noexcept {
-  Operation& operation = *member.operation;
-  if (!operation.error && member.trouble) operation.error = member.trouble->named(operation.request.name);
-  if (!operation.error && member.device != nullptr && member.has_output) {
-    const bool sized = is_sized_by_plan(operation.request.kind);
-    Request result = operation.request;
-    if (sized) result.shape = operation.result_shape;
-    try {
-      if (result.bytes() > 0)
-        member.device->copy_to_device(member.to, sized ? member.result.data() : member.input.data(), result.bytes(),
-                                      member.device->to_device());
-    } catch (const Error& error) {
-      operation.error = error.named(operation.request.name);
-    }
-  }
-  if (member.call->left_.fetch_sub(1) == 1) complete(member.call->shared_from_this());
-}
-
-void Staging::complete(const Call& call) noexcept {
-  Leaving leaving;
-  bool returns = false;
-  for (const StagedCall::Member& member : call->members_) returns = returns || member.has_output;
-  try {
-    if (returns) {
-      const auto stream = [](CudaDevice& device) { return device.to_device(); };
-      add_marks(call->returned_, call->members_, stream);
-      add_marks(leaving.marks, call->members_, stream);
-    }
-  } catch (const Error& error) {
-    for (StagedCall::Member& member : call->members_)
-      if (!member.operation->error) member.operation->error = error.named(member.operation->request.name);
-    call->release(false);
-  }
-  if (!returns) call->release(true);
-  leaving.call = call;
-  const std::lock_guard lock(mu_);
-  if (returns) leaving_.push_back(std::move(leaving));
-  for (const StagedCall::Member& member : call->members_) names_.erase(member.operation->request.name);
-  call->done_ = true;
-  under_way_.erase(call);
-  changed_.notify_all();
-}
-
-void Staging::require_own_process() const {
-  if (engine_->is_forked()) engine_->require_alive();  // throws; a thread that is missing here may hold the mutex
-}
-
-bool Staging::wait(StagedCall& call, nanoseconds limit) {
-  require_own_process();
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  Lock lock(mu_);
-  changed_.wait_until(lock, deadline, [&] { return call.done_ || call.submitted_; });
-  if (call.done_ || !call.submitted_) return call.done_;
-  lock.unlock();
-  for (StagedCall::Member& member : call.members_) {
-    // A thread that waits drives the engine.
-    const nanoseconds left = deadline - std::chrono::steady_clock::now();
-    if (left <= nanoseconds(0) || !engine_->wait(*member.operation, left)) return false;
-  }
-  lock.lock();
-  return changed_.wait_until(lock, deadline, [&] { return call.done_; });
-}
-
-bool Staging::is_done(const StagedCall& call) {
-  require_own_process();
-  const std::lock_guard lock(mu_);
-  return call.done_;
-}
-
-bool Staging::wait_for_submissions(nanoseconds limit) {
-  require_own_process();
-  Lock lock(mu_);
-  return changed_.wait_for(lock, limit, [&] { return arriving_.empty(); });
-}
-
-CudaMark Staging::copy_result(StagedCall& call, size_t index, CudaDevice& device, CudaDevice::Address to, size_t bytes,
-                              CudaDevice::Stream stream) {
-  StagedCall::Member& member = call.members_[index];
-  Request result = member.operation->request;
-  result.shape = member.operation->result_shape;
-  if (member.result.data() == nullptr) throw Error::invalid(result.name, "its result has been copied before");
-  if (result.bytes() != bytes || member.device != &device)
-    throw Error::invalid(result.name, "the result has " + std::to_string(result.bytes()) +
-                                          " bytes; give a tensor of that size on the input's device");
-  if (bytes > 0) device.copy_to_device(to, member.result.data(), bytes, stream);
-  Leaving leaving;
-  leaving.marks.push_back(device.mark(stream));
-  leaving.buffer = std::move(member.result);
-  CudaMark copied = device.mark(stream);
-  const std::lock_guard lock(mu_);
-  leaving_.push_back(std::move(leaving));
-  changed_.notify_all();
-  return copied;
-}
-
-void Staging::close() {
-  if (engine_->is_forked()) return;  // the thread is the parent's
-  {
-    const std::lock_guard lock(mu_);
-    closing_ = true;
-    changed_.notify_all();
-  }
-  if (thread_.joinable()) thread_.join();
-  while (!arriving_.empty()) {
-    const Call call = std::move(arriving_.front());
-    arriving_.pop_front();
-    if (!wait_briefly(call->arrived_)) call->release(false);
-    fail(call, Error::closed("it was shut down while this operation was pending"));
-  }
-  drop_leaving();
-}
-
-void Staging::drop_leaving() noexcept {
-  Lock lock(mu_);
-  while (!leaving_.empty()) {
-    Leaving gone = std::move(leaving_.front());
-    leaving_.pop_front();
-    lock.unlock();
-    const bool works = wait_briefly(gone.marks);
-    if (!works) gone.buffer.leak();
-    if (gone.call) gone.call->release(works);
-    lock.lock();
-  }
 }
 
 }  // namespace farandole

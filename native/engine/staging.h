@@ -29,9 +29,11 @@ struct StagedTensor {
   std::shared_ptr<void> keep;  // keeps the tensors alive
 };
 
-/// Runs operations on tensors in device memory through pinned host memory, where the engine works.
+/// Runs operations on tensors in device memory: by NCCL, or through pinned host memory, where the engine works.
 ///
-/// Inputs are copied in a stream of the device after the work in the caller's stream. A thread submits the operations
+/// Operations that NCCL can run, as far as known (DeviceGroup), are submitted at once, and run behind the work in the
+/// caller's stream. For the others,
+/// inputs are copied in a stream of the device after the work in the caller's stream. A thread submits the operations
 /// once the copies are there. Their results are copied back as each one completes, in another stream. So copies in both
 /// directions and the engine's work of different operations overlap. Neither the calling thread nor its stream waits
 /// before the results are asked for; the stream then waits for the copies, and the thread does not.
@@ -55,6 +57,9 @@ class Staging {
   /// they are. An operation that must come after them, such as a join, waits for this.
   bool wait_for_submissions(std::chrono::nanoseconds limit);
 
+  /// Throws the failure that has ended operations on devices, if any: their results are wrong.
+  void require_results();
+
   /// Copies a result whose size came from the plan to device memory, once, in `stream`. Throws Error (Invalid) if it
   /// has been copied, or `bytes` is not its size.
   CudaMark copy_result(StagedCall& call, size_t index, CudaDevice& device, CudaDevice::Address to, size_t bytes,
@@ -67,19 +72,21 @@ class Staging {
   using Call = std::shared_ptr<StagedCall>;
   using Lock = std::unique_lock<std::mutex>;
 
-  /// What to drop once its copies are complete.
+  /// What to drop once its copies are complete, or its operations on devices.
   struct Leaving {
-    std::vector<CudaMark> marks;
+    std::vector<StagedCall::Mark> marks;
     Call call;
     PinnedBuffer buffer;
   };
 
   void prepare(StagedCall::Member& member, RequestView request, const StagedTensor& tensor, size_t index, size_t count);
+  bool prepare_side(StagedCall::Member& member, const RequestView& request, const StagedTensor& tensor);
   void claim_names(const StagedCall& call);
   void enqueue(StagedCall& call, std::span<const StagedTensor> tensors);
   void run() noexcept;
   bool advance(Lock& lock);
   void submit(const Call& call);
+  void submit_at_once(const Call& call);
   void fail(const Call& call, const Error& error);
   void finish(StagedCall::Member& member) noexcept;
   void complete(const Call& call) noexcept;

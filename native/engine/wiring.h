@@ -9,6 +9,7 @@
 #include "base/descriptor.h"
 #include "base/error.h"
 #include "collectives/world.h"
+#include "engine/device_agreement.h"
 #include "transport/guard.h"
 #include "transport/segment.h"
 #include "transport/tcp.h"
@@ -61,6 +62,7 @@ struct EngineOptions {
   std::chrono::nanoseconds stall{0};                  // age from which stalls() names an operation; 0 = never
   bool look_ahead = true;  // fusion skips operations of another type; off only to measure the difference
   size_t kept_results = size_t{256} << 20;  // bytes of unused results kept for reuse
+  GpuOptions gpu{};
 
   /// Return these options with a short spin if `wiring` has more local ranks than cores: a spinning rank would take the
   /// core of the rank that it waits for.

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/error.h"
 
 namespace farandole {
 namespace {
@@ -16,8 +15,8 @@ constexpr uint64_t kFarewell = 1'000'000'000;  // ns; limit for the end of a com
 }  // namespace
 
 NcclComm::NcclComm(std::shared_ptr<const NcclLibrary> library, const NcclLibrary::UniqueId& id, int rank, int size,
-                   Guard& guard)
-    : library_(std::move(library)), guard_(guard) {
+                   Guard& guard, std::function<void(const Error&)> before_abort)
+    : library_(std::move(library)), guard_(guard), before_abort_(std::move(before_abort)) {
   NcclLibrary::Config config;
   const int code = library_->comm_init_rank_config(&comm_, size, id, rank, &config);
   settle("ncclCommInitRankConfig", code);
@@ -30,11 +29,8 @@ NcclComm::~NcclComm() {
     std::this_thread::sleep_for(kNap);
     if (library_->comm_get_async_error(comm_, &code) != NcclLibrary::kSuccess) break;
   }
-  if (code != NcclLibrary::kSuccess) {
-    abort();
-    return;
-  }
-  library_->comm_destroy(comm_);
+  if (code == NcclLibrary::kSuccess) library_->comm_destroy(comm_);
+  else library_->comm_abort(comm_);
 }
 
 NcclLibrary::UniqueId NcclComm::make_id(const NcclLibrary& library) {
@@ -50,9 +46,9 @@ void NcclComm::require_alive() const {
 
 void NcclComm::require(const char* function, int code) {
   if (code == NcclLibrary::kSuccess || code == NcclLibrary::kInProgress) return;
-  const std::string text = library_->text_of(function, code, comm_);
-  abort();
-  throw Error::fabric("", text);
+  const Error error = Error::fabric("", library_->text_of(function, code, comm_));
+  abort(error);
+  throw error;
 }
 
 void NcclComm::check() {
@@ -64,22 +60,23 @@ void NcclComm::check() {
 
 /// Wait until a call that has returned `code` has settled.
 void NcclComm::settle(const char* function, int code) {
-  try {
-    while (true) {
-      require(function, code);
-      if (code == NcclLibrary::kSuccess) return;
+  while (true) {
+    require(function, code);
+    if (code == NcclLibrary::kSuccess) return;
+    try {
       guard_.check();
-      std::this_thread::sleep_for(kNap);
-      require("ncclCommGetAsyncError", library_->comm_get_async_error(comm_, &code));
+    } catch (const Error& error) {
+      abort(error);
+      throw;
     }
-  } catch (...) {
-    abort();
-    throw;
+    std::this_thread::sleep_for(kNap);
+    require("ncclCommGetAsyncError", library_->comm_get_async_error(comm_, &code));
   }
 }
 
-void NcclComm::abort() noexcept {
+void NcclComm::abort(const Error& error) noexcept {
   if (comm_ == nullptr) return;
+  before_abort_(error);
   library_->comm_abort(std::exchange(comm_, nullptr));
 }
 

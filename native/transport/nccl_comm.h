@@ -1,7 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 
+#include "base/error.h"
 #include "transport/guard.h"
 #include "transport/nccl_library.h"
 
@@ -15,9 +17,10 @@ namespace farandole {
 class NcclComm {
  public:
   /// Makes the communicator. `id` is the same on all ranks, from make_id() on one of them. Blocks until all ranks have
-  /// called it. Throws what the guard throws, or Error (Fabric).
+  /// called it. Throws what the guard throws, or Error (Fabric). `before_abort` hears of the error that aborts the
+  /// communicator, before operations on devices end by it.
   NcclComm(std::shared_ptr<const NcclLibrary> library, const NcclLibrary::UniqueId& id, int rank, int size,
-           Guard& guard);
+           Guard& guard, std::function<void(const Error&)> before_abort);
   /// Finalizes the communicator, unless it was aborted.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
@@ -26,22 +29,25 @@ class NcclComm {
   /// Returns an id for a new communicator.
   [[nodiscard]] static NcclLibrary::UniqueId make_id(const NcclLibrary& library);
 
-  /// Runs `enqueue`, which calls NCCL's operations with handle(), as one group, and waits until they are in their
-  /// streams. Throws what the guard throws, or Error (Fabric); the communicator is aborted then.
+  /// Runs `enqueue`, which calls NCCL's operations with handle() and returns the first code that is no success, as one
+  /// group, and waits until they are in their streams. Throws what the guard throws, or Error (Fabric); the
+  /// communicator is aborted then.
   template <class Enqueue>
   void group(Enqueue enqueue) {
     require_alive();
     require("ncclGroupStart", library_->group_start());
-    enqueue();
-    settle("ncclGroupEnd", library_->group_end());
+    const int code = enqueue();
+    const int ended = library_->group_end();  // also after a failure: the group belongs to the thread
+    require("an operation of NCCL", code);
+    settle("ncclGroupEnd", ended);
   }
 
   /// Throws Error (Fabric) unless `code` is a success or says that a call goes on.
   void require(const char* function, int code);
   /// Aborts the communicator if an operation on a device has failed. Throws as require() does. For a thread that waits.
   void check();
-  /// Ends all operations, also on devices. Idempotent.
-  void abort() noexcept;
+  /// Ends all operations, also on devices, because of `error`. Idempotent.
+  void abort(const Error& error) noexcept;
 
   [[nodiscard]] NcclLibrary::Comm handle() const { return comm_; }
   [[nodiscard]] const NcclLibrary& library() const { return *library_; }
@@ -53,6 +59,7 @@ class NcclComm {
 
   const std::shared_ptr<const NcclLibrary> library_;
   Guard& guard_;
+  const std::function<void(const Error&)> before_abort_;
   NcclLibrary::Comm comm_ = nullptr;
 };
 

@@ -38,6 +38,7 @@ class NcclLibrary {
     int split_share = kNotSet;
   };
 
+  static constexpr int kImmediate = 1;  // ncclScalarHostImmediate: a factor in host memory, read by the call
   static constexpr int kSuccess = 0;
   static constexpr int kInProgress = 7;
   static constexpr int kOldest = 21800;  // NCCL 2.18
@@ -66,8 +67,8 @@ class NcclLibrary {
   int (*group_end)();
   int (*all_reduce)(const void* in, void* out, size_t count, int type, int op, Comm comm, Stream stream);
   int (*broadcast)(const void* in, void* out, size_t count, int type, int root, Comm comm, Stream stream);
-  int (*send)(const void* from, size_t count, int type, int peer, Comm comm, Stream stream);
-  int (*recv)(void* to, size_t count, int type, int peer, Comm comm, Stream stream);
+  int (*red_op_create_pre_mul_sum)(int* op, void* factor, int type, int residence, Comm comm);
+  int (*red_op_destroy)(int op, Comm comm);
 
  private:
   void find_functions(void* loaded, const std::string& file);

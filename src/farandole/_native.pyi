@@ -78,6 +78,9 @@ class Engine:
         process_set: str = "",
         mpi: MpiComm | None = None,
         look_ahead: bool = True,
+        nccl_files: Sequence[str] = [],
+        through_host: Sequence[str] = [],
+        by_nccl: Sequence[str] = [],
     ) -> None: ...
     def start(
         self,

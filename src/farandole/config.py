@@ -4,7 +4,7 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Self, TypeAlias, cast
@@ -12,13 +12,16 @@ from typing import Self, TypeAlias, cast
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_VARIABLES
 
-__all__ = ["FABRICS", "LOG_LEVELS", "Config", "Setting"]
+__all__ = ["FABRICS", "LOG_LEVELS", "ROUTES", "Config", "Setting"]
 
 log = logging.getLogger(__name__)
 
 FABRICS = ("auto", "mpi")
-_FABRIC_OF = {"gloo": "auto"}  # Horovod's name for its own connections
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+ROUTES = ("auto", "nccl", "host")  # of tensors on GPUs
+_CHOICES: Mapping[str, Sequence[str]] = {"fabric": FABRICS, "level": LOG_LEVELS, "route": ROUTES}
+# Horovod's names for its own connections, and for tensors on GPUs by way of MPI in host memory.
+_CHOICE_OF = {("fabric", "gloo"): "auto", ("route", "mpi"): "host"}
 
 Value: TypeAlias = int | float | bool | str | timedelta | None
 
@@ -40,7 +43,7 @@ class Setting:
 
     name: str
     topic: str  # groups settings in the reference
-    kind: str  # "bytes", "count", "duration", "fabric", "flag", "level" or "text"
+    kind: str  # "bytes", "count", "duration", "fabric", "flag", "level", "route" or "text"
     default: Value
     help: str
     variables: tuple[str, ...]  # environment variables in order of precedence
@@ -155,6 +158,22 @@ class Config:
             "network", "text", "file of the MPI library of mpirun, for meeting and for fabric=mpi; default: found"
         ),
     )
+    gpu_allreduce: str = field(
+        default="auto",
+        metadata=_about(
+            "network",
+            "route",
+            "allreduces of tensors on GPUs; auto: NCCL where each rank has a GPU of its own, else host memory",
+            "HOROVOD_GPU_ALLREDUCE",
+            "HOROVOD_GPU_OPERATIONS",
+        ),
+    )
+    gpu_broadcast: str = field(
+        default="auto",
+        metadata=_about(
+            "network", "route", "the same for broadcasts", "HOROVOD_GPU_BROADCAST", "HOROVOD_GPU_OPERATIONS"
+        ),
+    )
     rendezvous_folder: str | None = field(
         default=None,
         metadata=_about("network", "text", "folder of all hosts by which ranks of srun meet; default: ~/.farandole"),
@@ -219,10 +238,6 @@ class Config:
     def __post_init__(self) -> None:
         for setting in self.settings():
             _check_type(setting, getattr(self, setting.name))
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError("log_level", f"unknown level {self.log_level!r}; use one of {', '.join(LOG_LEVELS)}")
-        if self.fabric not in FABRICS:
-            raise ConfigError("fabric", f"unknown fabric {self.fabric!r}; use one of {', '.join(FABRICS)}")
         if self.start_timeout <= timedelta(0):
             raise ConfigError("start_timeout", f"must be > 0, got {self.start_timeout.total_seconds():g} s")
         for name in ("slot_bytes", "link_chunk"):
@@ -306,14 +321,10 @@ def _parse(kind: str, text: str, source: str) -> Value:
     word = text.strip().lower()
     if kind == "text":
         return text
-    if kind == "fabric":
-        word = _FABRIC_OF.get(word, word)
-        if word not in FABRICS:
-            raise ConfigError(source, f"unknown fabric {text!r}; use one of {', '.join(FABRICS)}")
-        return word
-    if kind == "level":
-        if word not in LOG_LEVELS:
-            raise ConfigError(source, f"unknown level {text!r}; use one of {', '.join(LOG_LEVELS)}")
+    if kind in _CHOICES:
+        word = _CHOICE_OF.get((kind, word), word)
+        if word not in _CHOICES[kind]:
+            raise ConfigError(source, f"unknown {kind} {text!r}; use one of {', '.join(_CHOICES[kind])}")
         return word
     if kind == "flag":
         if word not in _YES + _NO:
@@ -373,6 +384,8 @@ def _check_type(setting: Setting, value: object) -> None:
             raise ConfigError(name, f"must be a non-empty text or None, got {value!r}")
     elif not isinstance(value, str):
         raise ConfigError(name, f"must be a text, got {value!r}")
+    elif value not in _CHOICES[kind]:
+        raise ConfigError(name, f"unknown {kind} {value!r}; use one of {', '.join(_CHOICES[kind])}")
 
 
 def _warn_of_ignored(env: Mapping[str, str], settings: Iterable[Setting]) -> None:

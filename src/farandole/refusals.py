@@ -12,7 +12,8 @@ ELASTIC: Final = "elastic training is not there yet"
 GPUS: Final = "estimators train on the CPU only"
 _NO_MPIRUN = "ranks are started by farandole itself, not by mpirun"
 _MPI_THREADS = "the fabric 'mpi' calls MPI from several threads"
-_NO_NCCL = "NCCL is not used yet"
+_ONE_STREAM = "each communicator of NCCL has one stream"
+_BY_HOST = "these operations on tensors on GPUs go through host memory"
 _NO_CYCLE = "the engine wakes by event, there is no cycle"
 _ONE_CONTROLLER = "there is one controller"
 _OWN_THREAD = "the waiting thread does the work itself"
@@ -23,14 +24,16 @@ _NOISE = "the search takes the noise from the samples"
 IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_CYCLE_TIME": _NO_CYCLE,
     "HOROVOD_CONTROLLER": _ONE_CONTROLLER,
-    "HOROVOD_GPU_OPERATIONS": "tensors on GPUs go through host memory",
+    "HOROVOD_GPU_ALLGATHER": _BY_HOST,
+    "HOROVOD_GPU_ALLTOALL": _BY_HOST,
+    "HOROVOD_GPU_REDUCESCATTER": _BY_HOST,
     "HOROVOD_HIERARCHICAL_ALLREDUCE": _BY_TOPOLOGY,
     "HOROVOD_HIERARCHICAL_ALLGATHER": _BY_TOPOLOGY,
     "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "set FARANDOLE_COLLECTIVE_TIMEOUT",
     "HOROVOD_THREAD_AFFINITY": _OWN_THREAD,
     "HOROVOD_MPI_THREADS_DISABLE": _MPI_THREADS,
-    "HOROVOD_NUM_NCCL_STREAMS": _NO_NCCL,
+    "HOROVOD_NUM_NCCL_STREAMS": _ONE_STREAM,
     "HOROVOD_CCL_CACHE": "oneCCL is not used",
     "HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic",
     "HOROVOD_LOG_HIDE_TIME": "set the format on Python's logging",
@@ -39,7 +42,7 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_ELASTIC_TIMEOUT": ELASTIC,
     "HOROVOD_SPARK_START_TIMEOUT": "set FARANDOLE_START_TIMEOUT, or start_timeout of horovod.spark.run",
     "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": GPUS,
-    "HOROVOD_BATCH_D2D_MEMCOPIES": "tensors on GPUs go through host memory, by one copy each",
+    "HOROVOD_BATCH_D2D_MEMCOPIES": "NCCL takes each tensor where it lies",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "streams always wait for results on GPUs themselves",
     "HOROVOD_ENABLE_XLA_OPS": "operations run beside XLA, which compiles what is between them",
     "HOROVOD_DISABLE_NVTX_RANGES": "no NVTX ranges are made",
@@ -66,7 +69,7 @@ IGNORED_OPTIONS: Sequence[Options] = (
     Options(_NOISE, ("--autotune-gaussian-process-noise",), 1),
     Options(_MPI_THREADS, ("--mpi-threads-disable", "--no-mpi-threads-disable")),
     Options("ranks connect by TCP, or as mpirun says", ("--tcp",)),
-    Options(_NO_NCCL, ("--num-nccl-streams",), 1),
+    Options(_ONE_STREAM, ("--num-nccl-streams",), 1),
     Options(f"{_OWN_THREAD}; see --binding", ("--thread-affinity",), 1),
     Options("see --collective-timeout and --start-timeout", ("--gloo-timeout-seconds",), 1),
     Options(_ONE_CONTROLLER, ("--gloo",)),

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["load"]
+__all__ = ["built", "load"]
 
-SOURCE = Path(__file__).parent.parent / "native" / "stand_in_cuda.cc"
-BUILD = Path(__file__).parent.parent.parent / "build"
-OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1")
+ROOT = Path(__file__).parent.parent.parent
+BUILD = ROOT / "build"
+OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-pthread")
 SLOWEST = 200  # microseconds; the longest delay of work in a stream
 
 
 @cache
 def load() -> ctypes.CDLL:
     """Return the library, built by the first test that needs it. It stays loaded, and acts as two devices."""
-    library = ctypes.CDLL(str(_built()))
+    library = ctypes.CDLL(str(built("stand_in_cuda", "libcuda.so.1")))
     for name in ("stand_in_stream", "stand_in_default_stream", "stand_in_close"):
         getattr(library, name).restype = ctypes.c_void_p
     library.stand_in_allocate.restype = ctypes.c_uint64
@@ -37,15 +37,18 @@ def load() -> ctypes.CDLL:
     return library
 
 
-def _built() -> Path:
+def built(source: str, name: str) -> Path:
+    """Return the library made of tests/native/`source`.cc under the `name` of NVIDIA's."""
     compiler = shutil.which("c++")
     if compiler is None:
-        pytest.skip("a C++ compiler, c++, builds the stand-in for the CUDA driver")
-    text = SOURCE.read_bytes() + " ".join(OPTIONS).encode()
-    library = BUILD / f"stand_in_cuda-{hashlib.sha256(text).hexdigest()[:16]}.so"
+        pytest.skip("a C++ compiler, c++, builds the stand-ins for NVIDIA's libraries")
+    file = ROOT / "tests" / "native" / f"{source}.cc"
+    options = (*OPTIONS, f"-Wl,-soname,{name}", f"-I{ROOT / 'native'}")
+    text = file.read_bytes() + " ".join(OPTIONS).encode()
+    library = BUILD / f"{source}-{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not library.exists():
         BUILD.mkdir(exist_ok=True)
         fresh = library.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, *OPTIONS, str(SOURCE), "-o", str(fresh)], check=True, timeout=300)
+        subprocess.run([compiler, *options, str(file), "-o", str(fresh)], check=True, timeout=300)
         fresh.rename(library)
     return library

@@ -21,6 +21,7 @@ struct StandInCuda {
   void (*configure)(int devices, int version, int slowest_us) = find<decltype(configure)>("stand_in_configure");
   void (*fail)(const char* function, int code, int calls) = find<decltype(fail)>("stand_in_fail");
   void (*break_devices)(int code) = find<decltype(break_devices)>("stand_in_break");
+  void (*share)(int shared) = find<decltype(share)>("stand_in_share");
   int (*error)() = find<decltype(error)>("stand_in_error");
   int (*calls)(const char* function) = find<decltype(calls)>("stand_in_calls");
   size_t (*pinned)() = find<decltype(pinned)>("stand_in_pinned");

@@ -59,7 +59,8 @@ struct Driver {
   int version = 12040;
   int devices = 1;
   std::atomic<int> slowest_us{200};
-  int broken = 0;  // an error that stays
+  int broken = 0;                    // an error that stays
+  std::atomic<bool> one_gpu{false};  // all devices are the same GPU
   bool initialized = false;
   std::map<std::string, std::pair<int, int>> failures;  // by function: code, calls before it
   std::map<std::string, int> calls;
@@ -213,6 +214,12 @@ int cuDeviceGet(int* device, int ordinal) {
   return ordinal < driver().devices ? 0 : kInvalidDevice;
 }
 
+int cuDeviceGetUuid(char* uuid, int device) {
+  std::memset(uuid, 0, 16);
+  uuid[0] = static_cast<char>(1 + (driver().one_gpu ? 0 : device));
+  return 0;
+}
+
 int cuDevicePrimaryCtxRetain(Context** context, int device) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
@@ -246,6 +253,10 @@ int cuStreamCreate(Stream** stream, unsigned flags) {
   *stream = new Stream;
   (*stream)->device = current.back()->device;
   return 0;
+}
+
+int cuStreamDestroy_v2(Stream* stream) {  // its thread stays
+  return stream == nullptr ? kInvalidHandle : 0;
 }
 
 int cuStreamWaitEvent(Stream* given, Event* event, unsigned) {
@@ -337,6 +348,29 @@ void stand_in_fail(const char* function, int code, int calls) {
   const std::lock_guard lock(d.mu);
   if (code == 0) d.failures.erase(function);
   else d.failures[function] = {code, d.calls[function] + calls};
+}
+
+/// Makes all devices parts of the same GPU.
+void stand_in_share(int shared) { driver().one_gpu = shared != 0; }
+
+/// Adds work to `stream` for the stand-in of NCCL: `step` is called with `cookie`, under the lock of the devices, until
+/// it returns true, and may touch their memory by stand_in_memory().
+void stand_in_add(Stream* given, bool (*step)(void* cookie), void* cookie) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  add(*given, [step, cookie, &d] {
+    std::unique_lock held(d.mu, std::adopt_lock);
+    while (d.broken == 0 && !step(cookie)) d.changed.wait_for(held, std::chrono::milliseconds(1));
+    held.release();
+    d.changed.notify_all();
+  });
+}
+
+/// Returns the memory behind an address; null if `bytes` there are not allocated. Needs the lock.
+void* stand_in_memory(uint64_t address, size_t bytes) {
+  if (holds(driver().live, address, bytes)) return real(address);
+  driver().broken = kIllegalAddress;
+  return nullptr;
 }
 
 /// Gives all devices an error that stays, 0 for none.

@@ -50,6 +50,18 @@ void test_without_look_ahead() {
   CHECK(names_of(buckets[2]) == (Names{"d"}));
 }
 
+void test_devices_apart_from_host_memory() {
+  for (const Kind kind : {Kind::Allreduce, Kind::Broadcast}) {
+    Request host = allreduce(1);
+    host.kind = kind;
+    Request device = host;
+    device.on_device = true;
+    const std::vector<Bucket> buckets = fuse({item("a", host), item("b", device), item("c", host)}, 1024);
+    CHECK_EQ(buckets.size(), 2U);
+    CHECK(names_of(buckets[0]) == (Names{"a", "c"}));
+  }
+}
+
 void test_threshold() {
   const std::vector<Fusible> ready{item("a", allreduce(4)), item("b", allreduce(4)), item("c", allreduce(1)),
                                    item("big", allreduce(100)), item("d", allreduce(1))};
@@ -120,6 +132,7 @@ void test_every_mix() {
 int main() {
   test_looks_past_other_types();
   test_without_look_ahead();
+  test_devices_apart_from_host_memory();
   test_threshold();
   test_factors_operations_and_roots_stay_apart();
   test_every_mix();

@@ -18,6 +18,8 @@ namespace {
 
 constexpr int kUnhandledCuda = 1, kRemote = 6;
 
+void ignore(const Error&) {}
+
 /// A guard that throws once it is told to.
 class Switch final : public Guard {
  public:
@@ -66,50 +68,50 @@ void test_ranks_meet() {
   const auto id = NcclComm::make_id(*library());
   CHECK(id != NcclComm::make_id(*library()));
   std::vector<std::thread> threads;
-  const int ended = count("stand_in_destroyed");
+  const int ended = count("stand_in_nccl_destroyed");
   for (int rank = 0; rank < 3; ++rank)
     threads.emplace_back([&, rank] {
       Switch guard;
-      NcclComm comm(library(), id, rank, 3, guard);
+      NcclComm comm(library(), id, rank, 3, guard, ignore);
       int enqueued = 0;
-      comm.group([&] { ++enqueued; });
+      comm.group([&] { return ++enqueued, 0; });
       comm.check();
       CHECK_EQ(enqueued, 1);
     });
   for (std::thread& thread : threads) thread.join();
-  CHECK_EQ(count("stand_in_destroyed"), ended + 3);
-  CHECK_EQ(count("stand_in_aborted"), 0);
+  CHECK_EQ(count("stand_in_nccl_destroyed"), ended + 3);
+  CHECK_EQ(count("stand_in_nccl_aborted"), 0);
 }
 
 void test_a_lost_rank_ends_the_wait_for_it() {
   Switch guard;
-  const int aborted = count("stand_in_aborted");
+  const int aborted = count("stand_in_nccl_aborted");
   std::thread later([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     guard.lost = true;
   });
   const auto id = NcclComm::make_id(*library());
-  const Error error = CHECK_THROWS(Error, NcclComm(library(), id, 0, 2, guard));
+  const Error error = CHECK_THROWS(Error, NcclComm(library(), id, 0, 2, guard, ignore));
   CHECK(error.kind == ErrorKind::PeerLost);
   later.join();
-  CHECK_EQ(count("stand_in_aborted"), aborted + 1);
+  CHECK_EQ(count("stand_in_nccl_aborted"), aborted + 1);
 }
 
 void test_failures() {
   Switch guard;
   const auto id = NcclComm::make_id(*library());
-  set("stand_in_fail", kUnhandledCuda);
-  const Error refused = CHECK_THROWS(Error, NcclComm(library(), id, 0, 1, guard));
+  set("stand_in_nccl_fail", kUnhandledCuda);
+  const Error refused = CHECK_THROWS(Error, NcclComm(library(), id, 0, 1, guard, ignore));
   CHECK(refused.kind == ErrorKind::Fabric);
   expect_text(refused.what(), "ncclCommInitRankConfig failed: unhandled cuda error (1): the stand-in says so");
-  set("stand_in_fail", 0);
-  NcclComm comm(library(), id, 0, 1, guard);
-  set("stand_in_break", kRemote);
+  set("stand_in_nccl_fail", 0);
+  NcclComm comm(library(), id, 0, 1, guard, ignore);
+  set("stand_in_nccl_break", kRemote);
   const Error broken = CHECK_THROWS(Error, comm.check());
   expect_text(broken.what(), "an operation of NCCL failed: remote process error (6)");
-  set("stand_in_break", 0);
+  set("stand_in_nccl_break", 0);
   CHECK(comm.is_aborted());
-  expect_text(CHECK_THROWS(Error, comm.group([] {})).what(), "NCCL's communicator was aborted");
+  expect_text(CHECK_THROWS(Error, comm.group([] { return 0; })).what(), "NCCL's communicator was aborted");
 }
 
 }  // namespace

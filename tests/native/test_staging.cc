@@ -4,89 +4,19 @@
 #include <string>
 
 #include "check.h"
-#include "cuda_devices.h"
-#include "engine/staging.h"
-#include "engine_ranks.h"
+#include "device_ranks.h"
 
 using namespace ranks;
 using namespace farandole;
 using check::cuda;
-using check::DeviceNumbers;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 namespace {
 
-RequestView request_of(Kind kind, int root = 0, bool cacheable = false) {
-  RequestView request;
-  request.kind = kind;
-  request.root = root;
-  request.cacheable = cacheable;
-  return request;
-}
+using Body = DeviceBody;
 
-/// A rank's engine with tensors on device memory.
-class DeviceRank {
- public:
-  explicit DeviceRank(Engine& engine) : engine_(&engine, [](Engine*) {}), staging_(engine_) {}
-  ~DeviceRank() {
-    engine_->shutdown();
-    staging_.close();
-  }
-
-  [[nodiscard]] int rank() const { return engine_->rank(); }
-  [[nodiscard]] int size() const { return engine_->size(); }
-  [[nodiscard]] Staging& staging() { return staging_; }
-
-  static StagedTensor tensor(std::string_view name, const DeviceNumbers& in, const DeviceNumbers* out,
-                             const std::vector<int64_t>& shape) {
-    StagedTensor made;
-    made.view.input = reinterpret_cast<const std::byte*>(in.address());
-    made.view.dtype = DType::Float32;
-    made.view.shape = shape;
-    made.device = &in.device();
-    made.input_stream = in.stream();
-    if (out != nullptr) {
-      made.view.output = reinterpret_cast<std::byte*>(out->address());
-      made.view.room = out->bytes();
-      made.output_stream = out->stream();
-    }
-    made.name = name;
-    return made;
-  }
-
-  std::shared_ptr<StagedCall> start(RequestView request, const StagedTensor& tensor) {
-    return staging_.start(request, {&tensor, 1});
-  }
-  /// Starts a sum; the result replaces the input.
-  std::shared_ptr<StagedCall> sum(const std::string& name, const DeviceNumbers& numbers) {
-    const std::vector<int64_t> shape{static_cast<int64_t>(numbers.bytes() / sizeof(float))};
-    return start(request_of(Kind::Allreduce, 0, true), tensor(name, numbers, &numbers, shape));
-  }
-  void wait(StagedCall& call) {
-    if (!staging_.wait(call, seconds(30))) throw Error::internal("a call hangs");
-    for (size_t i = 0; i < call.size(); ++i)
-      if (call.operation(i)->error) throw *call.operation(i)->error;
-  }
-  /// Waits, and lets the stream of `to` wait for the copies.
-  void finish(StagedCall& call, const DeviceNumbers& to) {
-    wait(call);
-    call.hold(to.device(), to.stream());
-  }
-
- private:
-  std::shared_ptr<Engine> engine_;
-  Staging staging_;
-};
-
-using Body = std::function<void(DeviceRank&)>;
-
-std::vector<std::string> run_ranks(int size, const Body& body) {
-  return run(std::vector<int>(static_cast<size_t>(size), 0), [&](Engine& engine) {
-    DeviceRank rank(engine);
-    body(rank);
-  });
-}
+std::vector<std::string> run_ranks(int size, const Body& body) { return run_on_devices(size, body); }
 
 void must_run(int size, const Body& body) {
   for (const std::string& problem : run_ranks(size, body)) check::equal(problem, std::string());

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farandole.config import FABRICS, LOG_LEVELS, Config, Setting
+from farandole.config import FABRICS, LOG_LEVELS, ROUTES, Config, Setting
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_VARIABLES
 
@@ -21,6 +21,7 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
     "duration": durations,
     "flag": st.booleans(),
     "fabric": st.sampled_from(FABRICS),
+    "route": st.sampled_from(ROUTES),
     "level": st.sampled_from(LOG_LEVELS),
     "text": texts,
 }
@@ -144,6 +145,14 @@ def test_a_bad_argument_is_named(arguments: dict[str, Any], problem: str) -> Non
 @pytest.mark.parametrize(("said", "fabric"), [("MPI", "mpi"), ("Gloo", "auto"), ("auto", "auto")])
 def test_the_fabric_that_horovods_variable_chooses(said: str, fabric: str) -> None:
     assert Config.from_environment({"HOROVOD_CPU_OPERATIONS": said}).fabric == fabric
+
+
+def test_the_routes_that_horovods_variables_choose() -> None:
+    config = Config.from_environment({"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_BROADCAST": "MPI"})
+    assert (config.gpu_allreduce, config.gpu_broadcast) == ("nccl", "host")
+    assert (Config().gpu_allreduce, Config().gpu_broadcast) == ("auto", "auto")
+    with pytest.raises(ConfigError, match="HOROVOD_GPU_OPERATIONS: unknown route 'DDL'; use one of auto, nccl, host"):
+        Config.from_environment({"HOROVOD_GPU_OPERATIONS": "DDL"})
 
 
 def test_a_fabric_that_there_is_not() -> None:

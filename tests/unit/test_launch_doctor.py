@@ -81,28 +81,46 @@ int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
 int cuGetErrorName(int code, const char **text) { *text = "CUDA_ERROR_NO_DEVICE"; return 0; }
 int cuGetErrorString(int code, const char **text) { *text = "no CUDA-capable device is detected"; return 0; }
 int cuDeviceGetCount(int *count) { *count = 3; return 0; }
-int ncclGetVersion(int *version) { *version = 22705; return 0; }
+int ncclGetVersion(int *version) { *version = NCCL; return 0; }
 """
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc) for stand-ins")
 @pytest.mark.parametrize(
-    ("result", "version", "about"),
+    ("result", "version", "about", "nccl_version", "about_nccl"),
     [
-        (0, 12080, "CUDA 12.8, 3 devices"),
-        (0, 10020, "CUDA 10.2, 3 devices; tensors on GPUs need CUDA 11.0 or later"),
-        (100, 12080, "no device can be used: CUDA_ERROR_NO_DEVICE (100), no CUDA-capable device is detected"),
+        (0, 12080, "CUDA 12.8, 3 devices", 22705, "2.27.5"),
+        (
+            0,
+            10020,
+            "CUDA 10.2, 3 devices; tensors on GPUs need CUDA 11.0 or later",
+            21403,
+            "2.14.3; ranks use NCCL from 2.18 on",
+        ),
+        (
+            100,
+            12080,
+            "no device can be used: CUDA_ERROR_NO_DEVICE (100), no CUDA-capable device is detected",
+            23203,
+            "2.32.3",
+        ),
     ],
 )
 def test_nvidias_libraries_in_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: int, version: int, about: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    result: int,
+    version: int,
+    about: str,
+    nccl_version: int,
+    about_nccl: str,
 ) -> None:
     """Libraries with NVIDIA's names stand in for a driver that this machine may lack."""
     folder = tmp_path / "nvidia" / "each" / "lib"
     folder.mkdir(parents=True)
     cuda, nccl = f"libfakecuda{result}of{version}.so.1", f"libfakenccl{result}of{version}.so.2"
     for name in (cuda, nccl):
-        values = (f"-DRESULT={result}", f"-DVERSION={version}")
+        values = (f"-DRESULT={result}", f"-DVERSION={version}", f"-DNCCL={nccl_version}")
         words = ["cc", "-shared", "-fPIC", *values, "-x", "c", "-o", str(folder / name), "-"]
         subprocess.run(words, input=DRIVER, text=True, check=True, timeout=60)
     names = {"CUDA driver": (cuda,), "NCCL": (nccl,)}
@@ -110,7 +128,7 @@ def test_nvidias_libraries_in_packages(
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert libraries.find_libraries() == {
         "CUDA driver": (str(folder / cuda), about),
-        "NCCL": (str(folder / nccl), "2.27.5; not used yet"),
+        "NCCL": (str(folder / nccl), about_nccl),
     }
 
 

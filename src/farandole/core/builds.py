@@ -45,7 +45,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Return 0, the version of NCCL that programs compare with: tensors on GPUs go through host memory."""
+    """Return 0, the version of NCCL of the build: nothing is built against NCCL, which is opened at run time."""
     return 0
 
 

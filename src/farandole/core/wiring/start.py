@@ -6,6 +6,7 @@ from farandole._native import Engine
 from farandole.config import Config
 from farandole.core.autotune.knobs import Knobs
 from farandole.core.wiring.connect import Wiring
+from farandole.core.wiring.gpus import find_nccl, kinds_by_route
 
 __all__ = ["start_engine"]
 
@@ -34,6 +35,9 @@ def start_engine(wiring: Wiring, config: Config, *, members: Sequence[int] = (),
             members=list(members),
             process_set=process_set,
             mpi=wiring.mpi,
+            nccl_files=find_nccl(),
+            through_host=kinds_by_route(config, "host"),
+            by_nccl=kinds_by_route(config, "nccl"),
         )
         wiring.settle()
     except BaseException as error:

@@ -16,6 +16,7 @@ __all__ = ["find_libraries"]
 WHEELS = "nvidia/*/lib"
 
 OLDEST_CUDA = 11000  # of which native/device/cuda_library.h has the same number
+OLDEST_NCCL = 21800  # and native/transport/nccl_library.h
 
 LIBRARIES: Mapping[str, Sequence[str]] = {
     "CUDA driver": ("libcuda.so.1",),
@@ -85,7 +86,11 @@ def _text_of(library: ctypes.CDLL, code: int) -> str:
 def _version_of_nccl(library: ctypes.CDLL) -> str:
     version = ctypes.c_int()
     library.ncclGetVersion(ctypes.byref(version))
-    return f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}; not used yet"
+    number = version.value
+    found = f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number >= 10000 else f"version {number}"
+    if number >= OLDEST_NCCL:
+        return found
+    return f"{found}; ranks use NCCL from {OLDEST_NCCL // 10000}.{OLDEST_NCCL // 100 % 100} on"
 
 
 def _version_of_mpi(library: ctypes.CDLL) -> str:

@@ -1,0 +1,51 @@
+#include "engine/device_agreement.h"
+
+#include <map>
+
+namespace farandole {
+namespace {
+
+std::string version_text(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+/// Returns why these ranks cannot use NCCL; empty if they can.
+std::string obstacle(const std::vector<DeviceCard>& cards) {
+  for (size_t rank = 0; rank < cards.size(); ++rank)
+    if (!cards[rank].is_able) return "rank " + std::to_string(rank) + " cannot (" + cards[rank].why_not.data() + ")";
+  std::map<std::array<char, 16>, size_t> owners;
+  for (size_t rank = 0; rank < cards.size(); ++rank) {
+    if (cards[rank].version != cards[0].version)
+      return "rank 0 has NCCL " + version_text(cards[0].version) + ", and rank " + std::to_string(rank) + " has " +
+             version_text(cards[rank].version);
+    const auto [owner, fresh] = owners.try_emplace(cards[rank].gpu, rank);
+    if (!fresh)
+      return "ranks " + std::to_string(owner->second) + " and " + std::to_string(rank) + " are on the same GPU";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::optional<Error> DeviceDecision::refusal(const Request& request) const {
+  if (why_not.empty() || !by_nccl[static_cast<size_t>(request.kind)]) return std::nullopt;
+  return Error::invalid(request.name, "NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_" +
+                                          std::string(request.kind == Kind::Allreduce ? "ALLREDUCE" : "BROADCAST") +
+                                          "), and cannot be used: " + why_not +
+                                          "; give every rank a GPU of its own and the same NCCL, or set MPI there, "
+                                          "which stands for host memory");
+}
+
+DeviceDecision decide(const std::vector<DeviceCard>& cards) {
+  DeviceDecision made;
+  for (const DeviceCard& card : cards)
+    for (size_t kind = 0; kind < kKinds; ++kind) {
+      made.through_host[kind] = made.through_host[kind] || card.through_host[kind];
+      made.by_nccl[kind] = made.by_nccl[kind] || card.by_nccl[kind];
+    }
+  made.why_not = obstacle(cards);
+  return made;
+}
+
+}  // namespace farandole

@@ -1,0 +1,32 @@
+#include "engine/device_marks.h"
+
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::chrono::microseconds kNap{100};
+constexpr uint64_t kFarewell = 1'000'000'000;  // ns; limit of a brief wait
+
+}  // namespace
+
+bool passed(const Marks& marks) {
+  return std::ranges::all_of(marks, [](const auto& mark) { return mark->passed(); });
+}
+
+bool wait_briefly(const Marks& marks) noexcept {
+  try {
+    for (const uint64_t until = now_ns() + kFarewell; now_ns() < until; std::this_thread::sleep_for(kNap))
+      if (passed(marks)) return true;
+  } catch (const Error&) {
+    // A broken device runs no copies, but nothing says when it stopped.
+  }
+  return false;
+}
+
+}  // namespace farandole

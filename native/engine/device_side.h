@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "device/cuda_device.h"
+#include "device/pinned_pool.h"
+
+namespace farandole {
+
+/// The part of an operation that was submitted with its tensor in device memory.
+struct DeviceSide {
+  CudaDevice* device = nullptr;
+  std::vector<std::shared_ptr<const CudaMark>> before;  // the work that comes first
+  std::shared_ptr<const CudaMark> after;  // the result is in device memory; set when the operation has completed
+  std::vector<PinnedBuffer> copies;       // in use until `after` has passed
+
+  /// Leaves the copies allocated until the process ends.
+  void leak() {
+    for (PinnedBuffer& copy : copies) copy.leak();
+  }
+};
+
+}  // namespace farandole
