@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from datetime import timedelta
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from farandole.config import Config
 from farandole.core.context import Context
 from farandole.core.wiring import connect as connecting
+from farandole.core.wiring import peers
 from farandole.core.wiring.peers import Arrivals
 from farandole.errors import CollectiveTimeout, EngineClosed, PeerLost, RendezvousError
 from farandole.rendezvous import from_environment
@@ -96,6 +98,8 @@ def dies_in_init(outer: Context, placement: str, victim: int, late: int = -1) ->
     outer.shutdown()
     if outer.rank == victim:
         connecting._share_segment = die  # type: ignore[assignment]
+        # It accepts nobody: a rank that needs it alone could have all its connections before it dies.
+        peers.AcceptingThread = Mock  # type: ignore[misc, assignment]
     if outer.rank == late:
         lose, connect_to = Arrivals.lose, connecting.connect_to
         Arrivals.lose = lambda *told: threading.Timer(0.5, lose, told).start()  # type: ignore[assignment, method-assign]

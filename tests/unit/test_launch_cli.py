@@ -62,7 +62,7 @@ def test_horovods_seconds() -> None:
 def test_every_setting_has_an_option() -> None:
     assert {setting.name for setting in Config.settings()} >= {alias.setting for alias in ALIASES.values()}
     for setting in Config.settings():
-        words = [] if setting.kind == "flag" else [{"level": "info", "fabric": "mpi"}.get(setting.kind, "3")]
+        words = [] if setting.kind == "flag" else [{"level": "info", "fabric": "mpi", "route": "nccl"}.get(setting.kind, "3")]
         assert set(parse(f"--{setting.name.replace('_', '-')}", *words).settings) == {setting.name}
 
 
