@@ -61,8 +61,9 @@ def test_horovods_seconds() -> None:
 
 def test_every_setting_has_an_option() -> None:
     assert {setting.name for setting in Config.settings()} >= {alias.setting for alias in ALIASES.values()}
+    chosen = {"level": "info", "fabric": "mpi", "route": "nccl"}
     for setting in Config.settings():
-        words = [] if setting.kind == "flag" else [{"level": "info", "fabric": "mpi", "route": "nccl"}.get(setting.kind, "3")]
+        words = [] if setting.kind == "flag" else [chosen.get(setting.kind, "3")]
         assert set(parse(f"--{setting.name.replace('_', '-')}", *words).settings) == {setting.name}
 
 
