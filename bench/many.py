@@ -1,4 +1,4 @@
-"""What do many ranks and many hosts cost the launcher?
+"""Measure the launcher's cost for many ranks and many hosts.
 
     python bench/many.py [--rounds 3] [--local 16] [--ranks 4096] [--most 64]
 

@@ -18,7 +18,7 @@ struct GpuOptions {
   std::array<bool, kKinds> by_nccl{};                   // by kind: an error if NCCL cannot be used
 };
 
-/// What a rank tells the others before the first operation among GPUs.
+/// A rank's message to the others before the first operation among GPUs.
 struct DeviceCard {
   bool is_able = false;                     // it has NCCL, and one GPU
   int version = 0;                          // of NCCL

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::microseconds kNap{20};  // between two looks at a copy
 
-/// What rank 0 tells the others about the new communicator.
+/// Rank 0's message to the others about the new communicator.
 struct Invitation {
   NcclLibrary::UniqueId id{};
   bool is_made = false;

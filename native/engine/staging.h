@@ -72,7 +72,7 @@ class Staging {
   using Call = std::shared_ptr<StagedCall>;
   using Lock = std::unique_lock<std::mutex>;
 
-  /// What to drop once its copies are complete, or its operations on devices.
+  /// Marks, a call and memory that are dropped once their copies, or their operations on devices, are complete.
   struct Leaving {
     std::vector<StagedCall::Mark> marks;
     Call call;

@@ -331,7 +331,8 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* st
   return copy("cuMemcpyHtoDAsync", to, reinterpret_cast<uint64_t>(from), bytes, stream, false);
 }
 
-// What tests do in place of a framework. Streams are given as to the driver; null is the default stream of `device`.
+// Device memory and streams for tests, as a framework would make them. Streams are given as to the driver; null is the
+// default stream of `device`.
 
 /// Sets the number of devices, CUDA's version, and the longest delay of work in a stream, in microseconds.
 void stand_in_configure(int devices, int version, int slowest_us) {

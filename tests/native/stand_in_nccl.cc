@@ -62,7 +62,7 @@ struct Round {
   bool done = false;
 };
 
-/// What the ranks of a communicator share.
+/// The state that the ranks of a communicator share.
 struct Group {
   std::atomic<int> size{0};
   std::atomic<int> arrived{0};

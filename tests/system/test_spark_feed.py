@@ -271,7 +271,7 @@ def test_spark_measures_batches_only_where_their_rows_may_be_large(spark: SparkS
 
 
 def read_as_it_arrives(folder: str) -> list[tuple[list[int], int, int]]:
-    """What every rank runs: return each rank's rows, steps and generations."""
+    """Run the job on all ranks; return each rank's rows, steps and generations."""
     import farandole.numpy as hvd
     from farandole.data import Growing, GrowingLoader
 

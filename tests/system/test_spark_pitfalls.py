@@ -1,4 +1,4 @@
-"""What users of Horovod on Spark complained of: a file between data and training, and ranks that Spark does not see."""
+"""Complaints of Horovod's users on Spark: no file before training, ranks are Spark's tasks."""
 
 import os
 import signal
