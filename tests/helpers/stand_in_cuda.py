@@ -38,17 +38,18 @@ def load() -> ctypes.CDLL:
 
 
 def built(source: str, name: str) -> Path:
-    """Return the library made of tests/native/`source`.cc under the `name` of NVIDIA's."""
+    """Return the library made of the files tests/native/`source`* under the `name` of NVIDIA's."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("a C++ compiler, c++, builds the stand-ins for NVIDIA's libraries")
-    file = ROOT / "tests" / "native" / f"{source}.cc"
+    files = sorted((ROOT / "tests" / "native").glob(f"{source}*"))
+    sources = [str(file) for file in files if file.suffix == ".cc"]
     options = (*OPTIONS, f"-Wl,-soname,{name}", f"-I{ROOT / 'native'}")
-    text = file.read_bytes() + " ".join(OPTIONS).encode()
+    text = b"".join(file.read_bytes() for file in files) + " ".join(OPTIONS).encode()
     library = BUILD / f"{source}-{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not library.exists():
         BUILD.mkdir(exist_ok=True)
         fresh = library.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler, *options, str(file), "-o", str(fresh)], check=True, timeout=300)
+        subprocess.run([compiler, *options, *sources, "-o", str(fresh)], check=True, timeout=300)
         fresh.rename(library)
     return library

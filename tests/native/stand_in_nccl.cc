@@ -208,7 +208,7 @@ bool step(void* cookie) {
   Round& round = *work->round;
   if (!work->aborted->load()) {
     round.calls.emplace(work->rank, work->call);
-    if (stuck != 0 || static_cast<int>(round.calls.size()) < work->group->size) return false;
+    if (!round.done && (stuck != 0 || static_cast<int>(round.calls.size()) < work->group->size)) return false;
     if (!round.done) compute(round);
     round.done = true;
     void* to = memory(work->call.out, round.result.size());

@@ -1,6 +1,4 @@
 // NCCL's library and communicators by a stand-in: what is said when it cannot be used, and the end of waits.
-#include <dlfcn.h>
-
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -9,10 +7,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "check.h"
+#include "nccl_stand_in.h"
 #include "transport/nccl_comm.h"
 
 using namespace farandole;
+using nccl::count, nccl::set;
 
 namespace {
 
@@ -28,15 +27,6 @@ class Switch final : public Guard {
   }
   std::atomic<bool> lost{false};
 };
-
-template <class F>
-F function(const char* name) {
-  static void* loaded = ::dlopen(STAND_IN_NCCL, RTLD_NOW | RTLD_LOCAL);
-  return reinterpret_cast<F>(::dlsym(loaded, name));
-}
-
-void set(const char* name, int value) { function<void (*)(int)>(name)(value); }
-int count(const char* name) { return function<int (*)()>(name)(); }
 
 std::string problem_of(const std::vector<std::string>& files) {
   const Error error = CHECK_THROWS(Error, NcclLibrary(files));

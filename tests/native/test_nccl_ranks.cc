@@ -1,68 +1,19 @@
-// Operations among GPUs by NCCL, over stand-ins whose streams run late: results, order, the ranks' choice, failures.
-#include <dlfcn.h>
-
-#include <atomic>
+// Operations among GPUs by NCCL, over stand-ins whose streams run late: results, order, the ranks' choice.
 #include <string>
 
-#include "check.h"
-#include "device_ranks.h"
 #include "engine/device_agreement.h"
+#include "nccl_stand_in.h"
 
 using namespace ranks;
 using namespace farandole;
 using check::cuda;
+using nccl::must_run, nccl::set;
 using std::chrono::milliseconds;
 
 namespace {
 
-template <class F>
-F function(const char* name) {
-  static void* loaded = ::dlopen(STAND_IN_NCCL, RTLD_NOW | RTLD_LOCAL);
-  return reinterpret_cast<F>(::dlsym(loaded, name));
-}
-
-void set(const char* name, int value) { function<void (*)(int)>(name)(value); }
-int count(const char* name) { return function<int (*)()>(name)(); }
-
-/// Runs the ranks, and requires that they worked by NCCL without host memory, or not at all by it.
-void must_run(int size, const DeviceBody& body, bool by_nccl = true, const GpuOptions& gpu = {}) {
-  const size_t pinned = cuda().pinned();
-  const int run = count("stand_in_nccl_run");
-  for (const std::string& problem : run_on_devices(size, body, gpu)) check::equal(problem, std::string());
-  CHECK_EQ(count("stand_in_nccl_run") > run, by_nccl);
-  if (by_nccl) CHECK_EQ(cuda().pinned(), pinned);
-  CHECK_EQ(count("stand_in_nccl_mismatches"), 0);
-  CHECK_EQ(cuda().error(), 0);
-}
-
-std::vector<float> own(const DeviceRank& rank, size_t count, float extra = 0) {
-  return std::vector<float>(count, static_cast<float>(rank.rank() + 1) + extra);
-}
-
-float total(const DeviceRank& rank) { return static_cast<float>(rank.size() * (rank.size() + 1)) / 2; }
-
-/// In place and into other memory; many at once, waited for in another order.
 void sums(DeviceRank& rank) {
-  for (int round = 0; round < 3; ++round) {
-    std::vector<std::unique_ptr<DeviceNumbers>> in, out;
-    std::vector<std::shared_ptr<StagedCall>> calls;
-    for (int i = 0; i < 12; ++i) {
-      const auto count = static_cast<size_t>(i * i * 100);
-      const auto extra = static_cast<float>(round + i);
-      in.push_back(std::make_unique<DeviceNumbers>(own(rank, count, extra), rank.rank()));
-      out.push_back(i % 3 == 0 ? nullptr : std::make_unique<DeviceNumbers>(std::vector<float>(count, -1), rank.rank()));
-      const DeviceNumbers* to = out.back() ? out.back().get() : in.back().get();
-      calls.push_back(
-          rank.start(request_of(Kind::Allreduce, 0, true),
-                     DeviceRank::tensor("x" + std::to_string(i), *in.back(), to, {static_cast<int64_t>(count)})));
-    }
-    for (size_t i = calls.size(); i-- > 0;) {
-      const DeviceNumbers& to = out[i] ? *out[i] : *in[i];
-      rank.finish(*calls[i], to);
-      const float expected = total(rank) + static_cast<float>(rank.size() * (round + static_cast<int>(i)));
-      check::that(to.read() == std::vector<float>(i * i * 100, expected), "the sum", std::to_string(i));
-    }
-  }
+  many_sums(rank, [&](int) { return rank.rank(); });
 }
 
 /// NCCL applies factors to the inputs.
@@ -245,88 +196,6 @@ void test_several_gpus() {
   });
 }
 
-/// A rank is lost while the operation runs on the devices, which would never end.
-void test_a_lost_rank() {
-  std::atomic<int> waiting{0};
-  const auto problems = run_on_devices(
-      2,
-      [&](DeviceRank& rank) {
-        const DeviceNumbers numbers(own(rank, 10), rank.rank());
-        rank.finish(*rank.sum("warm", numbers), numbers);
-        CHECK(numbers.read() == std::vector<float>(10, total(rank)));
-        set("stand_in_nccl_stuck", 1);
-        const auto call = rank.sum("x", numbers);
-        rank.wait(*call);
-        CHECK(!call->has_returned());
-        ++waiting;
-        for (int i = 0; i < 10000 && !call->has_returned(); ++i) std::this_thread::sleep_for(milliseconds(1));
-        CHECK(call->has_returned());
-        rank.staging().require_results();
-      },
-      {},
-      [&](Segment& segment) {
-        while (waiting < 2) std::this_thread::sleep_for(milliseconds(1));
-        segment.abort({1, Abort::Reason::Died});
-      });
-  set("stand_in_nccl_stuck", 0);
-  for (const std::string& problem : problems)
-    check::that(problem.find("rank 1 is lost") != std::string::npos, "rank 1 is named", problem);
-}
-
-/// NCCL reports a failure of an operation: all ranks hear of it.
-void test_a_failure() {
-  const auto problems = run_on_devices(2, [&](DeviceRank& rank) {
-    const DeviceNumbers numbers(own(rank, 10), rank.rank());
-    rank.finish(*rank.sum("warm", numbers), numbers);
-    CHECK(numbers.read() == std::vector<float>(10, total(rank)));
-    set("stand_in_nccl_stuck", 1);
-    const auto call = rank.sum("x", numbers);
-    rank.wait(*call);
-    if (rank.rank() == 0) set("stand_in_nccl_break", 6);
-    for (int i = 0; i < 10000 && !call->has_returned(); ++i) std::this_thread::sleep_for(milliseconds(1));
-    CHECK(call->has_returned());
-    rank.staging().require_results();
-  });
-  set("stand_in_nccl_stuck", 0);
-  set("stand_in_nccl_break", 0);
-  for (const std::string& problem : problems)
-    check::that(
-        problem.find("remote process error (6)") != std::string::npos || problem.find("is lost") != std::string::npos,
-        "the failure is told", problem);
-}
-
-/// The devices break while an operation runs.
-void test_devices_that_break() {
-  std::atomic<int> waiting{0};
-  const auto problems = run_on_devices(2, [&](DeviceRank& rank) {
-    const DeviceNumbers numbers(own(rank, 10), rank.rank());
-    rank.finish(*rank.sum("warm", numbers), numbers);
-    CHECK(numbers.read() == std::vector<float>(10, total(rank)));
-    set("stand_in_nccl_stuck", 1);
-    const auto call = rank.sum("x", numbers);
-    rank.wait(*call);
-    for (++waiting; waiting < 2;) std::this_thread::sleep_for(milliseconds(1));
-    cuda().break_devices(700);
-    rank.finish(*rank.sum("y", numbers), numbers);
-  });
-  set("stand_in_nccl_stuck", 0);
-  cuda().break_devices(0);
-  for (const std::string& problem : problems) CHECK(!problem.empty());
-}
-
-/// The communicator cannot be made: the job ends with NCCL's text.
-void test_no_communicator() {
-  set("stand_in_nccl_fail", 1);
-  const auto problems = run_on_devices(2, [](DeviceRank& rank) {
-    const DeviceNumbers numbers(own(rank, 10), rank.rank());
-    rank.finish(*rank.sum("x", numbers), numbers);
-  });
-  set("stand_in_nccl_fail", 0);
-  CHECK(problems[0].find("ncclCommInitRankConfig failed: unhandled cuda error") != std::string::npos ||
-        problems[1].find("ncclCommInitRankConfig failed: unhandled cuda error") != std::string::npos);
-  for (const std::string& problem : problems) CHECK(!problem.empty());
-}
-
 }  // namespace
 
 int main() {
@@ -343,10 +212,6 @@ int main() {
   test_a_shared_gpu();
   test_settings();
   test_several_gpus();
-  test_a_lost_rank();
-  test_a_failure();
-  test_devices_that_break();
-  test_no_communicator();
   CHECK_EQ(cuda().error(), 0);
   return check::report();
 }

@@ -22,34 +22,8 @@ void must_run(int size, const Body& body) {
   for (const std::string& problem : run_ranks(size, body)) check::equal(problem, std::string());
 }
 
-std::vector<float> own(const DeviceRank& rank, size_t count, float extra = 0) {
-  return std::vector<float>(count, static_cast<float>(rank.rank() + 1) + extra);
-}
-
-float total(const DeviceRank& rank) { return static_cast<float>(rank.size() * (rank.size() + 1)) / 2; }
-
-/// In place and into other memory; many at once, over two devices, waited for in another order.
 void sums(DeviceRank& rank) {
-  for (int round = 0; round < 3; ++round) {
-    std::vector<std::unique_ptr<DeviceNumbers>> in, out;
-    std::vector<std::shared_ptr<StagedCall>> calls;
-    for (int i = 0; i < 12; ++i) {
-      const auto count = static_cast<size_t>(i * i * 100);
-      const auto extra = static_cast<float>(round + i);
-      in.push_back(std::make_unique<DeviceNumbers>(own(rank, count, extra), i % 2));
-      out.push_back(i % 3 == 0 ? nullptr : std::make_unique<DeviceNumbers>(std::vector<float>(count, -1), i % 2));
-      const DeviceNumbers* to = out.back() ? out.back().get() : in.back().get();
-      calls.push_back(
-          rank.start(request_of(Kind::Allreduce, 0, true),
-                     DeviceRank::tensor("x" + std::to_string(i), *in.back(), to, {static_cast<int64_t>(count)})));
-    }
-    for (size_t i = calls.size(); i-- > 0;) {
-      const DeviceNumbers& to = out[i] ? *out[i] : *in[i];
-      rank.finish(*calls[i], to);
-      const float expected = total(rank) + static_cast<float>(rank.size() * (round + static_cast<int>(i)));
-      check::that(to.read() == std::vector<float>(i * i * 100, expected), "the sum", std::to_string(i));
-    }
-  }
+  many_sums(rank, [](int i) { return i % 2; });
 }
 
 /// The members of a group run together; one of them lies in host memory.

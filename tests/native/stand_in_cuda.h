@@ -1,0 +1,154 @@
+// What the stand-in for the CUDA driver is made of: devices whose memory is memory of this machine, and streams.
+//
+// Streams are threads that run their work later, after a random delay, and in no order with each other: a missing wait
+// gives a wrong result. Addresses of device memory may not be touched: the addresses that it hands out are mapped
+// without access, and streams use a second mapping. New memory and freed memory hold garbage. Work that touches freed
+// memory, or host memory that is not pinned, breaks the device, as in CUDA.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace stand_in {
+
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidDevice = 101, kInvalidContext = 201,
+              kInvalidHandle = 400, kNotReady = 600, kIllegalAddress = 700;
+constexpr size_t kMemory = size_t{1} << 30;  // unused pages cost nothing
+constexpr size_t kSmallest = 256;
+
+/// The moment that a record of an event stands for.
+struct Moment {
+  bool passed = false;
+};
+
+struct Stream {
+  int device = 0;
+  std::deque<std::function<void()>> work;
+  bool begun = false;               // has a thread
+  std::condition_variable arrived;  // there is work; one each, as many streams sleep
+};
+
+struct Context {
+  int device = 0;
+  Stream legacy;
+};
+
+struct Event {
+  int device = 0;
+  std::shared_ptr<Moment> recorded;
+};
+
+/// All state. Never destroyed, because the threads of streams live until the process ends.
+struct Driver {
+  std::mutex mu;                    // guards all members, and orders the work of streams with other threads
+  std::condition_variable changed;  // work is done
+  int version = 12040;
+  int devices = 1;
+  std::atomic<int> slowest_us{200};
+  int broken = 0;                    // an error that stays
+  std::atomic<bool> one_gpu{false};  // all devices are the same GPU
+  bool initialized = false;
+  std::map<std::string, std::pair<int, int>> failures;  // by function: code, calls before it
+  std::map<std::string, int> calls;
+  std::map<int, std::unique_ptr<Context>> contexts;
+  std::byte* shown = nullptr;  // without access
+  std::byte* real = nullptr;
+  size_t used = 0;
+  std::map<uint64_t, size_t> live;                      // device memory: address, bytes
+  std::map<size_t, std::vector<uint64_t>> free_blocks;  // by size
+  std::map<uint64_t, size_t> pinned;
+};
+
+inline Driver& driver() {
+  static auto* made = new Driver;
+  return *made;
+}
+
+inline thread_local std::vector<Context*> current;
+
+/// Returns the error that a call of `function` has to return, 0 for none. Needs the lock.
+inline int refusal(const char* function) {
+  Driver& d = driver();
+  const int made = d.calls[function]++;
+  if (const auto found = d.failures.find(function); found != d.failures.end() && made >= found->second.second)
+    return found->second.first;
+  if (!d.initialized) return kNotInitialized;
+  return d.broken;
+}
+
+inline bool holds(const std::map<uint64_t, size_t>& ranges, uint64_t address, size_t bytes) {
+  auto after = ranges.upper_bound(address);
+  if (after == ranges.begin()) return false;
+  const auto& [begin, size] = *--after;
+  return address - begin + bytes <= size;
+}
+
+inline std::byte* real(uint64_t address) {
+  return driver().real + (address - reinterpret_cast<uint64_t>(driver().shown));
+}
+
+inline void map_memory() {
+  Driver& d = driver();
+  const int file = memfd_create("stand-in device", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, kMemory) != 0) std::abort();
+  const auto map = [file](int access) {
+    void* at = mmap(nullptr, kMemory, access, MAP_SHARED | MAP_NORESERVE, file, 0);
+    if (at == MAP_FAILED) std::abort();
+    return static_cast<std::byte*>(at);
+  };
+  d.shown = map(PROT_NONE);
+  d.real = map(PROT_READ | PROT_WRITE);
+  close(file);
+}
+
+inline void run(Stream* stream) {
+  Driver& d = driver();
+  std::mt19937 random(static_cast<unsigned>(reinterpret_cast<uintptr_t>(stream) >> 4));
+  std::unique_lock lock(d.mu);
+  while (true) {
+    stream->arrived.wait(lock, [&] { return !stream->work.empty(); });
+    const int slowest = d.slowest_us;
+    lock.unlock();
+    if (slowest > 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(slowest)));
+    lock.lock();
+    // Waits of streams release the lock, so the work stays in the queue until it is done.
+    const std::function<void()> next = stream->work.front();
+    next();
+    stream->work.pop_front();
+    d.changed.notify_all();
+  }
+}
+
+/// Needs the lock. The work runs with the lock, too.
+inline void add(Stream& stream, std::function<void()> work) {
+  stream.work.push_back(std::move(work));
+  if (!stream.begun) {
+    stream.begun = true;
+    std::thread(run, &stream).detach();
+  }
+  stream.arrived.notify_all();
+}
+
+/// Returns null without a current context. Needs the lock.
+inline Stream* stream_of(Stream* given) {
+  if (given != nullptr) return given;
+  return current.empty() ? nullptr : &current.back()->legacy;
+}
+
+}  // namespace stand_in

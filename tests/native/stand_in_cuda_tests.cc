@@ -1,0 +1,202 @@
+// The stand-in for the CUDA driver, as tests see it: its settings and failures, and device memory and streams, as a
+// framework would make them. Streams are given as to the driver; null is the default stream of `device`.
+#include <cstring>
+
+#include "stand_in_cuda.h"
+
+using namespace stand_in;
+
+extern "C" {
+
+int cuInit(unsigned);
+int cuDevicePrimaryCtxRetain(Context** context, int device);
+int cuCtxPushCurrent_v2(Context* context);
+int cuCtxPopCurrent_v2(Context** context);
+int cuStreamCreate(Stream** stream, unsigned flags);
+
+/// Sets the number of devices, CUDA's version, and the longest delay of work in a stream, in microseconds.
+void stand_in_configure(int devices, int version, int slowest_us) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  d.devices = devices;
+  d.version = version;
+  d.slowest_us = slowest_us;
+}
+
+/// Makes calls of `function` return `code` after `calls` more; 0 ends it.
+void stand_in_fail(const char* function, int code, int calls) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (code == 0) d.failures.erase(function);
+  else d.failures[function] = {code, d.calls[function] + calls};
+}
+
+/// Makes all devices parts of the same GPU.
+void stand_in_share(int shared) { driver().one_gpu = shared != 0; }
+
+/// Adds work to `stream` for the stand-in of NCCL: `step` is called with `cookie`, under the lock of the devices, until
+/// it returns true, and may touch their memory by stand_in_memory().
+void stand_in_add(Stream* given, bool (*step)(void* cookie), void* cookie) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  add(*given, [step, cookie, &d] {
+    std::unique_lock held(d.mu, std::adopt_lock);
+    while (d.broken == 0 && !step(cookie)) d.changed.wait_for(held, std::chrono::milliseconds(1));
+    held.release();
+    d.changed.notify_all();
+  });
+}
+
+/// Returns the memory behind an address; null if `bytes` there are not allocated. Needs the lock.
+void* stand_in_memory(uint64_t address, size_t bytes) {
+  if (holds(driver().live, address, bytes)) return real(address);
+  driver().broken = kIllegalAddress;
+  return nullptr;
+}
+
+/// Gives all devices an error that stays, 0 for none.
+void stand_in_break(int code) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  d.broken = code;
+  d.changed.notify_all();
+}
+
+int stand_in_error() {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  return d.broken;
+}
+
+/// Returns how often `function` was called.
+int stand_in_calls(const char* function) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  return d.calls[function];
+}
+
+size_t stand_in_pinned() {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  size_t bytes = 0;
+  for (const auto& [address, size] : d.pinned) bytes += size;
+  return bytes;
+}
+
+size_t stand_in_live() {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  return d.live.size();
+}
+
+Stream* stand_in_stream(int device) {
+  cuInit(0);
+  Context* context = nullptr;
+  cuDevicePrimaryCtxRetain(&context, device);
+  cuCtxPushCurrent_v2(context);
+  Stream* made = nullptr;
+  cuStreamCreate(&made, 1);
+  cuCtxPopCurrent_v2(&context);
+  return made;
+}
+
+/// Returns the default stream of `device` as an object, for stand_in_*; the driver knows it as null.
+Stream* stand_in_default_stream(int device) {
+  cuInit(0);
+  Context* context = nullptr;
+  cuDevicePrimaryCtxRetain(&context, device);
+  return &context->legacy;
+}
+
+/// Returns device memory that holds garbage; 0 when there is none left.
+uint64_t stand_in_allocate(size_t bytes) {
+  cuInit(0);
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  size_t size = kSmallest;
+  while (size < bytes) size *= 2;
+  std::vector<uint64_t>& blocks = d.free_blocks[size];
+  uint64_t address = 0;
+  if (!blocks.empty()) {
+    address = blocks.back();
+    blocks.pop_back();
+  } else {
+    if (d.used + size > kMemory) return 0;
+    address = reinterpret_cast<uint64_t>(d.shown) + d.used;
+    d.used += size;
+  }
+  d.live[address] = size;
+  std::memset(real(address), 0xab, bytes);
+  return address;
+}
+
+/// Frees memory after the work that is in `stream` now, like a framework's allocator.
+void stand_in_free(uint64_t address, Stream* stream) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  add(*stream, [address, &d] {
+    const auto found = d.live.find(address);
+    std::memset(real(address), 0xef, found->second);
+    d.free_blocks[found->second].push_back(address);
+    d.live.erase(found);
+  });
+}
+
+/// Writes later, in `stream`, what `from` holds now.
+void stand_in_write(uint64_t to, const void* from, size_t bytes, Stream* stream) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  const auto* data = static_cast<const std::byte*>(from);
+  add(*stream, [to, values = std::vector<std::byte>(data, data + bytes)] {
+    if (!values.empty()) std::memcpy(real(to), values.data(), values.size());
+  });
+}
+
+/// Reads in `stream`, and waits for it.
+void stand_in_read(uint64_t from, void* to, size_t bytes, Stream* stream) {
+  Driver& d = driver();
+  std::unique_lock lock(d.mu);
+  bool done = false;
+  add(*stream, [&] {
+    if (bytes > 0) std::memcpy(to, real(from), bytes);
+    done = true;
+  });
+  d.changed.wait(lock, [&] { return done; });
+}
+
+/// Makes the later work in `stream` wait for the present work in `before`.
+void stand_in_order(Stream* stream, Stream* before) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  const auto moment = std::make_shared<Moment>();
+  add(*before, [moment] { moment->passed = true; });
+  add(*stream, [moment, &d] {
+    std::unique_lock held(d.mu, std::adopt_lock);
+    d.changed.wait(held, [&] { return moment->passed; });
+    held.release();
+  });
+}
+
+/// Keeps `stream` busy until stand_in_open(); returns the key.
+void* stand_in_close(Stream* stream) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  auto* moment = new std::shared_ptr<Moment>(std::make_shared<Moment>());
+  add(*stream, [kept = *moment, &d] {
+    std::unique_lock held(d.mu, std::adopt_lock);
+    d.changed.wait(held, [&] { return kept->passed; });
+    held.release();
+  });
+  return moment;
+}
+
+void stand_in_open(void* key) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  auto* moment = static_cast<std::shared_ptr<Moment>*>(key);
+  (*moment)->passed = true;
+  delete moment;
+  d.changed.notify_all();
+}
+
+}  // extern "C"
