@@ -1,6 +1,7 @@
-"""MPI as the fabric, below Open MPI's mpirun and MPICH's mpiexec: conformance, lost ranks, what is refused."""
+"""MPI as the fabric, below Open MPI's mpirun and MPICH's mpiexec: conformance, lost ranks, what is refused.
 
-import os
+With FARANDOLE_TEST_MPI=1 also below newer ones and Intel MPI's, and over the standard ABI."""
+
 import re
 import shutil
 import subprocess
@@ -9,22 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from helpers.mpi_sites import INSTALLED, ON_DEMAND, SITES, Launcher
 from system.launched import command
 
 TESTS = Path(__file__).parent.parent
-# As root, and with more processes than cores; Open MPI refuses both unless asked.
-SURROUNDINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    # UCX, below MPICH, ends a process that copies from the memory of a killed one.
-    "UCX_TLS": "^cma",
-}
-# The launcher, and its option by which the other processes survive the death of one.
-LAUNCHERS = {
-    "Open MPI": ("mpirun.openmpi", ("--enable-recovery",)),
-    "MPICH": ("mpiexec.hydra", ("-disable-auto-cleanup",)),
+FABRIC = {
+    "FARANDOLE_FABRIC": "mpi",
+    "FARANDOLE_HEARTBEAT": "30",
+    "PYTHONPATH": str(TESTS),
+    "UCX_TLS": "^cma",  # UCX, below MPICH, ends a process that copies from the memory of a killed one
 }
 # Ranks of these wait for each other by events of one process.
 OF_THREADS = "barrier_before_all_have_come or a_set_that_waits or held_up_in_another or join_ends_when"
@@ -76,35 +70,25 @@ hvd.init()
 """
 
 
-@pytest.fixture(params=LAUNCHERS)
-def launcher(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if shutil.which(LAUNCHERS[name][0]) is None:
-        pytest.skip(f"{LAUNCHERS[name][0]} is not installed (apt-get install openmpi-bin mpich)")
-    return name
+@pytest.fixture(params=SITES)
+def launcher(request: pytest.FixtureRequest) -> Launcher:
+    return SITES[request.param]()
 
 
-def start(launcher: str, ranks: int, *words: str, survive: bool = False, limit: float = 170) -> tuple[int, str, str]:
+@pytest.fixture(params=INSTALLED)
+def installed(request: pytest.FixtureRequest) -> Launcher:
+    return INSTALLED[request.param]()
+
+
+def start(
+    launcher: Launcher, ranks: int, *words: str, survive: bool = False, limit: float = 170
+) -> tuple[int, str, str]:
     """Run `words` as `ranks` processes; return the launcher's exit code, output and errors."""
-    program, recovery = LAUNCHERS[launcher]
-    done = subprocess.run(
-        [program, *(recovery if survive else ()), "-n", str(ranks), sys.executable, *words],
-        env={
-            **os.environ,
-            **SURROUNDINGS,
-            "FARANDOLE_FABRIC": "mpi",
-            "PYTHONPATH": str(TESTS),
-            "FARANDOLE_HEARTBEAT": "30",
-        },
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        check=False,
-    )
+    done = launcher.run(ranks, sys.executable, *words, env=FABRIC, survive=survive, limit=limit)
     return done.returncode, done.stdout, done.stderr
 
 
-def conform(launcher: str, ranks: int, choice: str, least: int, *, limit: float = 170) -> None:
+def conform(launcher: Launcher, ranks: int, choice: str, least: int, *, limit: float = 170) -> None:
     """Run the chosen tests of the conformance suite; at least `least` of them must have run, and all succeed."""
     words = [str(TESTS / "helpers" / "mpi_session.py"), str(TESTS / "conformance"), "-k", choice]
     code, out, errors = start(launcher, ranks, *words, limit=limit)
@@ -114,24 +98,24 @@ def conform(launcher: str, ranks: int, choice: str, least: int, *, limit: float 
     assert min(passed) >= least, out
 
 
-def test_conformance_of_numpy(launcher: str) -> None:
+def test_conformance_of_numpy(launcher: Launcher) -> None:
     conform(launcher, 2, f"({FEW}) and numpy and not ({OF_THREADS})", 10)
 
 
-@pytest.mark.skipif("FARANDOLE_TEST_MPI" not in os.environ, reason="20 minutes: FARANDOLE_TEST_MPI=1 asks for it")
+@pytest.mark.skipif(not ON_DEMAND, reason="10 minutes: FARANDOLE_TEST_MPI=1 asks for it")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_conformance_of_all_bindings(launcher: str, ranks: int) -> None:
-    conform(launcher, ranks, f"not ({OF_THREADS})", 200, limit=880)
+def test_conformance_of_all_bindings(installed: Launcher, ranks: int) -> None:
+    conform(installed, ranks, f"not ({OF_THREADS})", 150, limit=880)
 
 
-def test_tensors_go_over_mpi(launcher: str, tmp_path: Path) -> None:
+def test_tensors_go_over_mpi(launcher: Launcher, tmp_path: Path) -> None:
     code, out, errors = start(launcher, 2, "-c", WHICH_WAY, str(tmp_path / "timeline.json"))
     assert code == 0, errors
     assert out == "mpi shares"  # a few ranks of one host send to each other
 
 
-def test_a_killed_rank_is_named_and_nobody_hangs(launcher: str) -> None:
+def test_a_killed_rank_is_named_and_nobody_hangs(launcher: Launcher) -> None:
     _, out, errors = start(launcher, 3, "-c", DIE, survive=True, limit=90)
     ranks = sorted(line for line in out.splitlines() if line.startswith("rank "))
     assert ranks == ["rank 0: lost 1", "rank 2: lost 1"], out + errors
@@ -139,7 +123,7 @@ def test_a_killed_rank_is_named_and_nobody_hangs(launcher: str) -> None:
 
 def test_ranks_that_mpi_does_not_connect_are_refused() -> None:
     """As below torchrun: each process is alone in its MPI."""
-    if not any(shutil.which(program) for program, _ in LAUNCHERS.values()):
+    if not any(map(shutil.which, ("mpirun.openmpi", "mpiexec.hydra"))):
         pytest.skip("there is no MPI (apt-get install openmpi-bin mpich)")
     words = command("run", "-np", "2", sys.executable, "-c", ALONE)
     done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
@@ -149,7 +133,7 @@ def test_ranks_that_mpi_does_not_connect_are_refused() -> None:
     )
 
 
-def test_a_fabric_that_not_all_ranks_have_is_refused(launcher: str) -> None:
+def test_a_fabric_that_not_all_ranks_have_is_refused(launcher: Launcher) -> None:
     code, _, errors = start(launcher, 2, "-c", UNLIKE)
     assert code != 0
     assert "fabric: is mpi, but not on rank 1; set it alike on all ranks" in errors

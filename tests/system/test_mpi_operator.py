@@ -16,8 +16,8 @@ from namespaces import bridge, inside, namespaces
 
 from helpers.marked import wait_until_gone
 from helpers.mpi_operator import LAUNCHER, Controller
+from helpers.mpi_sites import SURROUNDINGS
 from helpers.ssh_hosts import SSHD, command_lines, key, net_of, problem
-from system.test_other_launchers import OPEN_MPI
 
 pytestmark = [
     pytest.mark.native,
@@ -174,7 +174,7 @@ def test_mpirun_of_a_job(pods: Pods, tmp_path: Path, reads_the_file: bool) -> No
     for worker in range(2):
         pods.serve(worker)
         pods.publish(controller, worker)
-    env = {**os.environ, **OPEN_MPI, **controller.variables(), "OMPI_MCA_orte_base_help_aggregate": "0"}
+    env = {**os.environ, **SURROUNDINGS, **controller.variables(), "OMPI_MCA_orte_base_help_aggregate": "0"}
     env["OMPI_MCA_plm_rsh_agent"] = f"ssh -i {pods.folder / 'keys' / 'id_rsa'}"
     options = [] if reads_the_file else ["-host", f"{LAUNCHER}:4"]
     words = [sys.executable, "-m", "farandole.integrations.mpi_operator", "mpirun.openmpi", *options, "-np", "4"]

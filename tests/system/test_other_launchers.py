@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.mpi_sites import SITES, SURROUNDINGS
 from system.launched import command
 
 PROGRAM = """
@@ -37,13 +38,6 @@ if hvd.rank() == 1:
     raise LookupError("no such thing")
 hvd.barrier()
 """
-# As root, and with more processes than cores; Open MPI refuses both unless asked.
-OPEN_MPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
 
 
 def open_mpi() -> str | None:
@@ -55,17 +49,19 @@ def mpich() -> str | None:
     return shutil.which("mpiexec.hydra", path=f"{Path(sys.prefix, 'bin')}:{os.environ['PATH']}")
 
 
-@pytest.fixture(params=[open_mpi, mpich], ids=["Open MPI", "MPICH"])
+@pytest.fixture(params=[name for name in SITES if "standard ABI" not in name])
 def mpirun(request: pytest.FixtureRequest) -> str:
-    found: str | None = request.param()
-    if found is None:
-        pytest.skip(f"{request.param.__name__} is not installed (apt-get install openmpi-bin mpich)")
-    return found
+    return SITES[request.param]().program
 
 
 def start(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        words, env={**os.environ, **OPEN_MPI, **(env or {})}, capture_output=True, text=True, timeout=150, check=False
+        words,
+        env={**os.environ, **SURROUNDINGS, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
     )
 
 

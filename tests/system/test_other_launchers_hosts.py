@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from namespaces import DEVICE, inside
 
+from helpers.mpi_sites import SURROUNDINGS
 from helpers.ssh_hosts import Hosts, net_of, problem, serving_hosts
-from system.test_other_launchers import OPEN_MPI, mpich
+from system.test_other_launchers import mpich
 
 pytestmark = [
     pytest.mark.native,
@@ -55,7 +56,7 @@ def test_open_mpi_on_two_hosts(hosts: Hosts, fabric: str, ranks: int) -> None:
     words += ["--mca", "oob_tcp_if_include", net, "--mca", "btl_tcp_if_include", net, "--mca", "btl", "self,tcp"]
     words += ["-x", f"FARANDOLE_FABRIC={fabric}", "-np", str(ranks)]
     program = f"{MEET}assert hvd.mpi_enabled() == {fabric == 'mpi'}\n"
-    done = start(*words, sys.executable, "-c", program, env=OPEN_MPI)
+    done = start(*words, sys.executable, "-c", program, env=SURROUNDINGS)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == LINES[ranks]
 

