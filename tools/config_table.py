@@ -15,7 +15,7 @@ KINDS = {
     "bytes": "a whole number, alone or with KB, MB, GB, KiB, MiB or GiB",
     "count": "a whole number",
     "duration": "seconds, or a number with us, ms, s, m or h",
-    "fabric": "auto or mpi",
+    "fabric": "auto, tcp or mpi",
     "flag": "1, true, yes or on; 0, false, no or off",
     "level": "a log level",
     "route": "auto, nccl or host",

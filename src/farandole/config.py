@@ -16,12 +16,12 @@ __all__ = ["FABRICS", "LOG_LEVELS", "ROUTES", "Config", "Setting"]
 
 log = logging.getLogger(__name__)
 
-FABRICS = ("auto", "mpi")
+FABRICS = ("auto", "tcp", "mpi")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 ROUTES = ("auto", "nccl", "host")  # of tensors on GPUs
 _CHOICES: Mapping[str, Sequence[str]] = {"fabric": FABRICS, "level": LOG_LEVELS, "route": ROUTES}
-# Horovod's names for its own connections, and for tensors on GPUs by way of MPI in host memory.
-_CHOICE_OF = {("fabric", "gloo"): "auto", ("route", "mpi"): "host"}
+# Horovod's names for its own connections, never MPI, and for tensors on GPUs by way of MPI in host memory.
+_CHOICE_OF = {("fabric", "gloo"): "tcp", ("route", "mpi"): "host"}
 
 Value: TypeAlias = int | float | bool | str | timedelta | None
 
@@ -148,7 +148,7 @@ class Config:
         metadata=_about(
             "network",
             "fabric",
-            "transport of tensors; auto: shared memory and TCP; mpi: the MPI library of mpirun",
+            "transport of tensors; tcp: and shared memory; mpi: of mpirun; auto: mpi if hosts have an interconnect",
             "HOROVOD_CPU_OPERATIONS",
         ),
     )

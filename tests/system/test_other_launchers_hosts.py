@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from namespaces import DEVICE, inside
 
+from helpers.kernel_files import add_port
 from helpers.mpi_sites import SURROUNDINGS
 from helpers.ssh_hosts import Hosts, net_of, problem, serving_hosts
 from system.test_other_launchers import mpich
@@ -47,18 +48,58 @@ def start(*words: str, env: dict[str, str] | None = None) -> "subprocess.Complet
     )
 
 
-@pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed (openmpi-bin)")
-@pytest.mark.parametrize(("fabric", "ranks"), [("auto", 2), ("mpi", 2), ("mpi", 4)])
-def test_open_mpi_on_two_hosts(hosts: Hosts, fabric: str, ranks: int) -> None:
-    """With several ranks on each host, MPI's own collectives carry the tensors; two ranks send to each other."""
+OPEN_MPI = pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed (openmpi-bin)")
+
+
+def start_by_open_mpi(hosts: Hosts, ranks: int, program: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     net = f"{net_of(hosts.names[0])}0/24"
     words = ["mpirun.openmpi", "--mca", "plm_rsh_agent", f"ssh -F {hosts.config}", "--host", hosts.slots(ranks // 2)]
     words += ["--mca", "oob_tcp_if_include", net, "--mca", "btl_tcp_if_include", net, "--mca", "btl", "self,tcp"]
-    words += ["-x", f"FARANDOLE_FABRIC={fabric}", "-np", str(ranks)]
+    for name, value in variables.items():
+        words += ["-x", f"{name}={value}"]
+    return start(*words, "-np", str(ranks), sys.executable, "-c", program, env=SURROUNDINGS)
+
+
+@OPEN_MPI
+@pytest.mark.parametrize(("fabric", "ranks"), [("auto", 2), ("mpi", 2), ("mpi", 4)])
+def test_open_mpi_on_two_hosts(hosts: Hosts, fabric: str, ranks: int) -> None:
+    """With several ranks on each host, MPI's own collectives carry the tensors; two ranks send to each other."""
     program = f"{MEET}assert hvd.mpi_enabled() == {fabric == 'mpi'}\n"
-    done = start(*words, sys.executable, "-c", program, env=SURROUNDINGS)
+    done = start_by_open_mpi(hosts, ranks, program, FARANDOLE_FABRIC=fabric)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == LINES[ranks]
+
+
+# Each host has kernel files of its own.
+CHOOSE = """
+import os, pathlib
+from farandole.bootstrap import interconnects
+interconnects.ROOT = pathlib.Path({folder!r}, str(int(os.environ["OMPI_COMM_WORLD_RANK"]) // 2))
+"""
+SETS = """
+across, within = (hvd.add_process_set(ranks) for ranks in ([0, 3], [0, 1]))
+for each in (across, within):
+    if each.included():
+        assert (hvd.allreduce(numpy.ones(1 << 16), op=hvd.Sum, process_set=each) == 2).all()
+"""
+
+
+@OPEN_MPI
+@pytest.mark.parametrize("hosts_with_it", [1, 2])
+def test_mpi_is_chosen_where_every_host_has_an_interconnect(hosts: Hosts, hosts_with_it: int, tmp_path: Path) -> None:
+    for host in range(hosts_with_it):
+        add_port(tmp_path / str(host))
+    program = f"{CHOOSE.format(folder=str(tmp_path))}{MEET}assert hvd.mpi_enabled() == {hosts_with_it == 2}\n{SETS}"
+    done = start_by_open_mpi(hosts, 4, program)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == LINES[4]
+    port = "InfiniBand mlx5_0 port 1 (200 Gb/sec (4X HDR))"
+    said = {
+        1: f"although hosts have an interconnect ({port}): not ranks 2 and 3 (no interconnect there)",
+        2: f"because every host has an interconnect, rank 0's {port}; FARANDOLE_FABRIC=mpi asks for it",
+    }
+    assert done.stderr.count("tensors go over") == 1
+    assert said[hosts_with_it] in done.stderr
 
 
 @pytest.mark.skipif(mpich() is None, reason="MPICH is not installed (mpich)")

@@ -118,7 +118,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"timeline_mark_cycles": 1}, "timeline_mark_cycles: must be True or False, got 1"),
     ({"log_level": "loud"}, "log_level: unknown level 'loud'; use one of trace,"),
     ({"log_level": 3}, "log_level: must be a text, got 3"),
-    ({"fabric": "tcp"}, "fabric: unknown fabric 'tcp'; use one of auto, mpi"),
+    ({"fabric": "udp"}, "fabric: unknown fabric 'udp'; use one of auto, tcp, mpi"),
     ({"slot_bytes": 100}, "slot_bytes: must be at least 4096 and a multiple of 64, got 100"),
     ({"slot_bytes": 5000}, "slot_bytes: must be at least 4096 and a multiple of 64, got 5000"),
     ({"link_chunk": 4000}, "link_chunk: must be at least 4096 and a multiple of 64, got 4000"),
@@ -142,7 +142,7 @@ def test_a_bad_argument_is_named(arguments: dict[str, Any], problem: str) -> Non
         Config(**arguments)
 
 
-@pytest.mark.parametrize(("said", "fabric"), [("MPI", "mpi"), ("Gloo", "auto"), ("auto", "auto")])
+@pytest.mark.parametrize(("said", "fabric"), [("MPI", "mpi"), ("Gloo", "tcp"), ("auto", "auto")])
 def test_the_fabric_that_horovods_variable_chooses(said: str, fabric: str) -> None:
     assert Config.from_environment({"HOROVOD_CPU_OPERATIONS": said}).fabric == fabric
 
@@ -156,7 +156,7 @@ def test_the_routes_that_horovods_variables_choose() -> None:
 
 
 def test_a_fabric_that_there_is_not() -> None:
-    with pytest.raises(ConfigError, match="HOROVOD_CPU_OPERATIONS: unknown fabric 'CCL'; use one of auto, mpi"):
+    with pytest.raises(ConfigError, match="HOROVOD_CPU_OPERATIONS: unknown fabric 'CCL'; use one of auto, tcp, mpi"):
         Config.from_environment({"HOROVOD_CPU_OPERATIONS": "CCL"})
 
 

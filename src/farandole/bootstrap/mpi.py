@@ -82,6 +82,12 @@ class MpiProcess:
         """The library as the dynamic linker knows it."""
         return self._mpi._handle
 
+    def allows_threads(self) -> bool:
+        """Return whether all threads may call MPI at any time."""
+        granted = ctypes.c_int()
+        self._call("MPI_Query_thread", ctypes.byref(granted))
+        return granted.value == self._abi.multiple
+
     def broadcast(self, buffer: "ctypes.Array[ctypes.c_char]", deadline: Deadline) -> None:
         """Give rank 0's `buffer` to all processes; blocks up to `deadline`, then raises `RendezvousError`."""
         byte, world = ctypes.c_void_p(self._abi.byte), ctypes.c_void_p(self._abi.world)

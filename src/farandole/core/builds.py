@@ -19,14 +19,14 @@ __all__ = [
 
 def mpi_threads_supported() -> bool:
     """Return True if tensors go over MPI, which then allows calls of several threads; otherwise raise `ConfigError`."""
-    if default.context().config.fabric == "mpi":
+    if default.context().is_over_mpi:
         return True
     raise ConfigError("mpi_threads_supported", "MPI is not enabled; farandole connects the ranks itself")
 
 
 def mpi_enabled() -> bool:
-    """Return whether tensors go over MPI (`fabric=mpi`)."""
-    return default.is_initialized() and default.context().config.fabric == "mpi"
+    """Return whether tensors go over MPI: `fabric` is "mpi", or "auto" has chosen so."""
+    return default.is_initialized() and default.context().is_over_mpi
 
 
 def mpi_built() -> bool:

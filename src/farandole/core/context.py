@@ -50,6 +50,7 @@ class Context:
             with naming_process_limit(RendezvousError):
                 wiring = connect(rendezvous, self.config, host=here)
                 self.topology: Topology = wiring.topology
+                self.is_over_mpi = wiring.mpi is not None or self.config.fabric == "mpi"
                 self.engine = start_engine(wiring, self.config, members=members, process_set=process_set)
         except BaseException:
             self._monitors.close()

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -21,8 +21,9 @@ from farandole._native import MpiComm, Segment, data_peers, make_grid
 from farandole.bootstrap.mpi import MpiProcess
 from farandole.config import Config
 from farandole.core.autotune.knobs import LARGEST_SLOT
+from farandole.core.wiring.fabric import Offer, decide, offer, tell
 from farandole.core.wiring.listeners import listen_tcp, listen_unix, unix_name
-from farandole.core.wiring.mpi import NO_MPI, join_mpi, make_communicator
+from farandole.core.wiring.mpi import make_communicator
 from farandole.core.wiring.peers import Arrivals, connect_to, reaching, report_missing
 from farandole.errors import RendezvousError
 from farandole.handshake import Deadline, join_address, split_address
@@ -109,14 +110,15 @@ class _Card:
     # What all ranks do as the first one says: connect to everybody beyond a grid, and make slots of so many bytes.
     flat: bool
     slot_bytes: int
-    mpi: int  # place in MPI_COMM_WORLD, or NO_MPI
+    offer: Offer  # of MPI
 
     def pack(self) -> bytes:
-        return json.dumps([self.host, self.unix, self.tcp, self.flat, self.slot_bytes, self.mpi]).encode()
+        return json.dumps(astuple(self)).encode()
 
     @classmethod
     def unpack(cls, payload: bytes) -> "_Card":
-        return cls(*json.loads(payload))
+        host, unix, tcp, flat, slot_bytes, offer = json.loads(payload)
+        return cls(host, unix, tcp, flat, slot_bytes, Offer(*offer))
 
 
 class _Patience(Deadline):
@@ -146,7 +148,7 @@ def connect(
     known, by other means, to have happened to these ranks. Blocks up to `config.start_timeout`; raises
     `RendezvousError` naming the ranks that did not come, and the addresses between which nothing passed."""
     deadline = _Patience(config.start_timeout)
-    mpi = join_mpi(rendezvous.size, config, deadline)
+    offered, mpi = offer(_first_met(rendezvous), rendezvous.size, config, deadline)
     with ExitStack() as stack:
         tcp = stack.enter_context(listen_tcp(_own_address(rendezvous, config, deadline)))
         unix = stack.enter_context(listen_unix())
@@ -155,7 +157,7 @@ def connect(
         deadline.checks += [arrivals.require_none_lost, *([require_alive] if require_alive else [])]
         address = tcp.getsockname()
         where = host or host_identity(), unix_name(unix), join_address(address[0], address[1])
-        mine = _Card(*where, *_room_to_tune(rendezvous, config), NO_MPI if mpi is None else mpi.rank)
+        mine = _Card(*where, *_room_to_tune(rendezvous, config), offered)
         payloads, lifeline = _meet(rendezvous, mine.pack(), arrivals, config.start_timeout)
         try:
             cards = [_Card.unpack(payload) for payload in payloads]
@@ -206,8 +208,13 @@ def _wire(
     segment, companions = _share_segment(rendezvous, topology, cards, arrivals, deadline)
     wiring = Wiring(topology, segment, deadline, companions=companions)
     try:
-        wiring.remotes = _connect_remotes(rendezvous, topology, cards, arrivals, deadline)
-        wiring.mpi = make_communicator(mpi, [card.mpi for card in cards], deadline)
+        offers = [card.offer for card in cards]
+        by_mpi = decide(offers, topology.hosts)
+        if rendezvous.rank == 0 and not isinstance(rendezvous, PartRendezvous):
+            tell(offers, topology.hosts, mpi)
+        wiring.remotes = _connect_remotes(rendezvous, topology, cards, arrivals, deadline, by_mpi=by_mpi)
+        if by_mpi and mpi is not None:
+            wiring.mpi = make_communicator(mpi, [each.place for each in offers], deadline)
     except BaseException as error:
         for descriptor in (each for _, *pair in wiring.remotes for each in pair if each >= 0):
             os.close(descriptor)
@@ -319,12 +326,17 @@ def _receive_segment(sock: socket.socket, deadline: Deadline) -> Segment:
 
 
 def _connect_remotes(
-    rendezvous: Rendezvous, topology: Topology, cards: list[_Card], arrivals: Arrivals, deadline: Deadline
+    rendezvous: Rendezvous,
+    topology: Topology,
+    cards: list[_Card],
+    arrivals: Arrivals,
+    deadline: Deadline,
+    *,
+    by_mpi: bool,
 ) -> list[tuple[int, int, int]]:
     """Connect to the ranks of other hosts that this one talks to: the higher rank dials, the lower one accepts."""
     rank = topology.rank
     remote = [peer for peer in range(topology.size) if topology.hosts[peer] != topology.hosts[rank]]
-    by_mpi = cards[0].mpi != NO_MPI
     exchanging = set() if by_mpi else set(data_peers(rank, topology.host_numbers, cards[0].flat))
     sockets: dict[tuple[int, str], socket.socket] = {}
     parents, address = topology.control_parents, cards[rank].tcp

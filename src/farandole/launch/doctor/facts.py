@@ -14,6 +14,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from farandole.bootstrap.interconnects import find_interconnects
 from farandole.launch.cores import available_cores
 from farandole.launch.doctor.libraries import LIBRARIES
 from farandole.launch.installed import installed_version, program_path
@@ -100,6 +101,8 @@ def _machine() -> Iterator[Fact]:
     yield _shared_memory(Path("/dev/shm"))
     yield from _limits()
     yield Fact("machine", "addresses", ", ".join(own_addresses()))
+    ports = "; ".join(map(str, find_interconnects())) or "none that MPI uses better than TCP does"
+    yield Fact("machine", "interconnects", ports)
 
 
 def _shared_memory(folder: Path) -> Fact:
