@@ -15,6 +15,7 @@ FarandoleError
 ├── TraceError (ValueError)                     a file is no timeline, or is damaged at a place
 ├── CollectiveError                             an operation failed; carries `name`
 │   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
+│   │   └── UnsupportedReduction (RuntimeError) the operation has no such reduction
 │   ├── MismatchError *                         ranks asked for different things
 │   ├── JoinedError *                           it needs data of a rank that has joined
 │   ├── FabricError *                           the library that carries the data, such as MPI, has failed
@@ -57,6 +58,7 @@ __all__ = [
     "SlotsError",
     "SourceError",
     "TraceError",
+    "UnsupportedReduction",
     "spell_ranks",
 ]
 
@@ -287,6 +289,10 @@ class CollectiveError(FarandoleError):
 
 class InvalidRequest(CollectiveError, ValueError):
     """This rank alone refuses the call: dtype, contiguity, duplicate name in flight, splits, root."""
+
+
+class UnsupportedReduction(InvalidRequest, RuntimeError):
+    """The operation has no such reduction; programs for Horovod expect a `RuntimeError`."""
 
 
 class MismatchError(CollectiveError, HorovodInternalError):

@@ -31,6 +31,7 @@ from farandole.errors import (
     SlotsError,
     SourceError,
     TraceError,
+    UnsupportedReduction,
     spell_ranks,
 )
 
@@ -72,6 +73,7 @@ SAMPLES = [
     (DataError("age", "is not there; the columns are id, name"), ValueError, ["column 'age'", "id, name"]),
     (CollectiveError("fc.weight", "went wrong"), FarandoleError, ["'fc.weight': went wrong"]),
     (InvalidRequest("fc.weight", "is not contiguous"), ValueError, ["'fc.weight': is not contiguous"]),
+    (UnsupportedReduction("fc.weight", "supports Sum"), InvalidRequest, ["'fc.weight': supports Sum"]),
     (
         MismatchError("fc.weight", {0: "float32[10]", 1: "float32[10]", 3: "float32[9]"}, "shape"),
         CollectiveError,

@@ -68,6 +68,11 @@ class AdasumFront(Front):
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
 
+    @property
+    def _parameter_names(self) -> dict[Parameter, str]:
+        """Names by parameter, under the attribute at which programs for Horovod look."""
+        return dict(self._combine.names)
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change nothing: gradients add up until `step`. Raises `ValueError` unless positive."""
         if passes <= 0:

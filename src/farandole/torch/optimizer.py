@@ -34,6 +34,13 @@ class _Distributed(Front):
     _alone: bool
     _synchronized: bool
     _should_synchronize: bool
+    # Gradients were made dense to be reduced, and the optimizer takes sparse ones only.
+    _sparse_again: bool
+
+    @property
+    def _parameter_names(self) -> dict[Parameter, str]:
+        """Names by parameter, under the attribute at which programs for Horovod look."""
+        return self._reducer.names
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Reduce after this many backward passes from now on; raises `ValueError` unless positive."""
@@ -46,6 +53,8 @@ class _Distributed(Front):
         by `with optimizer.skip_synchronize(): optimizer.step()`."""
         if not self._alone:
             self._reducer.finish(_parameters(self))
+            if self._sparse_again:
+                _make_sparse(_parameters(self))
         self._synchronized = True
 
     @contextmanager
@@ -136,8 +145,9 @@ def DistributedOptimizer(
 
     It shares parameters, options and state with `optimizer`, which should no longer be used. Gradients are reduced
     during the backward pass, and `step` waits for them. With `backward_passes_per_step`, the gradients of that many
-    passes are added up before they are reduced. `groups`, a number or lists of parameters, reduces gradients together.
-    With `process_set` its members reduce among themselves, and the others step with their own gradients. With op=Adasum
+    passes are added up before they are reduced. `groups`, a number or lists of parameters, reduces gradients
+    together. `sparse_as_dense` reduces sparse gradients as dense ones; SparseAdam gets them sparse again. With
+    `process_set` its members reduce among themselves, and the others step with their own gradients. With op=Adasum
     each rank steps with its own gradients, and the steps are combined. Raises `ValueError` for parameters without a
     name, or with a name used twice, and for contradictory settings."""
     require_registered(process_set, "DistributedOptimizer")
@@ -159,6 +169,7 @@ def DistributedOptimizer(
     wrapped = put_in_front(_Distributed, optimizer)
     wrapped._alone = not process_set.included() or process_set.size() == 1
     wrapped._synchronized, wrapped._should_synchronize = False, True
+    wrapped._sparse_again = sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam)
     wrapped._reducer = Reducer(names, grouped, backward_passes_per_step, options, attach=not wrapped._alone)
     return wrapped
 
@@ -203,6 +214,13 @@ def _group(
     chosen = even_groups(trained, groups) if isinstance(groups, int) else explicit_groups(trained, groups)
     frozen = [[parameter] for parameter in held if not parameter.requires_grad]
     return [sorted(group, key=by_place) for group in chosen] + frozen
+
+
+def _make_sparse(parameters: Iterable[Parameter]) -> None:
+    """Make gradients sparse again, by rows as those of embeddings are."""
+    for parameter in parameters:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_sparse(1)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Parameter]:

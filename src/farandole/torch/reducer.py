@@ -60,6 +60,11 @@ class Reducer:
         self.watch()
 
     @property
+    def names(self) -> dict[Parameter, str]:
+        """Return the names by parameter, which are the same on all ranks."""
+        return dict(self._names)
+
+    @property
     def started(self) -> bool:
         """Return whether a gradient has accumulated since the last `finish` or `reset`."""
         return self._passes.started

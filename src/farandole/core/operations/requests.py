@@ -13,7 +13,7 @@ from farandole.core.operations.reduction import Average, Reduction, Sum, choose_
 from farandole.core.operations.request import Request
 from farandole.core.process_sets.membership import Membership
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
-from farandole.errors import InvalidRequest
+from farandole.errors import InvalidRequest, UnsupportedReduction
 
 __all__ = ["Requests", "allreduce_request", "named", "request_of"]
 
@@ -47,10 +47,14 @@ def request_of(
     grouped: bool = False,
     root: int = 0,
 ) -> Request:
-    """Return the request with these fields; a program that repeats it gets the same one."""
+    """Return the request with these fields; a program that repeats it gets the same one.
+
+    Raises `UnsupportedReduction` for a reducescatter by another `op` than Average or Sum."""
     reduction = Reduction(op, prescale, postscale)
     if kind == kinds.ALLREDUCE:
         reduction = choose_reduction(op, None, prescale, postscale)
+    elif kind == kinds.REDUCESCATTER and op not in (Average, Sum):
+        raise UnsupportedReduction(name or "reducescatter", "reducescatter supports Average and Sum only")
     made = Request(kind, name, reduction, root, None, grouped, process_set)
     return made if name is None else made._replace(wire=f"{made.stem}.{name}")
 
