@@ -1,24 +1,28 @@
 """Requests and seconds that Parquet in a far object store costs.
 
-    python bench/store.py [--files 200] [--latency 30] [--rounds 3] [--ranks 1 2 4]
+    python bench/store.py [--files 400] [--latency 30] [--rounds 3] [--ranks 1 2 4]
 
 A store in a process of its own counts requests and delays each by `--latency` milliseconds. Files have one small row
-group each, so that requests are all that counts. farandole.data with 1, 2 and 4 ranks (threads here) stands beside
-pyarrow.dataset, which reads everything once in one process, without steps, shares or checks. "in flight" is the most
-that the store saw at once; "of ideal" is an epoch's seconds to requests times latency by requests in flight.
+group each, so that requests are all that counts. farandole.data with 1, 2 and 4 ranks, each a process as in any job,
+stands beside pyarrow.dataset, which reads everything once in one process, without steps, shares or checks, and beside
+Petastorm's way: ten threads, each of which opens a row group's file anew.
+"in flight" is the most that the store saw at once; "of ideal" is an epoch's seconds to requests times latency by
+requests in flight. The store itself, asked by threads that do nothing else, shows what this machine lets be reached
+("of ideal" of "requests alone"): four ranks with 30 ms ask 2000 times a second, and share the cores with the store.
 Writes bench/results/*-store.json.
 """
 
 import argparse
+import http.client
 import multiprocessing
+import os
 import sys
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,23 +32,43 @@ import pyarrow.parquet as pq
 from comparison import OURS
 from race import Race, record, spread
 
+import farandole
 from farandole.data import Loader, ParquetSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from helpers.meeting import Meeting
 from helpers.object_store import ObjectStore
 
 ROWS = 100
-PEER = "pyarrow.dataset"
+PEER, PETASTORM = "pyarrow.dataset", "Petastorm's way"
+KEY = b"bench"
 
 
 def serve(folder: Path, latency: float, bytes_per_second: float, told: Connection) -> None:
-    """Serve a folder, and tell the counts since the last question whenever one is asked."""
+    """Serve a folder until told to end; a listener tells the counts since the last question whenever one is asked."""
     with ObjectStore.serving(folder, latency=latency, bytes_per_second=bytes_per_second) as store:
-        told.send((store.address, store.options))
-        while told.recv():
-            told.send((store.count, store.most_at_once))
-            store.reset()
+        listener = Listener(("127.0.0.1", 0), backlog=16, authkey=KEY)
+
+        def answer() -> None:
+            while True:
+                with listener.accept() as asked:
+                    if not asked.recv():
+                        return
+                    asked.send((store.count, store.most_at_once))
+                    store.reset()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        told.send((store.address, store.options, listener.address))
+        thread.join()
+        listener.close()
+
+
+def counts_at(place: tuple[str, int]) -> tuple[int, int]:
+    """Return requests, and the most at once, since the last call of any process."""
+    with Client(place, authkey=KEY) as asking:
+        asking.send(True)
+        counts: tuple[int, int] = asking.recv()
+        return counts
 
 
 class Store:
@@ -52,81 +76,119 @@ class Store:
 
     def __init__(self, folder: Path, latency: float, bytes_per_second: float = 0.0) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._ours, theirs = spawn.Pipe()
+        ours, theirs = spawn.Pipe()
         self._process = spawn.Process(target=serve, args=(folder, latency, bytes_per_second, theirs))
         self._process.start()
-        self.address, self.options = self._ours.recv()
+        self.address, self.options, self.place = ours.recv()
 
     def counts(self) -> tuple[int, int]:
         """Requests, and the most at once, since the last call."""
-        self._ours.send(True)
-        counts: tuple[int, int] = self._ours.recv()
-        return counts
+        return counts_at(self.place)
 
     def close(self) -> None:
         """End the process."""
-        self._ours.send(False)
+        with Client(self.place, authkey=KEY) as asking:
+            asking.send(False)
         self._process.join()
+
+
+def rank_of_job(options: dict[str, object], place: tuple[str, int], files: int) -> tuple[dict[str, float], int]:
+    """Open the files and read two epochs; return figures of all ranks, and the rows of this one."""
+    import farandole.numpy as hvd
+
+    hvd.init()
+    found: dict[str, float] = {}
+
+    def note(name: str, began: float) -> None:
+        hvd.allgather_object(None)
+        if hvd.rank() == 0:
+            requests, at_once = counts_at(place)
+            found[f"{name} s"] = time.perf_counter() - began
+            found[f"{name} requests per file"] = requests / files
+            found[f"{name} in flight"] = at_once
+        hvd.allgather_object(None)
+
+    began = time.perf_counter()
+    source = ParquetSource("s3://bucket/data", options, gather=hvd.allgather_object)
+    note("open", began)
+    loader = Loader(source, batch_size=32, policy="join", rank=hvd.rank(), size=hvd.size(), gather=hvd.allgather_object)
+    rows = 0
+    for epoch in ("first epoch", "epoch"):
+        began = time.perf_counter()
+        for batch in loader:
+            if epoch == "first epoch":
+                found.setdefault("first batch s", time.perf_counter() - began)
+            rows += batch.rows
+        note(epoch, began)
+    return found, rows
 
 
 def ours(store: Store, size: int, files: int) -> dict[str, float]:
     """Open the files and read two epochs with `size` ranks; give requests per file and seconds of the slowest rank."""
-    meeting, marks = Meeting(size), threading.Barrier(size)
-    found: dict[str, float] = {}
+    store.counts()
+    told = farandole.run(
+        rank_of_job, (store.options, store.place, files), num_proc=size, env={"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert sum(rows for _, rows in told) == 2 * files * ROWS, "rows were lost"
+    return told[0][0]
 
-    def note(rank: int, name: str, began: float) -> None:
-        marks.wait()
-        if rank == 0:
-            requests, at_once = store.counts()
-            found[f"{name} s"] = time.perf_counter() - began
-            found[f"{name} requests per file"] = requests / files
-            found[f"{name} in flight"] = at_once
-        marks.wait()
 
-    def rank(number: int) -> int:
-        gather: Any = meeting.of(number)
-        marks.wait()
-        began = time.perf_counter()
-        source = ParquetSource("s3://bucket/data", store.options, gather=gather)
-        note(number, "open", began)
-        loader = Loader(source, batch_size=32, policy="join", rank=number, size=size, gather=gather)
-        rows = 0
-        for epoch in ("first epoch", "epoch"):
-            began = time.perf_counter()
-            for batch in loader:
-                if number == 0 and epoch == "first epoch":
-                    found.setdefault("first batch s", time.perf_counter() - began)
-                rows += batch.rows
-            note(number, epoch, began)
-        return rows
+def alone(store: Store, files: int) -> dict[str, float]:
+    """Ask for each file's first bytes by threads that do nothing else, as many as a rank has requests in flight."""
+    kept = threading.local()
+
+    def ask(number: int) -> int:
+        if not hasattr(kept, "connection"):
+            kept.connection = http.client.HTTPConnection(store.address)
+        kept.connection.request("GET", f"/bucket/data/part-{number:06}.parquet", headers={"Range": "bytes=0-99"})
+        return len(kept.connection.getresponse().read())
 
     store.counts()
-    with ThreadPoolExecutor(size) as pool:
-        assert sum(pool.map(rank, range(size))) == 2 * files * ROWS, "rows were lost"
-    return found
+    began = time.perf_counter()
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(ask, range(files))) == 100 * files, "bytes were lost"
+    return _epoch(store, began, files)
+
+
+def petastorms_way(store: Store, files: int) -> dict[str, float]:
+    """Read each row group once as Petastorm's workers do: each opens its file; the pieces are known."""
+    fs = _arrow(store)
+
+    def read(number: int) -> int:
+        with pq.ParquetFile(fs.open_input_file(f"bucket/data/part-{number:06}.parquet")) as opened:
+            return int(opened.read_row_group(0).num_rows)
+
+    store.counts()
+    began = time.perf_counter()
+    with ThreadPoolExecutor(10) as pool:
+        assert sum(pool.map(read, range(files))) == files * ROWS, "rows were lost"
+    return _epoch(store, began, files)
 
 
 def peer(store: Store, files: int) -> dict[str, float]:
     """List and read the files once by pyarrow.dataset."""
     store.counts()
     began = time.perf_counter()
-    fs = pyarrow.fs.S3FileSystem(
+    rows = pyarrow.dataset.dataset("bucket/data", filesystem=_arrow(store), format="parquet").to_table().num_rows
+    assert rows == files * ROWS, "rows were lost"
+    return _epoch(store, began, files)
+
+
+def _arrow(store: Store) -> pyarrow.fs.S3FileSystem:
+    return pyarrow.fs.S3FileSystem(
         access_key="a", secret_key="b", region="us-east-1", scheme="http", endpoint_override=store.address
     )
-    rows = pyarrow.dataset.dataset("bucket/data", filesystem=fs, format="parquet").to_table().num_rows
-    assert rows == files * ROWS, "rows were lost"
-    requests, at_once = store.counts()
-    return {
-        "epoch s": time.perf_counter() - began,
-        "epoch requests per file": requests / files,
-        "epoch in flight": at_once,
-    }
+
+
+def _epoch(store: Store, began: float, files: int) -> dict[str, float]:
+    seconds, (requests, at_once) = time.perf_counter() - began, store.counts()
+    return {"epoch s": seconds, "epoch requests per file": requests / files, "epoch in flight": at_once}
 
 
 def main() -> None:
     """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--files", type=int, default=200)
+    parser.add_argument("--files", type=int, default=400)
     parser.add_argument("--latency", type=float, default=30.0, help="milliseconds of each request")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
@@ -141,6 +203,8 @@ def main() -> None:
             for name, measured in (
                 *((f"{OURS}, {size} ranks", ours(store, size, asked.files)) for size in asked.ranks),
                 (PEER, peer(store, asked.files)),
+                (PETASTORM, petastorms_way(store, asked.files)),
+                ("requests alone", alone(store, asked.files)),
             ):
                 ideal = measured["epoch requests per file"] * asked.files * asked.latency / 1000
                 measured["epoch of ideal"] = measured["epoch s"] / (ideal / measured["epoch in flight"])

@@ -179,6 +179,36 @@ def test_far_samples_take_a_request_each(tmp_path: Path, kind: str) -> None:
         assert store.count <= 3 * 60 + 10, store.requests
 
 
+def test_the_first_requests_do_not_wait_for_the_listing_of_the_check(folder: Path) -> None:
+    with store_of(folder, "s3") as (store, open_it):
+        loader = Loader(open_it(), batch_size=FILES * ROWS, policy="join")
+        store.reset()
+        read = threading.Event()
+
+        def fault(request: Request) -> None:
+            if request.method == "GET":
+                read.set()
+            else:
+                assert read.wait(20), "nothing is read before the listing is there"
+
+        store.fault = fault
+        assert sum(batch.rows for batch in loader) == FILES * ROWS
+        assert store.requests["LIST"] == 1
+
+
+def test_footers_of_old_writers_tell_too_few_bytes(tmp_path: Path) -> None:
+    write_rows(tmp_path, [[ROWS]])
+    (path,) = tmp_path.glob("*.parquet")
+    data = path.read_bytes()
+    writer = pq.read_metadata(path).created_by.encode()
+    path.write_bytes(data.replace(writer, b"parquet-mr version 1.2.8".ljust(len(writer))))
+    with store_of(tmp_path, "s3") as (store, open_it):
+        source = open_it()
+        store.reset()
+        assert source.read(source.row_groups[0], ["row"])["row"].to_pylist() == list(range(ROWS))
+        assert store.requests == {"GET": 2}  # the columns, and what Arrow wants beyond them
+
+
 def test_far_apart_columns_take_a_request_each_and_near_ones_share_one(tmp_path: Path) -> None:
     wide = {f"c{number}": np.random.default_rng(number).random(200_000) for number in range(4)}  # 1.6 MB each
     pq.write_table(

@@ -25,6 +25,8 @@ __all__ = ["Files", "OpenFile", "is_local", "open_url"]
 
 # Looking at remote files is waiting, not work.
 _LOOKERS = 16
+# Address space that a far file's reader may take.
+_IMAGE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,14 @@ class OpenFile:
         """Fetch ranges ahead of their reading, if the file is read by ranges."""
         if self.far is not None:
             self.far.fetch(spans())
+
+    def fetched(self) -> pa.NativeFile:
+        """Return the file for reading of what was fetched, and of nothing else, if it is read by ranges and not large.
+
+        Arrow reads memory without Python, whose lock it would take several times for each column."""
+        if self.far is None or self.far.size > _IMAGE_BYTES:
+            return self.stream
+        return pa.BufferReader(pa.py_buffer(self.far.image()))
 
     def fetch_tail(self) -> None:
         """Fetch the end of the file, in which footers are, if it is read by ranges."""

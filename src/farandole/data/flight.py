@@ -104,4 +104,5 @@ class Flight:
         finally:
             with self._changed:
                 self._flying -= 1
-                self._changed.notify_all()
+                # No more threads than can go on: to wake all of them for each request would cost more than the request.
+                self._changed.notify(max(0, self.most - self._flying))

@@ -14,7 +14,7 @@ from farandole.data.fields import plan_fields
 from farandole.data.meter import Meter, Metrics
 from farandole.data.order import Order, choose_lanes
 from farandole.data.plans import GlobalPlan, LocalPlan, Policy
-from farandole.data.reading import Reading, read_pieces, transformed
+from farandole.data.reading import Reading, checked_meanwhile, read_pieces, transformed
 from farandole.data.rounds import Columns, Reader
 from farandole.data.row_groups import Mixed, RowGroup, Source, fingerprint, in_flight, rows_in
 from farandole.data.shard_source import is_own
@@ -144,10 +144,14 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches that are left of this epoch; after the last one, the next epoch is due."""
-        together(self._source.check, self._gather)
+        far = in_flight(self._source) > 0
+        if not far:
+            together(self._source.check, self._gather)
         meter = self._meter = Meter(self._epoch)
         steps, stride = self._steps_left, self._plan.stride
         batches = self._batches(meter)
+        if far:  # each range is checked, too; the first requests need not wait for the listing
+            batches = checked_meanwhile(batches, self._source.check)
         with closing(batches):
             for batch in in_step(batches, self._gather, self._row_bytes * self._batch_size):
                 meter.steps += 1

@@ -1,5 +1,6 @@
 """Parquet files and their footers; and what files of any format share: one schema, and columns of its types."""
 
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,6 +21,7 @@ from farandole.errors import DataError, SourceError
 __all__ = ["ParquetFiles", "one_schema", "spans_of", "with_types"]
 
 _OPENERS = 16
+_OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
 
 
 class ParquetFiles:
@@ -61,7 +63,10 @@ class ParquetFiles:
         buffered = not self._files.local and self._files.client is None
         with self._files.fetching(row_group.file) as opened:
             opened.fetch(lambda: spans_of(footer, [row_group.number], held))
-            with pq.ParquetFile(opened.stream, metadata=footer.whole, pre_buffer=buffered) as parquet:
+            # Arrow reads beyond the columns of old writers, whose footers tell too few bytes.
+            old = _OLD_WRITER.match(footer.whole.created_by or "")
+            stream = opened.stream if old else opened.fetched()
+            with pq.ParquetFile(stream, metadata=footer.whole, pre_buffer=buffered) as parquet:
                 table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
         if self._files.client is None:  # which checks the file with each range
             self._files.check([row_group.file])

@@ -1,6 +1,7 @@
 """Ranges of far files: clients that fetch them with a check of the file's mark, and files made of fetched ranges."""
 
 import io
+import mmap
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -103,6 +104,15 @@ class RangeFile(io.RawIOBase):
             with ThreadPoolExecutor(len(asked), thread_name_prefix="farandole-range") as pool:
                 for part in pool.map(self._get, asked):
                     self._keep(part)
+
+    def image(self) -> mmap.mmap:
+        """Return memory of the file's size with the fetched ranges in their places, and zeros elsewhere.
+
+        Pages that hold nothing take no memory."""
+        made = mmap.mmap(-1, max(1, self.size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for part in self._parts:
+            made[part.first : part.last] = part.data
+        return made
 
     def fetch_tail(self) -> None:
         """Fetch the end of the file, which tells its size and mark."""

@@ -1,15 +1,16 @@
 """Reading of one rank's rows: its settings, and the pieces that batches are cut from."""
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
 from farandole.data.batches import rows_of
 from farandole.data.fields import FieldOptions
-from farandole.data.flight import MOST_IN_FLIGHT
 from farandole.data.order import EpochOrder
 from farandole.data.plans import GlobalPlan
 from farandole.data.pool import ReadPool
@@ -18,7 +19,9 @@ from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_r
 from farandole.data.row_groups import RowGroup, in_flight
 from farandole.errors import ConfigError, DataError
 
-__all__ = ["Reading", "read_pieces", "transformed"]
+__all__ = ["Reading", "checked_meanwhile", "read_pieces", "transformed"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +88,12 @@ def read_pieces(
             act = processes = ReadingProcesses(partial(_read_transformed, reader, transform), asked.workers)
             stack.callback(processes.close)
             transform = None
-        # Threads that wait for a store do no work; as many are at work as it has requests in flight.
+        # Threads that wait for a store do no work; there are as many as it has requests in flight.
         far = not asked.processes and in_flight(reader.source) > 0
-        threads = max(asked.workers, MOST_IN_FLIGHT if far else 1)
-        pool: ReadPool[RowGroup, Columns] = ReadPool(act, threads)
+        least = max(1, asked.workers)
+        pool: ReadPool[RowGroup, Columns] = ReadPool(
+            act, lambda: max(least, in_flight(reader.source)) if far else least
+        )
         stack.callback(pool.close)
         rounds = read_rounds(
             order,
@@ -103,6 +108,21 @@ def read_pieces(
         # In file order nothing has to be put together, so a thread would only hand on the columns that others read.
         with_thread = asked.workers and (asked.shuffle or transform is not None)
         yield from read_ahead(made, 1) if with_thread else made
+
+
+def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generator[T]:
+    """Yield the items, the first one when `check` has returned, which is called on a thread meanwhile.
+
+    Its error stands for that of the first item, which it explains."""
+    with ThreadPoolExecutor(1, thread_name_prefix="farandole-look") as pool, closing(items):
+        checking = pool.submit(check)
+        try:
+            first = next(items, None)
+        finally:
+            checking.result()
+        if first is not None:
+            yield first
+            yield from items
 
 
 def _read_transformed(reader: Reader, transform: Transform | None, group: RowGroup) -> Columns:

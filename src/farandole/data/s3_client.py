@@ -1,16 +1,17 @@
 """Ranges of objects in S3, by botocore's client: its credentials are renewed, its options those of fsspec and Arrow."""
 
+import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from farandole.data.flight import MOST_IN_FLIGHT, Flight, PassingFailure
 from farandole.data.ranges import TAIL_BYTES, ChangedFile, Part, Span
 from farandole.data.row_groups import File
+from farandole.data.s3_listing import Page, page_of
 from farandole.data.s3_requests import S3Requests
 from farandole.data.store_options import botocore_options
 
@@ -19,6 +20,7 @@ __all__ = ["S3Client"]
 _PASSING = {408, 429, 500, 502, 503, 504}
 _BUSY = {429, 503}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"}
+_CODE = re.compile(rb"<Code>(\w+)</Code>")
 _VARIABLES = {"bundle": (None, "REQUESTS_CA_BUNDLE", None, None)}  # which botocore's client honours, too
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 30  # seconds
 
@@ -66,23 +68,20 @@ class S3Client:
 
     def _get(self, path: str, bucket: str, key: str, asked: str, mark: str) -> tuple[str, str | None, bytes] | None:
         """Return mark, range and body of an answer; None if the client must ask."""
-        from botocore.exceptions import ConnectionError, HTTPClientError
-
         requests, began = self._connected()[1], time.monotonic()
         headers = {"Range": asked, "User-Agent": "farandole"} | ({"If-Match": mark} if mark else {})
         try:
             answer = requests.get(bucket, key, headers)
-        except (HTTPClientError, ConnectionError) as error:
+            if answer is None:
+                return None
+            self.flight.answered(began)
+            body = answer.body()
+        except OSError as error:
             raise PassingFailure(f"{type(error).__name__}: {error}") from error
-        if answer is None:
-            return None
-        self.flight.answered(began)
         if answer.status in (200, 206):
-            body, length = self._body(answer.body), int(answer.headers.get("Content-Length", -1))
-            if len(body) < length:
-                raise PassingFailure(f"the body is {length - len(body)} bytes short")
-            return answer.headers["ETag"], answer.headers.get("Content-Range"), body
-        code = self._body(lambda: answer.code().encode()).decode()
+            return answer.headers["etag"], answer.headers.get("content-range"), body
+        found = _CODE.search(body)
+        code = found[1].decode() if found else ""
         if answer.status == 404:
             raise FileNotFoundError(path)
         if answer.status == 412:
@@ -116,13 +115,34 @@ class S3Client:
     def _page(self, prefix: str, more: str) -> tuple[list[File], str | None]:
         """Return a page of a listing, and the token of the next one."""
         bucket, _, inner = prefix.partition("/")
-        asked = {"Bucket": bucket, "Prefix": inner} | ({"ContinuationToken": more} if more else {})
-        answer = self.flight.call(self.url(prefix), partial(self._ask, "list_objects_v2", prefix, **asked))
+        asked = {"Prefix": inner} | ({"ContinuationToken": more} if more else {})
+
+        def page() -> Page:
+            return self._own_page(bucket, asked) or self._clients_page(prefix, bucket, asked)
+
+        found, next_page = self.flight.call(self.url(prefix), page)
+        return [File(f"{bucket}/{key}", size, mark) for key, size, mark in found], next_page
+
+    def _own_page(self, bucket: str, asked: Mapping[str, str]) -> Page | None:
+        """Return a page; None if the client must ask, or tell what is wrong."""
+        requests, began = self._connected()[1], time.monotonic()
+        names = {"Prefix": "prefix", "ContinuationToken": "continuation-token"}
+        query = {names[name]: value for name, value in asked.items()}
+        try:
+            answer = requests.listing(bucket, {"list-type": "2", "encoding-type": "url", **query})
+            if answer is None:
+                return None
+            self.flight.answered(began)
+            body = answer.body()
+        except OSError as error:
+            raise PassingFailure(f"{type(error).__name__}: {error}") from error
+        return page_of(body) if answer.status == 200 else None
+
+    def _clients_page(self, prefix: str, bucket: str, asked: Mapping[str, str]) -> Page:
+        answer = self._ask("list_objects_v2", prefix, Bucket=bucket, **asked)
         assert answer is not None, "a listing has no range"
-        files = [
-            File(f"{bucket}/{each['Key']}", int(each["Size"]), str(each["ETag"])) for each in answer.get("Contents", ())
-        ]
-        return files, str(answer["NextContinuationToken"]) if answer.get("IsTruncated") else None
+        found = [(str(each["Key"]), int(each["Size"]), str(each["ETag"])) for each in answer.get("Contents", ())]
+        return found, str(answer["NextContinuationToken"]) if answer.get("IsTruncated") else None
 
     def look(self, path: str) -> File:
         """See `RangeClient.look`."""

@@ -1,0 +1,206 @@
+"""GET requests over kept connections, with less work for each than clients for any request and answer."""
+
+import http.client
+import os
+import ssl
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import BinaryIO, cast
+from urllib.parse import urlsplit
+
+__all__ = ["Answer", "BadAnswer", "Connections"]
+
+_LONGEST_LINE, _MOST_HEADERS = 64 << 10, 256
+_MOST_CHUNKS = 1 << 20
+_NO_BODY = {204, 304}
+
+
+class BadAnswer(OSError):
+    """What the server sent is no answer of HTTP/1.1, or is shorter than it said."""
+
+
+class _Closed(BadAnswer):
+    """The server closed the connection before it sent a byte of the answer."""
+
+
+class Answer:
+    """The head of an answer, with the names of headers in lower case; its body is still to be read, once."""
+
+    def __init__(self, connection: "_Connection") -> None:
+        self._connection = connection
+        self.status, self.headers = connection.head()
+
+    def body(self) -> bytes:
+        """Read the body, and give the connection back; blocks until it is there. Raises `OSError`."""
+        return self._connection.body(self.status, self.headers)
+
+
+class Connections:
+    """GET requests to servers; used from any thread. A connection is kept for the next request to the same server.
+
+    `timeout` has the seconds to connect, and those to wait for bytes. `bundle` is a file of certificates to trust.
+    Keeps at most `most` connections."""
+
+    def __init__(self, *, bundle: str, timeout: tuple[float, float], most: int) -> None:
+        self._bundle, self._timeout, self._most = bundle, timeout, most
+        self._context: ssl.SSLContext | None = None
+        self._lock = threading.Lock()
+        self._kept: dict[str, list[_Connection]] = {}
+        self._closed = False
+
+    def get(self, server: str, target: str, headers: Mapping[str, str]) -> Answer:
+        """Ask a server ("https://host:port") for a target ("/bucket/key"); blocks until the answer begins.
+
+        Text of headers is ASCII. Raises `OSError`."""
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        request = f"GET {target} HTTP/1.1\r\nHost: {urlsplit(server).netloc}\r\n{head}\r\n".encode("ascii")
+        while True:
+            connection = self._take(server)
+            used = connection.used
+            try:
+                connection.send(request)
+                return Answer(connection)
+            except (_Closed, ConnectionError):
+                connection.close()
+                if not used:  # a kept connection may have been closed for its age; a new one has not
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+    def close(self) -> None:
+        """Close the connections that are kept, and keep none from now on."""
+        with self._lock:
+            self._closed = True
+            kept, self._kept = self._kept, {}
+        for connections in kept.values():
+            for connection in connections:
+                connection.close()
+
+    def keep(self, connection: "_Connection") -> None:
+        """Keep a connection whose answer was read."""
+        with self._lock:
+            kept = self._kept.setdefault(connection.server, [])
+            if len(kept) < self._most and not self._closed:
+                kept.append(connection)
+                return
+        connection.close()
+
+    def _take(self, server: str) -> "_Connection":
+        with self._lock:
+            kept = self._kept.get(server)
+            if kept:
+                return kept.pop()  # the one that was used last is the least likely to have been closed
+        return _Connection(self, server, self._open(server))
+
+    def _open(self, server: str) -> http.client.HTTPConnection:
+        parts = urlsplit(server)
+        host, (patience, reading) = parts.hostname or "", self._timeout
+        if parts.scheme == "https":
+            with self._lock:
+                if self._context is None:  # reading the certificates takes long
+                    folder = os.path.isdir(self._bundle)
+                    self._context = ssl.create_default_context(
+                        cafile=None if folder else self._bundle, capath=self._bundle if folder else None
+                    )
+            opened: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, parts.port, timeout=patience, context=self._context
+            )
+        else:
+            opened = http.client.HTTPConnection(host, parts.port, timeout=patience)
+        opened.connect()
+        opened.sock.settimeout(reading)
+        return opened
+
+
+class _Connection:
+    """One connection, used by one thread at a time."""
+
+    def __init__(self, owner: Connections, server: str, opened: http.client.HTTPConnection) -> None:
+        self._owner, self.server, self._opened = owner, server, opened
+        self._stream = cast(BinaryIO, opened.sock.makefile("rb", 64 << 10))
+        self.used = False
+
+    def send(self, request: bytes) -> None:
+        self._opened.sock.sendall(request)
+
+    def close(self) -> None:
+        with suppress(OSError):  # the other end has closed it
+            self._stream.close()
+        self._opened.close()
+
+    def head(self) -> tuple[int, dict[str, str]]:
+        """Read the head of an answer."""
+        status = 100
+        while 100 <= status < 200:  # answers that only announce the one to come
+            status, headers = self._one_head()
+        self.used = True
+        return status, headers
+
+    def body(self, status: int, headers: Mapping[str, str]) -> bytes:
+        """Read the body of an answer."""
+        try:
+            data, whole = self._body(status, headers)
+        except ValueError as error:
+            self.close()
+            raise BadAnswer(f"a length in the answer is no number: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+        if whole and headers.get("connection", "").lower() != "close":
+            self._owner.keep(self)
+        else:
+            self.close()
+        return data
+
+    def _body(self, status: int, headers: Mapping[str, str]) -> tuple[bytes, bool]:
+        """Return the body, and whether the connection is at its end."""
+        if status in _NO_BODY:
+            return b"", True
+        if headers.get("transfer-encoding", "identity").lower() != "identity":
+            return self._chunks(), True
+        length = headers.get("content-length")
+        if length is None:
+            return self._stream.read(), False
+        return self._exactly(int(length)), True
+
+    def _chunks(self) -> bytes:
+        parts: list[bytes] = []
+        for _ in range(_MOST_CHUNKS):
+            size = int(self._line().partition(b";")[0], 16)
+            if not size:
+                while self._line():  # further headers
+                    pass
+                return b"".join(parts)
+            parts.append(self._exactly(size))
+            self._line()
+        raise BadAnswer("the body has too many chunks")
+
+    def _exactly(self, length: int) -> bytes:
+        data = self._stream.read(length)
+        if len(data) < length:
+            raise BadAnswer(f"the body is {length - len(data)} bytes short")
+        return data
+
+    def _one_head(self) -> tuple[int, dict[str, str]]:
+        begin = self._stream.readline(_LONGEST_LINE)
+        if not begin:
+            raise _Closed("the server closed the connection without an answer")
+        version, _, rest = begin.partition(b" ")
+        if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
+            raise BadAnswer(f"the answer begins with {begin[:40]!r}")
+        headers: dict[str, str] = {}
+        for _ in range(_MOST_HEADERS):
+            line = self._line()
+            if not line:
+                return int(rest[:3]), headers
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
+        raise BadAnswer("the answer has too many headers")
+
+    def _line(self) -> bytes:
+        line = self._stream.readline(_LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            raise BadAnswer("a line of the answer is cut or too long")
+        return line.rstrip(b"\r\n")

@@ -1,0 +1,33 @@
+"""Pages of listings of S3: botocore's parser takes 0.1 ms for each object."""
+
+from typing import TypeAlias
+from urllib.parse import unquote_plus
+from xml.etree import ElementTree
+
+from farandole.data.flight import PassingFailure
+
+__all__ = ["Page", "page_of"]
+
+# Key, size and mark of each object, and the token of the next page.
+Page: TypeAlias = tuple[list[tuple[str, int, str]], str | None]
+
+
+def page_of(body: bytes) -> Page:
+    """Return what the body of an answer tells; raises `PassingFailure` for one that is no page."""
+    try:
+        root = ElementTree.fromstring(body)
+    except ElementTree.ParseError as error:
+        raise PassingFailure(f"the listing cannot be read: {error}") from error
+    space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
+    if root.tag != f"{space}ListBucketResult":
+        raise PassingFailure(f"the listing is a {root.tag.removeprefix(space)}")
+    quoted = root.findtext(f"{space}EncodingType") == "url"
+    key, size, mark = f"{space}Key", f"{space}Size", f"{space}ETag"
+    found = [
+        (each.findtext(key, ""), int(each.findtext(size, "0")), each.findtext(mark, ""))
+        for each in root.iter(f"{space}Contents")
+    ]
+    if quoted:
+        found = [(unquote_plus(name), *rest) for name, *rest in found]  # type: ignore[misc]
+    truncated = root.findtext(f"{space}IsTruncated") == "true"
+    return found, root.findtext(f"{space}NextContinuationToken") if truncated else None

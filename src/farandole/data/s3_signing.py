@@ -1,0 +1,53 @@
+"""Signatures of GET requests of S3 (AWS Signature Version 4)."""
+
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Protocol
+
+__all__ = ["Credentials", "signed"]
+
+_METHOD = "AWS4-HMAC-SHA256"
+_EMPTY = hashlib.sha256(b"").hexdigest()
+
+
+class Credentials(Protocol):
+    """Credentials as botocore freezes them."""
+
+    access_key: str
+    secret_key: str
+    token: str | None
+
+
+def signed(
+    credentials: Credentials, region: str, host: str, target: str, headers: Mapping[str, str], now: float
+) -> dict[str, str]:
+    """Return headers of a GET request for `target`, with those that sign it and them.
+
+    `target` is the path as it is sent, and the query, sorted by names and quoted. `now` is in seconds since 1970."""
+    path, _, query = target.partition("?")
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    made = {**headers, "X-Amz-Date": stamp, "X-Amz-Content-SHA256": _EMPTY}
+    if credentials.token:
+        made["X-Amz-Security-Token"] = credentials.token
+    told = sorted((name.lower(), " ".join(value.split())) for name, value in (*made.items(), ("Host", host)))
+    names = ";".join(name for name, _ in told)
+    lines = "".join(f"{name}:{value}\n" for name, value in told)
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    request = hashlib.sha256(f"GET\n{path}\n{query}\n{lines}\n{names}\n{_EMPTY}".encode()).hexdigest()
+    key = _key(credentials.secret_key, stamp[:8], region)
+    signature = hmac.digest(key, f"{_METHOD}\n{stamp}\n{scope}\n{request}".encode(), "sha256").hex()
+    account = f"{credentials.access_key}/{scope}"
+    made["Authorization"] = f"{_METHOD} Credential={account}, SignedHeaders={names}, Signature={signature}"
+    return made
+
+
+@lru_cache(maxsize=8)
+def _key(secret: str, day: str, region: str) -> bytes:
+    """Return the key of a day, which signs the requests of that day."""
+    key = f"AWS4{secret}".encode()
+    for part in (day, region, "s3", "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
