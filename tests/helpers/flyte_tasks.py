@@ -10,7 +10,7 @@ from flytekitplugins.kfmpi import Launcher, MPIJob, Worker
 
 from farandole.integrations.flyte import CleanPodPolicy, Farandole, RunPolicy
 
-__all__ = ["Trained", "configured", "fails", "ours", "resumed", "theirs", "train", "trained"]
+__all__ = ["Trained", "configured", "fails", "interrupted", "ours", "resumed", "theirs", "train", "trained"]
 
 
 class Trained(NamedTuple):
@@ -27,6 +27,7 @@ class Trained(NamedTuple):
         limits=Resources(cpu="2", mem="4Gi"),
         launcher_requests=Resources(cpu="500m"),
         image="registry/worker:2",
+        restart=True,
         run_policy=RunPolicy(
             clean_pod_policy=CleanPodPolicy.ALL,
             ttl_seconds_after_finished=100,
@@ -107,5 +108,34 @@ def resumed() -> list[int]:
         hvd.barrier()
         if epoch == 1 and first == 0 and hvd.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+    hvd.shutdown()
+    return done
+
+
+@task(task_config=Farandole(num_workers=2, restart=True), retries=1)
+def interrupted(folder: str) -> list[int]:
+    """Say for each of four epochs how many were in the checkpoint; hang after one of the first two, with files."""
+    import pickle
+    import threading
+    import time
+
+    import farandole.numpy as hvd
+
+    hvd.init()
+    checkpoint = current_context().checkpoint
+    if hvd.rank() == 1 and (Path(folder) / "late").exists():
+        time.sleep(1.0)  # rank 0 writes meanwhile
+    saved = checkpoint.read()
+    done: list[int] = [] if saved is None else pickle.loads(saved)
+    first = len(done)
+    for epoch in range(first, 4):
+        done = [*done, epoch + 100 * first]
+        if hvd.rank() == 0:
+            checkpoint.write(pickle.dumps(done))
+        hvd.barrier()
+        if epoch < 2:
+            (Path(folder) / "late").touch()
+            (Path(folder) / f"rank{hvd.rank()}").touch()
+            threading.Event().wait(100)
     hvd.shutdown()
     return done

@@ -1,5 +1,7 @@
 """A job of the MPI operator as the launcher's pod sees it: files that a kubelet replaces, and variables."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +76,7 @@ shift
 KUBECTL = """#!/bin/sh
 test "$1 $2 $4 $5 $6 $7 $8" = "exec -i --container mpi -- /bin/sh -c" || {{ echo "unexpected: $*" >&2; exit 1; }}
 echo "$3" >>{log}
+echo $$ >{folder}/$3.pid
 shift 8
 exec sh -c "$1"
 """
@@ -88,7 +91,7 @@ class TrainingOperator:
         self.folder, self.slots, self.log = folder, slots, folder / "log"
         folder.mkdir()
         kubectl = folder / "kubectl"
-        kubectl.write_text(KUBECTL.format(log=self.log))
+        kubectl.write_text(KUBECTL.format(log=self.log, folder=folder))
         (folder / "kubexec.sh").write_text(KUBEXEC.format(kubectl=kubectl))
         for script in (kubectl, folder / "kubexec.sh"):
             script.chmod(0o755)
@@ -99,6 +102,10 @@ class TrainingOperator:
         (self.folder / "hostfile").write_text("".join(f"{name} slots={self.slots}\n" for name in names))
         script = "".join(f"echo {name}:{self.slots}\n" for name in names[:running])
         (self.folder / "discover_hosts.sh").write_text(f"#!/bin/sh\n{script}")
+
+    def kill(self, worker: int) -> None:
+        """Kill what runs in a worker's pod, as when its container is restarted."""
+        os.kill(int((self.folder / f"job-worker-{worker}.pid").read_text()), signal.SIGKILL)
 
     def variables(self) -> dict[str, str]:
         """Return the controller's variables of the launcher."""

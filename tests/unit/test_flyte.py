@@ -26,6 +26,7 @@ def test_it_serializes_to_the_plug_ins_task_type() -> None:
         "launcherReplicas": {
             "replicas": 1,
             "resources": {"requests": [{"name": "CPU", "value": "500m"}]},
+            "restartPolicy": "RESTART_POLICY_ON_FAILURE",
         },
         "workerReplicas": {
             "replicas": 4,

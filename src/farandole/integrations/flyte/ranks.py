@@ -11,6 +11,7 @@ from flyteidl.core import interface_pb2, literals_pb2
 from flytekit import FlyteContext, FlyteContextManager
 from flytekit.bin.entrypoint import setup_execution
 from flytekit.core.base_task import IgnoreOutputs
+from flytekit.core.context_manager import ExecutionState
 from flytekit.core.type_engine import TypeEngine
 from flytekit.models.interface import Variable
 from flytekit.models.literals import LiteralMap
@@ -18,10 +19,15 @@ from flytekit.tools.fast_registration import download_distribution
 
 from farandole.topology import JobEnvironment
 
-__all__ = ["FlyteCall", "Place", "read_literals", "run_on_rank"]
+__all__ = ["FlyteCall", "Place", "read_literals", "run_on_rank", "runs_in_cluster"]
 
 _IGNORED = b"ignored"
 _LITERALS = b"literals"
+
+
+def runs_in_cluster(ctx: FlyteContext) -> bool:
+    """Return whether the task runs in a pod of Flyte's, not in a local execution."""
+    return ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,20 +37,29 @@ class Place:
     raw_outputs: str
     outputs: str | None
     checkpoint: str | None
-    earlier_checkpoint: str | None  # of the attempt before
+    earlier_checkpoint: str | None  # of the attempt before, or of this one in a restarted pod
     code: str | None  # the archive of a fast registration
 
     @classmethod
     def of(cls, ctx: FlyteContext) -> Self:
-        """Return the place of the task that runs in `ctx`."""
+        """Return the place of the task that runs in `ctx`. Looks in the store for a checkpoint of this attempt.
+
+        There is one when the pod that starts the ranks has been restarted: Flyte calls that no new attempt, and would
+        go on from the attempt before. Ranks get a copy, as rank 0 may write anew while another one still reads."""
         user, settings = ctx.user_space_params, ctx.serialization_settings
         checkpoint = None if user is None else user._checkpoint
+        written: str | None = getattr(checkpoint, "_checkpoint_dest", None)
+        earlier: str | None = getattr(checkpoint, "_checkpoint_src", None)
+        if written is not None and runs_in_cluster(ctx) and ctx.file_access.exists(written):
+            copied = ctx.file_access.get_random_local_directory()
+            ctx.file_access.get_data(written, copied, is_multipart=True)
+            earlier = ctx.file_access.put_raw_data(copied)
         fast = None if settings is None else settings.fast_serialization_settings
         return cls(
             raw_outputs=ctx.file_access.raw_output_prefix,
             outputs=None if user is None else user.output_metadata_prefix,
-            checkpoint=getattr(checkpoint, "_checkpoint_dest", None),
-            earlier_checkpoint=getattr(checkpoint, "_checkpoint_src", None),
+            checkpoint=written,
+            earlier_checkpoint=earlier,
             code=fast.distribution_location if fast is not None and fast.enabled else None,
         )
 

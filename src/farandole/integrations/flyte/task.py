@@ -10,16 +10,15 @@ from typing import Any
 
 from flytekit import FlyteContext, FlyteContextManager, Resources
 from flytekit.configuration import SerializationSettings
-from flytekit.core.context_manager import ExecutionState
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
-from flytekitplugins.kfmpi import Launcher, MPIJob, RunPolicy, Worker
+from flytekitplugins.kfmpi import Launcher, MPIJob, RestartPolicy, RunPolicy, Worker
 from flytekitplugins.kfmpi.task import MPIFunctionTask
 
 from farandole.config import Config
 from farandole.errors import ConfigError
-from farandole.integrations.flyte.ranks import FlyteCall, Place, read_literals, run_on_rank
+from farandole.integrations.flyte.ranks import FlyteCall, Place, read_literals, run_on_rank, runs_in_cluster
 from farandole.launch.backend import Backend, Binding, Call
 from farandole.launch.backends import reach_pods
 from farandole.launch.backends.local import LocalBackend
@@ -42,7 +41,8 @@ class Farandole:
 
     `num_workers` pods run `slots` ranks each. With `min_workers` below it the task starts with fewer pods when the rest
     has not come within `start_timeout`; a retry starts with the pods of that time. `requests` and `limits` are those of
-    a worker's pod, `launcher_requests` and `launcher_limits` those of the pod that starts the ranks. A local execution
+    a worker's pod, `launcher_requests` and `launcher_limits` those of the pod that starts the ranks. With `restart`
+    that pod is started again when it is lost; its ranks read the checkpoint that rank 0 wrote last. A local execution
     runs `local_ranks`; None: as many as in the cluster, but at most one per core, and at least two if there are two.
     """
 
@@ -55,6 +55,7 @@ class Farandole:
     launcher_limits: Resources | None = None
     image: str | None = None  # of the workers; None: the task's
     run_policy: RunPolicy | None = None
+    restart: bool = False
     env: Mapping[str, str] = field(default_factory=dict)  # of the ranks
     binding: Binding = "none"
     start_timeout: timedelta | float | None = None  # None: FARANDOLE_START_TIMEOUT
@@ -72,7 +73,12 @@ class Farandole:
     def mpi_job(self) -> MPIJob:
         """Return the configuration of the MPI plug-in that makes the same pods."""
         worker = Worker(replicas=self.num_workers, image=self.image, requests=self.requests, limits=self.limits)
-        launcher = Launcher(replicas=1, requests=self.launcher_requests, limits=self.launcher_limits)
+        launcher = Launcher(
+            replicas=1,
+            requests=self.launcher_requests,
+            limits=self.launcher_limits,
+            restart_policy=RestartPolicy.FAILURE if self.restart else None,
+        )
         return MPIJob(worker=worker, launcher=launcher, slots=self.slots, run_policy=self.run_policy)
 
     def ranks_here(self) -> int:
@@ -131,7 +137,7 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
 
     def _backend(self, ctx: FlyteContext, settings: Config) -> tuple[Backend, int]:
         """Return the hosts of the ranks, and the number of ranks."""
-        if ctx.execution_state is None or ctx.execution_state.mode != ExecutionState.Mode.TASK_EXECUTION:
+        if not runs_in_cluster(ctx):
             ranks = self.farandole.ranks_here()
             return LocalBackend(ranks), ranks
         job = OperatorJob.find()

@@ -1,0 +1,82 @@
+"""Flyte tasks in pods of the training operator that are lost and started again."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers.flyte import IGNORED_FOLDERS, loop
+from helpers.flyte_pods import Attempt
+from helpers.installed import require
+from helpers.marked import wait_until_gone
+from helpers.mpi_operator import TrainingOperator
+
+require("flytekitplugins")
+
+pytestmark = [pytest.mark.native, pytest.mark.slow, pytest.mark.filterwarnings(IGNORED_FOLDERS)]
+event_loop = pytest.fixture(scope="module", autouse=True)(loop)
+
+TESTS = Path(__file__).parents[1]
+
+
+@contextmanager
+def launcher(operator: TrainingOperator, attempt: Attempt, mark: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run the launcher's container; it and all that it has started end with the block."""
+    from helpers.flyte_tasks import interrupted
+
+    words = attempt.command(interrupted, {"folder": str(attempt.folder)})
+    words[0] = str(Path(sys.executable).with_name(words[0]))
+    env = {**os.environ, **operator.variables(), "MARK": mark, "PYTHONPATH": str(TESTS)}
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+    assert wait_until_gone(mark, 20.0) == []
+
+
+def wait_for_ranks(process: "subprocess.Popen[str]", folder: Path) -> None:
+    deadline = time.monotonic() + 150.0
+    while len({each.name for each in folder.glob("rank*")}) < 2:
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"no ranks: {process.communicate()[0]}")
+        time.sleep(0.05)
+    for each in folder.glob("rank*"):
+        each.unlink()
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> TrainingOperator:
+    operator = TrainingOperator(tmp_path / "etc-mpi")
+    operator.write(2)
+    return operator
+
+
+@pytest.mark.timeout(400)
+def test_pods_that_are_restarted_go_on_from_the_checkpoint(
+    operator: TrainingOperator, tmp_path: Path, mark: str
+) -> None:
+    """The launcher's pod runs its command again, for Flyte the same attempt; a worker's pod costs the attempt."""
+    first, second = Attempt(tmp_path), Attempt(tmp_path, 1)
+    with launcher(operator, first, mark) as process:
+        wait_for_ranks(process, tmp_path)
+        process.kill()
+    with launcher(operator, first, mark) as process:
+        wait_for_ranks(process, tmp_path)
+        operator.kill(1)
+        said = process.communicate(timeout=120)[0]
+    outputs, message, again = first.outcome()
+    assert (outputs, again) == ({}, True), said
+    assert "job-worker-1" in message
+    operator.write(2, running=1)
+    with launcher(operator, second, mark) as process:
+        time.sleep(2.0)  # the pod of worker 1 is not there yet
+        assert process.poll() is None
+        operator.write(2)
+        said = process.communicate(timeout=120)[0]
+    assert second.outcome() == ({"o0": [0, 101, 202, 203]}, "", False), said
