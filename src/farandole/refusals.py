@@ -127,6 +127,13 @@ REFUSED_READER_ARGUMENTS: Mapping[str, str] = {
 }
 
 _INSIDE = "it is the inside of Horovod's launcher; farandole starts its ranks in its own way"
+_NO_SERVICES = "no services of tf.data are started; farandole.data reads ahead on each rank, and gives each row once"
+_INSIDE_SPARK = "it is the inside of Horovod's Spark jobs; farandole's are made in their own way"
+_SPARK_MODULES = """
+driver gloo_run mpi_run common.cache common.constants common.serialization keras.bare keras.optimizer
+keras.remote keras.tensorflow keras.util lightning.legacy lightning.remote lightning.util task.gloo_exec_fn
+task.mpirun_exec_fn task.task_info task.task_service torch.remote torch.util
+"""
 _ELASTIC_MODULES = """
 torch.elastic torch.elastic.sampler torch.elastic.state tensorflow.elastic tensorflow.keras.elastic keras.elastic
 common.elastic runner.elastic
@@ -147,9 +154,14 @@ _RUNNER_UTIL = {
 }
 ABSENT_MODULES: Mapping[str, str] = {
     **{f"horovod.{module}": ELASTIC for module in _ELASTIC_MODULES.split()},
-    "horovod.tensorflow.data": "no services of tf.data are started; farandole.data reads ahead on each rank, and gives "
-    "each row once",
+    "horovod.tensorflow.data": _NO_SERVICES,
     "horovod.spark.lightning.datamodule": "leave data_module out: ranks read the DataFrame's rows",
+    **{f"horovod.spark.{module}": _INSIDE_SPARK for module in _SPARK_MODULES.split()},
+    "horovod.spark.common.util": "fit takes the DataFrame itself; for fit_on_parquet let Spark write the rows to "
+    "store.get_train_data_path() and store.get_val_data_path(), with vectors as arrays",
+    "horovod.spark.conf": ELASTIC,
+    "horovod.spark.data_loaders": "data_module is given loaders of the rank's rows, which read ahead",
+    "horovod.spark.tensorflow": _NO_SERVICES,
     "horovod.mxnet": "MXNet comes in a later version",
     **{f"horovod.runner.{module}": _INSIDE for module in ("http", "driver", "service", "task", "util")},
     "horovod.runner.common.service": _INSIDE,

@@ -22,6 +22,7 @@ import torch
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession
 
+from farandole.compat import petastorm
 from farandole.data import ParquetSource, make_batch_reader
 from farandole.errors import ConfigError, DataError, NotInitializedError, PicklingError
 from farandole.spark import HorovodRunner, run
@@ -68,16 +69,23 @@ def test_a_dataframe_is_read_by_several_ranks_exactly_once(spark: SparkSession, 
     assert not list(tmp_path.iterdir())
 
 
-def test_types_are_cast_only_when_asked_and_nothing_stays(spark: SparkSession, tmp_path: Path) -> None:
+def test_types_are_cast_when_asked_and_by_petastorms_name_and_nothing_stays(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     spark.conf.set(CACHE_SETTINGS[0], str(tmp_path))
     frame = spark.createDataFrame(
         [(1.5, Vectors.dense(1.0, 2.0), [0.5]), (2.5, Vectors.sparse(2, {1: 4.0}), [1.5])], ["x", "vector", "list"]
     )
-    converter = make_spark_converter(frame, dtype="float32", compression_codec="snappy")
-    with converter.make_torch_dataloader(2, num_epochs=1, shuffle_row_groups=False) as batches:
-        (batch,) = batches
-    assert {name: str(tensor.dtype) for name, tensor in batch.items()} == dict.fromkeys(batch, "torch.float32")
-    assert sorted(batch["vector"].tolist()) == [[0.0, 4.0], [1.0, 2.0]]
+    for make, asked, kind in (
+        (make_spark_converter, {"dtype": "float32", "compression_codec": "snappy"}, torch.float32),
+        (petastorm.make_spark_converter, {}, torch.float32),
+        (make_spark_converter, {}, torch.float64),
+    ):
+        converter = make(frame, **asked)
+        with converter.make_torch_dataloader(2, num_epochs=1, shuffle_row_groups=False) as batches:
+            (batch,) = batches
+        assert {name: tensor.dtype for name, tensor in batch.items()} == dict.fromkeys(frame.columns, kind)
+        assert sorted(batch["vector"].tolist()) == [[0.0, 4.0], [1.0, 2.0]]
     del converter
     gc.collect()
     assert not list(tmp_path.iterdir())

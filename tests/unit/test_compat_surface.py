@@ -1,6 +1,8 @@
 """What programs call, as Horovod 0.28.1 has it: names, order of arguments, defaults."""
 
+import importlib
 import inspect
+import tomllib
 from collections.abc import Callable, Iterator
 
 import api_table
@@ -87,6 +89,17 @@ def test_constants_and_builds() -> None:
             where.mpi_threads_supported()
     with pytest.raises(AttributeError, match="'HorovodBasics' object has no attribute 'nothing'"):
         HorovodBasics().nothing  # noqa: B018
+
+
+def test_what_modules_of_estimators_hand_on() -> None:
+    for package in ("pyspark", "keras", "lightning_utilities"):
+        pytest.importorskip(package)
+    from farandole.spark.params import EstimatorParams
+
+    modules = [importlib.import_module(f"horovod.spark.{name}.estimator") for name in ("torch", "keras", "lightning")]
+    assert [module.EstimatorParams for module in modules] == [EstimatorParams] * 3
+    extras = tomllib.loads((api_table.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert f"lightning>={modules[2].MIN_PL_VERSION}" in extras["lightning"]
 
 
 def test_str_of_a_process_set() -> None:

@@ -109,7 +109,7 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         ("feature_cols", "x"),
         ("feature_cols", []),
         ("label_cols", [1]),
-        ("input_shapes", [[8, 8]]),
+        ("input_shapes", [[8, 0]]),
         ("validation", 1.0),
         ("validation", True),
         ("batch_size", 0),
@@ -123,7 +123,7 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter(tmp_path: Path) ->
         ("backend", object()),
         ("ranks_per_task", 0),
         ("resource_profile", {"cpus": 2}),
-        ("label_shapes", [[3]]),
+        ("label_shapes", [[]]),
         ("train_steps_per_epoch", 0),
         ("backward_passes_per_step", 0),
         ("loss_constructors", 1),
@@ -183,10 +183,22 @@ def test_setters_without_meaning_warn(setter: str, caplog: pytest.LogCaptureFixt
     assert "these parameters have no effect: " in record.getMessage()
 
 
-def test_setters_and_getters_of_what_is_not_supported() -> None:
+def test_a_shape_may_be_that_of_one_row() -> None:
+    estimator = TorchEstimator(input_shapes=[[2], [-1, 3], (4, 5)], label_shapes=[[1]])
+    assert estimator.getInputShapes() == [(-1, 2), (-1, 3), (-1, 4, 5)]
+    assert estimator.getLabelShapes() == [(-1, 1)]
+
+
+def test_getters_of_what_has_no_effect_give_what_was_set_or_horovods_default() -> None:
+    estimator = TorchEstimator(mp_start_method="spawn")
+    copy = estimator.copy().setMpStartMethod("forkserver").setReaderPoolType("process")
+    assert (estimator.getMpStartMethod(), copy.getMpStartMethod()) == ("spawn", "forkserver")
+    assert (estimator.getReaderPoolType(), copy.getReaderPoolType()) == ("thread", "process")
+    assert (estimator.getPartitionsPerProcess(), estimator.getShufflingBufferSize()) == (10, None)
+
+
+def test_setters_of_what_is_not_there() -> None:
     estimator = TorchEstimator()
-    with pytest.raises(AttributeError, match=r"getReaderPoolType is not part of farandole .*: rows are read"):
-        estimator.getReaderPoolType()
     with pytest.raises(AttributeError, match="'TorchEstimator' object has no attribute 'setNothing'"):
         estimator.setNothing(1)
 

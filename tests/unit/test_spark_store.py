@@ -2,15 +2,21 @@
 
 import pickle
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 pytest.importorskip("pyspark")
+pytest.importorskip("fsspec")
 
+import fsspec
+from fsspec.implementations.arrow import HadoopFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from farandole.errors import ConfigError
-from farandole.spark.store import DBFSLocalStore, FilesystemStore, LocalStore, Store
+from farandole.spark.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -83,3 +89,62 @@ def test_databricks_files_are_those_of_its_mount(tmp_path: Path, monkeypatch: py
     store.write(store.get_checkpoint_path("a"), b"content")
     assert (tmp_path / "ml" / "runs" / "runs" / "a" / "checkpoint").read_bytes() == b"content"
     assert store.is_local and store.prefix_path == f"file://{tmp_path}/ml/runs"
+
+
+class _Hadoop(MemoryFileSystem):  # type: ignore[misc]
+    """Files in memory under Hadoop's URLs: its client needs a Java library and a cluster."""
+
+    protocol = "hdfs"
+    store: ClassVar[dict[str, Any]] = {}
+    _strip_protocol = HadoopFileSystem._strip_protocol
+    _get_kwargs_from_urls = staticmethod(HadoopFileSystem._get_kwargs_from_urls)
+
+    def __init__(self, host: str = "default", port: int = 0, user: str | None = None, **others: Any) -> None:
+        super().__init__(**others)
+        self.address = (host, port, user)
+
+
+@pytest.fixture
+def hadoop() -> Iterator[None]:
+    fsspec.register_implementation("hdfs", _Hadoop, clobber=True)
+    yield
+    fsspec.register_implementation("hdfs", HadoopFileSystem, clobber=True)
+
+
+@pytest.mark.usefixtures("hadoop")
+@pytest.mark.parametrize(
+    ("store", "address"),
+    [
+        (lambda: Store.create("hdfs://namenode01:8020/user/runs"), ("namenode01", 8020, None)),
+        (lambda: Store.create("hdfs://namenode01:8020/user/runs", user="me"), ("namenode01", 8020, "me")),
+        (lambda: HDFSStore("/user/runs", "namenode02", 8021, user="me"), ("namenode02", 8021, "me")),
+        (lambda: HDFSStore("/user/runs"), ("default", 0, None)),
+    ],
+)
+def test_a_store_in_hadoop_keeps_its_namenode(
+    store: Callable[[], FilesystemStore], address: tuple[str, int, str | None]
+) -> None:
+    made = store()
+    copy = pickle.loads(pickle.dumps(made.without_secrets()))
+    assert isinstance(copy, HDFSStore)
+    assert copy._files().address == made._files().address == address
+    assert copy.get_checkpoint_path("r") == "/user/runs/runs/r/checkpoint"
+    assert copy.url(copy.get_train_data_path(1)) == "hdfs:///user/runs/intermediate_train_data.1"
+
+
+@pytest.mark.usefixtures("hadoop")
+def test_what_hadoops_store_cannot_have_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match=r"'file:///user' is not in Hadoop's file system; use Store\.create"):
+        HDFSStore("file:///user")
+    HDFSStore("/user", driver="libhdfs", temp_dir="/tmp")
+    assert "driver and temp_dir of HDFSStore: no effect" in caplog.text
+
+
+def test_folders_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = LocalStore("p", train_path="file:///rows/train", val_path="held", test_path="/t", runs_path="/kept")
+    assert (store.get_train_data_path(), store.get_train_data_path(2)) == ("/rows/train", "/rows/train.2")
+    assert (store.get_val_data_path(), store.get_test_data_path()) == (f"{tmp_path}/held", "/t")
+    assert (store.get_runs_path(), store.get_run_path("r")) == ("/kept", "/kept/r")
+    with pytest.raises(ConfigError, match="save_runs: runs are always kept"):
+        Store.create(str(tmp_path), save_runs=False)

@@ -13,6 +13,7 @@ from farandole.refusals import ABSENT_MODULES, ABSENT_NAMES
 __all__ = [
     "BASICS",
     "IMPORTABLE",
+    "MIN_PL_VERSION",
     "MODULES",
     "PACKAGES",
     "VERSION",
@@ -24,6 +25,9 @@ __all__ = [
 
 # Programs compare versions: this is Horovod's last release, whose interface it is. The local part names farandole.
 VERSION = f"0.28.1+farandole.{farandole.__version__}"
+
+# The oldest Lightning that the estimator takes, which programs compare theirs with.
+MIN_PL_VERSION = "2.4"
 
 PACKAGES = ("horovod", "sparkdl", "petastorm")
 
@@ -119,11 +123,15 @@ _RUN = {"run": "farandole.compat.launching:run"}
 _COMMAND = {"run_commandline": "farandole.compat.horovodrun:run_commandline"}
 _READERS = _from("farandole.data", "make_reader make_batch_reader")
 _TRANSFORM = _from("farandole.data.transform", "TransformSpec")
-_CONVERTER = _from("farandole.spark.converter", "SparkDatasetConverter make_spark_converter")
+_CONVERTER = {
+    **_from("farandole.spark.converter", "SparkDatasetConverter"),
+    **_from("farandole.compat.petastorm", "make_spark_converter"),
+}
 _LIGHTNING = {
     "TorchEstimator": "farandole.spark.lightning:LightningEstimator",
     "TorchModel": "farandole.spark.lightning:LightningModel",
 }
+_PARAMS = _from("farandole.spark.params", "EstimatorParams")
 _VERSION = {"__version__": "farandole.compat.answers:VERSION"}
 
 MODULES: Mapping[str, Answer] = {
@@ -227,13 +235,15 @@ MODULES: Mapping[str, Answer] = {
     "horovod.spark.task": Answer(own={"get_available_devices": "farandole.spark.child:available_devices"}),
     "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run")),
     "horovod.spark.torch": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel", needs="torch"),
-    "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", known="TorchEstimator TorchModel"),
+    "horovod.spark.torch.estimator": Answer(by="farandole.spark.torch", own=_PARAMS, known="TorchEstimator TorchModel"),
     "horovod.spark.torch.datamodule": Answer(own=_from("farandole.spark.data_module", "PetastormDataModule")),
     "horovod.spark.keras": Answer(by="farandole.spark.keras", known="KerasEstimator KerasModel", needs="keras"),
-    "horovod.spark.keras.estimator": Answer(by="farandole.spark.keras", known="KerasEstimator KerasModel"),
+    "horovod.spark.keras.estimator": Answer(by="farandole.spark.keras", own=_PARAMS, known="KerasEstimator KerasModel"),
     "horovod.spark.keras.datamodule": Answer(own=_from("farandole.spark.data_module", "PetastormDataModule")),
     "horovod.spark.lightning": Answer(own=_LIGHTNING, needs="torch lightning_utilities"),
-    "horovod.spark.lightning.estimator": Answer(own=_LIGHTNING),
+    "horovod.spark.lightning.estimator": Answer(
+        own={**_LIGHTNING, **_PARAMS, "MIN_PL_VERSION": "farandole.compat.answers:MIN_PL_VERSION"}
+    ),
     "horovod.spark.common": Answer(),
     "horovod.spark.common.backend": Answer(
         own=_from("farandole.compat.spark", "Backend SparkBackend default_num_proc")
@@ -245,7 +255,7 @@ MODULES: Mapping[str, Answer] = {
             "Store FilesystemStore LocalStore AbstractFilesystemStore HDFSStore DBFSLocalStore",
         ),
     ),
-    "horovod.spark.common.params": Answer(own=_from("farandole.spark.params", "EstimatorParams")),
+    "horovod.spark.common.params": Answer(own=_PARAMS),
     "horovod.spark.common.estimator": Answer(
         own={
             "HorovodEstimator": "farandole.spark.estimator:DataFrameEstimator",

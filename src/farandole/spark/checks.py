@@ -133,13 +133,14 @@ def weights(value: object) -> list[float]:
 
 
 def shapes(name: str, of: str) -> Callable[[object], list[tuple[int, ...]]]:
-    """Return a check for shapes, one per `of`."""
+    """Return a check for shapes, one per `of`. It puts -1 before the shape of one row."""
 
     def check(value: object) -> list[tuple[int, ...]]:
         given = [tuple(each) for each in value] if isinstance(value, (list, tuple)) else []
-        if not given or not all(shape and shape[0] == -1 and min(shape[1:], default=1) > 0 for shape in given):
+        whole = [shape if shape[:1] == (-1,) else (-1, *shape) for shape in given if shape]
+        if not given or len(whole) < len(given) or any(min(shape[1:], default=1) <= 0 for shape in whole):
             raise ConfigError(name, f"must be one shape per {of}, -1 first, got {value!r}")
-        return given
+        return whole
 
     return check
 

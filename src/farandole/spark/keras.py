@@ -20,7 +20,7 @@ with importing(__name__):
     from farandole.spark.estimator import DataFrameEstimator
     from farandole.spark.folders import Folder
     from farandole.spark.history import NO_SCORES, EpochLogger
-    from farandole.spark.params import check_together, param, refuse_unknown
+    from farandole.spark.params import check_together, param
     from farandole.spark.persistence import PARAMETERS, dumped_parameters, loaded_parameters
     from farandole.spark.store import FilesystemStore
     from farandole.spark.trainers.checkpoint import Checkpoint
@@ -152,7 +152,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         super().__init__()
         self._set(**{name: value for name, value in given.items() if value is not None})
-        refuse_unknown({name for name, value in others.items() if value is not None}, given)
+        self._take_others(others, given)
 
     def setModel(self, value: Any) -> Self:
         return self._set(model=value)

@@ -21,7 +21,7 @@ with importing(__name__):
     from farandole.spark.backend import SparkBackend
     from farandole.spark.history import NO_SCORES
     from farandole.spark.lightning_params import LightningParams, check_package, check_trainer_args
-    from farandole.spark.params import check_together, refuse_unknown
+    from farandole.spark.params import check_together
     from farandole.spark.store import FilesystemStore
     from farandole.spark.torch import TorchEstimator, TorchModel, check_device
     from farandole.spark.trainers.checkpoint import Checkpoint
@@ -104,7 +104,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
         super().__init__()
         given |= {name: others.pop(name) for name in list(others) if self.hasParam(name)}
         self._set(**{name: value for name, value in given.items() if value is not None})
-        refuse_unknown({name for name, value in others.items() if value is not None}, given)
+        self._take_others(others, given)
 
     @property
     def _package(self) -> ModuleType:

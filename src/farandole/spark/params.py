@@ -1,34 +1,20 @@
 """The parameters that all estimators share: names and defaults that Horovod's users know, checked when they are set."""
 
-import difflib
-import logging
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
 
 from pyspark.ml.param import Param, Params
 from pyspark.resource import ResourceProfile
 
-import farandole
 from farandole.errors import ConfigError
-from farandole.refusals import IGNORED_PARAMS
 from farandole.spark import checks
 from farandole.spark.backend import SparkBackend
 from farandole.spark.data_module import PetastormDataModule
+from farandole.spark.foreign import ForeignParams
 from farandole.spark.history import EpochLogger
 from farandole.spark.store import FilesystemStore
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-# Parameters whose setters and getters Horovod spells in another way.
-SPELLED: Mapping[str, str] = {
-    "shuffling_buffer_size": "shuffle_buffer_size",
-    "train_reader_num_worker": "train_reader_num_workers",
-    "val_reader_num_worker": "val_reader_num_workers",
-}
 
 
 def param(name: str, doc: str, check: Callable[[object], T]) -> "Param[T]":
@@ -53,7 +39,7 @@ class CheckedParams(Params):
         return value
 
 
-class EstimatorParams(CheckedParams):
+class EstimatorParams(ForeignParams, CheckedParams):
     """What an estimator is told; `set...` and `get...` for each parameter, as pyspark.ml does it.
 
     Setters raise `ConfigError` for values that cannot be right.
@@ -137,19 +123,6 @@ class EstimatorParams(CheckedParams):
         super().__init__()
         self._setDefault(batch_size=32, epochs=1, backward_passes_per_step=1, shuffle=True, verbose=1, max_attempts=4)
         self._setDefault(inmemory_cache_all=False, compress_sparse_cols=False, use_gpu=True, ranks_per_task=1)
-
-    if not TYPE_CHECKING:  # mypy would take every name for one that is there
-
-        def __getattr__(self, name: str) -> "Foreign":
-            """Answer for the setters of Horovod's other parameters; say of the getters why they are not there."""
-            words = re.sub(r"(?<!^)(?=[A-Z])", "_", name[3:]).lower()
-            parameter = SPELLED.get(words, words)
-            why = IGNORED_PARAMS.get(parameter)
-            if why is not None and name.startswith("set"):
-                return Foreign(self, parameter, why)
-            if why is not None and name.startswith("get"):
-                raise AttributeError(f"{name} is not part of farandole {farandole.__version__}: {why}")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def setNumProc(self, value: int | None) -> Self:
         return self._set(num_proc=value)
@@ -340,35 +313,6 @@ class EstimatorParams(CheckedParams):
 
     def getVerbose(self) -> int:
         return self._required(self.verbose)
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """The setter of a parameter of Horovod's that is not here: warns, as the constructor does."""
-
-    owner: EstimatorParams
-    parameter: str
-    why: str
-
-    def __call__(self, value: object) -> EstimatorParams:
-        if value is not None:
-            refuse_unknown([self.parameter], ())
-        return self.owner
-
-
-def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Warn of arguments that mean nothing any more; raise one `ConfigError` that names all others."""
-    known, names = sorted(known), sorted(names)
-    ignored = [name for name in names if name in IGNORED_PARAMS and name not in known]
-    unknown = [name for name in names if name not in ignored]
-    if unknown:
-        near = [difflib.get_close_matches(name, known, 1) for name in unknown]
-        meant = [each[0] for each in near if each]
-        hint = f"did you mean {', '.join(meant)}? " if meant else ""
-        raise ConfigError(", ".join(unknown), f"no such parameter; {hint}the parameters are {', '.join(known)}")
-    if ignored:
-        reasons = "; ".join(f"{name} ({IGNORED_PARAMS[name]})" for name in ignored)
-        log.warning("these parameters have no effect: %s", reasons)
 
 
 def check_together(estimator: EstimatorParams, losses: int) -> None:

@@ -1,7 +1,8 @@
 """Where runs keep checkpoints and logs: a folder on a local or shared disk, or in an object store.
 
 Layout: `<prefix>/runs/<run_id>/checkpoint` (the last finished epoch), `.../best` (the one that validated best) and
-`.../logs/` (TensorBoard event files). There is no intermediate data.
+`.../logs/` (TensorBoard event files). `fit_on_parquet` reads `<prefix>/intermediate_train_data` and
+`<prefix>/intermediate_val_data`. Each of these folders may have another path in the same file system.
 """
 
 import logging
@@ -10,8 +11,9 @@ import posixpath
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from farandole.extras import importing
 
@@ -28,23 +30,33 @@ log = logging.getLogger(__name__)
 _DATABRICKS = "dbfs:/"
 _MOUNT = "/dbfs"  # of Databricks' file system, on each of its machines
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+_HDFS = "hdfs://"
+_FOLDERS = ("train_path", "val_path", "test_path", "runs_path")
 
 
 @dataclass(frozen=True)
 class FilesystemStore:
     """A store under a path or URL that fsspec understands: `/shared/runs`, `s3://bucket/runs`, `gs://...`.
 
-    Can be pickled. Raises `ConfigError` when no installed file system serves the path; methods block for as long as the
-    file system does and raise its errors.
+    `train_path`, `val_path`, `test_path` and `runs_path` are folders in the same file system that take the place of
+    those under the prefix. Can be pickled. Raises `ConfigError` when no installed file system serves the path, and for
+    `save_runs=False`; methods block for as long as the file system does and raise its errors.
     """
 
     prefix_path: str
     storage_options: Mapping[str, object] = field(default_factory=dict)
+    train_path: str | None = None
+    val_path: str | None = None
+    test_path: str | None = None
+    runs_path: str | None = None
+    save_runs: InitVar[bool] = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({mask(self.prefix_path)!r})"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, save_runs: bool) -> None:
+        if not save_runs:
+            raise ConfigError("save_runs", "runs are always kept in a store; fit without a store to keep none")
         given = os.fspath(self.prefix_path)
         try:
             files, root = fsspec.core.url_to_fs(
@@ -54,16 +66,25 @@ class FilesystemStore:
             secrets = secret_values(self.storage_options)
             problem = mask(f"{self.prefix_path!r} cannot be opened: {error}", *secrets)
             raise ConfigError("store", problem) from hide_cause(error, *secrets)
+        # Paths of Hadoop, SFTP and Azure do not name the host or the account, which the URL does.
+        place = {} if "::" in given else files._get_kwargs_from_urls(given)
+        object.__setattr__(self, "storage_options", {**place, **self.storage_options})
         # Ranks have other working directories: a relative path must become absolute here, on the driver.
         object.__setattr__(self, "prefix_path", files.unstrip_protocol(root))
+        for name in _FOLDERS:
+            if (folder := getattr(self, name)) is not None:
+                object.__setattr__(self, name, files._strip_protocol(_mounted(os.fspath(folder))))
 
     def get_run_path(self, run_id: str) -> str:
         """Return the folder of one run; raises `ConfigError` when `run_id` is no plain file name."""
         if not _RUN_ID.fullmatch(run_id):
             problem = f"{run_id!r} is no plain name: use letters, digits, '.', '_', '=', '+' and '-'"
             raise ConfigError("run_id", problem)
-        root: str = self._files()._strip_protocol(self.prefix_path)
-        return posixpath.join(root, "runs", run_id)
+        return posixpath.join(self.get_runs_path(), run_id)
+
+    def get_runs_path(self) -> str:
+        """Return the folder that holds a folder for each run."""
+        return self.runs_path or self._below("runs")
 
     def get_checkpoint_path(self, run_id: str) -> str:
         """Return the file that holds the last finished epoch of a run."""
@@ -79,11 +100,15 @@ class FilesystemStore:
 
     def get_train_data_path(self, idx: int | None = None) -> str:
         """Return the folder of Parquet files that `fit_on_parquet` trains on."""
-        return self._data_path("intermediate_train_data", idx)
+        return _numbered(self.train_path or self._below("intermediate_train_data"), idx)
 
     def get_val_data_path(self, idx: int | None = None) -> str:
         """Return the folder of Parquet files that `fit_on_parquet` validates with."""
-        return self._data_path("intermediate_val_data", idx)
+        return _numbered(self.val_path or self._below("intermediate_val_data"), idx)
+
+    def get_test_data_path(self, idx: int | None = None) -> str:
+        """Return the folder for Parquet files that a program tests with; nothing here reads or writes it."""
+        return _numbered(self.test_path or self._below("intermediate_test_data"), idx)
 
     def exists(self, path: str) -> bool:
         """Return whether there is a file or a folder."""
@@ -94,9 +119,9 @@ class FilesystemStore:
         found: str = self._files().unstrip_protocol(path)
         return found
 
-    def _data_path(self, name: str, idx: int | None) -> str:
+    def _below(self, name: str) -> str:
         root: str = self._files()._strip_protocol(self.prefix_path)
-        return posixpath.join(root, name if idx is None else f"{name}.{idx}")
+        return posixpath.join(root, name)
 
     @property
     def is_local(self) -> bool:
@@ -154,16 +179,59 @@ class FilesystemStore:
         return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
 
 
-LocalStore = HDFSStore = DBFSLocalStore = AbstractFilesystemStore = FilesystemStore  # Horovod's names
+LocalStore = DBFSLocalStore = AbstractFilesystemStore = FilesystemStore  # Horovod's names
+
+
+class HDFSStore(FilesystemStore):
+    """A store in Hadoop's file system: `hdfs://namenode:8020/user/me`, or `/user/me` on the cluster's default one.
+
+    `user`, `kerb_ticket` and `extra_conf` go to its client. Raises `ConfigError` for the URL of another file system.
+    """
+
+    def __init__(
+        self,
+        prefix_path: str,
+        host: str | None = None,
+        port: int | None = None,
+        user: str | None = None,
+        kerb_ticket: str | None = None,
+        driver: str | None = None,
+        extra_conf: Mapping[str, str] | None = None,
+        temp_dir: str | None = None,
+        **settings: Any,
+    ) -> None:
+        named = {"driver": driver, "temp_dir": temp_dir}
+        ignored = [name for name, value in named.items() if value is not None]
+        if ignored:
+            log.warning("%s of HDFSStore: no effect, files go by libhdfs without copies", " and ".join(ignored))
+        client = {"host": host, "port": port, "user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
+        options = {name: value for name, value in client.items() if value is not None}
+        options.update(settings.pop("storage_options", None) or {})
+        super().__init__(_in_hadoop(os.fspath(prefix_path)), options, **settings)
 
 
 class Store:
     """Makes the store that fits a path."""
 
     @staticmethod
-    def create(prefix_path: str, storage_options: Mapping[str, object] | None = None) -> FilesystemStore:
-        """Return the store under `prefix_path`; raises `ConfigError` when no installed file system serves it."""
-        return FilesystemStore(prefix_path, dict(storage_options or {}))
+    def create(
+        prefix_path: str, storage_options: Mapping[str, object] | None = None, **settings: Any
+    ) -> FilesystemStore:
+        """Return the store under `prefix_path`; `settings` are further arguments of `FilesystemStore` or `HDFSStore`.
+
+        Raises `ConfigError` when no installed file system serves the path."""
+        make = HDFSStore if os.fspath(prefix_path).startswith(_HDFS) else FilesystemStore
+        return make(prefix_path, storage_options=dict(storage_options or {}), **settings)
+
+
+def _numbered(folder: str, idx: int | None) -> str:
+    return folder if idx is None else f"{folder}.{idx}"
+
+
+def _in_hadoop(path: str) -> str:
+    if "://" in path and not path.startswith(_HDFS):
+        raise ConfigError("store", f"{mask(path)!r} is not in Hadoop's file system; use Store.create")
+    return path if path.startswith(_HDFS) else f"{_HDFS}/{path.lstrip('/')}"
 
 
 def _mounted(path: str) -> str:

@@ -16,7 +16,8 @@ with importing(__name__):
     from farandole.spark import checks
     from farandole.spark.feed import plan_feed
     from farandole.spark.folders import Folder
-    from farandole.spark.params import CheckedParams, param, refuse_unknown
+    from farandole.spark.foreign import refuse_unknown
+    from farandole.spark.params import CheckedParams, param
     from farandole.spark.persistence import PARAMETERS, Saved, dumped_parameters, loaded_parameters
     from farandole.spark.slots import all_slots
     from farandole.spark.store import FilesystemStore, Store

@@ -1,0 +1,22 @@
+"""The function `petastorm.spark.make_spark_converter`, with Petastorm's defaults."""
+
+from typing import Literal
+
+from pyspark.sql import DataFrame
+
+from farandole.spark.converter import ROW_GROUP_BYTES, SparkDatasetConverter
+from farandole.spark.converter import make_spark_converter as convert
+
+__all__ = ["make_spark_converter"]
+
+
+def make_spark_converter(
+    df: DataFrame,
+    parquet_row_group_size_bytes: int = ROW_GROUP_BYTES,
+    compression_codec: str | None = None,
+    dtype: Literal["float32", "float64"] | None = "float32",
+) -> SparkDatasetConverter:
+    """Make loaders of `df` possible; see `farandole.spark.converter.make_spark_converter`.
+
+    Columns of floating point, and arrays and vectors of them, become float32 unless `dtype` says otherwise."""
+    return convert(df, parquet_row_group_size_bytes, compression_codec, dtype)
