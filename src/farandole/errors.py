@@ -300,7 +300,8 @@ class MismatchError(CollectiveError, HorovodInternalError):
 
     def __init__(self, name: str, asked: Mapping[int, str], what: str) -> None:
         self.asked, self.what = dict(asked), what
-        super().__init__(name, f"{what} differs between ranks ({self._each()}); use one {what} on every rank")
+        differs, one = ("differ", "the same") if what.endswith("s") else ("differs", "one")
+        super().__init__(name, f"{what} {differs} between ranks ({self._each()}); use {one} {what} on every rank")
         self.args = (name, self.asked, what)
 
     def _each(self) -> str:

@@ -79,6 +79,11 @@ SAMPLES = [
         CollectiveError,
         ["'fc.weight': shape differs", "ranks 0 and 1: float32[10]; rank 3: float32[9]", "use one shape"],
     ),
+    (
+        MismatchError("fc.weight", {0: "prescale 1", 1: "prescale 2"}, "scale factors"),
+        CollectiveError,
+        ["'fc.weight': scale factors differ between", "use the same scale factors on every rank"],
+    ),
     (FabricError("fc.weight", "MPI_Test failed"), HorovodInternalError, ["'fc.weight': MPI_Test failed"]),
     (JoinedError("fc.weight", "rank 1 has joined"), HorovodInternalError, ["'fc.weight': rank 1 has joined"]),
     (
