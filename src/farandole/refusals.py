@@ -80,8 +80,8 @@ REFUSED_OPTIONS: Sequence[Options] = (
     Options("give the options themselves, or set their FARANDOLE_ variables", ("--config-file",), 1),
     Options(ELASTIC, ("--reset-limit",), 1),
     Options(ELASTIC, ("--blacklist-cooldown-range",), 2),
-    Options(_NO_MPIRUN, ("--mpi",)),
-    Options(_NO_MPIRUN, ("--mpi-args",), 1),
+    Options(f"{_NO_MPIRUN}; leave it out, or start the program by mpirun", ("--mpi",)),
+    Options(f"{_NO_MPIRUN}; leave it out, or start the program by mpirun", ("--mpi-args",), 1),
     Options(f"{_NO_MPIRUN}; see --binding", ("--binding-args",), 1),
     Options("ranks are started by farandole itself, not by jsrun", ("--jsrun",)),
 )

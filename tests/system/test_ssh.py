@@ -71,6 +71,8 @@ def test_values_and_exceptions_come_back(hosts: Hosts, monkeypatch: pytest.Monke
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {hosts.config} "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logging.py").write_text("raise RuntimeError('a file of the user is not Python's module')")
 
     def where(fails: bool) -> tuple[int, bytes]:
         import farandole.numpy as hvd

@@ -146,3 +146,20 @@ def test_an_mpirun_that_asks_for_something_else_is_refused(words: list[str], sen
 def test_hosts_of_an_mpirun() -> None:
     words = ["-n", "2", "--host", "a:1,b:1", "--bind-to", "core", "python", "-x"]
     assert read_options(words) == (["-np", "2", "-H", "a:1,b:1", "--binding", "cores"], {}, ["python", "-x"])
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (["-mca", "pml", "ob1", "-mca", "btl", "^openib"], []),
+        (["-mca", "plm_rsh_args", "-p 12345"], ["--ssh-command", "ssh -p 12345"]),
+        (["--mca", "plm_rsh_agent", "/usr/bin/ssh -q : rsh"], ["--ssh-command", "/usr/bin/ssh -q"]),
+        (["--mca", "plm_rsh_agent", "/etc/mpi/kubexec.sh"], []),  # found by its variable
+        (["-mca", "btl_tcp_if_include", "eth1"], ["--network-interface", "eth1"]),
+        (["-mca", "btl_tcp_if_include", "10.0.0.0/8"], []),
+        (["-mca", "btl_tcp_if_exclude", "lo,docker0"], []),
+    ],
+)
+def test_parameters_of_open_mpi_that_say_how_hosts_are_reached(given: list[str], options: list[str]) -> None:
+    """As Horovod's page on containers has them: mpirun ... -mca plm_rsh_args "-p 12345"."""
+    assert read_options([*given, "python"]) == (options, {}, ["python"])

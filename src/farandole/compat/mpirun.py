@@ -5,7 +5,8 @@ without MPI. An image without Open MPI can have it as `mpirun`."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from farandole.compat.answers import VERSION
 from farandole.compat.children import environment_of_ranks
@@ -23,11 +24,8 @@ _WITHOUT_MEANING = {
     "--tag-output": 0,
     "-tag-output": 0,
     "--oversubscribe": 0,
-    "-mca": 2,
-    "--mca": 2,
-    "-gmca": 2,
-    "--gmca": 2,
 }
+_MCA = ("-mca", "--mca", "-gmca", "--gmca")  # a parameter of Open MPI, and its value
 _BIND = ("-bind-to", "--bind-to")
 _MAP = ("-map-by", "--map-by", "-rank-by", "--rank-by")
 _EXPORT = ("-x", "--x")
@@ -52,22 +50,35 @@ def read_options(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[
     `ValueError` for an option that asks for something else."""
     options: list[str] = []
     variables: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     place = 0
     while place < len(words) and words[place].startswith("-"):
         word, place = words[place], place + 1
-        count = _WITHOUT_MEANING.get(word, 1)
+        count = 2 if word in _MCA else _WITHOUT_MEANING.get(word, 1)
         values = words[place : place + count]
         if len(values) < count:
             raise ValueError(f"{word} needs {count} values")
         place += count
         if word in _WITHOUT_MEANING:
             continue
-        if word in _EXPORT:
+        if word in _MCA:
+            parameters[values[0]] = values[1]
+        elif word in _EXPORT:
             name, is_set, value = values[0].partition("=")
             variables |= {name: value} if is_set else {}
         else:
             options += _translated(word, values[0])
-    return options, variables, list(words[place:])
+    return [*options, *_of_parameters(parameters)], variables, list(words[place:])
+
+
+def _of_parameters(parameters: Mapping[str, str]) -> Iterator[str]:
+    """Yield the options for those parameters of Open MPI that say how hosts are reached. All others tune Open MPI."""
+    agent = parameters.get("plm_rsh_agent", "ssh").partition(":")[0].split()  # "ssh : rsh": the first that is there
+    if agent[:1] and Path(agent[0]).name == "ssh" and parameters.keys() & {"plm_rsh_agent", "plm_rsh_args"}:
+        yield from ("--ssh-command", " ".join([*agent, parameters.get("plm_rsh_args", "")]).rstrip())
+    network = parameters.get("btl_tcp_if_include", parameters.get("oob_tcp_if_include", ""))
+    if network and "," not in network and "/" not in network:  # a list, or a network's number: the route decides
+        yield from ("--network-interface", network)
 
 
 def _translated(word: str, value: str) -> list[str]:

@@ -79,7 +79,8 @@ class RankCall:
         with theirs:
             try:
                 process = RankProcess.start(
-                    [executable or sys.executable, "-m", "farandole.launch.worker"],
+                    # -P: a user's logging.py in this directory is not Python's. The caller's paths come later.
+                    [executable or sys.executable, "-P", "-m", "farandole.launch.worker"],
                     {**env, WORKER_FD: str(theirs.fileno())},
                     rank=rank,
                     on_line=on_line,

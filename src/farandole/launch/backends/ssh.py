@@ -393,8 +393,8 @@ def _for_all(hosts: Sequence[Host], action: Callable[[Host], None], interrupt: C
 
 
 def _program() -> str:
-    """Return the remote shell's command: the agent in the same directory, with the same Python and modules."""
+    """Return the remote shell's command: the agent in the same directory, whose logging.py is no module of Python's."""
     path = os.environ.get("PYTHONPATH")
     variables = [f"PYTHONPATH={path}"] if path else []
-    words = ["exec", "env", *variables, sys.executable, "-m", "farandole.launch.agent"]
+    words = ["exec", "env", *variables, sys.executable, "-P", "-m", "farandole.launch.agent"]
     return f"cd {shlex.quote(os.getcwd())} && {shlex.join(words)}"
