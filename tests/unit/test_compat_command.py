@@ -50,14 +50,16 @@ def test_every_option_of_horovodrun_is_known(flag: str, count: int, capsys: pyte
     assert any(word in seen.err + seen.out for word in known)
 
 
-def test_a_file_stands_where_it_is_named(tmp_path: Path) -> None:
+def test_the_command_line_wins_over_a_file_named_before_or_after_it(tmp_path: Path) -> None:
     file = tmp_path / "horovod.yaml"
-    file.write_text("controller: gloo\nparams:\n  fusion_threshold_mb: 32\n  cache_capacity: 7\n")
+    file.write_text(
+        "controller: gloo\nparams:\n  fusion_threshold_mb: 32\n  cache_capacity: 7\nstall_check:\n  enabled: off\n"
+    )
     words = ["-np", "1", "--cache-capacity", "9", "--config-file", str(file), "--fusion-threshold-mb", "1"]
-    script = "echo $FARANDOLE_CACHE_CAPACITY $FARANDOLE_FUSION_THRESHOLD $PYTHONPATH"
+    script = "echo $FARANDOLE_CACHE_CAPACITY $FARANDOLE_FUSION_THRESHOLD $FARANDOLE_STALL_CHECK_DISABLE $PYTHONPATH"
     command = [sys.executable, "-m", "farandole.compat.horovodrun", *words, "sh", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]})
-    assert (done.returncode, done.stdout) == (0, f"[0] 7 1048576 {IMPORTABLE}\n")
+    assert (done.returncode, done.stdout) == (0, f"[0] 9 1048576 1 {IMPORTABLE}\n")
     assert "--gloo has no effect: there is one controller" in done.stderr
 
 

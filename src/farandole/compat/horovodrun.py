@@ -10,6 +10,7 @@ from farandole.compat.children import environment_of_ranks
 from farandole.compat.options_file import read_options
 from farandole.errors import ConfigError
 from farandole.launch.cli import launch, run_parser
+from farandole.launch.options import Given
 
 __all__ = ["make_parser", "run_commandline"]
 
@@ -27,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class _ReadFile(argparse.Action):
-    """Action that puts a file's options in its place on the command line. Later options win."""
+    """Action that takes a file's options where the command line does not say otherwise, before or after it."""
 
     def __call__(
         self,
@@ -40,7 +41,10 @@ class _ReadFile(argparse.Action):
             words = read_options(Path(str(values)))
         except ConfigError as error:
             parser.error(f"{option_string}: {error}")
-        parser.parse_args(words, namespace=namespace)
+        of_file = parser.parse_args(words, namespace=Given())
+        assert isinstance(namespace, Given)
+        namespace.settings = {**of_file.settings, **namespace.settings}
+        namespace.ignored += of_file.ignored
 
 
 if __name__ == "__main__":

@@ -43,11 +43,13 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
         "mpi_threads_disable": ("--mpi-threads-disable", "--no-mpi-threads-disable"),
         "num_nccl_streams": "--num-nccl-streams",
         "thread_affinity": "--thread-affinity",
+        "ccl_bgt_affinity": "--thread-affinity",
         "gloo_timeout_seconds": "--gloo-timeout-seconds",
     },
     "logging": {
         "level": "--log-level",
         "with_timestamp": ("--log-with-timestamp", "--log-without-timestamp"),
+        "hide_timestamp": ("--log-hide-timestamp", "--no-log-hide-timestamp"),
     },
 }
 CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi", "jsrun": "--jsrun"}
