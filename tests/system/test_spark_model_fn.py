@@ -46,7 +46,9 @@ def test_tasks_may_run_several_ranks(spark: SparkSession, tmp_path: Path, monkey
             estimator.fit(data, changes)
         ranks, tasks = caught.value.args
         assert (ranks, tasks.ranks_per_task, tasks.profile) == (4, 2, profile if changes else None)
-    with pytest.raises(ConfigError, match="resource_profile: is for clusters, where Spark places tasks"):
+    with pytest.raises(ConfigError, match=r"^resourceProfile: must be what ResourceProfileBuilder"):
+        estimator.setResourceProfile({"cpus": 2})
+    with pytest.raises(ConfigError, match=r"^resourceProfile: is for clusters, where Spark places tasks"):
         estimator.fit(data, {estimator.resourceProfile: profile})
 
 

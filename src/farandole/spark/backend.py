@@ -6,9 +6,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from farandole.errors import ConfigError
-from farandole.refusals import REFUSED_SPARK_MPI
 from farandole.spark.chosen import application_of
-from farandole.spark.session import active_session, interface_of, run, shown_on
+from farandole.spark.session import active_session, check_transport, interface_of, run, shown_on
 from farandole.spark.task_settings import TaskSettings
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
@@ -52,8 +51,7 @@ class SparkBackend(Backend):
         known = [name for name in inspect.signature(run).parameters if name not in _OF_CALLS]
         if unknown := [name for name in kwargs if name not in known]:
             raise ConfigError(", ".join(unknown), f"no such argument; a SparkBackend takes {', '.join(known)}")
-        if kwargs.get("use_mpi") or kwargs.get("extra_mpi_args"):
-            raise ConfigError("use_mpi", REFUSED_SPARK_MPI)
+        check_transport(kwargs.get("use_mpi") or kwargs.get("extra_mpi_args"), kwargs.pop("use_gloo", None))
         self._num_proc = num_proc or default_num_proc() * int(kwargs.get("ranks_per_task", 1))
         self.env, self._kwargs = dict(env or {}), kwargs
 

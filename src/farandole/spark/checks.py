@@ -155,11 +155,15 @@ def backend(value: object) -> SparkBackend:
     return value
 
 
-def profile(value: object) -> ResourceProfile:
-    """Check a resource profile."""
-    if not isinstance(value, ResourceProfile):
-        raise ConfigError("resource_profile", f"must be what ResourceProfileBuilder().build gives, got {value!r}")
-    return value
+def profile(name: str) -> Callable[[object], ResourceProfile]:
+    """Return the check of the resource profile that parameter `name` holds."""
+
+    def check(value: object) -> ResourceProfile:
+        if not isinstance(value, ResourceProfile):
+            raise ConfigError(name, f"must be what ResourceProfileBuilder().build gives, got {value!r}")
+        return value
+
+    return check
 
 
 def validation(value: object) -> float | str:

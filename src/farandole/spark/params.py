@@ -115,7 +115,9 @@ class EstimatorParams(ForeignParams, CheckedParams):
     ranks_per_task = param(
         "ranks_per_task", "ranks of each Spark task, which divide its GPUs", checks.at_least("ranks_per_task", 1)
     )
-    resource_profile = param("resource_profile", "needs of each task; those of the configuration", checks.profile)
+    resource_profile = param(
+        "resource_profile", "needs of each task; those of the configuration", checks.profile("resource_profile")
+    )
     loggers = param("loggers", "objects whose log_epoch the driver calls with the values of each epoch", checks.loggers)
     verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
 

@@ -12,12 +12,12 @@ from pyspark.sql.utils import is_remote
 
 from farandole.config import Config
 from farandole.errors import ConfigError
-from farandole.refusals import REFUSED_SPARK_MPI
+from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_SPARK_MPI
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.chosen import application_of
 from farandole.spark.driver_log import Show, Verbosity, show_on_console
 
-__all__ = ["active_session", "interface_of", "run", "shown_on"]
+__all__ = ["active_session", "check_transport", "interface_of", "run", "shown_on"]
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +50,10 @@ def run(
     share of its rows, which `farandole.data.FeedLoader` makes batches of. The ranks' output goes to `stdout` and
     `stderr`, by default the driver's own; verbose=0 leaves it to the executors' logs. The task requests of
     `resource_profile` replace the needs of tasks in Spark's configuration. Each task runs `ranks_per_task` ranks, which
-    divide its GPUs evenly. Raises `SlotsError` at once when there is no room, `PicklingError` when the call cannot be
-    sent, and the `RankFailed` of the rank that failed first, from its own exception."""
-    if use_mpi or extra_mpi_args:
-        raise ConfigError("use_mpi", REFUSED_SPARK_MPI)
+    divide its GPUs evenly. A warning says that `use_gloo` has no effect. Raises `SlotsError` at once when there is no
+    room, `PicklingError` when the call cannot be sent, and the `RankFailed` of the rank that failed first, from its
+    own exception."""
+    check_transport(use_mpi or extra_mpi_args, use_gloo)
     spark = active_session()
     environment = dict(env or {})
     if nics is not None:
@@ -76,6 +76,14 @@ def run(
         if start_timeout is None
         else timedelta(seconds=start_timeout),
     )
+
+
+def check_transport(use_mpi: object, use_gloo: object) -> None:
+    """Refuse MPI with `ConfigError`; warn that `use_gloo` has no effect."""
+    if use_mpi:
+        raise ConfigError("use_mpi", REFUSED_SPARK_MPI)
+    if use_gloo:
+        log.warning("use_gloo has no effect: %s", IGNORED_ARGUMENTS["use_gloo"])
 
 
 def active_session() -> SparkSession:

@@ -75,6 +75,10 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
+# What a job of ranks calls the estimator's parameters.
+_OWN_NAMES = {"num_proc": "numProc", "ranks_per_task": "ranksPerTask", "resource_profile": "resourceProfile"}
+
+
 class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     """Trains a model function of TensorFlow 1 on a DataFrame's rows, until `maxSteps` steps are made in `modelDir`.
 
@@ -102,7 +106,9 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     ranksPerTask = param(
         "ranksPerTask", "ranks of each Spark task, which divide its GPUs", checks.at_least("ranksPerTask", 1)
     )
-    resourceProfile = param("resourceProfile", "needs of each task; those of the configuration", checks.profile)
+    resourceProfile = param(
+        "resourceProfile", "needs of each task; those of the configuration", checks.profile("resourceProfile")
+    )
     verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
 
     def __init__(
@@ -246,6 +252,14 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
         return functools.partial(train, job)
 
     def _fit(self, dataset: DataFrame) -> TFTransformer:
+        try:
+            return self._trained(dataset)
+        except ConfigError as error:
+            if error.setting in _OWN_NAMES:
+                raise ConfigError(_OWN_NAMES[error.setting], error.problem) from error
+            raise
+
+    def _trained(self, dataset: DataFrame) -> TFTransformer:
         features, label = self.getFeatureMapping(), self.getLabelCol()
         feed = plan_feed(dataset.schema, features=list(features), labels=[label], validation=self.getIsValidationCol())
         rows = RowsWanted(
