@@ -54,6 +54,7 @@ enum TF_Code { kInvalidArgument = 3, kDeadlineExceeded = 4, kFailedPrecondition 
   X(void, ShapeInferenceContextSetUnknownShape, (TF_ShapeInferenceContext*, TF_Status*))                             \
   X(TF_KernelBuilder*, NewKernelBuilder, (const char*, const char*, Create, Compute, Delete))                        \
   X(TF_KernelBuilder*, NewAsyncKernelBuilder, (const char*, const char*, Create, ComputeAsync, Delete))              \
+  X(void, KernelBuilder_HostMemory, (TF_KernelBuilder*, const char*))                                                \
   X(void, RegisterKernelBuilder, (const char*, TF_KernelBuilder*, TF_Status*))                                       \
   X(void, OpKernelConstruction_Failure, (TF_OpKernelConstruction*, TF_Status*))                                      \
   X(void, OpKernelConstruction_GetAttrSize, (TF_OpKernelConstruction*, const char*, int32_t*, int32_t*, TF_Status*)) \

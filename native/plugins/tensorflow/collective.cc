@@ -1,5 +1,6 @@
 #include "plugins/tensorflow/collective.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <functional>
@@ -293,7 +294,10 @@ void answer(void* node, TF_OpKernelContext* context) {
   tf.DeleteTensor(output);
 }
 
-bool add(TF_KernelBuilder* builder, const char* op) {
+constexpr std::array kDevices{"CPU", "GPU"};
+
+bool add(TF_KernelBuilder* builder, const char* op, Arguments arguments) {
+  for (const char* argument : arguments) tf.KernelBuilder_HostMemory(builder, argument);
   Status status;
   tf.RegisterKernelBuilder(op, builder, status.get());
   return status.ok();
@@ -301,16 +305,20 @@ bool add(TF_KernelBuilder* builder, const char* op) {
 
 }  // namespace
 
-bool register_collective(const char* op, Kind kind) {
-  return add(tf.NewAsyncKernelBuilder(op, "CPU", creator_of(kind), &compute,
-                                      [](void* node) { delete static_cast<Collective*>(node); }),
-             op);
+bool register_collective(const char* op, Kind kind, Arguments arguments) {
+  return std::ranges::all_of(kDevices, [&](const char* device) {
+    return add(tf.NewAsyncKernelBuilder(op, device, creator_of(kind), &compute,
+                                        [](void* node) { delete static_cast<Collective*>(node); }),
+               op, arguments);
+  });
 }
 
-bool register_place(const char* op) {
-  return add(tf.NewKernelBuilder(op, "CPU", &create_question, &answer,
-                                 [](void* node) { delete static_cast<Question*>(node); }),
-             op);
+bool register_place(const char* op, Arguments arguments) {
+  return std::ranges::all_of(kDevices, [&](const char* device) {
+    return add(tf.NewKernelBuilder(op, device, &create_question, &answer,
+                                   [](void* node) { delete static_cast<Question*>(node); }),
+               op, arguments);
+  });
 }
 
 }  // namespace farandole::tensorflow

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <initializer_list>
+
 #include "engine/request.h"
 #include "plugins/core_table.h"
 #include "plugins/tensorflow/api.h"
@@ -9,10 +11,17 @@ namespace farandole::tensorflow {
 /// The core's functions, set by Python. Operations fail until then.
 extern const plugins::CoreTable* core;
 
-/// Registers the kernel for `kind` as TensorFlow's operation `op`. Returns whether it succeeded.
-[[nodiscard]] bool register_collective(const char* op, Kind kind);
+/// The names of an operation's inputs and outputs.
+using Arguments = std::initializer_list<const char*>;
 
-/// Registers the kernel that returns this rank's numbers at run time. Returns whether it succeeded.
-[[nodiscard]] bool register_place(const char* op);
+/// Registers the kernels for `kind` as TensorFlow's operation `op`. Returns whether it succeeded.
+///
+/// There is one kernel for the CPU and one for GPUs, and the arguments of both are in host memory: TensorFlow copies
+/// what is on a GPU. Its C interface gives a stream (TF_GetStream) only for devices that are plugins themselves, and
+/// without a stream a kernel cannot know when the memory of a GPU has its values.
+[[nodiscard]] bool register_collective(const char* op, Kind kind, Arguments arguments);
+
+/// Registers the kernels that return this rank's numbers at run time. Returns whether it succeeded.
+[[nodiscard]] bool register_place(const char* op, Arguments arguments);
 
 }  // namespace farandole::tensorflow

@@ -96,13 +96,13 @@ bool define_all() {
 }
 
 bool register_all() {
-  return define_all() && register_collective("FarandoleAllreduce", Kind::Allreduce) &&
-         register_collective("FarandoleAllgather", Kind::Allgather) &&
-         register_collective("FarandoleBroadcast", Kind::Broadcast) &&
-         register_collective("FarandoleReducescatter", Kind::Reducescatter) &&
-         register_collective("FarandoleAlltoall", Kind::Alltoall) &&
-         register_collective("FarandoleBarrier", Kind::Barrier) && register_collective("FarandoleJoin", Kind::Join) &&
-         register_place("FarandolePlace");
+  return define_all() && register_collective("FarandoleAllreduce", Kind::Allreduce, {"tensors", "reduced"}) &&
+         register_collective("FarandoleAllgather", Kind::Allgather, {"tensors", "gathered"}) &&
+         register_collective("FarandoleBroadcast", Kind::Broadcast, {"tensors", "spread"}) &&
+         register_collective("FarandoleReducescatter", Kind::Reducescatter, {"tensors", "scattered"}) &&
+         register_collective("FarandoleAlltoall", Kind::Alltoall, {"tensor", "splits", "received", "received_splits"}) &&
+         register_collective("FarandoleBarrier", Kind::Barrier, {}) &&
+         register_collective("FarandoleJoin", Kind::Join, {"last"}) && register_place("FarandolePlace", {"number"});
 }
 
 /// Returns whether another copy of this library is in the process. Both would register the same names, and TensorFlow
