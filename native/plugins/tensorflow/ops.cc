@@ -100,7 +100,8 @@ bool register_all() {
          register_collective("FarandoleAllgather", Kind::Allgather, {"tensors", "gathered"}) &&
          register_collective("FarandoleBroadcast", Kind::Broadcast, {"tensors", "spread"}) &&
          register_collective("FarandoleReducescatter", Kind::Reducescatter, {"tensors", "scattered"}) &&
-         register_collective("FarandoleAlltoall", Kind::Alltoall, {"tensor", "splits", "received", "received_splits"}) &&
+         register_collective("FarandoleAlltoall", Kind::Alltoall,
+                             {"tensor", "splits", "received", "received_splits"}) &&
          register_collective("FarandoleBarrier", Kind::Barrier, {}) &&
          register_collective("FarandoleJoin", Kind::Join, {"last"}) && register_place("FarandolePlace", {"number"});
 }

@@ -89,7 +89,7 @@ class TorchAdapter:
         """Return a tensor over the engine's memory, or a copy on the device of `like`."""
         if not isinstance(result, DeviceResult):
             return from_dlpack(result)
-        made = torch.empty(result.shape, dtype=like.dtype, device=like.device)
+        made = like.new_empty(result.shape)
         result.copy_to(made)
         return made
 

@@ -16,8 +16,8 @@ __all__ = ["make_group", "register"]
 
 
 def register() -> None:
-    """Register the backend "farandole" for CPU tensors with `init_process_group`. May be called again."""
-    dist.Backend.register_backend("farandole", make_group, extended_api=True, devices=["cpu"])
+    """Register the backend "farandole" for tensors of CPU and CUDA with `init_process_group`. May be called again."""
+    dist.Backend.register_backend("farandole", make_group, extended_api=True, devices=["cpu", "cuda"])
 
 
 def make_group(asked: Any, options: object = None) -> FarandoleGroup:

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.utils.dlpack import from_dlpack
 
 from farandole.config import Config
 from farandole.core.context import Context
@@ -19,6 +18,7 @@ from farandole.errors import InvalidRequest
 from farandole.rendezvous import Rendezvous
 from farandole.torch.distributed.names import SinglePart
 from farandole.torch.distributed.reduction import reduction_of
+from farandole.torch.distributed.streams import note_use
 from farandole.torch.distributed.submitter import Submitter
 from farandole.torch.distributed.tensors import flat, joined, one, packed, readable, require_apart, unpack, writable
 from farandole.torch.distributed.work import Follower, Work
@@ -139,6 +139,7 @@ class FarandoleGroup(dist.ProcessGroup):
 
         def keep(_: SinglePart) -> None:
             target.copy_(whole.chunk(self._size)[self._rank])
+            note_use(whole)
 
         request = Request(kinds.ALLREDUCE, what, reduction)
         return self._submitter.submit(request, signature, (source, whole), [output], _is_now(opts), keep)
@@ -322,4 +323,4 @@ def _require_received(what: str, wanted: Sequence[int], part: SinglePart) -> Non
 
 
 def _unpack(targets: Sequence[Tensor], part: SinglePart) -> None:
-    unpack(from_dlpack(part.result()), targets)
+    unpack(part.result(), targets)

@@ -14,7 +14,6 @@ __all__ = ["flat", "joined", "one", "packed", "readable", "require_apart", "unpa
 Tensor = torch.Tensor
 
 ADAPTER = TorchAdapter()
-ON_A_GPU = "the tensor is on a GPU, and process groups carry CPU tensors; use farandole.torch"
 
 
 def one(tensors: Sequence[Tensor], what: str) -> Tensor:
@@ -26,8 +25,7 @@ def one(tensors: Sequence[Tensor], what: str) -> Tensor:
 
 def readable(tensor: Tensor, what: str) -> Tensor:
     """Return the tensor for the engine to read; raises `InvalidRequest` with the reason if it cannot."""
-    # The group's Work orders no streams.
-    refusal = ON_A_GPU if tensor.is_cuda else ADAPTER.refusal(tensor)
+    refusal = ADAPTER.refusal(tensor)
     if refusal is not None:
         raise InvalidRequest(what, refusal)
     ADAPTER.check(tensor, what)
@@ -73,7 +71,8 @@ def require_apart(source: Tensor, target: Tensor, place: int | None, what: str) 
         raise InvalidRequest(what, "the output overlaps the input; give tensors of their own")
 
 
-def unpack(whole: Tensor, rows: Sequence[Tensor]) -> None:
-    """Copy `whole`, flat, into `rows` one after the other."""
+def unpack(result: object, rows: Sequence[Tensor]) -> None:
+    """Copy the engine's flat result into `rows` one after the other."""
+    whole = ADAPTER.adopt(result, rows[0])
     for row, part in zip(rows, whole.split([row.numel() for row in rows]), strict=True):
         row.copy_(part)

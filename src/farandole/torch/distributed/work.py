@@ -12,6 +12,7 @@ from torch.futures import Future
 
 from farandole.errors import CollectiveError
 from farandole.torch.distributed.names import Part
+from farandole.torch.distributed.streams import Mark, SideStreams, gpus_of, new_future
 
 __all__ = ["Explain", "Follower", "Results", "Underway", "Work"]
 
@@ -22,14 +23,25 @@ NO_TIMEOUT = timedelta(0)  # torch's value for the process group's timeout
 
 
 class Underway:
-    """Parts of a collective that are under way, and the step that finishes it."""
+    """Parts of a collective that are under way, and the step that finishes it.
 
-    __slots__ = ("_explain", "_finish", "_parts", "_results")
+    For results on GPUs, complete means that the work is in a stream, and the current stream of each thread that waits
+    comes after it."""
+
+    __slots__ = ("_explain", "_finish", "_gpus", "_lock", "_mark", "_parts", "_results")
 
     def __init__(
         self, parts: Sequence[Part], results: Results, explain: Explain, finish: Callable[[], None] | None = None
     ) -> None:
         self._parts, self._results, self._explain, self._finish = parts, results, explain, finish
+        self._gpus = gpus_of(results)
+        self._mark: Mark | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def gpus(self) -> list[torch.device]:
+        """The GPUs of the results."""
+        return self._gpus
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once."""
@@ -42,12 +54,22 @@ class Underway:
                 part.wait()
         except CollectiveError as error:
             raise self._explain(error) from None
-        finish = self._finish
-        if finish is not None:
-            finish()
-            self._finish = None
+        if self._gpus or self._finish is not None:
+            with self._lock:
+                self._settle()
         self._parts = ()  # free the parts' names for reuse
         return self._results
+
+    def _settle(self) -> None:
+        """Finish, once; on GPUs in the current stream of the first thread, behind which the other threads' come."""
+        if self._mark is not None:
+            return self._mark.hold()
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+        if self._gpus:
+            self._mark = Mark(self._gpus)
+        return None
 
 
 class Work(dist.Work):
@@ -61,7 +83,7 @@ class Work(dist.Work):
         self._future: Future[Results] | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Return True when the tensors hold the result.
+        """Return True when the tensors hold the result; on GPUs, when later work in the current stream finds it.
 
         Blocks up to `timeout`, or the process group's timeout; raises the collective's error."""
         underway = self.underway
@@ -70,7 +92,8 @@ class Work(dist.Work):
         if timeout > NO_TIMEOUT and not self._follower.wait(underway, timeout):
             raise TimeoutError(f"the collective is not done after {timeout}; it goes on, and can be waited for again")
         underway.wait()
-        self.underway = None
+        if not underway.gpus:  # other streams may have to wait, too
+            self.underway = None
         return True
 
     def synchronize(self) -> None:
@@ -78,7 +101,7 @@ class Work(dist.Work):
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Do what `wait` does: the CPU has one stream."""
+        """Do what `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -108,7 +131,7 @@ class Work(dist.Work):
         """Return a future of the value of `result`; its callbacks run on a thread of the process group."""
         if self._future is None:
             if self.underway is None:
-                self._future = Future()
+                self._future = new_future(gpus_of(self.results))
                 self._future.set_result(self.results)
             else:
                 self._future = self._follower.future_of(self.underway)
@@ -128,7 +151,7 @@ class Follower:
 
     def future_of(self, underway: Underway) -> Future[Results]:
         """Return a future that completes with `underway`."""
-        outcome: Future[Results | Exception] = Future()
+        outcome: Future[Results | Exception] = new_future(underway.gpus)
         # An exception set on a future reaches Python only; a failing callback reaches C++ too.
         future: Future[Results] = outcome.then(_result_of)
         self._follow(underway, outcome)
@@ -158,17 +181,19 @@ class Follower:
                 self._thread.start()
 
     def _run(self) -> None:
+        streams = SideStreams()
         while (followed := self._queue.get()) is not None:
             underway, told = followed
             outcome: Results | Exception
-            try:
-                outcome = underway.wait()
-            except Exception as error:
-                outcome = error
-            if isinstance(told, threading.Event):
-                told.set()
-            else:
-                told.set_result(outcome)
+            with streams.current(underway.gpus):
+                try:
+                    outcome = underway.wait()
+                except Exception as error:
+                    outcome = error
+                if isinstance(told, threading.Event):
+                    told.set()
+                else:
+                    told.set_result(outcome)
             del followed, underway, told, outcome  # drop the tensors too, while it waits for the next
 
 
