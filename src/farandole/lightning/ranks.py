@@ -1,7 +1,7 @@
 """Lightning's strategy and environment over the ranks of a farandole job, for any of Lightning's packages."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,7 +77,8 @@ class _Places(_Base):  # type: ignore[misc]  # its other base is the package's
 
 
 class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
-    """A strategy for `Trainer(accelerator="cpu", strategy=FarandoleStrategy())` on each rank of a farandole job.
+    """A strategy for `Trainer(accelerator="cpu", strategy=FarandoleStrategy())` on each rank of a farandole job, or for
+    accelerator="gpu".
 
     Gradients are averaged over ranks during the backward pass. `on_after_backward` and later hooks see the averages. A
     parameter without a gradient on this rank counts as zeros. `self.log(..., sync_dist=True)`, metrics of torchmetrics
@@ -112,7 +113,9 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
 
     @property
     def root_device(self) -> torch.device:
-        return torch.device("cpu")
+        """The device of this rank: with accelerator="gpu" the GPU at its local rank, unless `devices` names another."""
+        gpus = [device for device in self.parallel_devices or () if device.type == "cuda"]
+        return gpu_of_rank(gpus, hvd.local_rank(), torch.cuda.device_count()) if gpus else torch.device("cpu")
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -220,6 +223,16 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         if sync_grads:
             return hvd.allgather(tensor.unsqueeze(0))
         return hvd.allgather(tensor.detach().unsqueeze(0))
+
+
+def gpu_of_rank(given: Sequence[torch.device], local_rank: int, count: int) -> torch.device:
+    """Return the GPU for a rank among those `given` to the trainer, on a host where `count` are visible.
+
+    Several are dealt by local rank. The first one alone is also what devices=1 gives: one GPU for each rank."""
+    only = given[0]
+    if len(given) > 1:
+        return given[local_rank % len(given)]
+    return torch.device("cuda", local_rank) if only.index == 0 and local_rank < count else only
 
 
 def gather(tensor: Tensor, group: object = None) -> list[Tensor]:
