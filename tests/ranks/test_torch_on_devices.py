@@ -1,6 +1,9 @@
 """The torch binding on the CPU and, where there is one, on a GPU, which the ranks share: training, streams, memory."""
 
 import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -9,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 import farandole.torch as hvd
+from farandole.core import default
 from farandole.core.context import Context
 from farandole.errors import MismatchError
 from helpers.ranks import run_ranks
@@ -18,6 +22,25 @@ DEVICES = ("cpu", *(("cuda",) if torch.cuda.is_available() else ()))
 STEPS = 5
 
 every_device = pytest.mark.parametrize("device", DEVICES)
+
+T = TypeVar("T")
+
+
+def on_ranks(device: str, body: Callable[[Context], T], timeout: float = 90.0) -> list[T]:
+    """Run `body` on two ranks: on GPUs as processes, because autograd's threads for GPUs do not know the ranks of
+    threads."""
+    if device == "cpu":
+        return run_ranks(2, body)
+    return run_ranks(2, in_all_threads, body, how="processes", timeout=timeout)
+
+
+def in_all_threads(context: Context, body: Callable[[Context], T]) -> T:
+    """Run `body` with this rank as that of all threads of the process, as after `init()`."""
+    default._process = default._thread.membership
+    try:
+        return body(context)
+    finally:
+        default._process = None
 
 
 def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer, device: str, rank: int, size: int) -> torch.Tensor:
@@ -46,7 +69,7 @@ def test_ranks_train_like_one_process(device: str) -> None:
 
     net = build().to(device)
     want = train(net, torch.optim.AdamW(net.parameters(), lr=0.01), device, 0, 1)
-    for got in run_ranks(2, body):
+    for got in on_ranks(device, body):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
@@ -84,7 +107,7 @@ def test_work_in_a_side_stream(device: str) -> None:
 
 
 @pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU")
-def test_a_gpu_on_one_rank_only() -> None:
+def test_a_cuda_tensor_on_one_rank_only() -> None:
     def body(context: Context) -> None:
         with pytest.raises(MismatchError, match="device differs between ranks"):
             hvd.allreduce(torch.ones(3, device="cuda" if context.rank == 0 else "cpu"), name="x")
@@ -93,7 +116,7 @@ def test_a_gpu_on_one_rank_only() -> None:
 
 
 @pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU")
-def test_memory_of_the_gpu_does_not_grow() -> None:
+def test_memory_of_cuda_does_not_grow() -> None:
     def body(context: Context) -> None:
         tensor = torch.ones(1 << 20, device="cuda")
         for step in range(30):
@@ -106,3 +129,109 @@ def test_memory_of_the_gpu_does_not_grow() -> None:
         assert torch.cuda.memory_reserved() <= 2 * before
 
     run_ranks(2, body)
+
+
+@every_device
+def test_batch_normalization_over_ranks(device: str) -> None:
+    torch.manual_seed(0)
+    whole = torch.randn(2, 6, 5, 3)
+
+    def body(context: Context) -> tuple[torch.Tensor, ...]:
+        norm = hvd.SyncBatchNorm(5).to(device)
+        inputs = whole[context.rank].to(device).requires_grad_()
+        norm(inputs).square().mul(torch.arange(3.0, device=device)).sum().backward()
+        assert inputs.grad is not None and inputs.grad.device == inputs.device
+        return inputs.grad.cpu(), norm.running_mean.cpu(), norm.running_var.cpu()
+
+    norm, inputs = torch.nn.BatchNorm1d(5), whole.flatten(0, 1).requires_grad_()
+    norm(inputs).square().mul(torch.arange(3.0)).sum().backward()
+    assert inputs.grad is not None
+    for rank, (gradient, mean, var) in enumerate(on_ranks(device, body)):
+        torch.testing.assert_close(gradient, inputs.grad.chunk(2)[rank], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close((mean, var), (norm.running_mean, norm.running_var))
+
+
+@every_device
+def test_a_gradient_scaler_and_autocast(device: str) -> None:
+    def body(context: Context) -> torch.Tensor:
+        net = build().to(device).float()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.01), net.named_parameters())
+        scaler = torch.amp.GradScaler(device, init_scale=64.0)
+        for step in range(STEPS):
+            inputs, targets = (shard(each, context.rank, 2).float().to(device) for each in rows(step))
+            optimizer.zero_grad()
+            with torch.autocast(device, torch.bfloat16):
+                loss = torch.nn.functional.mse_loss(net(inputs).float(), targets)
+            if step == 2 and context.rank == 1:
+                loss = loss * float("inf")  # on no rank a step
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 32.0
+        return values(net).cpu()
+
+    first, second = on_ranks(device, body)
+    assert torch.equal(first, second) and first.isfinite().all()
+
+
+@every_device
+def test_sparse_gradients(device: str) -> None:
+    def body(context: Context) -> torch.Tensor:
+        table = torch.nn.Embedding(7, 2, sparse=True).to(device)
+        torch.nn.init.ones_(table.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters())
+        table(torch.tensor([context.rank, 3], device=device)).sum().backward()
+        optimizer.step()
+        return table.weight.detach().cpu()
+
+    want = torch.ones(7, 2)
+    want[0], want[1], want[3] = 0.5, 0.5, 0.0
+    for got in on_ranks(device, body):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU")
+def test_a_compiled_model_on_cuda() -> None:
+    def body(context: Context) -> torch.Tensor:
+        net = build().to("cuda")
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.01), net.named_parameters())
+        return train(torch.compile(net), optimizer, "cuda", context.rank, 2)
+
+    net = build().to("cuda")
+    want = train(net, torch.optim.SGD(net.parameters(), lr=0.01), "cuda", 0, 1)
+    for got in on_ranks("cuda", body, timeout=300):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+def parallel_programs(context: Context, store: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Train by DDP and by fully_shard over process groups of farandole's; the parameters."""
+    file = torch.distributed.FileStore(store, context.size)
+    torch.distributed.init_process_group("farandole", store=file, rank=context.rank, world_size=context.size)
+    net = build().to(device)
+    wrapped = torch.nn.parallel.DistributedDataParallel(net)
+    by_ddp = train(wrapped, torch.optim.AdamW(wrapped.parameters(), lr=0.01), device, context.rank, context.size)
+    net = build().to(device)
+    mesh = torch.distributed.device_mesh.init_device_mesh(device, (context.size,))
+    torch.distributed.fsdp.fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for step in range(STEPS):
+        inputs, targets = (shard(each, context.rank, context.size).to(device) for each in rows(step))
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(net(inputs), targets).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+    sharded = torch.cat([each.full_tensor().flatten() for each in net.parameters()]).detach().cpu()
+    torch.distributed.destroy_process_group()
+    return by_ddp, sharded
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU")
+def test_ddp_and_fully_shard_on_cuda(tmp_path: Path) -> None:
+    net = build().to("cuda")
+    want = train(net, torch.optim.AdamW(net.parameters(), lr=0.01), "cuda", 0, 1)
+    for by_ddp, sharded in run_ranks(2, parallel_programs, str(tmp_path / "store"), "cuda", how="processes"):
+        torch.testing.assert_close(by_ddp, want, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(sharded, want, rtol=1e-6, atol=1e-6)
