@@ -187,17 +187,18 @@ Handle Calls::start_staged(const RequestView& request, std::span<const std::stri
     }
     staged.push_back(tensors[i].staged(request.grouped ? std::string_view() : names[i]));
   }
-  if (staging_ == nullptr) staging_ = std::make_shared<Staging>(engine_);
-  Handle handle(engine_, {staging_, staging_->start(request, staged), tells_streams ? api : nullptr});
+  const std::shared_ptr<Staging> staging = staging_->get();
+  Handle handle(engine_, {staging, staging->start(request, staged), tells_streams ? api : nullptr});
   sweep_references();
   return handle;
 }
 
 void Calls::wait_for_submissions() {
-  for (bool submitted = staging_ == nullptr; !submitted;) {
+  const std::shared_ptr<Staging> staging = staging_->used();
+  for (bool submitted = staging == nullptr; !submitted;) {
     {
       const Released released(*engine_);
-      submitted = staging_->wait_for_submissions(kSignalsEvery);
+      submitted = staging->wait_for_submissions(kSignalsEvery);
     }
     if (!submitted && PyErr_CheckSignals() != 0) throw nb::python_error();
   }
@@ -208,8 +209,8 @@ void Calls::shutdown() {
     const nb::gil_scoped_release released;
     engine_->shutdown();
   }
-  const std::shared_ptr<Staging> staging = staging_;
   const nb::gil_scoped_release released;
+  const std::shared_ptr<Staging> staging = staging_->used();
   if (staging != nullptr) {
     staging->close();
     engine_->devices().close(engine_->is_forked());

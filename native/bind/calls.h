@@ -14,7 +14,7 @@
 #include "bind/capture.h"
 #include "bind/handle.h"
 #include "engine/engine.h"
-#include "engine/staging.h"
+#include "engine/shared_staging.h"
 
 namespace farandole {
 
@@ -23,9 +23,11 @@ namespace farandole {
 class Calls {
  public:
   /// Keeps `capacity` names; later ones work too, but are not kept.
-  Calls(std::shared_ptr<Engine> engine, size_t capacity) : engine_(std::move(engine)), capacity_(capacity) {}
+  Calls(std::shared_ptr<Engine> engine, size_t capacity)
+      : engine_(std::move(engine)), capacity_(capacity), staging_(std::make_shared<SharedStaging>(engine_)) {}
 
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const { return engine_; }
+  [[nodiscard]] const std::shared_ptr<SharedStaging>& staging() const { return staging_; }
 
   /// Performs `request` and returns when it has completed. `input` and `output` are tensors, which may be the same, or
   /// sequences of them for a group. If the engine allocates the results, `output` is None or an empty sequence. Returns
@@ -83,7 +85,7 @@ class Calls {
   std::shared_ptr<Engine> engine_;
   size_t capacity_;
   Kept singles_, groups_;
-  std::shared_ptr<Staging> staging_;  // since the first tensor on a device
+  std::shared_ptr<SharedStaging> staging_;
 };
 
 }  // namespace farandole

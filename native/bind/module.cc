@@ -284,7 +284,8 @@ void define_plugins(nb::module_& m) {
       .def(
           "add",
           [](plugins::RankEngines& engines, int32_t process_set, const Calls* calls) {
-            engines.add(process_set, calls == nullptr ? nullptr : calls->engine());
+            if (calls == nullptr) engines.add(process_set, nullptr, nullptr);
+            else engines.add(process_set, calls->engine(), calls->staging());
           },
           "process_set"_a, "engine"_a.none())
       .def("remove", &plugins::RankEngines::remove, "process_set"_a)

@@ -56,6 +56,26 @@ CudaDevice& CudaDevice::of(int ordinal) {
   return *devices->emplace(ordinal, std::unique_ptr<CudaDevice>(new CudaDevice(ordinal))).first->second;
 }
 
+CudaDevice& CudaDevice::of_stream(Stream stream) {
+  const CudaLibrary& library = CudaLibrary::get();
+  CudaLibrary::Context context = nullptr;
+  CudaLibrary::Context popped = nullptr;
+  library.require("cuStreamGetCtx", library.stream_get_ctx(stream, &context));
+  library.require("cuCtxPushCurrent", library.ctx_push_current(context));
+  int wanted = -1;
+  const int code = library.ctx_get_device(&wanted);
+  library.ctx_pop_current(&popped);
+  library.require("cuCtxGetDevice", code);
+  int count = 0;
+  library.require("cuDeviceGetCount", library.device_get_count(&count));
+  int ordinal = 0;
+  for (int device = -1; ordinal < count; ++ordinal) {
+    library.require("cuDeviceGet", library.device_get(&device, ordinal));
+    if (device == wanted) break;
+  }
+  return of(ordinal);
+}
+
 CudaDevice::CudaDevice(int ordinal) : library_(CudaLibrary::get()), ordinal_(ordinal), fork_number_(fork_number()) {
   int count = 0;
   library_.require("cuDeviceGetCount", library_.device_get_count(&count));

@@ -57,6 +57,8 @@ class CudaDevice {
   /// Returns the device with this number, one object per process. Throws Error (Invalid) if there is none, Error
   /// (Fabric) if it cannot be used.
   static CudaDevice& of(int ordinal);
+  /// Returns the device on which `stream` runs. Throws as of() does.
+  static CudaDevice& of_stream(Stream stream);
 
   [[nodiscard]] int ordinal() const { return ordinal_; }
 

@@ -65,8 +65,10 @@ void CudaLibrary::find_functions(void* loaded, const char* file) {
   find(loaded, file, "cuDevicePrimaryCtxRetain", device_primary_ctx_retain);
   find(loaded, file, "cuCtxPushCurrent_v2", ctx_push_current);
   find(loaded, file, "cuCtxPopCurrent_v2", ctx_pop_current);
+  find(loaded, file, "cuCtxGetDevice", ctx_get_device);
   find(loaded, file, "cuStreamCreate", stream_create);
   find(loaded, file, "cuStreamDestroy_v2", stream_destroy);
+  find(loaded, file, "cuStreamGetCtx", stream_get_ctx);
   find(loaded, file, "cuStreamWaitEvent", stream_wait_event);
   find(loaded, file, "cuEventCreate", event_create);
   find(loaded, file, "cuEventRecord", event_record);

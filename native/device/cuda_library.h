@@ -55,8 +55,10 @@ class CudaLibrary {
   int (*device_primary_ctx_retain)(Context* context, int device);
   int (*ctx_push_current)(Context context);
   int (*ctx_pop_current)(Context* context);
+  int (*ctx_get_device)(int* device);
   int (*stream_create)(Stream* stream, unsigned flags);
   int (*stream_destroy)(Stream stream);
+  int (*stream_get_ctx)(Stream stream, Context* context);
   int (*stream_wait_event)(Stream stream, Event event, unsigned flags);
   int (*event_create)(Event* event, unsigned flags);
   int (*event_record)(Event event, Stream stream);

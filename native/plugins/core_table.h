@@ -7,12 +7,13 @@
 /// alone, and all plugins of a process share one engine per rank.
 namespace farandole::plugins {
 
-inline constexpr uint32_t kTableVersion = 1;
+inline constexpr uint32_t kTableVersion = 2;
 
 /// One tensor of a request. Input and output must live until `done` is called.
 struct Tensor {
   const void* input;
   void* output;   // null if the plan determines the size of the result: then `allocate` is called
+  size_t room;    // bytes at `output`
   int32_t dtype;  // DType
   int32_t dims;
   const int64_t* shape;
@@ -67,6 +68,10 @@ struct CoreTable {
   uint32_t version;
   /// Starts the request; never blocks, never throws. The listener gets the outcome.
   void (*submit)(const Request* request, const Listener* listener) noexcept;
+  /// Runs a request on tensors in memory of the CUDA device of `stream`, all with an output. Its data is there after
+  /// the work that is in `stream` now, and later work in `stream` finds the results. Blocks until all ranks have come;
+  /// never throws. The listener gets the outcome before it returns, and `allocate` is not called.
+  void (*run_on_device)(const Request* request, void* stream, const Listener* listener) noexcept;
   /// Returns 0, or kNotInitialized.
   int32_t (*find)(int32_t rank_id, int32_t process_set, Place* place) noexcept;
 };

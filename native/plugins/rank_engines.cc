@@ -13,7 +13,8 @@
 namespace farandole::plugins {
 
 struct Member {
-  std::shared_ptr<Engine> engine;         // null: this rank is not a member
+  std::shared_ptr<Engine> engine;  // null: this rank is not a member
+  std::shared_ptr<SharedStaging> staging;
   std::map<std::string, uint64_t> asked;  // numbers of requests without a full name
 };
 
@@ -56,8 +57,15 @@ int32_t find(int32_t rank_id, int32_t process_set, Place* place) noexcept {
   return 0;
 }
 
-/// Returns the engine for `request`, and the full name. Throws Error and NotStarted.
-std::pair<std::shared_ptr<Engine>, std::string> addressed(const Request& request) {
+/// The receiver of a request.
+struct Addressed {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<SharedStaging> staging;
+  std::string name;  // in full
+};
+
+/// Throws Error and NotStarted.
+Addressed addressed(const Request& request) {
   Ranks& all = ranks();
   const std::lock_guard lock(all.mu);
   const auto rank = all.by_id.find(request.rank_id);
@@ -71,13 +79,14 @@ std::pair<std::shared_ptr<Engine>, std::string> addressed(const Request& request
                                            std::to_string(request.process_set));
   std::string name = request.name;
   if (name.ends_with('.')) name += std::to_string(set->second.asked[name]++);
-  return {set->second.engine, name};
+  return {set->second.engine, set->second.staging, name};
 }
 
-void submit(const Request* request, const Listener* listener) noexcept {
+/// Calls `perform` with the receiver of `request`; tells the listener what is thrown.
+template <class Perform>
+void perform_for(const Request* request, const Listener* listener, Perform perform) noexcept {
   try {
-    const auto [engine, name] = addressed(*request);
-    start(*request, name, *listener, *engine);
+    perform(addressed(*request));
   } catch (const NotStarted& error) {
     tell(*listener, kNotInitialized, "'" + std::string(request->name) + "': " + error.what());
   } catch (const Error& error) {
@@ -85,6 +94,16 @@ void submit(const Request* request, const Listener* listener) noexcept {
   } catch (const std::exception& error) {
     tell(*listener, static_cast<int32_t>(ErrorKind::Internal), error.what());
   }
+}
+
+void submit(const Request* request, const Listener* listener) noexcept {
+  perform_for(request, listener, [&](const Addressed& to) { start(*request, to.name, *listener, *to.engine); });
+}
+
+void run_on_device(const Request* request, void* stream, const Listener* listener) noexcept {
+  perform_for(request, listener, [&](const Addressed& to) {
+    plugins::run_on_device(*request, to.name, static_cast<CudaDevice::Stream>(stream), *listener, *to.staging->get());
+  });
 }
 
 }  // namespace
@@ -95,9 +114,9 @@ RankEngines::RankEngines(int32_t local_rank, int32_t local_size) : ranks_(ranks(
   ranks_.by_id.emplace(number_, Rank{local_rank, local_size, {}});
 }
 
-void RankEngines::add(int32_t process_set, std::shared_ptr<Engine> engine) {
+void RankEngines::add(int32_t process_set, std::shared_ptr<Engine> engine, std::shared_ptr<SharedStaging> staging) {
   const std::lock_guard lock(ranks_.mu);
-  if (open_) ranks_.by_id.at(number_).sets[process_set] = {std::move(engine), {}};
+  if (open_) ranks_.by_id.at(number_).sets[process_set] = {std::move(engine), std::move(staging), {}};
 }
 
 void RankEngines::remove(int32_t process_set) {
@@ -122,7 +141,7 @@ void RankEngines::close() {
 }
 
 const CoreTable& core_table() {
-  static constexpr CoreTable table{kTableVersion, &submit, &find};
+  static constexpr CoreTable table{kTableVersion, &submit, &run_on_device, &find};
   return table;
 }
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "engine/engine.h"
+#include "engine/shared_staging.h"
 #include "plugins/core_table.h"
 
 namespace farandole::plugins {
@@ -21,8 +21,9 @@ class RankEngines {
 
   [[nodiscard]] int32_t number() const { return number_; }
 
-  /// Sends requests of the process set to `engine` from now on; null: this rank is not a member.
-  void add(int32_t process_set, std::shared_ptr<Engine> engine);
+  /// Sends requests of the process set to `engine` from now on, those of tensors on devices to its `staging`; null:
+  /// this rank is not a member.
+  void add(int32_t process_set, std::shared_ptr<Engine> engine, std::shared_ptr<SharedStaging> staging);
   void remove(int32_t process_set);
 
   /// Frees the number. Idempotent.

@@ -2,29 +2,48 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <vector>
 
 namespace farandole::plugins {
 namespace {
 
+RequestView request_view(const Request& request, const std::string& name) {
+  return {.name = name,
+          .kind = static_cast<Kind>(request.kind),
+          .op = static_cast<ReduceOp>(request.op),
+          .prescale = request.prescale,
+          .postscale = request.postscale,
+          .root = request.root,
+          .splits = {request.splits, request.splits_count},
+          .cacheable = request.cacheable,
+          .grouped = request.grouped};
+}
+
+TensorView tensor_view(const Tensor& tensor) {
+  return {.input = static_cast<const std::byte*>(tensor.input),
+          .output = static_cast<std::byte*>(tensor.output),
+          .room = tensor.room,
+          .dtype = static_cast<DType>(tensor.dtype),
+          .shape = {tensor.shape, static_cast<size_t>(tensor.dims)}};
+}
+
+/// Reports the end of operations without an error, of which `first` is one.
+void tell_success(const Listener& listener, const Operation& first) noexcept {
+  const Outcome outcome{-1, "", first.received_splits.data(), first.received_splits.size(), first.last_joined};
+  listener.done(listener.cookie, &outcome);
+}
+
 /// The operations of one request, until all of them have completed.
 class Submission {
  public:
   Submission(const Request& request, const std::string& name, const Listener& listener, int size)
       : listener_(listener), members_(std::max<size_t>(request.count, 1)), left_(members_.size()) {
-    const RequestView view{.name = name,
-                           .kind = static_cast<Kind>(request.kind),
-                           .op = static_cast<ReduceOp>(request.op),
-                           .prescale = request.prescale,
-                           .postscale = request.postscale,
-                           .root = request.root,
-                           .splits = {request.splits, request.splits_count},
-                           .cacheable = request.cacheable,
-                           .grouped = request.grouped};
+    const RequestView view = request_view(request, name);
     operations_.resize(members_.size());
     for (size_t i = 0; i < members_.size(); ++i) {
-      const TensorView tensor = request.count > 0 ? view_of(request.tensors[i]) : TensorView{};
+      const TensorView tensor = request.count > 0 ? tensor_view(request.tensors[i]) : TensorView{};
       build(operations_[i], view, tensor, i, members_.size(), size);
       members_[i] = {this, i};
       operations_[i]->listener = {&done, &allocate, &members_[i]};
@@ -38,13 +57,6 @@ class Submission {
     Submission* submission;
     size_t index;
   };
-
-  static TensorView view_of(const Tensor& tensor) {
-    return {.input = static_cast<const std::byte*>(tensor.input),
-            .output = static_cast<std::byte*>(tensor.output),
-            .dtype = static_cast<DType>(tensor.dtype),
-            .shape = {tensor.shape, static_cast<size_t>(tensor.dims)}};
-  }
 
   static std::byte* allocate(void* cookie, Operation& operation, size_t bytes) noexcept {
     const auto& member = *static_cast<Member*>(cookie);
@@ -69,9 +81,7 @@ class Submission {
       if (!operation->error) continue;
       return tell(listener_, static_cast<int32_t>(operation->error->kind), operation->error->what());
     }
-    const Operation& first = *operations_.front();
-    const Outcome outcome{-1, "", first.received_splits.data(), first.received_splits.size(), first.last_joined};
-    listener_.done(listener_.cookie, &outcome);
+    tell_success(listener_, *operations_.front());
   }
 
   Listener listener_;
@@ -88,6 +98,26 @@ void start(const Request& request, const std::string& name, const Listener& list
   engine.submit(operations, true);
   // Its operations own it from here on, and may have deleted it already.
   static_cast<void>(submission.release());
+}
+
+void run_on_device(const Request& request, const std::string& name, CudaDevice::Stream stream, const Listener& listener,
+                   Staging& staging) {
+  CudaDevice& device = CudaDevice::of_stream(stream);
+  std::vector<StagedTensor> tensors(request.count);
+  for (size_t i = 0; i < request.count; ++i) {
+    tensors[i].view = tensor_view(request.tensors[i]);
+    tensors[i].device = &device;
+    tensors[i].input_stream = tensors[i].output_stream = stream;
+    if (!request.grouped) tensors[i].name = name;
+  }
+  const std::shared_ptr<StagedCall> call = staging.start(request_view(request, name), tensors);
+  while (!staging.wait(*call, std::chrono::seconds(1))) {
+  }
+  // Also when a member has failed: copies of the others may still write to the caller's memory.
+  call->hold(device, stream);
+  for (size_t i = 0; i < call->size(); ++i)
+    if (call->operation(i)->error) throw Error(*call->operation(i)->error);
+  tell_success(listener, *call->operation(0));
 }
 
 void tell(const Listener& listener, int32_t error, const std::string& text) noexcept {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "engine/engine.h"
+#include "engine/staging.h"
 #include "plugins/core_table.h"
 
 namespace farandole::plugins {
@@ -17,6 +17,11 @@ class NotStarted : public std::runtime_error {
 /// Starts `request` in `engine` under `name`; the listener is called when all members have completed. If it throws
 /// Error, nothing was started and the listener is not called.
 void start(const Request& request, const std::string& name, const Listener& listener, Engine& engine);
+
+/// Runs `request` under `name` on tensors in the memory of the device of `stream`, and reports its outcome. Blocks. If
+/// it throws Error, the listener was not called.
+void run_on_device(const Request& request, const std::string& name, CudaDevice::Stream stream, const Listener& listener,
+                   Staging& staging);
 
 /// Reports a failure to `listener`.
 void tell(const Listener& listener, int32_t error, const std::string& text) noexcept;

@@ -104,6 +104,12 @@ int cuCtxPopCurrent_v2(Context** context) {
   return 0;
 }
 
+int cuCtxGetDevice(int* device) {
+  if (current.empty()) return kInvalidContext;
+  *device = current.back()->device;
+  return 0;
+}
+
 int cuStreamCreate(Stream** stream, unsigned flags) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
@@ -116,6 +122,16 @@ int cuStreamCreate(Stream** stream, unsigned flags) {
 
 int cuStreamDestroy_v2(Stream* stream) {  // its thread stays
   return stream == nullptr ? kInvalidHandle : 0;
+}
+
+int cuStreamGetCtx(Stream* given, Context** context) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal("cuStreamGetCtx")) return code;
+  const Stream* stream = stream_of(given);
+  if (stream == nullptr) return kInvalidContext;
+  *context = d.contexts[stream->device].get();
+  return 0;
 }
 
 int cuStreamWaitEvent(Stream* given, Event* event, unsigned) {

@@ -49,6 +49,7 @@ void test_devices_are_made_once() {
   CHECK(&CudaDevice::of(0) == &CudaDevice::of(0));
   CHECK(&CudaDevice::of(0) != &CudaDevice::of(1));
   CHECK_EQ(CudaDevice::of(1).ordinal(), 1);
+  CHECK(&CudaDevice::of_stream(cuda().stream(1)) == &CudaDevice::of(1));
 }
 
 /// A copy to the host and back through two streams, each of which waits for the one before.

@@ -65,7 +65,8 @@ xla::Error* error_of(const xla::Api& api, xla::Code code, const char* message) {
 /// descriptions.
 class Run {
  public:
-  explicit Run(const xla::CallFrame& frame) : api_(*frame.api) {
+  /// With `in_place` all results are written where XLA has room for them, as on devices.
+  Run(const xla::CallFrame& frame, bool in_place) : api_(*frame.api) {
     for (int64_t i = 0; i < frame.attributes.size; ++i) {
       const std::string_view name(frame.attributes.names[i]->data, frame.attributes.names[i]->size);
       if (name == "name" && frame.attributes.types[i] == xla::kString) {
@@ -83,19 +84,20 @@ class Run {
       return;
     }
     const auto kind = static_cast<Kind>(numbers_[kKind]);
-    const bool sized_by_plan = is_sized(kind);
+    const bool is_allocated = is_sized(kind) && !in_place;
     shapes_.resize(count);
     for (size_t i = 0; i < count; ++i) {
       const xla::Buffer& in = *frame.arguments.buffers[i];
       const xla::Buffer& out = *frame.results.buffers[i];
       const auto type = static_cast<size_t>(in.dtype);
       if (type >= kTypes.size() || kTypes[type] < 0) problem_ = "arrays of this type cannot be sent";
-      else tensors_.push_back({in.data, sized_by_plan ? nullptr : out.data, kTypes[type], 0, nullptr});
       if (!problem_.empty()) return;
+      const size_t room = bytes_of(out, static_cast<DType>(kTypes[type]));
+      tensors_.push_back({in.data, is_allocated ? nullptr : out.data, room, kTypes[type], 0, nullptr});
       shapes_[i].assign(in.dims, in.dims + in.rank);
       tensors_[i].dims = static_cast<int32_t>(in.rank);
       tensors_[i].shape = shapes_[i].data();
-      results_.push_back({out.data, bytes_of(out, static_cast<DType>(kTypes[type]))});
+      results_.push_back({out.data, room});
     }
   }
 
@@ -103,25 +105,46 @@ class Run {
 
   void start(xla::Future* future, const plugins::CoreTable& table) {
     future_ = future;
-    const plugins::Request request{static_cast<int32_t>(numbers_[kRankId]),
-                                   static_cast<int32_t>(numbers_[kProcessSet]),
-                                   static_cast<int32_t>(numbers_[kKind]),
-                                   static_cast<int32_t>(numbers_[kOp]),
-                                   static_cast<int32_t>(numbers_[kRoot]),
-                                   numbers_[kGrouped] != 0,
-                                   !name_.ends_with('.'),
-                                   std::bit_cast<double>(numbers_[kPrescale]),
-                                   std::bit_cast<double>(numbers_[kPostscale]),
-                                   name_.c_str(),
-                                   numbers_.data() + kNumbers,
-                                   numbers_.size() - kNumbers,
-                                   tensors_.data(),
-                                   tensors_.size()};
+    const plugins::Request asked = request();
     const plugins::Listener listener{&done, &allocate, this};
-    table.submit(&request, &listener);  // it may be deleted when this returns
+    table.submit(&asked, &listener);  // it may be deleted when this returns
+  }
+
+  /// Runs on arrays in the memory of a device: returns when the results are in `stream`, or an error.
+  xla::Error* run_in(void* stream, const plugins::CoreTable& table) {
+    const plugins::Request asked = request();
+    xla::Error* failed = nullptr;
+    struct Ending {
+      const xla::Api& api;
+      xla::Error*& failed;
+    } ending{api_, failed};
+    const auto end = [](void* cookie, const plugins::Outcome* outcome) noexcept {
+      const Ending& ending = *static_cast<Ending*>(cookie);
+      if (outcome->error >= 0) ending.failed = error_of(ending.api, code_of(outcome->error), outcome->text);
+    };
+    const plugins::Listener listener{end, &allocate, &ending};
+    table.run_on_device(&asked, stream, &listener);
+    return failed;
   }
 
  private:
+  [[nodiscard]] plugins::Request request() const {
+    return {static_cast<int32_t>(numbers_[kRankId]),
+            static_cast<int32_t>(numbers_[kProcessSet]),
+            static_cast<int32_t>(numbers_[kKind]),
+            static_cast<int32_t>(numbers_[kOp]),
+            static_cast<int32_t>(numbers_[kRoot]),
+            numbers_[kGrouped] != 0,
+            !name_.ends_with('.'),
+            std::bit_cast<double>(numbers_[kPrescale]),
+            std::bit_cast<double>(numbers_[kPostscale]),
+            name_.c_str(),
+            numbers_.data() + kNumbers,
+            numbers_.size() - kNumbers,
+            tensors_.data(),
+            tensors_.size()};
+  }
+
   struct Room {
     void* data;
     size_t bytes;
@@ -179,18 +202,51 @@ class Run {
   std::atomic<bool> misfit_{false};
 };
 
-xla::Error* execute(xla::CallFrame& frame) {
+/// Returns the core's functions, or null and an error.
+const plugins::CoreTable* connected(const xla::Api& api, xla::Error*& error) {
   const plugins::CoreTable* table = core.load();
   if (table == nullptr)
-    return error_of(*frame.api, xla::Code::FailedPrecondition, "farandole has not handed over its core to JAX");
-  auto run = std::make_unique<Run>(frame);
+    error = error_of(api, xla::Code::FailedPrecondition, "farandole has not handed over its core to JAX");
+  return table;
+}
+
+/// Starts a call on the CPU. A future tells XLA of its end, and no thread waits.
+xla::Error* execute(xla::CallFrame& frame) {
+  xla::Error* error = nullptr;
+  const plugins::CoreTable* table = connected(*frame.api, error);
+  if (table == nullptr) return error;
+  auto run = std::make_unique<Run>(frame, false);
   if (!run->problem().empty()) return error_of(*frame.api, xla::Code::InvalidArgument, run->problem().c_str());
   auto future = made<xla::FutureCreate>();
-  if (xla::Error* error = frame.api->create_future(&future)) return error;
+  if ((error = frame.api->create_future(&future)) != nullptr) return error;
   frame.future = future.future;
   // The completion of the operation deletes it.
   run.release()->start(future.future, *table);
   return nullptr;
+}
+
+/// Runs a call on a GPU while XLA puts the work of a program into its stream. XLA waits for a call's future there, so
+/// the call itself waits: until all ranks have come, not until the stream has got so far.
+xla::Error* execute_on_cuda(xla::CallFrame& frame) {
+  xla::Error* error = nullptr;
+  const plugins::CoreTable* table = connected(*frame.api, error);
+  if (table == nullptr) return error;
+  Run run(frame, true);
+  if (!run.problem().empty()) return error_of(*frame.api, xla::Code::InvalidArgument, run.problem().c_str());
+  auto stream = made<xla::StreamGet>();
+  stream.context = frame.context;
+  if ((error = frame.api->get_stream(&stream)) != nullptr) return error;
+  return run.run_in(stream.stream, *table);
+}
+
+/// Answers XLA's question for the version; returns whether it was that.
+bool answers_metadata(const xla::CallFrame& frame) {
+  // When XLA before jaxlib 0.8 asks for metadata, it gives no api.
+  if (frame.head.extension == nullptr || frame.head.extension->type != xla::kMetadata) return false;
+  xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.head.extension)->metadata;
+  metadata.version.major = 0;
+  metadata.version.minor = 1;
+  return true;
 }
 
 }  // namespace
@@ -206,18 +262,19 @@ __attribute__((visibility("default"))) const char* farandole_jax_connect(const v
   return nullptr;
 }
 
-/// The entry point that XLA calls in every stage of a program.
+/// The entry points that XLA calls in every stage of a program.
 __attribute__((visibility("default"))) farandole::xla::Error* farandole_jax_collective(
     farandole::xla::CallFrame* frame) {
   using namespace farandole;  // NOLINT: outside of it only because of its C name
-  // When XLA before jaxlib 0.8 asks for metadata, it gives no api.
-  if (frame->head.extension != nullptr && frame->head.extension->type == xla::kMetadata) {
-    xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame->head.extension)->metadata;
-    metadata.version.major = 0;
-    metadata.version.minor = 1;
-    return nullptr;
-  }
-  return frame->stage == xla::kExecute ? jax::execute(*frame) : nullptr;
+  if (jax::answers_metadata(*frame) || frame->stage != xla::kExecute) return nullptr;
+  return jax::execute(*frame);
+}
+
+__attribute__((visibility("default"))) farandole::xla::Error* farandole_jax_collective_on_cuda(
+    farandole::xla::CallFrame* frame) {
+  using namespace farandole;  // NOLINT: outside of it only because of its C name
+  if (jax::answers_metadata(*frame) || frame->stage != xla::kExecute) return nullptr;
+  return jax::execute_on_cuda(*frame);
 }
 
 }  // extern "C"

@@ -69,6 +69,12 @@ struct FutureSetError {
   Error* error;  // XLA owns it from then on
 };
 
+struct StreamGet {
+  Head head;
+  void* context;  // of the call frame
+  void* stream;   // out: CUDA's
+};
+
 struct Buffer {
   Head head;
   int32_t dtype;
@@ -113,7 +119,9 @@ struct Api {
   Version version;
   const void* internal;
   Error* (*create_error)(ErrorCreate*);
-  Unused between[12];
+  Unused after_error[3];
+  Error* (*get_stream)(StreamGet*);
+  Unused between[8];
   Error* (*create_future)(FutureCreate*);
   Error* (*set_available)(FutureSetAvailable*);
   Error* (*set_error)(FutureSetError*);

@@ -164,7 +164,7 @@ class Run {
       if (!status_.ok()) return refuse();
       to = tf.TensorData(outputs_[at]);
     }
-    tensors_.push_back({data, to, type, dims, shapes_[at].data()});
+    tensors_.push_back({data, to, 0, type, dims, shapes_[at].data()});
     return true;
   }
 

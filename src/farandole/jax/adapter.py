@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from farandole.core.operations.adapter import DeviceResult
 from farandole.errors import InvalidRequest
 
 __all__ = ["Array", "JaxAdapter", "allow_64_bits", "is_traced"]
@@ -27,12 +28,13 @@ def is_traced(array: object) -> bool:
 
 
 class JaxAdapter:
-    """Adapter for arrays in the memory of one CPU device. The engine writes only to arrays that it has just made."""
+    """Adapter for arrays in the memory of one device, a CPU or a GPU. The engine writes only to arrays that it has just
+    made."""
 
     name = "jax"
 
     def check(self, tensor: Array, name: str) -> None:
-        """Refuse objects other than arrays on one CPU device, and tracers. Blocks until the values are computed."""
+        """Refuse objects other than arrays on one CPU or GPU, and tracers. Blocks until the values are computed."""
         if not isinstance(tensor, jax.Array):
             raise TypeError(f"'{name}': expected a jax.Array, got {type(tensor).__name__}")
         if is_traced(tensor):
@@ -65,11 +67,14 @@ class JaxAdapter:
 
     def empty_like(self, tensor: Array) -> Array:
         """Return a new array for the engine to write to."""
-        with _wide(tensor.dtype):
-            return jnp.empty(tensor.shape, tensor.dtype).block_until_ready()
+        return _empty(tensor.shape, tensor)
 
     def adopt(self, result: object, like: Array) -> Array:
-        """Return an array over the engine's memory."""
+        """Return an array over the engine's memory, or a copy on the GPU of `like`."""
+        if isinstance(result, DeviceResult):
+            made = _empty(result.shape, like)
+            result.copy_to(made)
+            return made
         with _wide(like.dtype):
             return jnp.from_dlpack(result)
 
@@ -102,10 +107,18 @@ class JaxAdapter:
 def _elsewhere(tensor: Array) -> str | None:
     """Return why the place of an array keeps the engine from it, or None."""
     devices: set[Any] = tensor.sharding.device_set
-    if len(devices) == 1 and all(device.platform == "cpu" for device in devices):
+    if len(devices) == 1 and all(device.platform in ("cpu", "gpu") for device in devices):
         return None
     shown = ", ".join(sorted(map(str, devices)))
-    return f"the array is on {shown}; it has to be on one CPU device, see jax.device_put"
+    return f"the array is on {shown}; it has to be on one CPU or GPU, see jax.device_put"
+
+
+def _empty(shape: tuple[int, ...], like: Array) -> Array:
+    """Return a new array on the device of `like` for the engine to write to."""
+    device: Any = next(iter(like.sharding.device_set))
+    with _wide(like.dtype):
+        made = jnp.empty(shape, like.dtype, device=None if device.platform == "cpu" else device)
+    return made.block_until_ready()
 
 
 def allow_64_bits() -> AbstractContextManager[object]:

@@ -14,7 +14,7 @@ TARGET = "farandole_collective"
 
 @functools.cache
 def register() -> str:
-    """Register the custom call for CPU devices at the first call, and return its name.
+    """Register the custom call for CPU devices and for CUDA at the first call, and return its name.
 
     Raises `ImportError` if the library is missing or comes from another build."""
     path = plugin_path("jax")
@@ -26,6 +26,10 @@ def register() -> str:
     problem = connect(core_table())
     if problem is not None:
         raise ImportError(f"{path} cannot be used: {problem.decode()}")
-    target = jax.ffi.pycapsule(library.farandole_jax_collective)  # type: ignore[no-untyped-call]
-    jax.ffi.register_ffi_target(TARGET, target, platform="cpu")
+    for platform, function in (
+        ("cpu", library.farandole_jax_collective),
+        ("CUDA", library.farandole_jax_collective_on_cuda),
+    ):
+        target = jax.ffi.pycapsule(function)  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(TARGET, target, platform=platform)
     return TARGET
