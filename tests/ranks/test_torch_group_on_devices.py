@@ -211,3 +211,24 @@ def test_a_cuda_tensor_on_one_rank_only(make: Make) -> None:
             group.allreduce([tensor]).wait()
 
     in_group(2, body)
+
+
+def test_a_later_wait_comes_behind_what_the_first_one_finished(make: Make) -> None:
+    tensor = make(torch.zeros(4))
+    if not isinstance(tensor, DeviceTensor):
+        pytest.skip("the stand-in's streams can be stopped")
+    assert torch.equal(tensor.read(), torch.zeros(4))
+    gates = []
+
+    def finish() -> None:
+        gates.append(load().stand_in_close(current_stream(0)))
+        tensor.block.write(torch.ones(4).view(torch.uint8))
+
+    underway = work.Underway([], [tensor], lambda error: error, finish)
+    with streams.SideStreams().current(underway.gpus):
+        underway.wait()
+    underway.wait()
+    opener = threading.Timer(0.2, load().stand_in_open, gates)
+    opener.start()
+    assert torch.equal(tensor.read(), torch.ones(4))
+    opener.join()
