@@ -142,7 +142,6 @@ common.elastic runner.elastic
 _RUNNER_UTIL = {
     "codec": "pickle with cloudpickle, and encode with base64",
     "config_parser": "set FARANDOLE_ variables, or give the arguments of farandole.run",
-    "env": "call rank() and size() after init(), or read RANK and WORLD_SIZE",
     "host_hash": "call cross_rank() after init(), or socket.gethostname()",
     "hosts": "give farandole.run the hosts as 'h1:4,h2:4'",
     "network": "set FARANDOLE_INTERFACE",

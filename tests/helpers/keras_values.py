@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 import farandole.keras as hvd
+from farandole.keras.optimizer import Distributed, ScaledDistributed
 from helpers.keras_models import assert_same, build, fit, values
 
 
@@ -41,6 +42,10 @@ def check_variables_are_broadcast(rank: int, size: int) -> None:
     assert float(scalar) == 1.0
 
 
+def of_keras_2() -> object:
+    return type("Adam", (), {"__module__": "tf_keras.src.optimizers.adam"})()
+
+
 class Mine(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
     """An optimizer that Keras does not know."""
 
@@ -60,6 +65,9 @@ def check_saved_models(rank: int, size: int, folder: Path) -> None:
         assert isinstance(loaded.optimizer, make) and int(loaded.optimizer.iterations) == 8
         plain = keras.saving.load_model(file, custom_objects={"Mine": Mine}).optimizer
         assert type(plain).__name__ == make.__name__
+        if make is Mine:
+            makers = {"Mine": lambda **config: hvd.DistributedOptimizer(Mine(**config), op=hvd.Sum)}
+            assert_same(values(hvd.load_model(file, custom_objects=makers)), values(loaded))
         # Keras itself loses the state of an optimizer in an .h5 file.
         read = plain if suffix == "keras" else loaded.optimizer
         for got, want in zip(read.variables, model.optimizer.variables, strict=True):
@@ -69,6 +77,19 @@ def check_saved_models(rank: int, size: int, folder: Path) -> None:
             return fit(model, model.optimizer, rank, size)
 
         assert_same(values(go_on(loaded)), values(go_on(model)))
+
+
+def check_a_config_makes_another(rank: int, size: int) -> None:
+    """It reduces as the first one does; what `__class__` makes is a plain optimizer, as Keras wants it."""
+    first = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+    second, variable = first.from_config(first.get_config()), keras.Variable([0.0])
+    assert second.get_config() == first.get_config()
+    second.apply([keras.ops.convert_to_tensor([float(rank)])], [variable])
+    assert float(keras.ops.convert_to_numpy(variable)[0]) == -1.0
+    assert type(first.__class__.from_config(first.get_config())) is keras.optimizers.SGD
+    scaler = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0)))
+    another = scaler.from_config(scaler.get_config())
+    assert isinstance(another, ScaledDistributed) and isinstance(another.inner_optimizer, Distributed)
 
 
 def check_what_is_refused(rank: int, size: int) -> None:
@@ -83,6 +104,7 @@ def check_what_is_refused(rank: int, size: int) -> None:
         (ValueError, "predivide", lambda: hvd.DistributedOptimizer(sgd(), op=hvd.Sum, gradient_predivide_factor=2.0)),
         (ValueError, "already", lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd()))),
         (TypeError, "str", lambda: hvd.DistributedOptimizer("sgd")),
+        (TypeError, "got Adam of tf_keras, which is Keras 2", lambda: hvd.DistributedOptimizer(of_keras_2())),
         (ValueError, "positive", lambda: hvd.DistributedOptimizer(sgd(), groups=-1)),
         (ValueError, "> 0", lambda: hvd.DistributedOptimizer(sgd(), backward_passes_per_step=0)),
         (ValueError, "built", lambda: hvd.DistributedOptimizer(built, backward_passes_per_step=2)),

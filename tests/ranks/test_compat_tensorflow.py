@@ -80,3 +80,20 @@ def test_a_users_own_compressor(hvd: ModuleType) -> None:
 
     for got in run_ranks(2, body):
         np.testing.assert_array_equal(got, [1.5, 3.5])
+
+
+def test_what_horovods_own_tests_ask_of_its_inside(hvd: ModuleType) -> None:
+    assert hvd._executing_eagerly() and hvd.util._executing_eagerly()
+    with tf.Graph().as_default():
+        assert not hvd._executing_eagerly()
+
+    def body(context: Context) -> None:
+        basics = hvd.mpi_ops._basics
+        assert basics.rank() == context.rank
+        assert basics._get_process_set_ids_and_ranks() == {0: [0, 1]}
+        last = hvd.add_process_set([1])
+        assert basics._get_process_set_ids_and_ranks() == {0: [0, 1], last.process_set_id: [1]}
+        hvd.remove_process_set(last)
+        assert basics._get_process_set_ids_and_ranks() == {0: [0, 1]}
+
+    run_ranks(2, body)

@@ -271,6 +271,11 @@ def test_what_init_does_not_take(wrong: object) -> None:
     assert not default.is_initialized()
 
 
+def test_nobody_chooses_a_number() -> None:
+    with pytest.raises(ValueError, match="the number that add_process_set"):
+        hvd.ProcessSet([0]).process_set_id = 10  # type: ignore[misc]
+
+
 def test_the_timeline_says_in_which_set(tmp_path: Path) -> None:
     def body(context: Context) -> None:
         some = hvd.add_process_set([0, 1])

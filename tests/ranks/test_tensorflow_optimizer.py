@@ -336,3 +336,13 @@ def test_what_is_no_optimizer() -> None:
         assert warned[0].filename == __file__
 
     run_ranks(1, body)
+
+
+def test_programs_reach_the_plain_optimizer() -> None:
+    def body(context: Context) -> None:
+        plain = v1.train.GradientDescentOptimizer(0.5)
+        assert hvd.DistributedOptimizer(plain)._optimizer is plain
+        scaler = v1.mixed_precision.MixedPrecisionLossScaleOptimizer(plain, 8.0)
+        assert hvd.DistributedOptimizer(scaler)._optimizer is plain, "what an optimizer calls so itself stays"
+
+    run_ranks(1, body)

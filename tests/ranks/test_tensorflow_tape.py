@@ -202,7 +202,10 @@ def test_local_sources(scale: bool, compiled: bool) -> None:
             tape = hvd.DistributedGradientTape(tape, scale_local_gradients=scale)
             tape.register_local_source(model.variables[0])
             tape.register_local_source(model.variables[2])
-            return tape.gradient(loss, model.variables), *tape.get_local_and_global_gradients(loss, model.variables)
+            local, shared = tape.get_local_and_global_gradients(loss, model.variables)
+            assert [source for source, _ in local] == [model.variables[0], model.variables[2]]
+            assert [source for source, _ in shared] == [model.variables[1]]
+            return tape.gradient(loss, model.variables), [each for _, each in local], [each for _, each in shared]
 
         gradients, local, shared = (tf.function(differentiate) if compiled else differentiate)()
         return as_arrays(gradients), as_arrays(local), as_arrays(shared)

@@ -168,7 +168,7 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
             "call the operation itself, which can be differentiated",
         ),
         ("from horovod.runner.common.util import host_hash", "call cross_rank() after init()"),
-        ("from horovod.runner.common.util.env import get_env_rank_and_size", "or read RANK and WORLD_SIZE"),
+        ("from horovod.runner.common.util.network import get_local_intfs", "set FARANDOLE_INTERFACE"),
         ("from petastorm.predicates import in_lambda", "give filters="),
         ("from petastorm.unischema import Unischema", "write plain Parquet"),
         ("from horovod.torch import elastic", "elastic training is not there yet"),

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farandole.compat import children
 from farandole.compat import horovod_util as util
 
 
@@ -62,3 +63,33 @@ def test_an_installed_framework_is_an_extension() -> None:
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
     util.check_installed_version("torch", "1.0")
     assert util.is_iterable("ab") and not util.is_iterable(3)
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({}, (0, 1)),
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "PMI_RANK": "5", "PMI_SIZE": "6"}, (1, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4)),
+        ({"PMI_RANK": "5", "PMI_SIZE": "6"}, (5, 6)),
+    ],
+)
+def test_the_launchers_variables_tell_rank_and_size_before_init(
+    variables: dict[str, str], place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_alone(variables, monkeypatch)
+    assert children.get_env_rank_and_size() == place
+
+
+def test_a_rank_without_a_size_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_alone({"HOROVOD_RANK": "1"}, monkeypatch)
+    with pytest.raises(RuntimeError, match="HOROVOD_RANK and HOROVOD_SIZE belong together"):
+        children.get_env_rank_and_size()
+
+
+def set_alone(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
+        monkeypatch.delenv(f"{prefix}_RANK", raising=False)
+        monkeypatch.delenv(f"{prefix}_SIZE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)

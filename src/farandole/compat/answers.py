@@ -117,6 +117,9 @@ def _compression(framework: str) -> dict[str, str]:
     return {"Compressor": "farandole.compat.compression:Compressor", **own}
 
 
+# Names that Horovod's own tests use, and programs that were written after them.
+_OPERATIONS = _from("farandole.compat.basics", "HorovodBasics _basics")
+_EAGERLY = {"_executing_eagerly": "tensorflow:executing_eagerly"}
 _CHECK_EXTENSION = _from("farandole.compat.horovod_util", "check_extension")
 _DATA = _from("farandole.compat.data_loader", "BaseDataLoader AsyncDataLoaderMixin")
 _RUN = {"run": "farandole.compat.launching:run"}
@@ -153,7 +156,7 @@ MODULES: Mapping[str, Answer] = {
     ),
     "horovod.torch.mpi_ops": Answer(
         by="farandole.torch",
-        own=_from("farandole.compat.basics", "HorovodBasics"),
+        own=_OPERATIONS,
         known=_TORCH_OPS,
     ),
     "horovod.torch.functions": Answer(by="farandole.torch", known=_TORCH_STATE),
@@ -178,15 +181,14 @@ MODULES: Mapping[str, Answer] = {
     "horovod.tensorflow": Answer(
         by="farandole.tensorflow",
         every=True,
-        own=_CHECK_EXTENSION,
+        own={**_CHECK_EXTENSION, **_EAGERLY},
         parts="mpi_ops compression functions gradient_aggregation gradient_aggregation_eager sync_batch_norm util "
         "elastic",
         known=_TENSORFLOW,
         needs="tensorflow",
     ),
-    "horovod.tensorflow.mpi_ops": Answer(
-        by="farandole.tensorflow", own=_from("farandole.compat.basics", "HorovodBasics"), known=_TENSORFLOW_OPS
-    ),
+    "horovod.tensorflow.mpi_ops": Answer(by="farandole.tensorflow", own=_OPERATIONS, known=_TENSORFLOW_OPS),
+    "horovod.tensorflow.util": Answer(own=_EAGERLY),
     "horovod.tensorflow.functions": Answer(by="farandole.tensorflow", known=_TENSORFLOW_STATE),
     "horovod.tensorflow.compression": Answer(
         by="farandole.tensorflow", own=_compression("tensorflow"), known="Compression"
@@ -231,6 +233,7 @@ MODULES: Mapping[str, Answer] = {
     "horovod.runner.launch": Answer(own=_COMMAND),
     "horovod.runner.common": Answer(parts="util"),
     "horovod.runner.common.util": Answer(),
+    "horovod.runner.common.util.env": Answer(own=_from("farandole.compat.children", "get_env_rank_and_size")),
     "horovod.spark": Answer(own=_from("farandole.compat.spark", "run"), needs="pyspark"),
     "horovod.spark.task": Answer(own={"get_available_devices": "farandole.spark.child:available_devices"}),
     "horovod.spark.runner": Answer(own=_from("farandole.compat.spark", "run")),

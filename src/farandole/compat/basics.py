@@ -2,6 +2,7 @@
 
 import farandole.numpy
 from farandole.compat.answers import BASICS
+from farandole.core import default
 
 __all__ = ["HorovodBasics"]
 
@@ -12,6 +13,10 @@ class HorovodBasics:
     def __init__(self, pkg_path: str = "", *args: str) -> None:
         self.pkg_path, self.names = pkg_path, args
 
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        """Return the ranks of each process set that the job knows, by number; raises `ValueError` before `init()`."""
+        return {number: list(ranks) for number, ranks in default.context().sets.ranks_by_number.items()}
+
     def __getattr__(self, name: str) -> object:
         # The shared functions are the same in each binding. NumPy's binding can always be imported.
         if name in BASICS and hasattr(farandole.numpy, name):
@@ -21,3 +26,6 @@ class HorovodBasics:
             if name in BASICS
             else f"{type(self).__name__!r} object has no attribute {name!r}"
         )
+
+
+_basics = HorovodBasics()

@@ -6,7 +6,14 @@ from contextlib import contextmanager
 
 from farandole.compat.answers import IMPORTABLE
 
-__all__ = ["env", "environment_of_ranks", "pass_on", "with_answers"]
+__all__ = ["env", "environment_of_ranks", "get_env_rank_and_size", "pass_on", "with_answers"]
+
+# The variables of launchers, in the order in which Horovod asked for them.
+_PLACES = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
 
 
 def with_answers(environment: Mapping[str, str]) -> dict[str, str]:
@@ -18,6 +25,19 @@ def with_answers(environment: Mapping[str, str]) -> dict[str, str]:
 def environment_of_ranks() -> dict[str, str]:
     """Return this process's environment for ranks, with the folder on their path."""
     return with_answers(os.environ)
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """Return rank and size as the launcher's variables tell them, (0, 1) where there are none. `init()` may come later.
+
+    Raises `RuntimeError` when a launcher has set one of the two alone."""
+    for rank, size in _PLACES:
+        given = [os.environ.get(name) for name in (rank, size)]
+        if None not in given:
+            return int(os.environ[rank]), int(os.environ[size])
+        if given != [None, None]:
+            raise RuntimeError(f"{rank} and {size} belong together: set both, or none")
+    return 0, 1
 
 
 def pass_on() -> None:

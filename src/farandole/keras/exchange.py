@@ -38,7 +38,18 @@ class Exchange:
         self.pending: list[Hashable] | None = None
         # What holds an optimizer may have another one in between, which decides on this rank's gradients alone.
         self.held_by_another = False
-        self._name, self._groups, self._scale_local = name, groups, scale_local
+        self._name = self._given_name = name
+        self._groups, self._scale_local = groups, scale_local
+
+    def again(self) -> "Exchange":
+        """Return a new one with the same options, for another optimizer: it has no local variables yet."""
+        return Exchange(
+            self.options,
+            name=self._given_name,
+            groups=self._groups,
+            scale_local=self._scale_local,
+            summed=self.summed,
+        )
 
     @functools.cached_property
     def size(self) -> int:

@@ -18,6 +18,7 @@ from farandole.keras.exchange import Exchange
 __all__ = [
     "Distributed",
     "DistributedOptimizer",
+    "Front",
     "PartialDistributedOptimizer",
     "ScaledDistributed",
     "take_scaler_in_front",
@@ -30,6 +31,7 @@ class Front(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no
     """The class that is derived from an optimizer's class; the result is still an optimizer of the user's class."""
 
     _exchange: Exchange
+    _pattern: Exchange  # of the class: what others of it are made like
 
     # Keras saves an optimizer under its __class__, which a reader has to find: a saved model needs no farandole.
     @property  # type: ignore[misc]  # nobody assigns it
@@ -39,6 +41,14 @@ class Front(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no
     def register_local_var(self, var: Any) -> None:
         """Train a variable with this rank's gradients only."""
         self._exchange.local.add(self._var_key(var))
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Make an optimizer of the wrapped class with `config`, distributed with the same options as this one.
+
+        Variables that are local there are reduced here."""
+        base: Any = cls.__bases__[1]
+        return _distribute(base.from_config(config, *args, **kwargs), cls._pattern.again())
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Refuse to be copied or pickled: the copy would train on its own, without anybody noticing."""
@@ -163,11 +173,7 @@ def DistributedOptimizer(
     if groups is not None and not isinstance(groups, int):
         groups = [[inner._var_key(variable) for variable in group] for group in groups]
     exchange = Exchange(options, name=name, groups=groups, scale_local=scale_local_gradients, summed=summed)
-    wrapped = put_in_front(Distributed, inner, exchange)
-    if inner is optimizer:
-        return wrapped
-    vars(optimizer)["inner_optimizer"] = wrapped
-    return put_in_front(ScaledDistributed, optimizer, exchange)
+    return _distribute(optimizer, exchange)
 
 
 def PartialDistributedOptimizer(
@@ -225,10 +231,19 @@ def take_scaler_in_front(optimizer: Any) -> Any:
     return put_in_front(ScaledDistributed, optimizer, inner._exchange)
 
 
+def _distribute(optimizer: Any, exchange: Exchange) -> Any:
+    """Return an optimizer like `optimizer` that exchanges its gradients by `exchange`."""
+    if not isinstance(optimizer, LossScaleOptimizer):
+        return put_in_front(Distributed, optimizer, exchange)
+    vars(optimizer)["inner_optimizer"] = put_in_front(Distributed, optimizer.inner_optimizer, exchange)
+    return put_in_front(ScaledDistributed, optimizer, exchange)
+
+
 def put_in_front(front: type[F], optimizer: Any, exchange: Exchange) -> F:
     """Return an optimizer of a subclass of `optimizer`'s class with `front` before it; it shares all that it has."""
     base = type(optimizer)
-    made: type[F] = type(base.__name__, (front, base), {"__module__": base.__module__, "__doc__": base.__doc__})
+    names = {"__module__": base.__module__, "__doc__": base.__doc__, "_pattern": exchange}
+    made: type[F] = type(base.__name__, (front, base), names)
     wrapped = made.__new__(made)
     # Past Keras' own __setattr__, which would track the variables once more.
     wrapped.__dict__.update(vars(optimizer), _exchange=exchange)
@@ -237,7 +252,13 @@ def put_in_front(front: type[F], optimizer: Any, exchange: Exchange) -> F:
 
 def _check(optimizer: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"expected an optimizer of Keras {keras.__version__}, got {type(optimizer).__name__}")
+        kind = type(optimizer)
+        older = (
+            " of tf_keras, which is Keras 2: leave out TF_USE_LEGACY_KERAS, or train with a tape, "
+            "farandole.tensorflow.DistributedGradientTape"
+        )
+        told = older if kind.__module__.startswith("tf_keras.") else ""
+        raise TypeError(f"expected an optimizer of Keras {keras.__version__}, got {kind.__name__}{told}")
     if isinstance(optimizer, Front):
         raise ValueError(f"the {type(optimizer).__name__} is distributed already")
 

@@ -1,15 +1,18 @@
 """Loader for saved models that makes their optimizers distributed."""
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any
+from zipfile import ZipFile
 
 import keras
 
 from farandole.core.operations.compression import Compressor
 from farandole.keras.backend import Tensor
 from farandole.keras.compression import Compression
-from farandole.keras.optimizer import DistributedOptimizer
+from farandole.keras.optimizer import DistributedOptimizer, Front
 
 __all__ = ["load_model"]
 
@@ -23,21 +26,54 @@ def load_model(
 ) -> Any:
     """Load a model saved with any optimizer, distributed or not, and keep the optimizer's state.
 
-    `custom_optimizers` are classes that are not part of Keras. Raises `ValueError` for `legacy_opts`, which Keras 3
+    `custom_optimizers` are classes that are not part of Keras. `custom_objects` may have a function that makes the
+    optimizer under the name of its class: it is called with the optimizer's config, and what it returns stays as it is
+    if it is distributed. Raises `ValueError` for `legacy_opts`, which Keras 3
     does not have, and the errors of Keras."""
     if legacy_opts:
         raise ValueError(f"legacy_opts: Keras {keras.__version__} has no legacy optimizers")
     objects: dict[str, Any] = {}
     for kind in custom_optimizers or ():
         objects |= {kind.__name__: kind, keras.saving.get_registered_name(kind): kind}
-    model = keras.saving.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
+    objects |= custom_objects or {}
+    if any(isinstance(each, FunctionType) for each in objects.values()):
+        name = _name_of_optimizer(filepath)
+        if isinstance(maker := objects.get(name), FunctionType):
+            objects[name] = _class_that_calls(maker)
+    model = keras.saving.load_model(filepath, custom_objects=objects)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return model
     if str(filepath).endswith((".h5", ".hdf5")):
         optimizer = _restore(optimizer, model, filepath)
-    model.optimizer = DistributedOptimizer(optimizer, compression=compression)
+    if not isinstance(optimizer, Front):
+        optimizer = DistributedOptimizer(optimizer, compression=compression)
+    model.optimizer = optimizer
     return model
+
+
+def _class_that_calls(maker: FunctionType) -> type:
+    """Return a class for Keras, which takes no functions here: its `from_config` calls `maker`."""
+
+    def from_config(config: Mapping[str, Any], *args: object, **kwargs: object) -> object:
+        return maker(**config)
+
+    return type(maker.__name__, (), {"from_config": staticmethod(from_config)})
+
+
+def _name_of_optimizer(filepath: str | Path) -> str:
+    """Return the name of the class of the optimizer in a file; "" without an optimizer."""
+    if str(filepath).endswith((".h5", ".hdf5")):
+        import h5py
+
+        with h5py.File(filepath) as file:
+            compiled = json.loads(file.attrs.get("training_config", "{}"))
+            saved = compiled.get("optimizer_config")
+    else:
+        with ZipFile(filepath) as parts:
+            compiled = json.loads(parts.read("config.json")).get("compile_config") or {}
+            saved = compiled.get("optimizer")
+    return str(saved["class_name"]) if isinstance(saved, dict) else ""
 
 
 def _restore(optimizer: Any, model: Any, filepath: str | Path) -> Any:

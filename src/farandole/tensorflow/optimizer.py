@@ -150,7 +150,8 @@ def _put_in_front(front: type[_Distributed], optimizer: tf.compat.v1.train.Optim
     names = {"__module__": base.__module__, "__doc__": base.__doc__}
     made: Any = type(base.__name__, (front, base), names)
     wrapped: _Distributed = made.__new__(made)
-    wrapped.__dict__.update(optimizer.__dict__)
+    # Programs reach their own optimizer by `_optimizer`. One that wraps another has the name in use.
+    wrapped.__dict__.update({"_optimizer": optimizer, **optimizer.__dict__})
     return wrapped
 
 

@@ -15,6 +15,7 @@ from farandole.tensorflow.tracing import as_written
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 Layer: TypeAlias = tf.keras.layers.Layer
+Pairs: TypeAlias = list[tuple[Source, Gradient]]
 
 
 class _Front:
@@ -57,15 +58,16 @@ class _Front:
     @as_written
     def get_local_and_global_gradients(
         self, target: object, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
-    ) -> tuple[list[Gradient], list[Gradient]]:
-        """Return what `gradient` would, as two lists: the gradients of local sources, and the reduced ones.
+    ) -> tuple[Pairs, Pairs]:
+        """Return what `gradient` would, as two lists of (source, gradient): of local sources, and the reduced ones.
 
         A norm, for one, is the same on all ranks only for the reduced ones.
         """
         gradients = super().gradient(target, sources, output_gradients)  # type: ignore[misc]
         reduced, local = self._reduce(gradients, sources, use_generic_names)
-        pairs = list(zip(reduced, local, strict=True))
-        return [each for each, own in pairs if own], [each for each, own in pairs if not own]
+        pairs = list(zip(tf.nest.flatten(sources), reduced, strict=True))
+        own = [pair for pair, is_own in zip(pairs, local, strict=True) if is_own]
+        return own, [pair for pair, is_own in zip(pairs, local, strict=True) if not is_own]
 
     @as_written
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:

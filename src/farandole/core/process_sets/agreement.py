@@ -58,6 +58,11 @@ class Sets:
         self._closing = threading.Lock()
         self._closed = False
 
+    @property
+    def ranks_by_number(self) -> dict[int, Ranks]:
+        """The ranks of each set that the job has, by number; 0 is the set of all ranks."""
+        return self._registry.sets
+
     def number_of(self, key: object) -> int | None:
         """Return the number of the set added under `key`, if it is there."""
         known = self._sets.get(key)

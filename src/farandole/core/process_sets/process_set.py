@@ -29,6 +29,11 @@ class ProcessSet:
             raise ValueError(f"ProcessSet needs a list of ranks (integers), got {ranks!r}")
         self._ranks = sorted(ranks)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "process_set_id":
+            raise ValueError("a process set has the number that add_process_set or init(process_sets=...) gives it")
+        super().__setattr__(name, value)
+
     # What the job knows of a set belongs to the caller's context: many ranks may share one object, as threads.
 
     @property
