@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from helpers.flyte import IGNORED_FOLDERS, loop
 from helpers.flyte_pods import Attempt
 from helpers.installed import require
-from helpers.marked import wait_until_gone
+from helpers.marked import processes_with, wait_until_gone
 from helpers.mpi_operator import TrainingOperator
 
 require("flytekitplugins")
@@ -50,6 +50,18 @@ def wait_for_ranks(process: "subprocess.Popen[str]", folder: Path) -> None:
         each.unlink()
 
 
+def secret_of(mark: str) -> str:
+    """Return the job's secret, which only the environment of its ranks holds."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has just ended
+            variables = dict(each.partition("=")[::2] for each in entry.read_text(errors="replace").split("\0"))
+            if variables.get("MARK") == mark and variables.get("FARANDOLE_SECRET"):
+                found.add(variables["FARANDOLE_SECRET"])
+    (secret,) = found
+    return secret
+
+
 @pytest.fixture
 def operator(tmp_path: Path) -> TrainingOperator:
     operator = TrainingOperator(tmp_path / "etc-mpi")
@@ -65,7 +77,11 @@ def test_pods_that_are_restarted_go_on_from_the_checkpoint(
     first, second = Attempt(tmp_path), Attempt(tmp_path, 1)
     with launcher(operator, first, mark) as process:
         wait_for_ranks(process, tmp_path)
+        secret = secret_of(mark)
+        assert not any(secret in line for line in processes_with(mark))
         process.kill()
+        said = process.communicate(timeout=120)[0]
+    assert secret not in said
     with launcher(operator, first, mark) as process:
         wait_for_ranks(process, tmp_path)
         operator.kill(1)
@@ -79,4 +95,6 @@ def test_pods_that_are_restarted_go_on_from_the_checkpoint(
         assert process.poll() is None
         operator.write(2)
         said = process.communicate(timeout=120)[0]
+    files = [each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()]
+    assert len(files) > 5 and not any(secret.encode() in each or bytes.fromhex(secret) in each for each in files)
     assert second.outcome() == ({"o0": [0, 101, 202, 203]}, "", False), said
