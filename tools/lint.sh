@@ -33,7 +33,7 @@ check "native stub" stub
 check "layers" lint-imports --no-logo
 check "spelling" codespell
 check "docs" tools/docs.sh
-check "shell scripts" shellcheck tools/*.sh .ci/run
+check "shell scripts" shellcheck tools/*.sh .ci/run deploy/image/mpirun deploy/image/spark_entrypoint
 check "house rules" python tools/house_rules.py
 
 if ((${#failed[@]})); then
