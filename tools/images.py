@@ -78,7 +78,8 @@ class Image:
         place.chmod(0o755)
         inside = {**self.env, **({} if env is None else env)}
         script = f"LOWER={':'.join(map(str, self.layers))}\n{MOUNTS}"
-        for target, source in {"/etc/resolv.conf": "/etc/resolv.conf", **({} if mounts is None else mounts)}.items():
+        names = {each: each for each in ("/etc/hosts", "/etc/resolv.conf")}
+        for target, source in {**names, **({} if mounts is None else mounts)}.items():
             script += _mount(source, target, "ro")
         for each in shared:
             script += _mount(str(each), str(each), "rw")
