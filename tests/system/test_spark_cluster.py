@@ -22,6 +22,7 @@ from farandole.spark import HorovodRunner, run
 from farandole.spark.barrier import run_barrier_job
 from farandole.spark.child import shard
 from farandole.spark.logs import send
+from helpers.lost_driver import fit, kill_driver
 from helpers.marked import wait_until_gone
 from helpers.spark_faults import dying_in_an_allreduce, fit_with_faults
 from helpers.spark_session import last_job, session, tasks_of
@@ -218,6 +219,30 @@ def test_killing_a_python_worker_leaves_no_rank_and_no_rows(spark: SparkSession,
 @pytest.mark.timeout(400)
 def test_a_fit_survives_a_killed_rank_and_a_killed_executor(spark: SparkSession, tmp_path: Path) -> None:
     fit_with_faults(spark, tmp_path)
+
+
+@needs_native
+@pytest.mark.usefixtures("warm_torch")
+@pytest.mark.timeout(400)
+def test_a_killed_driver_leaves_nothing_and_a_later_run_resumes(spark: SparkSession, tmp_path: Path, mark: str) -> None:
+    import torch
+
+    scratch, folder = tmp_path / "scratch", tmp_path / "runs"
+    scratch.mkdir()
+    folder.mkdir()
+    said = kill_driver(folder, scratch, java_options(), mark)
+    assert {each.name for each in folder.glob("hangs-*")} == {"hangs-0", "hangs-1"}, said
+    assert wait_until_gone(mark, 30) == []
+    left = [each for each in scratch.rglob("*") if "farandole" in each.name or each.suffix in (".parquet", ".arrow")]
+    assert left == [] and not [each for each in os.listdir("/dev/shm") if "farandole" in each]
+
+    done = (folder / "lost-0").stat().st_size
+    straight, resumed = (fit(spark, folder, run_id) for run_id in ("straight", "lost"))
+    whole, rest = (folder / "straight-0").stat().st_size, (folder / "lost-0").stat().st_size - done
+    assert whole // 2 <= rest < whole - whole // 4, (whole, done, rest)  # the first epochs were not run again
+    assert [each["loss"] for each in resumed.history] == [each["loss"] for each in straight.history]
+    for one, other in zip(straight.getModel().parameters(), resumed.getModel().parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def parent_of(pid: int) -> int:
