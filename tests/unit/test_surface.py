@@ -19,7 +19,7 @@ empty_shared global_process_set gloo_built gloo_enabled grouped_allgather groupe
 grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async
 init is_homogeneous is_initialized join local_rank local_size metrics mpi_built mpi_enabled mpi_threads_supported
 nccl_built poll rank reducescatter reducescatter_async remove_process_set rocm_built shutdown size start_timeline
-stop_timeline synchronize
+stop_timeline sycl_built synchronize
 """
 TORCH = (
     "DistributedOptimizer HorovodInternalError SyncBatchNorm broadcast_optimizer_state broadcast_parameters "
@@ -86,6 +86,7 @@ def test_constants_and_builds(framework: str) -> None:
     assert hvd.gloo_built() and hvd.gloo_enabled()
     assert not any((hvd.mpi_built(), hvd.mpi_enabled(), hvd.ccl_built(), hvd.ddl_built(), hvd.cuda_built()))
     assert not hvd.rocm_built()
+    assert not hvd.sycl_built()
     assert hvd.nccl_built() == 0
     with pytest.raises(ValueError, match="init"):
         hvd.mpi_threads_supported()

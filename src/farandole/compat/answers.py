@@ -68,7 +68,7 @@ _EXTRAS = {
 _BASICS = """
 init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
 is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
-cuda_built rocm_built Average Sum Adasum Min Max Product
+cuda_built rocm_built sycl_built Average Sum Adasum Min Max Product
 """
 BASICS = frozenset(_BASICS.split())
 _TORCH_OPS = f"""

@@ -14,6 +14,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rocm_built",
+    "sycl_built",
 ]
 
 
@@ -66,4 +67,9 @@ def cuda_built() -> bool:
 
 def rocm_built() -> bool:
     """Return False: tensors on GPUs of AMD are refused."""
+    return False
+
+
+def sycl_built() -> bool:
+    """Return False: tensors on GPUs of Intel are refused. Horovod's development after 0.28.1 has this name."""
     return False

@@ -15,6 +15,7 @@ from farandole.core.wiring.connect import connect
 from farandole.core.wiring.start import start_engine
 from farandole.errors import RendezvousError
 from farandole.limits import naming_process_limit
+from farandole.log_level import show_messages
 from farandole.rendezvous import Rendezvous
 from farandole.topology import Topology, host_identity
 
@@ -39,6 +40,7 @@ class Context:
         process_set: str = "",
     ) -> None:
         self.config = Config.from_environment() if config is None else config
+        show_messages(self.config)
         self._rendezvous = rendezvous
         self._process = os.getpid()
         # Opened before anything else starts: a path that cannot be written is the user's slip.

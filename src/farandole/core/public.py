@@ -11,6 +11,7 @@ from farandole.core.builds import (
     mpi_threads_supported,
     nccl_built,
     rocm_built,
+    sycl_built,
 )
 from farandole.core.default import (
     cross_rank,
@@ -64,4 +65,5 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
 ]

@@ -77,5 +77,6 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
     "value_and_grad",
 ]

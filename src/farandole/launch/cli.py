@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 import farandole
-from farandole.config import LOG_LEVELS, Config
+from farandole.config import Config
 from farandole.errors import ConfigError, HostsError, SlotsError
 from farandole.launch.backend import Command
 from farandole.launch.backends import choose_backend
@@ -34,6 +34,7 @@ from farandole.launch.options import (
 )
 from farandole.launch.output import Output
 from farandole.launch.timeline_command import run_timeline
+from farandole.log_level import LEVELS
 
 __all__ = ["launch", "main", "run_parser"]
 
@@ -42,7 +43,6 @@ VERSION = f"farandole {farandole.__version__}"
 log = logging.getLogger(__name__)
 
 USAGE_ERROR, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 2, 126, 127, 130
-_LEVELS = dict(zip(LOG_LEVELS, (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, 50), strict=True))
 
 
 ABOUT = """Synchronous data-parallel training: starts one program as several ranks and connects them.
@@ -202,8 +202,8 @@ def _check_program(program: str, environment: Mapping[str, str]) -> int | None:
 
 def _log_to_stderr(given: Given) -> None:
     level = given.settings.get("log_level", "info" if given.verbose else "warning")
-    logging.addLevelName(_LEVELS["trace"], "TRACE")
-    logging.basicConfig(level=_LEVELS[level], format="farandole: %(message)s", stream=sys.stderr)
+    logging.addLevelName(LEVELS["trace"], "TRACE")
+    logging.basicConfig(level=LEVELS[level], format="farandole: %(message)s", stream=sys.stderr)
 
 
 def _farandole_parser() -> argparse.ArgumentParser:

@@ -100,5 +100,6 @@ __all__ = [
     "size",
     "start_timeline",
     "stop_timeline",
+    "sycl_built",
     "synchronize",
 ]
