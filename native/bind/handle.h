@@ -29,7 +29,7 @@ struct StagedPart {
   const dlpack::ExchangeApi* api = nullptr;  // tells the stream that shall wait; null: the waiting thread waits
 };
 
-/// A result on a device, of a size that came from the plan, still in host memory.
+/// A result of an operation on a device, of a size that came from the plan, still in memory of the engine.
 class StagedResult {
  public:
   StagedResult(std::shared_ptr<Engine> engine, StagedPart part, size_t index)

@@ -1,5 +1,6 @@
 #include "collectives/nccl_collectives.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -49,17 +50,53 @@ class Operator {
   bool made_ = false;
 };
 
+/// Keeps the first code of calls that is no success.
+class FirstFailure {
+ public:
+  /// Makes `call` unless one has failed before.
+  template <class Call>
+  void then(Call call) {
+    if (code_ == NcclLibrary::kSuccess || code_ == NcclLibrary::kInProgress) code_ = call();
+  }
+  [[nodiscard]] int code() const { return code_; }
+
+ private:
+  int code_ = NcclLibrary::kSuccess;
+};
+
 /// Runs `call` for each piece that has bytes, as a group.
 template <class Call>
 void group(NcclComm& comm, std::span<const Piece> pieces, Call call) {
   comm.group([&] {
-    for (const Piece& piece : pieces) {
-      const int code = piece.bytes > 0 ? call(piece) : NcclLibrary::kSuccess;
-      if (code != NcclLibrary::kSuccess && code != NcclLibrary::kInProgress) return code;
-    }
-    return NcclLibrary::kSuccess;
+    FirstFailure failure;
+    for (const Piece& piece : pieces)
+      if (piece.bytes > 0) failure.then([&] { return call(piece); });
+    return failure.code();
   });
 }
+
+/// Runs `even` for each tensor of equal parts, and `each` for each part that has bytes of the others, as a group.
+/// `each` gets the rank and the bytes of the parts before.
+template <class Even, class Each>
+void group(NcclComm& comm, std::span<const DeviceParts> tensors, std::vector<size_t> DeviceParts::* sizes, Even even,
+           Each each) {
+  comm.group([&] {
+    FirstFailure failure;
+    for (const DeviceParts& tensor : tensors) {
+      const std::vector<size_t>& parts = tensor.*sizes;
+      if (std::ranges::all_of(parts, [&](size_t bytes) { return bytes == parts[0]; })) {
+        if (parts[0] > 0) failure.then([&] { return even(tensor, parts[0]); });
+        continue;
+      }
+      size_t before = 0;
+      for (size_t rank = 0; rank < parts.size(); before += parts[rank++])
+        if (parts[rank] > 0) failure.then([&] { return each(tensor, static_cast<int>(rank), before); });
+    }
+    return failure.code();
+  });
+}
+
+constexpr auto kBytes = DType::UInt8;
 
 }  // namespace
 
@@ -87,9 +124,63 @@ void nccl_allreduce(NcclComm& comm, NcclLibrary::Stream stream, std::span<const 
 }
 
 void nccl_broadcast(NcclComm& comm, NcclLibrary::Stream stream, std::span<const Piece> pieces, int root) {
-  const int type = NcclLibrary::type_of(DType::UInt8);
+  const int type = NcclLibrary::type_of(kBytes);
   group(comm, pieces, [&](const Piece& piece) {
     return comm.library().broadcast(piece.in, piece.out, piece.bytes, type, root, comm.handle(), stream);
+  });
+}
+
+void nccl_allgather(NcclComm& comm, NcclLibrary::Stream stream, std::span<const DeviceParts> tensors) {
+  const NcclLibrary& library = comm.library();
+  const int type = NcclLibrary::type_of(kBytes);
+  group(
+      comm, tensors, &DeviceParts::received,
+      [&](const DeviceParts& tensor, size_t bytes) {
+        return library.all_gather(tensor.in, tensor.out, bytes, type, comm.handle(), stream);
+      },
+      [&](const DeviceParts& tensor, int root, size_t before) {
+        std::byte* to = tensor.out + before;
+        return library.broadcast(root == comm.rank() ? tensor.in : to, to, tensor.received[static_cast<size_t>(root)],
+                                 type, root, comm.handle(), stream);
+      });
+}
+
+void nccl_reducescatter(NcclComm& comm, NcclLibrary::Stream stream, std::span<const DeviceParts> tensors, DType dtype,
+                        const Reduction& reduction) {
+  const NcclLibrary& library = comm.library();
+  const Operator by(comm, dtype, reduction);
+  const int type = NcclLibrary::type_of(dtype);
+  const size_t width = size_of(dtype);
+  group(
+      comm, tensors, &DeviceParts::sent,
+      [&](const DeviceParts& tensor, size_t bytes) {
+        return library.reduce_scatter(tensor.in, tensor.out, bytes / width, type, by.number(), comm.handle(), stream);
+      },
+      [&](const DeviceParts& tensor, int root, size_t before) {
+        std::byte* to = root == comm.rank() ? tensor.out : nullptr;  // the others need none
+        return library.reduce(tensor.in + before, to, tensor.sent[static_cast<size_t>(root)] / width, type, by.number(),
+                              root, comm.handle(), stream);
+      });
+}
+
+void nccl_alltoall(NcclComm& comm, NcclLibrary::Stream stream, std::span<const DeviceParts> tensors) {
+  const NcclLibrary& library = comm.library();
+  const int type = NcclLibrary::type_of(kBytes);
+  comm.group([&] {
+    FirstFailure failure;
+    for (const DeviceParts& tensor : tensors) {
+      const std::byte* from = tensor.in;
+      std::byte* to = tensor.out;
+      for (size_t rank = 0; rank < tensor.sent.size(); ++rank) {
+        const int peer = static_cast<int>(rank);
+        const size_t sent = tensor.sent[rank], received = tensor.received[rank];
+        if (sent > 0) failure.then([&] { return library.send(from, sent, type, peer, comm.handle(), stream); });
+        if (received > 0) failure.then([&] { return library.recv(to, received, type, peer, comm.handle(), stream); });
+        from += sent;
+        to += received;
+      }
+    }
+    return failure.code();
   });
 }
 

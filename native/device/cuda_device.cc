@@ -88,6 +88,7 @@ CudaDevice::CudaDevice(int ordinal) : library_(CudaLibrary::get()), ordinal_(ord
   handover_ = make_stream();
   to_host_ = make_stream();
   to_device_ = make_stream();
+  returns_ = make_stream();
 }
 
 CudaLibrary::Stream CudaDevice::make_stream() {
@@ -136,6 +137,49 @@ void CudaDevice::copy_to_host(std::byte* to, Address from, size_t bytes, Stream 
 void CudaDevice::copy_to_device(Address to, const std::byte* from, size_t bytes, Stream stream) {
   const Current current(*this);
   library_.require("cuMemcpyHtoDAsync", library_.memcpy_htod_async(to, from, bytes, stream));
+}
+
+void CudaDevice::copy_within(Address to, Address from, size_t bytes, Stream stream) {
+  const Current current(*this);
+  library_.require("cuMemcpyDtoDAsync", library_.memcpy_dtod_async(to, from, bytes, stream));
+}
+
+void CudaDevice::clear(Address at, size_t bytes, Stream stream) {
+  const Current current(*this);
+  library_.require("cuMemsetD8Async", library_.memset_d8_async(at, 0, bytes, stream));
+}
+
+bool CudaDevice::has_memory_pools() const {
+  if (library_.mem_alloc_async == nullptr || library_.mem_free_async == nullptr) return false;
+  int device = 0, has = 0;
+  library_.require("cuDeviceGet", library_.device_get(&device, ordinal_));
+  library_.require("cuDeviceGetAttribute", library_.device_get_attribute(&has, CudaLibrary::kMemoryPools, device));
+  return has != 0;
+}
+
+CudaDevice::Address CudaDevice::allocate(size_t bytes, Stream stream) {
+  const Current current(*this);
+  Address made = 0;
+  library_.require("cuMemAllocAsync", library_.mem_alloc_async(&made, bytes, stream));
+  return made;
+}
+
+void CudaDevice::free(Address memory, Stream stream) noexcept {
+  // Without a working device the memory ends with the process.
+  CudaLibrary::Context popped = nullptr;
+  if (fork_number() != fork_number_ || library_.ctx_push_current(context_) != CudaLibrary::kSuccess) return;
+  library_.mem_free_async(memory, stream);
+  library_.ctx_pop_current(&popped);
+}
+
+void CudaDevice::free_after(Address memory, const CudaMark& last) noexcept {
+  if (fork_number() != fork_number_) return;
+  try {
+    last.hold(returns_);
+  } catch (const Error&) {
+    return;  // the device has failed
+  }
+  free(memory, returns_);
 }
 
 std::byte* CudaDevice::allocate_pinned(size_t bytes) {

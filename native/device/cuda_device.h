@@ -78,6 +78,19 @@ class CudaDevice {
   /// Starts a copy between device memory and pinned host memory, which both must stay until a later mark has passed.
   void copy_to_host(std::byte* to, Address from, size_t bytes, Stream stream);
   void copy_to_device(Address to, const std::byte* from, size_t bytes, Stream stream);
+  /// Starts a copy within the device's memory.
+  void copy_within(Address to, Address from, size_t bytes, Stream stream);
+  /// Starts to write zeros.
+  void clear(Address at, size_t bytes, Stream stream);
+
+  /// Returns whether the driver gives memory in the order of streams: CUDA 11.2, on devices that can.
+  [[nodiscard]] bool has_memory_pools() const;
+  /// Returns device memory for the later work in `stream`, uninitialized. Does not wait. Throws Error (Fabric).
+  [[nodiscard]] Address allocate(size_t bytes, Stream stream);
+  /// Takes memory of allocate() back after the work that is in `stream` now.
+  void free(Address memory, Stream stream) noexcept;
+  /// Takes memory of allocate() back after the work before `last`.
+  void free_after(Address memory, const CudaMark& last) noexcept;
 
   /// Returns pinned host memory, which all devices can copy. May block for milliseconds. Throws Error (Fabric).
   [[nodiscard]] std::byte* allocate_pinned(size_t bytes);
@@ -95,7 +108,8 @@ class CudaDevice {
   Stream handover_ = nullptr;
   Stream to_host_ = nullptr;
   Stream to_device_ = nullptr;
-  std::mutex mu_;  // guards unused_
+  Stream returns_ = nullptr;  // of memory
+  std::mutex mu_;             // guards unused_
   std::vector<CudaLibrary::Event> unused_;
 };
 

@@ -21,6 +21,11 @@ std::string version_text(int version) {
 }
 
 template <class Function>
+void find_newer(void* loaded, const char* name, Function*& function) {
+  function = reinterpret_cast<Function*>(::dlsym(loaded, name));
+}
+
+template <class Function>
 void find(void* loaded, const char* file, const char* name, Function*& function) {
   void* found = ::dlsym(loaded, name);
   if (found == nullptr)
@@ -61,6 +66,7 @@ void CudaLibrary::find_functions(void* loaded, const char* file) {
   find(loaded, file, "cuGetErrorString", get_error_string);
   find(loaded, file, "cuDeviceGetCount", device_get_count);
   find(loaded, file, "cuDeviceGet", device_get);
+  find(loaded, file, "cuDeviceGetAttribute", device_get_attribute);
   find(loaded, file, "cuDeviceGetUuid", device_get_uuid);
   find(loaded, file, "cuDevicePrimaryCtxRetain", device_primary_ctx_retain);
   find(loaded, file, "cuCtxPushCurrent_v2", ctx_push_current);
@@ -77,6 +83,10 @@ void CudaLibrary::find_functions(void* loaded, const char* file) {
   find(loaded, file, "cuMemFreeHost", mem_free_host);
   find(loaded, file, "cuMemcpyDtoHAsync_v2", memcpy_dtoh_async);
   find(loaded, file, "cuMemcpyHtoDAsync_v2", memcpy_htod_async);
+  find(loaded, file, "cuMemcpyDtoDAsync_v2", memcpy_dtod_async);
+  find(loaded, file, "cuMemsetD8Async", memset_d8_async);
+  find_newer(loaded, "cuMemAllocAsync", mem_alloc_async);
+  find_newer(loaded, "cuMemFreeAsync", mem_free_async);
 }
 
 std::string CudaLibrary::text_of(const char* function, int code) const {

@@ -42,6 +42,7 @@ class CudaLibrary {
   static constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
   static constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
   static constexpr int kOldest = 11000;        // CUDA 11.0, by cuDriverGetVersion
+  static constexpr int kMemoryPools = 115;     // CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
 
   int version = 0;  // 12040 for CUDA 12.4
 
@@ -51,6 +52,7 @@ class CudaLibrary {
   int (*get_error_string)(int code, const char** text);
   int (*device_get_count)(int* count);
   int (*device_get)(int* device, int ordinal);
+  int (*device_get_attribute)(int* value, int attribute, int device);
   int (*device_get_uuid)(std::array<char, 16>* uuid, int device);
   int (*device_primary_ctx_retain)(Context* context, int device);
   int (*ctx_push_current)(Context context);
@@ -67,6 +69,11 @@ class CudaLibrary {
   int (*mem_free_host)(void* memory);
   int (*memcpy_dtoh_async)(void* to, Address from, size_t bytes, Stream stream);
   int (*memcpy_htod_async)(Address to, const void* from, size_t bytes, Stream stream);
+  int (*memcpy_dtod_async)(Address to, Address from, size_t bytes, Stream stream);
+  int (*memset_d8_async)(Address at, unsigned char value, size_t bytes, Stream stream);
+  // Null before CUDA 11.2:
+  int (*mem_alloc_async)(Address* made, size_t bytes, Stream stream);
+  int (*mem_free_async)(Address address, Stream stream);
 
  private:
   void find_functions(void* loaded, const char* file);

@@ -1,5 +1,7 @@
 #include "engine/device_agreement.h"
 
+#include <algorithm>
+#include <cctype>
 #include <map>
 
 namespace farandole {
@@ -30,8 +32,9 @@ std::string obstacle(const std::vector<DeviceCard>& cards) {
 
 std::optional<Error> DeviceDecision::refusal(const Request& request) const {
   if (why_not.empty() || !by_nccl[static_cast<size_t>(request.kind)]) return std::nullopt;
-  return Error::invalid(request.name, "NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_" +
-                                          std::string(request.kind == Kind::Allreduce ? "ALLREDUCE" : "BROADCAST") +
+  std::string kind = name_of(request.kind);
+  std::ranges::transform(kind, kind.begin(), [](unsigned char letter) { return std::toupper(letter); });
+  return Error::invalid(request.name, "NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_" + kind +
                                           "), and cannot be used: " + why_not +
                                           "; give every rank a GPU of its own and the same NCCL, or set MPI there, "
                                           "which stands for host memory");

@@ -1,26 +1,51 @@
 #include "engine/device_group.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "collectives/nccl_collectives.h"
-#include "engine/device_side.h"
+#include "engine/device_run.h"
 #include "engine/execute.h"
 
 namespace farandole {
 namespace {
-
-constexpr std::chrono::microseconds kNap{20};  // between two looks at a copy
 
 /// Rank 0's message to the others about the new communicator.
 struct Invitation {
   NcclLibrary::UniqueId id{};
   bool is_made = false;
 };
+
+constexpr uint64_t kGrace = 1'000'000'000;  // ns; from the loss of a rank to the end of operations with it
+constexpr std::chrono::microseconds kNap{100};
+constexpr std::array kMovements{Kind::Broadcast, Kind::Allgather, Kind::Alltoall};
+
+/// Returns whether what a joined rank gives does not change the result: zeros do not change sums, and the movements of
+/// data get nothing from it.
+bool takes_zeros(const Request& request) {
+  const bool reduces = request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter;
+  return !reduces || request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
+}
+
+/// Returns whether the work in `stream` ends by itself within kGrace. Ranks that are gone, or this one when it shuts
+/// down, may have done their part in it.
+bool ends_by_itself(CudaDevice& device, CudaDevice::Stream stream) {
+  try {
+    const CudaMark last = device.mark(stream);
+    for (const uint64_t until = now_ns() + kGrace; now_ns() < until; std::this_thread::sleep_for(kNap))
+      if (last.passed()) return true;
+  } catch (const Error&) {
+    // A broken device ends nothing by itself.
+  }
+  return false;
+}
 
 template <class Value>
 std::vector<Value> gathered(World& world, const Value& mine, int size) {
@@ -32,21 +57,11 @@ std::vector<Value> gathered(World& world, const Value& mine, int size) {
   return all;
 }
 
-/// Makes the later work in `stream` wait for the marks of the operations, once for each.
-void follow(std::span<const OperationPtr> operations, CudaDevice::Stream stream) {
-  std::vector<const CudaMark*> held;
-  for (const OperationPtr& operation : operations)
-    for (const auto& mark : operation->side->before) {
-      if (std::ranges::find(held, mark.get()) != held.end()) continue;
-      mark->hold(stream);
-      held.push_back(mark.get());
-    }
-}
-
 }  // namespace
 
 bool fits_nccl(Kind kind, DType dtype, const Reduction& reduction) {
-  return kind == Kind::Broadcast || (kind == Kind::Allreduce && nccl_reduces(dtype, reduction));
+  if (kind == Kind::Allreduce || kind == Kind::Reducescatter) return nccl_reduces(dtype, reduction);
+  return std::ranges::find(kMovements, kind) != kMovements.end();
 }
 
 DeviceGroup::DeviceGroup(int rank, int size, GpuOptions options, Guard& guard)
@@ -68,20 +83,22 @@ void DeviceGroup::close(bool forked) noexcept {
 
 bool DeviceGroup::takes(const std::string& name, Kind kind, DType dtype, const Reduction& reduction,
                         CudaDevice& device) {
-  const auto through_host = [this](Kind each) { return options_.through_host[static_cast<size_t>(each)]; };
-  if (!fits_nccl(kind, dtype, reduction) || (through_host(Kind::Allreduce) && through_host(Kind::Broadcast)))
-    return false;
+  const bool through_host = options_.through_host[static_cast<size_t>(kind)];
+  const auto in_use = std::span(options_.through_host).first(static_cast<size_t>(Kind::Barrier));
+  if (!fits_nccl(kind, dtype, reduction) || std::ranges::all_of(in_use, std::identity())) return false;
   const std::lock_guard lock(mu_);
   if (decision_ && !decision_->uses_nccl(kind)) return false;
   if (device_ == nullptr) {
     device_ = &device;
     try {
       library_ = std::make_shared<const NcclLibrary>(options_.nccl_files);
+      if (!device.has_memory_pools())
+        why_not_ = "its driver has no memory pools; CUDA 11.2 or later has them, on most GPUs";
     } catch (const Error& error) {
       why_not_ = error.reason;
     }
   }
-  if (&device == device_) return why_not_.empty() && !through_host(kind);
+  if (&device == device_) return why_not_.empty() && !through_host;
   if (told_ && why_not_.empty())
     throw Error::invalid(name, "its tensor lies on CUDA device " + std::to_string(device.ordinal()) +
                                    ", and this rank uses NCCL on device " + std::to_string(device_->ordinal()) +
@@ -116,7 +133,8 @@ void DeviceGroup::agree(World& world) {
 
 DeviceGroup::Choice DeviceGroup::choose(World& world, std::span<const OperationPtr> operations, bool has_joined) {
   const Request& first = operations.front()->request;
-  if (has_joined || !first.on_device || !fits_nccl(first.kind, first.dtype, reduction_of(first, size_))) return {};
+  if (!first.on_device || !fits_nccl(first.kind, first.dtype, reduction_of(first, size_))) return {};
+  if (has_joined && (!decision_ || !takes_zeros(first))) return {};
   if (!decision_) agree(world);
   return {decision_->uses_nccl(first.kind), decision_->refusal(first)};
 }
@@ -141,22 +159,12 @@ void DeviceGroup::connect(World& world) {
       std::make_unique<NcclComm>(library_, given.id, rank_, size_, guard_, [this](const Error& error) { note(error); });
 }
 
-const char* DeviceGroup::run(World& world, std::span<const OperationPtr> operations) {
-  const Request& first = operations.front()->request;
+const char* DeviceGroup::run(World& world, const Bucket& bucket, std::span<const OperationPtr> operations) {
   const std::lock_guard lock(comm_mu_);
   try {
     if (!comm_) connect(world);
-    std::vector<Piece> pieces;
-    for (const OperationPtr& operation : operations) {
-      if (!operation->side) throw Error::internal("an operation for NCCL is in host memory");
-      pieces.push_back({operation->input, operation->output, operation->request.bytes()});
-    }
     const CudaDevice::Current current(*device_);
-    follow(operations, stream_);
-    if (first.kind == Kind::Broadcast) nccl_broadcast(*comm_, stream_, pieces, first.root);
-    else nccl_allreduce(*comm_, stream_, pieces, first.dtype, reduction_of(first, size_));
-    const auto after = std::make_shared<const CudaMark>(device_->mark(stream_));
-    for (const OperationPtr& operation : operations) operation->side->after = after;
+    DeviceRun(*comm_, *device_, stream_, size_).enqueue(bucket, operations);
   } catch (const Error& error) {
     if (comm_) comm_->abort(error);
     throw;
@@ -173,7 +181,7 @@ std::optional<Error> DeviceGroup::watch(const std::optional<Error>& lost) noexce
       comm_->check();
       return std::nullopt;
     }
-    comm_->abort(*lost);
+    if (!ends_by_itself(*device_, stream_)) comm_->abort(*lost);
     return std::nullopt;
   } catch (const Error& error) {
     return error;
@@ -189,47 +197,6 @@ std::optional<Error> DeviceGroup::failure() {
 void DeviceGroup::note(const Error& error) noexcept {
   const std::lock_guard lock(mu_);
   if (!failure_) failure_ = error;
-}
-
-HostCopies::HostCopies(PinnedPool& pool, std::span<const OperationPtr> operations, int rank, Guard& guard) {
-  std::vector<CudaMark> arrived;
-  for (const OperationPtr& operation : operations) {
-    DeviceSide* side = operation->side.get();
-    if (side == nullptr) continue;
-    const Request& request = operation->request;
-    CudaDevice& device = *side->device;
-    side->copies.push_back(pool.take(device, request.bytes()));
-    moved_.push_back({operation.get(), operation->input, operation->output});
-    std::byte* copy = side->copies.back().data();
-    follow({&operation, 1}, device.to_host());
-    const bool gives = request.kind != Kind::Broadcast || request.root == rank;
-    if (gives && request.bytes() > 0)
-      device.copy_to_host(copy, reinterpret_cast<CudaDevice::Address>(operation->input), request.bytes(),
-                          device.to_host());
-    operation->input = operation->output = copy;
-    arrived.push_back(device.mark(device.to_host()));
-  }
-  for (const CudaMark& mark : arrived)
-    for (; !mark.passed(); std::this_thread::sleep_for(kNap)) guard.check();
-}
-
-HostCopies::~HostCopies() {
-  for (const Moved& each : moved_) {
-    each.operation->input = each.input;
-    each.operation->output = each.output;
-  }
-}
-
-void HostCopies::return_results() {
-  for (const Moved& each : moved_) {
-    DeviceSide& side = *each.operation->side;
-    CudaDevice& device = *side.device;
-    const size_t bytes = each.operation->request.bytes();
-    if (bytes > 0)
-      device.copy_to_device(reinterpret_cast<CudaDevice::Address>(each.output), side.copies.back().data(), bytes,
-                            device.to_device());
-    side.after = std::make_shared<const CudaMark>(device.mark(device.to_device()));
-  }
 }
 
 }  // namespace farandole

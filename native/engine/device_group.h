@@ -9,9 +9,9 @@
 
 #include "collectives/world.h"
 #include "device/cuda_device.h"
-#include "device/pinned_pool.h"
 #include "engine/device_agreement.h"
 #include "engine/operation.h"
+#include "engine/plan.h"
 #include "transport/guard.h"
 #include "transport/nccl_comm.h"
 
@@ -45,14 +45,14 @@ class DeviceGroup {
     std::optional<Error> refusal{};  // NCCL is demanded, and cannot be used
   };
   /// Return how they go, the same on all ranks. The first call makes the ranks agree, by `world`; it blocks until all
-  /// ranks have called it. `has_joined`: a joined rank, which may have no GPU, takes part.
+  /// ranks have called it. `has_joined`: a joined rank takes part. Until the ranks have agreed it may have no GPU.
   Choice choose(World& world, std::span<const OperationPtr> operations, bool has_joined);
   /// Enqueue them on the device, behind the work of their callers' streams. The first call makes the communicator, and
   /// blocks until all ranks have called it. Throws what the guard throws, or Error (Fabric).
-  const char* run(World& world, std::span<const OperationPtr> operations);
+  const char* run(World& world, const Bucket& bucket, std::span<const OperationPtr> operations);
 
-  /// Any thread: abort the communicator if a rank is `lost`, or if NCCL reports a failure; return the latter. For a
-  /// thread that looks after operations on the device.
+  /// Any thread: abort the communicator if NCCL reports a failure, which it returns, or if a rank is `lost` and the
+  /// operations do not end within a second. For a thread that looks after operations on the device.
   std::optional<Error> watch(const std::optional<Error>& lost) noexcept;
   /// End the communicator, when no operation of its ranks is under way on the device. Blocks for a second at most. With
   /// `forked`, leave it to the parent process.
@@ -81,27 +81,6 @@ class DeviceGroup {
   std::mutex comm_mu_;  // guards the members below
   std::unique_ptr<NcclComm> comm_;
   CudaDevice::Stream stream_ = nullptr;
-};
-
-/// Copies of operations in device memory, on which the engine works instead, for the length of one run.
-class HostCopies {
- public:
-  /// Copies the inputs to pinned memory, and waits for that. Throws what the guard throws, or Error (Fabric).
-  HostCopies(PinnedPool& pool, std::span<const OperationPtr> operations, int rank, Guard& guard);
-  ~HostCopies();
-  HostCopies(const HostCopies&) = delete;
-  HostCopies& operator=(const HostCopies&) = delete;
-
-  /// Starts the copies of the results to the device.
-  void return_results();
-
- private:
-  struct Moved {
-    Operation* operation;
-    const std::byte* input;
-    std::byte* output;
-  };
-  std::vector<Moved> moved_;
 };
 
 }  // namespace farandole

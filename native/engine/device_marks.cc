@@ -19,6 +19,10 @@ bool passed(const Marks& marks) {
   return std::ranges::all_of(marks, [](const auto& mark) { return mark->passed(); });
 }
 
+void hold_for(const DeviceSide& side, CudaDevice::Stream stream) {
+  for (const auto& mark : side.before) mark->hold(stream);
+}
+
 bool wait_briefly(const Marks& marks) noexcept {
   try {
     for (const uint64_t until = now_ns() + kFarewell; now_ns() < until; std::this_thread::sleep_for(kNap))

@@ -17,6 +17,9 @@ using Marks = std::vector<std::shared_ptr<const CudaMark>>;
 /// Waits a moment for copies whose memory is about to be dropped; returns whether they are complete.
 bool wait_briefly(const Marks& marks) noexcept;
 
+/// Makes the later work in `stream` wait for the work that comes before the operation.
+void hold_for(const DeviceSide& side, CudaDevice::Stream stream);
+
 /// Adds a mark per device that has copies of `members` in the stream that `stream` returns.
 template <class Members, class StreamOf>
 void add_marks(Marks& marks, const Members& members, StreamOf stream) {

@@ -40,17 +40,10 @@ std::vector<Piece> pieces_of(std::span<const OperationPtr> operations) {
 }
 
 /// Sets and returns the operation's output: the caller's, or memory of the pool for `rows` rows of the request's shape.
-/// If the caller's does not fit, only this rank's operation fails, because the others need its part in the collective.
 std::byte* result_of(Operation& operation, int64_t rows, ResultPool& pool) {
-  operation.result_shape = operation.request.shape;
-  operation.result_shape[0] = rows;
-  const size_t bytes = static_cast<size_t>(rows) * operation.request.row_elements() * size_of(operation.request.dtype);
-  if (operation.output != nullptr && operation.room == bytes) return operation.output;
-  if (operation.output != nullptr)
-    operation.error =
-        Error::invalid(operation.request.name, "the result has " + std::to_string(bytes) + " bytes and the output " +
-                                                   std::to_string(operation.room) + "; give one of the result's size");
-  else if (operation.listener.allocate != nullptr)
+  const size_t bytes = size_result(operation, rows);
+  if (operation.output != nullptr && !operation.error) return operation.output;
+  if (operation.output == nullptr && operation.listener.allocate != nullptr)
     if (std::byte* given = operation.listener.allocate(operation.listener.cookie, operation, bytes)) return given;
   return operation.result.emplace(pool.take(bytes)).data();
 }
@@ -146,6 +139,17 @@ Reduction reduction_of(const Request& request, int size) {
   return {request.op, request.prescale, request.postscale, request.op == ReduceOp::Average ? size : 1};
 }
 
+size_t size_result(Operation& operation, int64_t rows) {
+  operation.result_shape = operation.request.shape;
+  operation.result_shape[0] = rows;
+  const size_t bytes = static_cast<size_t>(rows) * operation.request.row_elements() * size_of(operation.request.dtype);
+  if (operation.output != nullptr && operation.room != bytes)
+    operation.error =
+        Error::invalid(operation.request.name, "the result has " + std::to_string(bytes) + " bytes and the output " +
+                                                   std::to_string(operation.room) + "; give one of the result's size");
+  return bytes;
+}
+
 int64_t scattered_rows(int64_t rows, int owner, int size) { return rows / size + (owner < rows % size ? 1 : 0); }
 
 const char* execute(World& world, ResultPool& pool, int rank, int size, const Bucket& bucket,
@@ -165,7 +169,9 @@ const char* execute(World& world, ResultPool& pool, int rank, int size, const Bu
   }
   const char* ran = "nothing";
   for (size_t i = 0; i < operations.size(); ++i) {
-    Execution execution(world, pool, rank, size, bucket.entries[i], *operations[i]);
+    // The entries of reducescatters hold nothing, and one may stand for several.
+    const Entry& entry = bucket.entries[bucket.kind == Kind::Reducescatter ? 0 : i];
+    Execution execution(world, pool, rank, size, entry, *operations[i]);
     if (bucket.kind == Kind::Allgather) ran = execution.allgather();
     else if (bucket.kind == Kind::Alltoall) ran = execution.alltoall();
     else ran = execution.reducescatter();

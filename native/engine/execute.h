@@ -17,6 +17,10 @@ const char* execute(World& world, ResultPool& pool, int rank, int size, const Bu
 /// The reduction of an allreduce or reducescatter.
 [[nodiscard]] Reduction reduction_of(const Request& request, int size);
 
+/// Sets the shape of a result of `rows` rows, and returns its bytes. If the caller's memory does not fit, sets the
+/// operation's error: it fails on this rank only, because the others need its part in the collective.
+size_t size_result(Operation& operation, int64_t rows);
+
 /// Rows of a reducescatter for rank `owner`: the first `rows % size` ranks get one more.
 [[nodiscard]] int64_t scattered_rows(int64_t rows, int owner, int size);
 

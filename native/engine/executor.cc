@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "engine/execute.h"
+#include "engine/host_copies.h"
 #include "engine/joined.h"
 
 namespace farandole {
@@ -117,7 +118,7 @@ void Executor::run(const Bucket& bucket, std::span<const OperationPtr> operation
       for (const OperationPtr& each : operations) driver_.fail(each, choice.refusal->named(each->request.name));
       return;
     }
-    algorithm = choice.by_nccl ? devices_.run(*world_, operations) : run_in_host_memory(bucket, operations);
+    algorithm = choice.by_nccl ? devices_.run(*world_, bucket, operations) : run_in_host_memory(bucket, operations);
   } catch (const Error& raised) {
     error = failures_.root_cause(raised);
   } catch (const std::exception& raised) {

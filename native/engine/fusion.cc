@@ -10,13 +10,18 @@ namespace {
 
 using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t, bool, bool>;
 
-bool fuses(Kind kind) { return kind == Kind::Allreduce || kind == Kind::Broadcast; }
+/// NCCL takes several operations of any kind as one group; in host memory there is nothing to win for the others.
+bool fuses(const Request& request) {
+  const bool fuses_in_host_memory = request.kind == Kind::Allreduce || request.kind == Kind::Broadcast;
+  return fuses_in_host_memory || (request.on_device && is_sized_by_plan(request.kind));
+}
 
-/// Broadcasts move bytes of any type. Operations among GPUs run apart from those in host memory.
+/// Broadcasts, allgathers and alltoalls move bytes of any type. Operations among GPUs run apart from those in host
+/// memory.
 Key key_of(const Fusible& item) {
   const Request& request = item.request;
   const bool with_joined = item.entry.request.has_value();
-  if (request.kind == Kind::Broadcast)
+  if (request.kind != Kind::Allreduce && request.kind != Kind::Reducescatter)
     return {request.kind, DType::UInt8, ReduceOp::Sum, 1, 1, request.root, with_joined, request.on_device};
   return {request.kind, request.dtype,    request.op, request.prescale, request.postscale, 0,
           with_joined,  request.on_device};
@@ -35,7 +40,7 @@ std::vector<Bucket> fuse(std::vector<Fusible> ready, size_t threshold, bool look
     const size_t bytes = item.request.bytes();
     const Key key = key_of(item);
     if (!look_ahead) std::erase_if(open, [&](const auto& each) { return each.first != key; });
-    if (fuses(item.request.kind) && bytes <= threshold) {
+    if (fuses(item.request) && bytes <= threshold) {
       const auto [found, fresh] = open.try_emplace(key, Open{buckets.size(), 0});
       if (!fresh && found->second.bytes + bytes <= threshold) {
         found->second.bytes += bytes;

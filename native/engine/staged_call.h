@@ -44,10 +44,12 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
     OperationPtr operation;
     CudaDevice* device = nullptr;
     PinnedBuffer input;                // also the result of an operation that keeps the shape
-    PinnedBuffer result;               // of an operation whose plan has its size
+    PinnedBuffer result;               // of an operation whose plan has its size; by NCCL it
+                                       // is in `side`
     std::shared_ptr<DeviceSide> side;  // submitted in device memory
     CudaDevice::Address from = 0, to = 0;
     bool has_output = false;       // at `to`
+    bool is_copied = false;        // its result; see Staging::copy_result()
     std::optional<Error> trouble;  // no memory for the result
     std::shared_ptr<void> keep;
   };

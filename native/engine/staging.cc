@@ -126,7 +126,8 @@ bool Staging::prepare_side(StagedCall::Member& member, const RequestView& reques
     return false;
   member.side = std::make_shared<DeviceSide>();
   member.side->device = member.device;
-  member.has_output = true;
+  member.has_output = tensor.view.output != nullptr || !is_sized_by_plan(request.kind);
+  member.to = reinterpret_cast<CudaDevice::Address>(tensor.view.output);
   return true;
 }
 
@@ -137,7 +138,9 @@ void Staging::claim_names(const StagedCall& call) {
     const std::string& name = call.members_[i].operation->request.name;
     if (names_.insert(name).second) continue;
     for (size_t taken = 0; taken < i; ++taken) names_.erase(call.members_[taken].operation->request.name);
-    throw Error::invalid(name, "an operation of the same name is still in flight; wait for it or use another name");
+    throw Error::invalid(name,
+                         "an operation of the same name is still in "
+                         "flight; wait for it or use another name");
   }
 }
 

@@ -33,8 +33,9 @@ void Staging::complete(const Call& call) noexcept {
   bool returns = false;
   bool is_broken = false;  // an operation on a device has failed, and may still run there
   for (const StagedCall::Member& member : call->members_) {
-    returns = returns || member.has_output;
-    is_broken = is_broken || (member.side && member.operation->error);
+    const bool is_enqueued = member.side && member.side->after;
+    returns = returns || member.has_output || is_enqueued;
+    is_broken = is_broken || (member.side && member.side->is_begun && !is_enqueued);
   }
   try {
     if (returns) {
@@ -103,10 +104,17 @@ CudaMark Staging::copy_result(StagedCall& call, size_t index, CudaDevice& device
   StagedCall::Member& member = call.members_[index];
   Request result = member.operation->request;
   result.shape = member.operation->result_shape;
-  if (member.result.data() == nullptr) throw Error::invalid(result.name, "its result has been copied before");
+  if (member.is_copied) throw Error::invalid(result.name, "its result has been copied before");
   if (result.bytes() != bytes || member.device != &device)
     throw Error::invalid(result.name, "the result has " + std::to_string(result.bytes()) +
                                           " bytes; give a tensor of that size on the input's device");
+  member.is_copied = true;
+  if (member.side && member.side->after) member.side->after->hold(stream);  // also without a byte to copy
+  if (member.side && member.side->result.data() != nullptr) {
+    if (bytes > 0) device.copy_within(to, member.side->result.address(), bytes, stream);
+    member.side->result.end_in(stream);
+    return device.mark(stream);
+  }
   if (bytes > 0) device.copy_to_device(to, member.result.data(), bytes, stream);
   Leaving leaving;
   leaving.marks.push_back(std::make_shared<const CudaMark>(device.mark(stream)));

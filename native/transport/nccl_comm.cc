@@ -16,7 +16,7 @@ constexpr uint64_t kFarewell = 1'000'000'000;  // ns; limit for the end of a com
 
 NcclComm::NcclComm(std::shared_ptr<const NcclLibrary> library, const NcclLibrary::UniqueId& id, int rank, int size,
                    Guard& guard, std::function<void(const Error&)> before_abort)
-    : library_(std::move(library)), guard_(guard), before_abort_(std::move(before_abort)) {
+    : library_(std::move(library)), rank_(rank), guard_(guard), before_abort_(std::move(before_abort)) {
   NcclLibrary::Config config;
   const int code = library_->comm_init_rank_config(&comm_, size, id, rank, &config);
   settle("ncclCommInitRankConfig", code);

@@ -49,6 +49,7 @@ class NcclComm {
   /// Ends all operations, also on devices, because of `error`. Idempotent.
   void abort(const Error& error) noexcept;
 
+  [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] NcclLibrary::Comm handle() const { return comm_; }
   [[nodiscard]] const NcclLibrary& library() const { return *library_; }
   [[nodiscard]] bool is_aborted() const { return comm_ == nullptr; }
@@ -58,6 +59,7 @@ class NcclComm {
   void settle(const char* function, int code);
 
   const std::shared_ptr<const NcclLibrary> library_;
+  const int rank_;
   Guard& guard_;
   const std::function<void(const Error&)> before_abort_;
   NcclLibrary::Comm comm_ = nullptr;

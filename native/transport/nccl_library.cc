@@ -58,6 +58,11 @@ void NcclLibrary::find_functions(void* loaded, const std::string& file) {
   find(loaded, file, "ncclGroupEnd", group_end);
   find(loaded, file, "ncclAllReduce", all_reduce);
   find(loaded, file, "ncclBroadcast", broadcast);
+  find(loaded, file, "ncclAllGather", all_gather);
+  find(loaded, file, "ncclReduceScatter", reduce_scatter);
+  find(loaded, file, "ncclReduce", reduce);
+  find(loaded, file, "ncclSend", send);
+  find(loaded, file, "ncclRecv", recv);
   find(loaded, file, "ncclRedOpCreatePreMulSum", red_op_create_pre_mul_sum);
   find(loaded, file, "ncclRedOpDestroy", red_op_destroy);
 }

@@ -67,6 +67,11 @@ class NcclLibrary {
   int (*group_end)();
   int (*all_reduce)(const void* in, void* out, size_t count, int type, int op, Comm comm, Stream stream);
   int (*broadcast)(const void* in, void* out, size_t count, int type, int root, Comm comm, Stream stream);
+  int (*all_gather)(const void* in, void* out, size_t count, int type, Comm comm, Stream stream);
+  int (*reduce_scatter)(const void* in, void* out, size_t count, int type, int op, Comm comm, Stream stream);
+  int (*reduce)(const void* in, void* out, size_t count, int type, int op, int root, Comm comm, Stream stream);
+  int (*send)(const void* in, size_t count, int type, int peer, Comm comm, Stream stream);
+  int (*recv)(void* out, size_t count, int type, int peer, Comm comm, Stream stream);
   int (*red_op_create_pre_mul_sum)(int* op, void* factor, int type, int residence, Comm comm);
   int (*red_op_destroy)(int op, Comm comm);
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_VARIABLES
@@ -63,6 +63,12 @@ class Setting:
 
 def _about(topic: str, kind: str, text: str, *horovod: str) -> dict[str, object]:
     return {"topic": topic, "kind": kind, "help": text, "horovod": horovod}
+
+
+def _route(operation: str, meaning: str) -> Any:
+    """Return the field of the route that these operations take on GPUs."""
+    about = _about("network", "route", meaning, f"HOROVOD_GPU_{operation}", "HOROVOD_GPU_OPERATIONS")
+    return field(default="auto", metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,22 +164,13 @@ class Config:
             "network", "text", "file of the MPI library of mpirun, for meeting and for fabric=mpi; default: found"
         ),
     )
-    gpu_allreduce: str = field(
-        default="auto",
-        metadata=_about(
-            "network",
-            "route",
-            "allreduces of tensors on GPUs; auto: NCCL where each rank has a GPU of its own, else host memory",
-            "HOROVOD_GPU_ALLREDUCE",
-            "HOROVOD_GPU_OPERATIONS",
-        ),
+    gpu_allreduce: str = _route(
+        "ALLREDUCE", "allreduces of tensors on GPUs; auto: NCCL where each rank has a GPU of its own, else host memory"
     )
-    gpu_broadcast: str = field(
-        default="auto",
-        metadata=_about(
-            "network", "route", "the same for broadcasts", "HOROVOD_GPU_BROADCAST", "HOROVOD_GPU_OPERATIONS"
-        ),
-    )
+    gpu_allgather: str = _route("ALLGATHER", "the same for allgathers")
+    gpu_alltoall: str = _route("ALLTOALL", "the same for alltoalls")
+    gpu_reducescatter: str = _route("REDUCESCATTER", "the same for reducescatters")
+    gpu_broadcast: str = _route("BROADCAST", "the same for broadcasts")
     rendezvous_folder: str | None = field(
         default=None,
         metadata=_about("network", "text", "folder of all hosts by which ranks of srun meet; default: ~/.farandole"),

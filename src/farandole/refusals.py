@@ -13,7 +13,6 @@ GPUS: Final = "estimators train on the CPU only"
 _NO_MPIRUN = "ranks are started by farandole itself, not by mpirun"
 _MPI_THREADS = "the fabric 'mpi' calls MPI from several threads"
 _ONE_STREAM = "each communicator of NCCL has one stream"
-_BY_HOST = "these operations on tensors on GPUs go through host memory"
 _NO_CYCLE = "the engine wakes by event, there is no cycle"
 _ONE_CONTROLLER = "there is one controller"
 _OWN_THREAD = "the waiting thread does the work itself"
@@ -24,9 +23,6 @@ _NOISE = "the search takes the noise from the samples"
 IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_CYCLE_TIME": _NO_CYCLE,
     "HOROVOD_CONTROLLER": _ONE_CONTROLLER,
-    "HOROVOD_GPU_ALLGATHER": _BY_HOST,
-    "HOROVOD_GPU_ALLTOALL": _BY_HOST,
-    "HOROVOD_GPU_REDUCESCATTER": _BY_HOST,
     "HOROVOD_HIERARCHICAL_ALLREDUCE": _BY_TOPOLOGY,
     "HOROVOD_HIERARCHICAL_ALLGATHER": _BY_TOPOLOGY,
     "HOROVOD_TORUS_ALLREDUCE": _BY_TOPOLOGY,

@@ -22,6 +22,8 @@ struct StandInCuda {
   void (*fail)(const char* function, int code, int calls) = find<decltype(fail)>("stand_in_fail");
   void (*break_devices)(int code) = find<decltype(break_devices)>("stand_in_break");
   void (*share)(int shared) = find<decltype(share)>("stand_in_share");
+  void (*pools)(int on) = find<decltype(pools)>("stand_in_pools");
+  size_t (*live)() = find<decltype(live)>("stand_in_live");
   int (*error)() = find<decltype(error)>("stand_in_error");
   int (*calls)(const char* function) = find<decltype(calls)>("stand_in_calls");
   size_t (*pinned)() = find<decltype(pinned)>("stand_in_pinned");

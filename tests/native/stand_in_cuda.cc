@@ -30,6 +30,20 @@ int copy(const char* function, uint64_t device, uint64_t host, size_t bytes, Str
   return 0;
 }
 
+/// Adds work on device memory to the stream, after a check of the range. Needs the lock.
+int in_memory(uint64_t at, size_t bytes, Stream* given, std::function<void()> work) {
+  Driver& d = driver();
+  Stream* stream = stream_of(given);
+  if (stream == nullptr) return kInvalidContext;
+  if (!holds(d.live, at, bytes)) return kInvalidValue;
+  add(*stream, [=, &d] {
+    if (d.broken != 0) return;
+    if (holds(d.live, at, bytes)) work();
+    else d.broken = kIllegalAddress;
+  });
+  return 0;
+}
+
 }  // namespace
 
 extern "C" {
@@ -79,6 +93,11 @@ int cuDeviceGetUuid(char* uuid, int device) {
   return 0;
 }
 
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == kMemoryPools && driver().pools ? 1 : 0;
+  return 0;
+}
+
 int cuDevicePrimaryCtxRetain(Context** context, int device) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
@@ -115,7 +134,8 @@ int cuStreamCreate(Stream** stream, unsigned flags) {
   const std::lock_guard lock(d.mu);
   if (const int code = refusal("cuStreamCreate")) return code;
   if (current.empty() || flags != 1) return kInvalidContext;
-  *stream = new Stream;
+  d.streams.push_back(std::make_unique<Stream>());
+  *stream = d.streams.back().get();
   (*stream)->device = current.back()->device;
   return 0;
 }
@@ -196,6 +216,46 @@ int cuMemFreeHost(void* memory) {
   if (d.pinned.erase(reinterpret_cast<uint64_t>(memory)) == 0) return kInvalidValue;
   std::free(memory);
   return 0;
+}
+
+/// The memory holds garbage once the stream has come to this, so that earlier writes to it are lost.
+int cuMemAllocAsync(uint64_t* made, size_t bytes, Stream* given) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal("cuMemAllocAsync")) return code;
+  Stream* stream = stream_of(given);
+  if (stream == nullptr) return kInvalidContext;
+  if (bytes == 0) return kInvalidValue;
+  *made = take_memory(bytes);
+  if (*made == 0) return kOutOfMemory;
+  add(*stream, [address = *made, bytes] { std::memset(real(address), 0xab, bytes); });
+  return 0;
+}
+
+int cuMemFreeAsync(uint64_t address, Stream* given) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal("cuMemFreeAsync")) return code;
+  Stream* stream = stream_of(given);
+  if (stream == nullptr) return kInvalidContext;
+  if (d.live.count(address) == 0) return kInvalidValue;
+  return_memory(address, *stream);
+  return 0;
+}
+
+int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, Stream* given) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal("cuMemsetD8Async")) return code;
+  return in_memory(at, bytes, given, [=] { std::memset(real(at), value, bytes); });
+}
+
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream* given) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal("cuMemcpyDtoDAsync")) return code;
+  if (!holds(d.live, from, bytes)) return kInvalidValue;
+  return in_memory(to, bytes, given, [=] { std::memmove(real(to), real(from), bytes); });
 }
 
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Stream* stream) {

@@ -14,6 +14,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
@@ -31,6 +32,7 @@ constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalid
               kInvalidHandle = 400, kNotReady = 600, kIllegalAddress = 700;
 constexpr size_t kMemory = size_t{1} << 30;  // unused pages cost nothing
 constexpr size_t kSmallest = 256;
+constexpr int kMemoryPools = 115;  // an attribute of devices
 
 /// The moment that a record of an event stands for.
 struct Moment {
@@ -63,11 +65,14 @@ struct Driver {
   std::atomic<int> slowest_us{200};
   int broken = 0;                    // an error that stays
   std::atomic<bool> one_gpu{false};  // all devices are the same GPU
+  std::atomic<bool> pools{true};     // devices have memory pools
   bool initialized = false;
   std::map<std::string, std::pair<int, int>> failures;  // by function: code, calls before it
   std::map<std::string, int> calls;
   std::map<int, std::unique_ptr<Context>> contexts;
-  std::byte* shown = nullptr;  // without access
+  std::vector<std::unique_ptr<Stream>> streams;  // all that were made: their threads stay
+  std::vector<void*> abandoned;                  // work of a device that broke
+  std::byte* shown = nullptr;                    // without access
   std::byte* real = nullptr;
   size_t used = 0;
   std::map<uint64_t, size_t> live;                      // device memory: address, bytes
@@ -101,6 +106,25 @@ inline bool holds(const std::map<uint64_t, size_t>& ranges, uint64_t address, si
 
 inline std::byte* real(uint64_t address) {
   return driver().real + (address - reinterpret_cast<uint64_t>(driver().shown));
+}
+
+/// Returns device memory; 0 when there is none left. Needs the lock.
+inline uint64_t take_memory(size_t bytes) {
+  Driver& d = driver();
+  size_t size = kSmallest;
+  while (size < bytes) size *= 2;
+  std::vector<uint64_t>& blocks = d.free_blocks[size];
+  uint64_t address = 0;
+  if (!blocks.empty()) {
+    address = blocks.back();
+    blocks.pop_back();
+  } else {
+    if (d.used + size > kMemory) return 0;
+    address = reinterpret_cast<uint64_t>(d.shown) + d.used;
+    d.used += size;
+  }
+  d.live[address] = size;
+  return address;
 }
 
 inline void map_memory() {
@@ -143,6 +167,17 @@ inline void add(Stream& stream, std::function<void()> work) {
     std::thread(run, &stream).detach();
   }
   stream.arrived.notify_all();
+}
+
+/// Frees memory after the work that is in `stream` now, which holds garbage then. Needs the lock.
+inline void return_memory(uint64_t address, Stream& stream) {
+  add(stream, [address] {
+    Driver& d = driver();
+    const auto found = d.live.find(address);
+    std::memset(real(address), 0xef, found->second);
+    d.free_blocks[found->second].push_back(address);
+    d.live.erase(found);
+  });
 }
 
 /// Returns null without a current context. Needs the lock.

@@ -34,6 +34,9 @@ void stand_in_fail(const char* function, int code, int calls) {
 /// Makes all devices parts of the same GPU.
 void stand_in_share(int shared) { driver().one_gpu = shared != 0; }
 
+/// Lets devices have memory in the order of streams, or not.
+void stand_in_pools(int on) { driver().pools = on != 0; }
+
 /// Adds work to `stream` for the stand-in of NCCL: `step` is called with `cookie`, under the lock of the devices, until
 /// it returns true, and may touch their memory by stand_in_memory().
 void stand_in_add(Stream* given, bool (*step)(void* cookie), void* cookie) {
@@ -41,7 +44,9 @@ void stand_in_add(Stream* given, bool (*step)(void* cookie), void* cookie) {
   const std::lock_guard lock(d.mu);
   add(*given, [step, cookie, &d] {
     std::unique_lock held(d.mu, std::adopt_lock);
-    while (d.broken == 0 && !step(cookie)) d.changed.wait_for(held, std::chrono::milliseconds(1));
+    bool done = false;
+    while (d.broken == 0 && !(done = step(cookie))) d.changed.wait_for(held, std::chrono::milliseconds(1));
+    if (!done) d.abandoned.push_back(cookie);
     held.release();
     d.changed.notify_all();
   });
@@ -111,35 +116,16 @@ Stream* stand_in_default_stream(int device) {
 /// Returns device memory that holds garbage; 0 when there is none left.
 uint64_t stand_in_allocate(size_t bytes) {
   cuInit(0);
-  Driver& d = driver();
-  const std::lock_guard lock(d.mu);
-  size_t size = kSmallest;
-  while (size < bytes) size *= 2;
-  std::vector<uint64_t>& blocks = d.free_blocks[size];
-  uint64_t address = 0;
-  if (!blocks.empty()) {
-    address = blocks.back();
-    blocks.pop_back();
-  } else {
-    if (d.used + size > kMemory) return 0;
-    address = reinterpret_cast<uint64_t>(d.shown) + d.used;
-    d.used += size;
-  }
-  d.live[address] = size;
-  std::memset(real(address), 0xab, bytes);
+  const std::lock_guard lock(driver().mu);
+  const uint64_t address = take_memory(bytes);
+  if (address != 0) std::memset(real(address), 0xab, bytes);
   return address;
 }
 
 /// Frees memory after the work that is in `stream` now, like a framework's allocator.
 void stand_in_free(uint64_t address, Stream* stream) {
-  Driver& d = driver();
-  const std::lock_guard lock(d.mu);
-  add(*stream, [address, &d] {
-    const auto found = d.live.find(address);
-    std::memset(real(address), 0xef, found->second);
-    d.free_blocks[found->second].push_back(address);
-    d.live.erase(found);
-  });
+  const std::lock_guard lock(driver().mu);
+  return_memory(address, *stream);
 }
 
 /// Writes later, in `stream`, what `from` holds now.

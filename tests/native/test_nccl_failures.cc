@@ -12,12 +12,13 @@ using std::chrono::milliseconds;
 
 namespace {
 
-/// Starts a sum that hangs on the devices, after one that works. The host does not wait for it.
-std::shared_ptr<StagedCall> start_stuck(DeviceRank& rank, const DeviceNumbers& numbers) {
+/// Starts an operation that hangs on the devices, after a sum that works. The host does not wait for it.
+std::shared_ptr<StagedCall> start_stuck(DeviceRank& rank, const DeviceNumbers& numbers, Kind kind = Kind::Allreduce) {
   rank.finish(*rank.sum("warm", numbers), numbers);
   CHECK(numbers.read() == std::vector<float>(10, total(rank)));
   set("stand_in_nccl_stuck", 1);
-  const auto call = rank.sum("x", numbers);
+  const DeviceNumbers* out = is_sized_by_plan(kind) ? nullptr : &numbers;
+  const auto call = rank.start(request_of(kind), DeviceRank::tensor("x", numbers, out, {10}));
   rank.wait(*call);
   return call;
 }
@@ -29,14 +30,15 @@ void wait_for_the_end(DeviceRank& rank, const StagedCall& call) {
   rank.staging().require_results();
 }
 
-/// A rank is lost while the operation runs on the devices, which would never end.
-void test_a_lost_rank() {
+/// A rank is lost while the operation runs on the devices, which would never end. The communicators are aborted.
+void test_a_lost_rank(Kind kind) {
+  const int aborted = nccl::count("stand_in_nccl_aborted");
   std::atomic<int> waiting{0};
   const auto problems = run_on_devices(
       2,
       [&](DeviceRank& rank) {
         const DeviceNumbers numbers(own(rank, 10), rank.rank());
-        const auto call = start_stuck(rank, numbers);
+        const auto call = start_stuck(rank, numbers, kind);
         CHECK(!call->has_returned());
         ++waiting;
         wait_for_the_end(rank, *call);
@@ -49,6 +51,32 @@ void test_a_lost_rank() {
   set("stand_in_nccl_stuck", 0);
   for (const std::string& problem : problems)
     check::that(problem.find("rank 1 is lost") != std::string::npos, "rank 1 is named", problem);
+  CHECK_EQ(nccl::count("stand_in_nccl_aborted"), aborted + 2);
+}
+
+/// A rank leaves while its last operation waits on the other's device: the operation ends well.
+void test_a_rank_that_leaves() {
+  const int aborted = nccl::count("stand_in_nccl_aborted");
+  std::atomic<bool> left{false};
+  const auto problems = run_on_devices(2, [&](DeviceRank& rank) {
+    const DeviceNumbers numbers(own(rank, 10), rank.rank());
+    rank.finish(*rank.sum("warm", numbers), numbers);
+    CHECK(numbers.read() == std::vector<float>(10, 3));
+    void* key = rank.rank() == 0 ? nullptr : cuda().close(numbers.stream());
+    const auto call = rank.sum("x", numbers);
+    rank.finish(*call, numbers);
+    if (rank.rank() == 0) {
+      left = true;
+      return;
+    }
+    while (!left) std::this_thread::sleep_for(milliseconds(1));
+    std::this_thread::sleep_for(milliseconds(50));
+    cuda().open(key);
+    CHECK(numbers.read() == std::vector<float>(10, 6));
+    rank.staging().require_results();
+  });
+  for (const std::string& problem : problems) check::equal(problem, std::string());
+  CHECK_EQ(nccl::count("stand_in_nccl_aborted"), aborted);
 }
 
 /// NCCL reports a failure of an operation: all ranks hear of it.
@@ -95,15 +123,81 @@ void test_no_communicator() {
   for (const std::string& problem : problems) CHECK(!problem.empty());
 }
 
+/// NCCL that is too old: host memory, or a sentence where NCCL is demanded. The job goes on.
+void test_an_old_library() {
+  set("stand_in_version", 21403);
+  const auto gather = [](DeviceRank& rank) {
+    const DeviceNumbers numbers(own(rank, 3), rank.rank());
+    const DeviceNumbers out(std::vector<float>(6, -1), rank.rank());
+    rank.finish(*rank.start(request_of(Kind::Allgather), DeviceRank::tensor("x", numbers, &out, {3})), out);
+    CHECK(out.read() == std::vector<float>({1, 1, 1, 2, 2, 2}));
+  };
+  nccl::must_run(2, gather, false);
+  GpuOptions demanded;
+  demanded.by_nccl[static_cast<size_t>(Kind::Allgather)] = true;
+  nccl::must_run(
+      2,
+      [&](DeviceRank& rank) {
+        const Error error = check::thrown<Error>([&] { gather(rank); });
+        CHECK(error.kind == ErrorKind::Invalid);
+        CHECK_EQ(std::string(error.what()),
+                 "'x': NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLGATHER), and cannot be used: rank 0 "
+                 "cannot (NCCL cannot be used: libnccl.so.2 is NCCL 2.14.3, and 2.18.0 or later is needed); give every "
+                 "rank a GPU of its own and the same NCCL, or set MPI there, which stands for host memory");
+        const DeviceNumbers numbers(own(rank, 10), rank.rank());
+        rank.finish(*rank.sum("y", numbers), numbers);
+        CHECK(numbers.read() == std::vector<float>(10, 3));
+      },
+      false, demanded);
+  set("stand_in_version", 22705);
+}
+
+/// A tensor on a GPU on one rank, in host memory on the other: an error on both, and the job goes on by NCCL.
+void test_mixed_memory() {
+  nccl::must_run(2, [](DeviceRank& rank) {
+    const DeviceNumbers numbers(own(rank, 10), rank.rank());
+    rank.finish(*rank.sum("warm", numbers), numbers);
+    for (const Kind kind : {Kind::Allreduce, Kind::Broadcast, Kind::Allgather, Kind::Alltoall, Kind::Reducescatter}) {
+      std::vector<float> host(10, 1);
+      auto kept = std::make_shared<int>(1);
+      const std::weak_ptr<int> alive = kept;
+      const std::vector<int64_t> shape{10};
+      StagedTensor tensor = DeviceRank::tensor("x", numbers, is_sized_by_plan(kind) ? nullptr : &numbers, shape);
+      tensor.keep = std::move(kept);
+      if (rank.rank() == 1) {
+        tensor.device = nullptr;
+        auto* memory = reinterpret_cast<std::byte*>(host.data());
+        tensor.view.input = memory;
+        if (!is_sized_by_plan(kind)) tensor.view.output = memory;
+      }
+      const auto call = rank.start(request_of(kind), tensor);
+      tensor.keep.reset();
+      const Error error = check::thrown<Error>([&] { rank.wait(*call); });
+      CHECK(error.kind == ErrorKind::Mismatch);
+      const std::string text = error.what();
+      check::that(text.find("rank 0: CUDA tensor") != std::string::npos, "rank 0 is told", text);
+      check::that(text.find("rank 1: CPU tensor") != std::string::npos, "rank 1 is told", text);
+      for (int i = 0; i < 1000 && !alive.expired(); ++i) std::this_thread::sleep_for(milliseconds(1));
+      CHECK(alive.expired());
+    }
+    rank.finish(*rank.sum("y", numbers), numbers);
+    CHECK(numbers.read() == std::vector<float>(10, 6));
+  });
+}
+
 }  // namespace
 
 int main() {
   cuda().configure(3, 12040, 300);
   set("stand_in_version", 22705);
-  test_a_lost_rank();
+  for (const Kind kind : {Kind::Allreduce, Kind::Broadcast, Kind::Allgather, Kind::Alltoall, Kind::Reducescatter})
+    test_a_lost_rank(kind);
+  test_a_rank_that_leaves();
   test_a_failure();
   test_devices_that_break();
   test_no_communicator();
+  test_an_old_library();
+  test_mixed_memory();
   CHECK_EQ(cuda().error(), 0);
   return check::report();
 }

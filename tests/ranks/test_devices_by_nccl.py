@@ -54,13 +54,18 @@ def test_every_operation(kind: type[DeviceArray], size: int) -> None:
                 np.testing.assert_array_equal(hvd.broadcast(mine, root).read(), inputs[root])
             halves = kind.of(inputs[rank].astype(np.float16), device)
             np.testing.assert_array_equal(hvd.allreduce(halves, op=hvd.Sum).read(), total.astype(np.float16))
-            # Host memory has what NCCL has not.
-            assert hvd.allreduce_(mine, op=hvd.Max, name="in place") is mine
-            np.testing.assert_array_equal(mine.read(), np.max(inputs, 0))
             rows = [values_of(each, each * length) for each in range(size)]
             np.testing.assert_array_equal(hvd.allgather(kind.of(rows[rank], device)).read(), np.concatenate(rows))
             scattered = hvd.reducescatter(kind.of(inputs[rank], device), op=hvd.Sum, name="rs").read()
             np.testing.assert_array_equal(scattered, np.array_split(total, size)[rank])
+            sent = kind.of(np.repeat(inputs[rank], size), device)
+            got, counts = hvd.alltoall(sent, splits=[length] * size)
+            parts = [np.repeat(each, size)[rank * length : (rank + 1) * length] for each in inputs]
+            np.testing.assert_array_equal(got.read(), np.concatenate(parts))
+            np.testing.assert_array_equal(counts.read(), [length] * size)
+            # Host memory has what NCCL has not.
+            assert hvd.allreduce_(mine, op=hvd.Max, name="in place") is mine
+            np.testing.assert_array_equal(mine.read(), np.max(inputs, 0))
         group = [kind.of(values_of(rank, count), device) for count in LENGTHS]
         for result, count in zip(hvd.grouped_allreduce(group, op=hvd.Sum), LENGTHS, strict=True):
             np.testing.assert_array_equal(result.read(), sum(values_of(each, count) for each in range(size)))
@@ -80,6 +85,10 @@ def test_no_host_memory_is_touched(kind: type[DeviceArray]) -> None:
         for step in range(5):
             mine = kind.of(np.full(2000, step, np.float32), context.rank)
             np.testing.assert_array_equal(hvd.allreduce_(mine, name="x", op=hvd.Sum).read(), np.full(2000, 2 * step))
+            for result in hvd.grouped_allgather([mine, mine], name="g"):
+                np.testing.assert_array_equal(result.read(), np.full(4000, 2 * step))
+            np.testing.assert_array_equal(hvd.reducescatter(mine, op=hvd.Sum).read(), np.full(1000, 4 * step))
+            np.testing.assert_array_equal(hvd.alltoall(mine).read(), np.full(2000, 2 * step))
         return int(load().stand_in_calls(b"cuMemcpyDtoHAsync"))
 
     before = load().stand_in_calls(b"cuMemcpyDtoHAsync")
@@ -106,6 +115,23 @@ def test_the_thread_does_not_wait_for_the_input() -> None:
     run_ranks(2, body)
 
 
+@every_kind
+def test_a_joined_rank_takes_part_on_its_device(kind: type[DeviceArray]) -> None:
+    hvd = binding_of(kind)
+
+    def body(context: Context) -> None:
+        mine = kind.of(np.full(9, context.rank + 1, np.float32), context.rank)
+        np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Sum).read(), np.full(9, 3))
+        copies = load().stand_in_calls(b"cuMemcpyDtoHAsync")
+        if context.rank == 1:
+            np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Average).read(), np.full(9, 1))
+            np.testing.assert_array_equal(hvd.allgather(mine).read(), np.full(9, 2))
+        assert hvd.join() == 1
+        assert load().stand_in_calls(b"cuMemcpyDtoHAsync") == copies
+
+    run_ranks(2, body)
+
+
 def test_a_process_set_has_a_communicator_of_its_own() -> None:
     hvd = binding_of(ExchangeArray)
 
@@ -114,6 +140,7 @@ def test_a_process_set_has_a_communicator_of_its_own() -> None:
         mine = ExchangeArray.of(np.full(9, context.rank + 1, np.float32), context.rank)
         if context.rank == 1:
             np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Sum, process_set=single).read(), np.full(9, 2))
+            np.testing.assert_array_equal(hvd.allgather(mine, process_set=single).read(), np.full(9, 2))
         np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Sum).read(), np.full(9, 3))
 
     run_ranks(2, body)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farandole.config import FABRICS, LOG_LEVELS, ROUTES, Config, Setting
+from farandole.core.wiring.gpus import kinds_by_route
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_VARIABLES
 
@@ -150,7 +151,10 @@ def test_the_fabric_that_horovods_variable_chooses(said: str, fabric: str) -> No
 def test_the_routes_that_horovods_variables_choose() -> None:
     config = Config.from_environment({"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_BROADCAST": "MPI"})
     assert (config.gpu_allreduce, config.gpu_broadcast) == ("nccl", "host")
-    assert (Config().gpu_allreduce, Config().gpu_broadcast) == ("auto", "auto")
+    assert (config.gpu_allgather, config.gpu_alltoall, config.gpu_reducescatter) == ("nccl", "nccl", "nccl")
+    assert kinds_by_route(config, "host") == ["broadcast"]
+    assert kinds_by_route(config, "nccl") == ["allreduce", "allgather", "alltoall", "reducescatter"]
+    assert kinds_by_route(Config(), "host") == kinds_by_route(Config(), "nccl") == []
     with pytest.raises(ConfigError, match="HOROVOD_GPU_OPERATIONS: unknown route 'DDL'; use one of auto, nccl, host"):
         Config.from_environment({"HOROVOD_GPU_OPERATIONS": "DDL"})
 

@@ -8,6 +8,7 @@ from farandole.config import Config
 __all__ = ["find_nccl", "kinds_by_route"]
 
 _FILE = "libnccl.so.2"
+_KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
 
 def find_nccl() -> list[str]:
@@ -18,5 +19,4 @@ def find_nccl() -> list[str]:
 
 def kinds_by_route(config: Config, route: str) -> list[str]:
     """Return the operations on GPUs for which `config` asks for this route."""
-    routes = {"allreduce": config.gpu_allreduce, "broadcast": config.gpu_broadcast}
-    return [kind for kind, asked in routes.items() if asked == route]
+    return [kind for kind in _KINDS if getattr(config, f"gpu_{kind}") == route]
