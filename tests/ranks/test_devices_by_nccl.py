@@ -1,6 +1,7 @@
 """Tensors in device memory by NCCL, over stand-ins for CUDA and NCCL whose work is late."""
 
 import ctypes
+import threading
 import time
 from functools import cache
 
@@ -172,14 +173,17 @@ def test_two_ranks_on_one_gpu(route: str) -> None:
 def test_an_operation_that_never_ends_is_ended_by_a_failure() -> None:
     """The waits of a type that does not tell its stream get the failure, not garbage."""
     hvd = binding_of(ProtocolArray)
+    together = threading.Barrier(2, timeout=30)
 
     def body(context: Context) -> str:
         mine = ProtocolArray.of(np.ones(9, np.float32), context.rank)
         hvd.allreduce_(mine, op=hvd.Sum, name="x").read()
+        together.wait()  # the first one has ended on both ranks
         nccl().stand_in_nccl_stuck(1)
         handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="x")
         time.sleep(0.05)
         assert not hvd.poll(handle)
+        together.wait()  # nothing breaks before both have looked
         nccl().stand_in_nccl_break(6)
         with pytest.raises(Exception) as caught:
             hvd.synchronize(handle)

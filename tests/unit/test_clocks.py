@@ -13,6 +13,7 @@ WALL_CLOCK = re.compile(
 READERS = {
     "event_file.py": "times of curves, for people",
     "data/cache.py": "the age of files that an earlier job has left",
+    "data/s3_requests.py": "times in signatures, which the store compares with its own clock",
     "integrations/mlflow.py": "times of points of curves, for people",
     "launch/doctor/pairs.py": "differences between the clocks of hosts",
     "launch/output.py": "times of lines, for people",
