@@ -43,10 +43,11 @@ class Snapshot:
 
         With `shared_session` only the environment counts: a Spark session that several tests share opens
         connections and starts threads whenever it likes."""
+        if not self._compare(Snapshot.take(), shared_session):
+            return []
+        # A caught exception and the frame it came from refer to each other, and hold what the frame held.
+        gc.collect()
         deadline = time.monotonic() + PATIENCE
-        if self._compare(Snapshot.take(), shared_session):
-            # A caught exception and the frame it came from refer to each other, and hold what the frame held.
-            gc.collect()
         while (found := self._compare(Snapshot.take(), shared_session)) and time.monotonic() < deadline:
             time.sleep(0.01)
         return found

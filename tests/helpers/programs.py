@@ -1,6 +1,7 @@
 """Python programs of tests that begin with a framework imported (see warm.py), run by one warm process for each."""
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -70,7 +71,7 @@ def fork(
 
     `descriptors` maps the program's numbers to those of this process."""
     request = {
-        "program": [program.kind, program.name, program.arguments],
+        "program": dataclasses.astuple(program),
         "cwd": cwd,
         "env": dict(env),
         "numbers": list(descriptors),

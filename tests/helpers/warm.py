@@ -40,7 +40,7 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "tensorflow": ("numpy", "sklearn.datasets", "tensorflow", *SPARK),
     "any": (*TORCH, "tensorflow"),
 }
-ALONE = frozenset("uBEIsS")  # options of Python that may stand before a program and change nothing that is tested
+ALONE = frozenset("uBEIsSP")  # options of Python that may stand before a program and change nothing that is tested
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 STATEFUL = frozenset({"pyspark"})  # packages that know about their process, such as its task; it may have one only
@@ -57,6 +57,7 @@ class Program:
     kind: str
     name: str
     arguments: list[str]
+    safe_path: bool = False  # python -P: the folder of the program, or the working directory, is not searched
 
     @classmethod
     def of(cls, command: Sequence[str]) -> "Program | None":
@@ -69,24 +70,32 @@ class Program:
             at += 1
         if at == len(words):
             return None
+        safe_path = any("P" in word for word in words[1:at])
         if words[at] in ("-m", "-c") and at + 1 < len(words):
-            return cls(words[at], words[at + 1], words[at + 2 :])
-        return None if words[at].startswith("-") else cls("", words[at], words[at + 1 :])
+            return cls(words[at], words[at + 1], words[at + 2 :], safe_path)
+        return None if words[at].startswith("-") else cls("", words[at], words[at + 1 :], safe_path)
 
     def run(self) -> None:
         """Run it in this process, as __main__."""
         sys.argv = [self.name if self.kind == "" else self.kind, *self.arguments]
+        if not self.safe_path:
+            sys.path.insert(0, self._folder())
         if self.kind == "-m":
-            sys.path.insert(0, os.getcwd())
             runpy.run_module(self.name, run_name="__main__", alter_sys=True)
         elif self.kind == "-c":
-            sys.path.insert(0, "")
             module = types.ModuleType("__main__")
             sys.modules["__main__"] = module
             exec(compile(self.name, "<string>", "exec"), vars(module))
         else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(self.name)))
             runpy.run_path(self.name, run_name="__main__")
+
+    def _folder(self) -> str:
+        """Return where Python looks first for the modules that this program imports."""
+        return {"-m": os.getcwd(), "-c": ""}.get(self.kind, os.path.dirname(os.path.abspath(self.name)))
+
+    def words(self) -> list[str]:
+        """Return the command line that runs it."""
+        return [sys.executable, *["-P"] * self.safe_path, *filter(None, [self.kind]), self.name, *self.arguments]
 
 
 def preload(framework: str) -> None:
@@ -130,8 +139,7 @@ def _block(env: Mapping[str, str]) -> bytes:
 
 def _show(program: Program) -> None:
     """Let /proc show the program's own command line and environment, by which tests find processes."""
-    words = [sys.executable, *filter(None, [program.kind]), program.name, *program.arguments]
-    line = b"".join(os.fsencode(word) + b"\0" for word in words)
+    line = b"".join(os.fsencode(word) + b"\0" for word in program.words())
     for (start, end), text in zip(_room(), (line, _block(os.environ)), strict=True):
         ctypes.memmove(start, text[: end - start].ljust(end - start, b"\0"), end - start)
 
