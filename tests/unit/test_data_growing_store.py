@@ -1,9 +1,11 @@
 """A growing folder in an object store that fails in passing, slows down and cuts bodies: each row once all the same."""
 
 import io
+import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ pytest.importorskip("botocore")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from farandole.data import Growing, GrowingLoader
+from farandole.data import Growing, GrowingLoader, StreamSource
+from farandole.data.arrivals import Seen
 from farandole.data.flight import Flight
 from farandole.errors import SourceError
+from helpers.datasets import write_rows
 from helpers.meeting import Meeting
 from helpers.object_store import ObjectStore, Request
 
@@ -122,3 +126,39 @@ def test_a_store_that_stays_down_ends_all_ranks(tmp_path: Path, hasty: None) -> 
             return rows
 
         assert sum(_in_ranks(2, read)) <= 3 * ROWS
+
+
+def _twice(faults: Callable[[Request], bool]) -> Callable[[Request], int | None]:
+    """Fail the first two requests of these."""
+    return lambda request: 503 if faults(request) and request.before < 2 else None
+
+
+def test_a_marker_is_looked_for_again_when_the_store_fails_in_passing(tmp_path: Path, hasty: None) -> None:
+    write_rows(tmp_path, [[ROWS]] * 2)
+    (tmp_path / "_DONE").touch()
+    with ObjectStore.serving(tmp_path) as store:
+        growing = Growing("s3://bucket/data", until="_DONE", poll=0, options=store.options)
+        store.fault = _twice(lambda request: True)
+        rows = [row for batch in GrowingLoader(growing, batch_size=2) for row in batch["row"].tolist()]
+        assert sorted(rows) == list(range(2 * ROWS))
+        store.fault = lambda request: 503
+        with pytest.raises(SourceError, match=r"s3://bucket/data/_DONE: .*status 503.* at attempt 6 of 6"):
+            Growing("s3://bucket/data", until="_DONE", options=store.options).look(Seen())
+
+
+def test_the_log_of_a_stream_is_read_again_when_the_store_fails_in_passing(tmp_path: Path, hasty: None) -> None:
+    write_rows(tmp_path, [[ROWS]] * 3)
+    (tmp_path / "_spark_metadata").mkdir()
+    for batch in range(2):  # the third file is that of a batch that has failed
+        facts = {"path": f"s3://bucket/data/part-{batch:03}.parquet", "modificationTime": 1, "action": "add"}
+        facts["size"] = (tmp_path / f"part-{batch:03}.parquet").stat().st_size
+        (tmp_path / "_spark_metadata" / str(batch)).write_text(f"v1\n{json.dumps(facts)}")
+    (tmp_path / "_END").touch()
+    with ObjectStore.serving(tmp_path) as store:
+        store.fault = _twice(lambda request: True)
+        growing = Growing("s3://bucket/data", format="stream", until="_END", poll=0, options=store.options)
+        rows = [row for batch in GrowingLoader(growing, batch_size=2) for row in batch["row"].tolist()]
+        assert sorted(rows) == list(range(2 * ROWS))
+        store.fault = lambda request: 503 if request.key.endswith("_spark_metadata/1") else None
+        with pytest.raises(SourceError, match=r"s3://bucket/data/_spark_metadata/1: .*status 503.* at attempt 6 of 6"):
+            StreamSource("s3://bucket/data", options=store.options)

@@ -134,7 +134,8 @@ class Growing:
 
         Raises `SourceError` for files that changed or, in a table, vanished after they were read."""
         opened = self._opened(warn=True)
-        marked = isinstance(self._until, str) and self._is_there(self._until)  # before the files, to miss none
+        # Before the files are listed, to miss none.
+        marked = isinstance(self._until, str) and opened.exists(f"{_folder(self._url, self._options)}/{self._until}")
         format = self._format or self._found_format(opened)
         kind = self._kind(format, opened)
         files, version = kind.listed(self._until if isinstance(self._until, int) else None)
@@ -163,7 +164,7 @@ class Growing:
         if format in ("delta", "iceberg"):
             return _Table(self._url, self._options, format, opened)
         if format == "stream":
-            return _StreamOutput(self._url, self._options)
+            return _StreamOutput(self._url, self._options, opened)
         return _Folder(self._url, self._options, self._samples(format), self._decode, opened)
 
     def _samples(self, format: str) -> Format | None:
@@ -180,12 +181,6 @@ class Growing:
             if kind == table.kind and (name != "iceberg" or not isinstance(self._until, int)):
                 return name
         raise SourceError(self._url, f"is {table.kind.name}, which cannot be read until {self._until!r} as it grows")
-
-    def _is_there(self, name: str) -> bool:
-        fs, place = open_url(self._url, self._options or {})
-        with Files(fs).telling(self._url):
-            fs.invalidate_cache()
-            return bool(fs.exists(f"{place.rstrip('/')}/{name}"))
 
 
 class _Kind(Protocol):
@@ -227,20 +222,18 @@ class _Folder:
 class _StreamOutput:
     url: str
     options: Mapping[str, object] | None
+    opened: Files
 
     def listed(self, most: int | None) -> tuple[Sequence[File], int]:
-        fs, place = open_url(self.url, self.options or {})
-        with Files(fs).telling(self.url):
-            fs.invalidate_cache()
-            if not fs.exists(f"{place.rstrip('/')}/{STREAM.mark}"):
-                return [], NO_VERSION
-        newest, files = files_of_batches(self.url, self.options, None)
+        if not self.opened.exists(f"{_folder(self.url, self.options)}/{STREAM.mark}/"):
+            return [], NO_VERSION
+        newest, files = files_of_batches(self.url, self.options, None, self.opened)
         if most is not None and newest is not None and newest > most:
-            newest, files = files_of_batches(self.url, self.options, most)
+            newest, files = files_of_batches(self.url, self.options, most, self.opened)
         return files, NO_VERSION if newest is None else newest
 
     def open(self, arrived: Arrived, gather: Gather | None) -> Source:
-        return _parquet(stream_files(self.url, self.options), arrived, gather)
+        return _parquet(stream_files(self.url, self.opened), arrived, gather)
 
 
 @dataclass(frozen=True)
@@ -270,6 +263,11 @@ class _Table:
         from farandole.data.iceberg import IcebergSource
 
         return IcebergSource(self.url, snapshot=version, options=self.options)
+
+
+def _folder(url: str, options: Mapping[str, object] | None) -> str:
+    """Return the path of a URL in its file system."""
+    return open_url(url, options or {})[1].rstrip("/")
 
 
 def _parquet(files: Files, arrived: Arrived, gather: Gather | None) -> Source:

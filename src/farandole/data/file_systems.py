@@ -150,6 +150,33 @@ class Files:
         """Return whether the files are a web server's, which has no listings."""
         return is_web(self.fs)
 
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file at `path`, or files in it, if it ends in "/"; raises `SourceError`."""
+        with self.telling(path):
+            if self.client is not None and not self.web:
+                return any(file.path == path or path.endswith("/") for file in self.client.first_page(path))
+            self.fs.invalidate_cache()
+            return bool(self.fs.exists(path.rstrip("/")))
+
+    def paths_in(self, folder: str) -> list[str]:
+        """Return what lies in a folder, as it is now; raises `SourceError`, also for a folder that is not there."""
+        with self.telling(folder):
+            if self.client is not None and not self.web:
+                listed = self.client.listing(f"{folder}/", None)
+                if not listed:
+                    raise FileNotFoundError(folder)
+                return [file.path for file in listed if "/" not in file.path[len(folder) + 1 :]]
+            self.fs.invalidate_cache()
+            return [str(path) for path in self.fs.ls(folder, detail=False)]
+
+    def content(self, path: str) -> bytes:
+        """Return the bytes of a file, as it is now; raises `SourceError`."""
+        with self.telling(path):
+            if self.client is None:
+                return bytes(self.fs.cat_file(path))
+            with RangeFile(self.client, File(path, -1, "")) as far:
+                return far.read()
+
     @contextmanager
     def open(self, file: File) -> Iterator[pa.NativeFile]:
         """Open for reading; raises `SourceError` for failures of the opening and of the body."""

@@ -169,12 +169,12 @@ def _file_system(table: "Table") -> Any:
 def _newest_metadata(files: Files, url: str, folder: str) -> str:
     """Return the metadata file that the folder's hint names, or the one with the highest number."""
     notes = posixpath.join(folder, "metadata")
-    if files.fs.exists(posixpath.join(notes, _HINT)):
-        hint = files.fs.cat_file(posixpath.join(notes, _HINT)).decode().strip()
+    if files.exists(posixpath.join(notes, _HINT)):
+        hint = files.content(posixpath.join(notes, _HINT)).decode().strip()
         stem = f"v{hint}" if hint.isdigit() else hint.removesuffix(".metadata.json")
         return posixpath.join(notes, f"{stem}.metadata.json")
     numbered: dict[int, list[str]] = {}
-    for path in files.fs.ls(notes, detail=False):
+    for path in files.paths_in(notes):
         found = _NUMBERED.fullmatch(posixpath.basename(path))
         if found is not None:
             numbered.setdefault(int(found[1]), []).append(path)

@@ -1,6 +1,7 @@
 """Reading of Iceberg's metadata by pyiceberg through the file system that the data is read with."""
 
-from typing import Any, NoReturn
+import io
+from typing import NoReturn
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
 
@@ -32,18 +33,18 @@ class FsspecIO(FileIO):
 class _Input(InputFile):
     def __init__(self, location: str, files: Files) -> None:
         super().__init__(location)
-        self._fs: Any = files.fs
+        self._files = files
         self._path = files.place(location)
 
     def __len__(self) -> int:
-        return int(self._fs.size(self._path))
+        return self._files.look([self._path])[0].size
 
     def exists(self) -> bool:
-        return bool(self._fs.exists(self._path))
+        return self._files.exists(self._path)
 
     def open(self, seekable: bool = True) -> InputStream:
-        stream: InputStream = self._fs.open(self._path, "rb")
-        return stream
+        # Whole: pyiceberg reads metadata from its begin to its end.
+        return io.BytesIO(self._files.content(self._path))
 
 
 def _refuse(location: str) -> NoReturn:

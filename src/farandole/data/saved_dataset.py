@@ -33,14 +33,12 @@ class SavedDataset:
     `DataError` for columns that differ between files, or are encoded with a dictionary."""
 
     def __init__(self, url: str, *, options: Mapping[str, object] | None = None) -> None:
-        fs, place = open_url(url, options or {})
-        self._files, folder = Files.at(url, options), place.rstrip("/")
+        self._files, folder = Files.at(url, options), open_url(url, options or {})[1].rstrip("/")
         with self._files.telling(url):
-            fs.invalidate_cache()
-            if fs.exists(f"{folder}/{SPLITS}"):
-                splits = json.loads(fs.cat_file(f"{folder}/{SPLITS}")).get("splits", [])
+            if self._files.exists(f"{folder}/{SPLITS}"):
+                splits = json.loads(self._files.content(f"{folder}/{SPLITS}")).get("splits", [])
                 raise SourceError(url, f"holds the splits {', '.join(splits)}; name the folder of one of them")
-            state = json.loads(fs.cat_file(f"{folder}/{STATE}"))
+            state = json.loads(self._files.content(f"{folder}/{STATE}"))
         if state.get("_indices_data_files") or state.get("_indices_files"):
             raise SourceError(url, "chooses rows by indices, which is not supported; save flatten_indices() of it")
         names = [each.get("filename", "") for each in state.get("_data_files") or ()]

@@ -8,6 +8,7 @@ import json
 import posixpath
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
 from farandole.data.file_systems import Files, open_url
@@ -33,13 +34,14 @@ class StreamSource(ParquetFiles):
 
     def __init__(self, url: str, *, batch: int | None = None, options: Mapping[str, object] | None = None) -> None:
         self._url, self._options = url, options
-        found, listed = files_of_batches(url, options, batch)
+        files = Files.at(url, options)
+        found, listed = files_of_batches(url, options, batch, files)
         if found is None:
             raise SourceError(url, "is the output of a Spark stream that has not finished a batch yet")
         if not listed:
             raise SourceError(url, "holds no file of data: no batch of this Spark stream had rows")
         self._batch = found
-        super().__init__(stream_files(url, options), listed)
+        super().__init__(stream_files(url, files), listed)
 
     @property
     def version(self) -> int:
@@ -51,28 +53,25 @@ class StreamSource(ParquetFiles):
         return StreamSource(self._url, batch=version, options=self._options)
 
 
-def stream_files(url: str, options: Mapping[str, object] | None) -> Files:
-    """Return the file system of a Spark stream's output."""
+def stream_files(url: str, files: Files) -> Files:
+    """Return `files`, the file system of a Spark stream's output, for files that its log names."""
     gone = f"is not there, though it is in the log of {mask(url)}: it was removed by hand, or by a retention time"
-    return Files.at(url, options, gone)
+    return replace(files, gone=gone)
 
 
 def files_of_batches(
-    url: str, options: Mapping[str, object] | None, batch: int | None
+    url: str, options: Mapping[str, object] | None, batch: int | None, files: Files
 ) -> tuple[int | None, list[File]]:
     """Return the last batch, and the data files of batches 0 to `batch`, by default all; no batch if none is finished.
 
-    Raises `SourceError` as `StreamSource` does, also for a folder without a log."""
-    fs, place = open_url(url, options or {})
-    folder = place.rstrip("/")
-    with Files(fs).telling(url):
-        fs.invalidate_cache()  # of listings: the query goes on
-        names = [posixpath.basename(path) for path in fs.ls(f"{folder}/{_LOG}", detail=False)]
-        found = {int(match[1]): match for match in map(_BATCH.fullmatch, names) if match}
-        if not found:
-            return None, []
-        last, logs = _logs(url, found, batch)
-        texts = [fs.cat_file(f"{folder}/{_LOG}/{name}").decode() for name in logs]
+    `files` is the opened file system. Raises `SourceError` as `StreamSource` does, also for a folder without a log."""
+    folder = open_url(url, options or {})[1].rstrip("/")
+    names = [posixpath.basename(path) for path in files.paths_in(f"{folder}/{_LOG}")]
+    found = {int(match[1]): match for match in map(_BATCH.fullmatch, names) if match}
+    if not found:
+        return None, []
+    last, logs = _logs(url, found, batch)
+    texts = [files.content(f"{folder}/{_LOG}/{name}").decode() for name in logs]
     return last, _listed(url, folder, dict(zip(logs, texts, strict=True)))
 
 
