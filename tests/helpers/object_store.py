@@ -4,6 +4,7 @@ It answers what readers ask for: listings, HEAD, and GET with ranges and conditi
 
 import hashlib
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-__all__ = ["ObjectStore", "Request"]
+__all__ = ["ObjectStore", "Request", "mark_of"]
 
 _PART = 1 << 18
 _DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
@@ -49,6 +50,7 @@ class ObjectStore:
     requests: Counter[str] = field(default_factory=Counter)
     most_at_once: int = 0
     address: str = ""
+    scheme: str = "http"
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,7 +61,12 @@ class ObjectStore:
     @classmethod
     @contextmanager
     def serving(
-        cls, folder: Path, prefix: str = "bucket/data", latency: float = 0.0, bytes_per_second: float = 0.0
+        cls,
+        folder: Path,
+        prefix: str = "bucket/data",
+        latency: float = 0.0,
+        bytes_per_second: float = 0.0,
+        tls: ssl.SSLContext | None = None,
     ) -> Iterator["ObjectStore"]:
         """Serve the files of a folder below `prefix`, on a free port of this machine."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -86,6 +93,9 @@ class ObjectStore:
                 """Say nothing of clients that break off."""
 
         server = Server(("127.0.0.1", 0), Handler)
+        if tls is not None:  # handshakes are left to the threads that read
+            server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            store.scheme = "https"
         store.address = f"127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
@@ -106,12 +116,12 @@ class ObjectStore:
         return {
             "key": "keykey",
             "secret": "secretsecret",
-            "client_kwargs": {"endpoint_url": f"http://{self.address}", "region_name": "us-east-1"},
+            "client_kwargs": {"endpoint_url": f"{self.scheme}://{self.address}", "region_name": "us-east-1"},
         }
 
     def urls(self) -> list[str]:
         """Return the URLs of all objects, as of a web server."""
-        return [f"http://{self.address}/{key}" for key in sorted(self.objects)]
+        return [f"{self.scheme}://{self.address}/{key}" for key in sorted(self.objects)]
 
     @property
     def count(self) -> int:
@@ -138,6 +148,34 @@ class ObjectStore:
         finally:
             with self._lock:
                 self._now -= 1
+
+    def listing(self, bucket: str, query: dict[str, str]) -> bytes:
+        """Return a page of a listing, for the query of a request."""
+        prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
+        names = sorted(key.split("/", 1)[1] for key in self.objects if key.startswith(f"{bucket}/"))
+        found = [name for name in names if name.startswith(prefix) and name > after]
+        delimiter = query.get("delimiter")
+        folders: list[str] = []
+        if delimiter:
+            inner = [name[len(prefix) :] for name in found]
+            folders = sorted({prefix + name.split(delimiter)[0] + delimiter for name in inner if delimiter in name})
+            found = [name for name in found if delimiter not in name[len(prefix) :]]
+        page = found[: min(self.page, int(query.get("max-keys", self.page)))]
+        more = len(page) < len(found)
+        contents = "".join(
+            f"<Contents><Key>{escape(name)}</Key><LastModified>2026-11-02T10:00:00.000Z</LastModified>"
+            f"<ETag>{escape(mark_of(body))}</ETag><Size>{len(body)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            for name in page
+            for body in [self.objects[f"{bucket}/{name}"]]
+        )
+        commons = "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"
+            f"<MaxKeys>1000</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>{token}{contents}{commons}"
+            "</ListBucketResult>"
+        ).encode()
 
     def slow_parts(self, body: bytes) -> Iterator[bytes]:
         """Yield a body in parts, each when it is due."""
@@ -204,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif isinstance(fault, int):
                 self._send(fault, {}, b"")
             elif listing:
-                self._send(200, {"Content-Type": "application/xml"}, self._list(key.rstrip("/"), query))
+                self._send(200, {"Content-Type": "application/xml"}, self.objects.listing(key.rstrip("/"), query))
             else:
                 self._give(method, key, cut=fault == "cut")
 
@@ -212,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.objects.objects.get(key)
         if body is None:
             return self._send(404, {}, b"")
-        mark = _mark(body)
+        mark = mark_of(body)
         headers = {"ETag": mark, "Last-Modified": _DATE, "Accept-Ranges": "bytes"}
         if self.headers.get("If-Match", mark) != mark:
             return self._send(412, headers, b"")
@@ -227,33 +265,6 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[first:last]
         self._send(status, headers, body, length=len(body), cut=len(body) // 2 if cut else None, head=method == "HEAD")
         return None
-
-    def _list(self, bucket: str, query: dict[str, str]) -> bytes:
-        prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
-        names = sorted(key.split("/", 1)[1] for key in self.objects.objects if key.startswith(f"{bucket}/"))
-        found = [name for name in names if name.startswith(prefix) and name > after]
-        delimiter = query.get("delimiter")
-        folders: list[str] = []
-        if delimiter:
-            inner = [name[len(prefix) :] for name in found]
-            folders = sorted({prefix + name.split(delimiter)[0] + delimiter for name in inner if delimiter in name})
-            found = [name for name in found if delimiter not in name[len(prefix) :]]
-        page = found[: min(self.objects.page, int(query.get("max-keys", self.objects.page)))]
-        more = len(page) < len(found)
-        contents = "".join(
-            f"<Contents><Key>{escape(name)}</Key><LastModified>2026-11-02T10:00:00.000Z</LastModified>"
-            f"<ETag>{escape(_mark(body))}</ETag><Size>{len(body)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
-            for name in page
-            for body in [self.objects.objects[f"{bucket}/{name}"]]
-        )
-        commons = "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)
-        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
-        return (
-            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"
-            f"<MaxKeys>1000</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>{token}{contents}{commons}"
-            "</ListBucketResult>"
-        ).encode()
 
     def _send(
         self,
@@ -283,7 +294,7 @@ class _Handler(BaseHTTPRequestHandler):
 _MARKS: dict[int, tuple[bytes, str]] = {}
 
 
-def _mark(body: bytes) -> str:
+def mark_of(body: bytes) -> str:
     """Return the object's ETag, computed once for each object."""
     known = _MARKS.get(id(body))
     if known is None or known[0] is not body:

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -25,8 +25,10 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nETag:  x \r\n\r\nbody"
 
 
 @contextmanager
-def serving(*connections: Sequence[bytes]) -> Iterator[tuple[str, list[list[bytes]]]]:
+def serving(*connections: Sequence[bytes | list[bytes]]) -> Iterator[tuple[str, list[list[bytes]]]]:
     """Accept connections one after the other, and answer their requests with these bytes; then close each.
+
+    Lists are sent item by item, slowly.
 
     Gives the server's name, and the requests of each connection."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -36,10 +38,12 @@ def serving(*connections: Sequence[bytes]) -> Iterator[tuple[str, list[list[byte
         for answers in connections:
             opened, _ = listener.accept()
             seen.append([])
-            with opened:
+            with opened, suppress(ConnectionError):  # which the client may have given up
                 for answer in answers:
                     seen[-1].append(opened.recv(1 << 16))
-                    opened.sendall(answer)
+                    for part in answer if isinstance(answer, list) else [answer]:
+                        opened.sendall(part)
+                        time.sleep(0.02 if isinstance(answer, list) else 0)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -100,6 +104,19 @@ def test_bodies_in_chunks_and_without_a_length(client: Connections) -> None:
 def test_what_is_no_whole_answer_is_an_error(client: Connections, answer: bytes, told: str) -> None:
     with serving([answer]) as (server, _), pytest.raises(BadAnswer, match=told):
         client.get(server, "/", {}).body()
+
+
+def test_a_body_that_trickles_is_given_up() -> None:
+    client = Connections(bundle=None, timeout=(5.0, 0.1), most=2)
+    trickling = [b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n", *[b"x"] * 15]
+    with serving([trickling]) as (server, _), pytest.raises(TimeoutError, match=r"of 50 bytes of the body have come"):
+        client.get(server, "/", {}).body()
+
+
+def test_a_server_that_says_nothing_has_a_deadline() -> None:
+    client = Connections(bundle=None, timeout=(5.0, 0.05), most=2)
+    with serving([[b"", b"", b"", b"", b""]]) as (server, _), pytest.raises(TimeoutError):
+        client.get(server, "/", {})
 
 
 @pytest.mark.parametrize("token", [None, "to/ken=="])

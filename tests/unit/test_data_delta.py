@@ -25,6 +25,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from farandole.data import CachedSource, DeltaSource, Loader, ParquetSource, Reading, SelectedSource, make_batch_reader
 from farandole.data import data_files as data_files_module
+from farandole.data.delta import _in_a_line
 from farandole.errors import ConfigError, DataError, SourceError
 from helpers.meeting import Meeting
 from helpers.tables import as_counter, rows_of, some_rows, start_deltalake
@@ -481,3 +482,8 @@ def test_widened_types_are_cast(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": ["x", "y"]}), tmp_path / "part.parquet")
     with pytest.raises(DataError, match="is int64 in the table, but string in"):
         source.read(group, ["a"])
+
+
+def test_an_error_of_deltalake_is_told_with_its_causes() -> None:
+    lines = ["Kernel error -> Generic S3 error", "   \x1b[31m\u21b3\x1b[0m HTTP error", "  \u21b3 UnknownIssuer"]
+    assert _in_a_line(OSError("\n".join(lines))) == "Kernel error -> Generic S3 error: HTTP error: UnknownIssuer"

@@ -1,5 +1,7 @@
 """Options of object stores, for clients that name them in other ways."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("fsspec")
@@ -8,7 +10,7 @@ pytest.importorskip("pyarrow")
 from fsspec.registry import _registry
 
 from farandole.data import ParquetSource
-from farandole.data.store_options import arrow_s3_options, delta_url, object_store_options
+from farandole.data.store_options import arrow_s3_options, botocore_options, delta_url, object_store_options
 from farandole.errors import SourceError
 
 PANDAS = {"key": "K", "secret": "S", "client_kwargs": {"endpoint_url": "http://here:9000", "region_name": "eu"}}
@@ -55,3 +57,18 @@ def test_options_that_arrow_does_not_know_are_refused_by_name(monkeypatch: pytes
         with pytest.raises(SourceError, match=text) as refused:
             ParquetSource(url, options)
         assert "very secret" not in str(refused.value)
+
+
+def test_certificates_to_trust_are_options_of_each_client() -> None:
+    def given(verify: object) -> dict[str, object]:
+        return {**PANDAS, "client_kwargs": {**PANDAS["client_kwargs"], "verify": verify}}  # type: ignore[dict-item]
+
+    assert arrow_s3_options(given("ca.pem"))["tls_ca_file_path"] == "ca.pem"
+    with pytest.raises(ValueError, match="option 'verify' needs s3fs"):
+        arrow_s3_options(given(False))
+    assert object_store_options("s3://bucket/t", given(False))["allow_invalid_certificates"] == "true"
+    assert "allow_invalid_certificates" not in object_store_options("s3://bucket/t", given("ca.pem"))
+    assert [botocore_options("s3://bucket/t", given(each))["verify"] for each in (Path("ca.pem"), False)] == [
+        "ca.pem",
+        False,
+    ]

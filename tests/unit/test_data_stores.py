@@ -124,6 +124,29 @@ def test_an_error_for_good_names_url_attempt_and_status(folder: Path, kind: str)
         assert rest == list(range(position, FILES * ROWS))
 
 
+def test_an_answer_that_does_not_come_is_asked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farandole.data.s3_client._READ_TIMEOUT", 0.25)
+    with store_of(folder, "s3") as (store, open_it):
+        source = open_it()
+        slow: set[str] = set()
+
+        def hang_once(request: Request) -> None:
+            if request.key.endswith("7.parquet") and request.key not in slow:
+                slow.add(request.key)
+                time.sleep(0.6)
+
+        def hang(request: Request) -> None:
+            time.sleep(0.6 if request.key.endswith("7.parquet") else 0)
+
+        store.fault = hang_once
+        rows = [row for batch in Loader(source, batch_size=16, policy="join") for row in batch["row"].tolist()]
+        assert sorted(rows) == list(range(FILES * ROWS))
+        assert len(slow) == 3
+        store.fault = hang
+        with pytest.raises(SourceError, match=r"7.parquet: .*imeout.* at attempt 4 of 4"):
+            list(Loader(source, batch_size=16, policy="join"))
+
+
 @pytest.mark.parametrize("kind", ["s3", "http"])
 @pytest.mark.parametrize("change", ["changed", "vanished"])
 def test_an_object_that_does_not_stay_ends_the_epoch(tmp_path: Path, kind: str, change: str) -> None:

@@ -1,19 +1,26 @@
 """GET requests over kept connections, with less work for each than clients for any request and answer."""
 
 import http.client
+import io
 import os
 import ssl
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import BinaryIO, cast
+from typing import cast
 from urllib.parse import urlsplit
+
+from farandole.errors import ConfigError
 
 __all__ = ["Answer", "BadAnswer", "Connections"]
 
 _LONGEST_LINE, _MOST_HEADERS = 64 << 10, 256
 _MOST_CHUNKS = 1 << 20
 _NO_BODY = {204, 304}
+# A body that comes slower than this is given up after the patience for bytes: each byte alone would renew that.
+_LEAST_PER_SECOND = 4096
+_MOST_AT_ONCE = 1 << 20  # bytes
 
 
 class BadAnswer(OSError):
@@ -39,10 +46,10 @@ class Answer:
 class Connections:
     """GET requests to servers; used from any thread. A connection is kept for the next request to the same server.
 
-    `timeout` has the seconds to connect, and those to wait for bytes. `bundle` is a file of certificates to trust.
-    Keeps at most `most` connections."""
+    `timeout` has the seconds to connect, and those to wait for bytes. `bundle` is a file or folder of certificates to
+    trust; None: any certificate will do. Keeps at most `most` connections."""
 
-    def __init__(self, *, bundle: str, timeout: tuple[float, float], most: int) -> None:
+    def __init__(self, *, bundle: str | None, timeout: tuple[float, float], most: int) -> None:
         self._bundle, self._timeout, self._most = bundle, timeout, most
         self._context: ssl.SSLContext | None = None
         self._lock = threading.Lock()
@@ -52,7 +59,7 @@ class Connections:
     def get(self, server: str, target: str, headers: Mapping[str, str]) -> Answer:
         """Ask a server ("https://host:port") for a target ("/bucket/key"); blocks until the answer begins.
 
-        Text of headers is ASCII. Raises `OSError`."""
+        Text of headers is ASCII. Raises `OSError`; `ConfigError` if the file of certificates cannot be read."""
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         request = f"GET {target} HTTP/1.1\r\nHost: {urlsplit(server).netloc}\r\n{head}\r\n".encode("ascii")
         while True:
@@ -61,7 +68,7 @@ class Connections:
             try:
                 connection.send(request)
                 return Answer(connection)
-            except (_Closed, ConnectionError):
+            except (_Closed, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 connection.close()
                 if not used:  # a kept connection may have been closed for its age; a new one has not
                     raise
@@ -100,10 +107,7 @@ class Connections:
         if parts.scheme == "https":
             with self._lock:
                 if self._context is None:  # reading the certificates takes long
-                    folder = os.path.isdir(self._bundle)
-                    self._context = ssl.create_default_context(
-                        cafile=None if folder else self._bundle, capath=self._bundle if folder else None
-                    )
+                    self._context = _context_of(self._bundle)
             opened: http.client.HTTPConnection = http.client.HTTPSConnection(
                 host, parts.port, timeout=patience, context=self._context
             )
@@ -114,12 +118,27 @@ class Connections:
         return opened
 
 
+def _context_of(bundle: str | None) -> ssl.SSLContext:
+    if bundle is None:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    folder = os.path.isdir(bundle)
+    try:
+        return ssl.create_default_context(cafile=None if folder else bundle, capath=bundle if folder else None)
+    except OSError as error:
+        advice = "it is named by the option 'verify', AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE or ca_bundle of the profile"
+        raise ConfigError("verify", f"no certificates can be read from {bundle}: {error}; {advice}") from error
+
+
 class _Connection:
     """One connection, used by one thread at a time."""
 
     def __init__(self, owner: Connections, server: str, opened: http.client.HTTPConnection) -> None:
         self._owner, self.server, self._opened = owner, server, opened
-        self._stream = cast(BinaryIO, opened.sock.makefile("rb", 64 << 10))
+        self._stream = cast(io.BufferedReader, opened.sock.makefile("rb", 64 << 10))
+        self._patience = opened.sock.gettimeout() or 0.0
         self.used = False
 
     def send(self, request: bytes) -> None:
@@ -178,10 +197,18 @@ class _Connection:
         raise BadAnswer("the body has too many chunks")
 
     def _exactly(self, length: int) -> bytes:
-        data = self._stream.read(length)
-        if len(data) < length:
-            raise BadAnswer(f"the body is {length - len(data)} bytes short")
-        return data
+        until = time.monotonic() + self._patience + length / _LEAST_PER_SECOND
+        parts: list[bytes] = []
+        left = length
+        while left:
+            part = self._stream.read1(min(left, _MOST_AT_ONCE))
+            if not part:
+                raise BadAnswer(f"the body is {left} bytes short")
+            parts.append(part)
+            left -= len(part)
+            if left and time.monotonic() > until:
+                raise TimeoutError(f"{length - left} of {length} bytes of the body have come in time")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _one_head(self) -> tuple[int, dict[str, str]]:
         begin = self._stream.readline(_LONGEST_LINE)

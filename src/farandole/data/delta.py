@@ -3,6 +3,7 @@
 import hashlib
 import json
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ _FEATURES = {
     "vacuumProtocolCheck",
 }
 _PHYSICAL = "delta.columnMapping.physicalName"
+_ARROW = "\u21b3"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Writers cut times in the log to milliseconds.
 _CUT = timedelta(milliseconds=1)
 
@@ -99,7 +102,7 @@ class DeltaSource(TableSource):
         except Exception as error:  # deltalake raises its own classes, and those of the store's client
             lacking = "" if version is None else f"version {version} "
             advice = "" if version is None else "; it may have been vacuumed, or never have been there"
-            problem = mask(f"{lacking}cannot be opened as a Delta table: {_first_line(error)}{advice}", *secrets)
+            problem = mask(f"{lacking}cannot be opened as a Delta table: {_in_a_line(error)}{advice}", *secrets)
             raise SourceError(self._url, problem) from hide_cause(error, *secrets)
         return table
 
@@ -215,5 +218,8 @@ def _widened(values: pa.Array, by: timedelta) -> pa.Array:
     return pc.add(values, pa.scalar(by, pa.duration(values.type.unit)))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]
+def _in_a_line(error: Exception) -> str:
+    """Return an error's first line and the causes that deltalake writes below it, each after an arrow."""
+    first, *rest = str(error).strip().split("\n")
+    causes = [_COLOUR.sub("", line).strip() for line in rest if _ARROW in line]
+    return ": ".join([first, *(cause.removeprefix(_ARROW).strip() for cause in causes)])

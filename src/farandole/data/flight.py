@@ -2,6 +2,7 @@
 
 import logging
 import random
+import ssl
 import threading
 import time
 from collections import deque
@@ -27,6 +28,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds; each pause is twice the one 
 _PATIENCE = 300.0
 # A store that refuses for its load gets half as many requests for as long.
 _CALM = 5.0
+
+
+_TRUST = (
+    "the store's certificate is not trusted. Name the file of its authority by AWS_CA_BUNDLE or "
+    "{'client_kwargs': {'verify': file}}, for web servers by SSL_CERT_FILE"
+)
 
 
 class PassingFailure(Exception):
@@ -73,13 +80,15 @@ class Flight:
     def call(self, url: str, request: Callable[[], T]) -> T:
         """Return what `request` returns; blocks while enough requests are in flight, and between attempts.
 
-        Raises `SourceError` naming URL, attempts and the last failure when each attempt was a `PassingFailure`, and
-        when none of the requests in flight ends within `patience` seconds."""
+        Raises `SourceError` naming URL, attempts and the last failure when each attempt was a `PassingFailure`, when
+        none of the requests in flight ends within `patience` seconds, and for a certificate that is not trusted."""
         began = time.monotonic()
         for attempt in range(1, self._attempts + 1):
             try:
                 return self._fly(url, request)
             except PassingFailure as failure:
+                if untrusted := _certificate_problem(failure):
+                    raise SourceError(url, f"cannot be read: {untrusted}; {_TRUST}") from failure
                 if attempt == self._attempts:
                     spent = time.monotonic() - began
                     problem = f"{failure} at attempt {attempt} of {attempt}, after {spent:.1f} s"
@@ -106,3 +115,13 @@ class Flight:
                 self._flying -= 1
                 # No more threads than can go on: to wake all of them for each request would cost more than the request.
                 self._changed.notify(max(0, self.most - self._flying))
+
+
+def _certificate_problem(failure: BaseException) -> str:
+    """Return what is wrong with a certificate, if that is behind a failure: clients wrap it in errors of their own."""
+    each: BaseException | None = failure
+    while each is not None:
+        if isinstance(each, ssl.SSLCertVerificationError) and (told := getattr(each, "verify_message", "")):
+            return str(told)  # which aiohttp's error of this class lacks
+        each = each.__cause__ or each.__context__
+    return ""

@@ -217,10 +217,14 @@ class S3Client:
                 given = [asked.get(f"aws_{name}") for name in ("access_key_id", "secret_access_key", "session_token")]
                 if given[0]:
                     session.set_credentials(*given)
+                verify = asked.get("verify", True)
+                if verify is True:
+                    verify = session.get_config_variable("ca_bundle") or session.get_config_variable("bundle")
+                assert verify is None or isinstance(verify, str | bool), "see botocore_options"
                 requests = S3Requests(
                     client,
                     None if anonymous else session.get_credentials(),
-                    bundle=session.get_config_variable("ca_bundle") or session.get_config_variable("bundle"),
+                    bundle=verify,
                     timeout=(_CONNECT_TIMEOUT, _READ_TIMEOUT),
                     connections=MOST_IN_FLIGHT,
                 )

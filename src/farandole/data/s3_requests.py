@@ -18,10 +18,17 @@ class S3Requests:
     """Requests for objects of the buckets to which a client of botocore leads; used from any thread.
 
     `credentials` are botocore's, which renew themselves; None: requests are not signed. `bundle` is a file of
-    certificates to trust; None: botocore's. Where a proxy leads to the store, all requests are left to the client."""
+    certificates to trust; None or True: botocore's; False: any certificate will do. Where a proxy leads to the store,
+    all requests are left to the client."""
 
     def __init__(
-        self, client: Any, credentials: Any, *, bundle: str | None, timeout: tuple[float, float], connections: int
+        self,
+        client: Any,
+        credentials: Any,
+        *,
+        bundle: str | bool | None,
+        timeout: tuple[float, float],
+        connections: int,
     ) -> None:
         from botocore.httpsession import get_cert_path
         from botocore.utils import get_environ_proxies
@@ -29,7 +36,8 @@ class S3Requests:
         self._client, self._credentials = client, credentials
         self._region = client.meta.region_name
         self._by_proxy = bool(get_environ_proxies(client.meta.endpoint_url))
-        self._connections = Connections(bundle=get_cert_path(bundle or True), timeout=timeout, most=connections)
+        trusted = None if bundle is False else get_cert_path(bundle or True)
+        self._connections = Connections(bundle=trusted, timeout=timeout, most=connections)
         self._begins: dict[str, str | None] = {}  # URLs of buckets; None for those that need the client
         self._lock = threading.Lock()
 

@@ -38,6 +38,8 @@ _BOTOCORE = {
     "anon": "anonymous",
     "anonymous": "anonymous",
     "profile": "profile",
+    "verify": "verify",
+    "use_ssl": "use_ssl",
 }
 _IN_QUERIES = {"scheme", "endpoint_override", "allow_bucket_creation", "allow_bucket_deletion"}
 
@@ -65,6 +67,8 @@ def object_store_options(url: str, options: Mapping[str, object]) -> dict[str, s
     found = _told_by(url) | _flat(options)
     made = {_S3[name]: _text(value) for name, value in found.items() if name in _S3 and value is not None}
     made |= {name: str(value) for name, value in options.items() if name.upper().startswith("AWS_")}
+    if found.get("verify") is False:
+        made["allow_invalid_certificates"] = "true"
     if made.get("AWS_ENDPOINT_URL", "").startswith("http://"):
         made["AWS_ALLOW_HTTP"] = "true"
     return made
@@ -79,6 +83,8 @@ def arrow_s3_options(options: Mapping[str, object]) -> dict[str, object]:
         if name == "endpoint_url":
             scheme, _, host = str(value).rpartition("://")
             made |= {"endpoint_override": host, "scheme": scheme or "https"}
+        elif name == "verify" and isinstance(value, str):
+            made["tls_ca_file_path"] = value
         elif name in _ARROW:
             made[_ARROW[name]] = value
         else:
@@ -89,12 +95,16 @@ def arrow_s3_options(options: Mapping[str, object]) -> dict[str, object]:
 def botocore_options(url: str, options: Mapping[str, object]) -> dict[str, object]:
     """Return arguments of botocore's client of s3, and "anonymous" and "profile", for a URL and fsspec's options.
 
-    Raises `ValueError` naming an option without a counterpart."""
+    "verify" is a file of certificates to trust, or False for any. Raises `ValueError` naming an option without a
+    counterpart."""
     found = {name: value for name, value in (_told_by(url) | _flat(options)).items() if name not in _IN_QUERIES}
     unknown = sorted(set(found) - set(_BOTOCORE))
     if unknown:
         raise ValueError(f"botocore has no option '{unknown[0]}'")
-    return {_BOTOCORE[name]: value for name, value in found.items() if value is not None}
+    made = {_BOTOCORE[name]: value for name, value in found.items() if value is not None}
+    if not isinstance(made.get("verify", True), bool):
+        made["verify"] = str(made["verify"])
+    return made
 
 
 def _told_by(url: str) -> dict[str, object]:
