@@ -209,6 +209,7 @@ class _Adapter:
     """The arrays as the engine's tensors."""
 
     name = "device"
+    own_type = None
 
     def __init__(self, kind: type[DeviceArray]) -> None:
         self.kind = kind

@@ -11,7 +11,7 @@ import pytest
 import farandole.numpy as hvd
 from farandole.core import default
 from farandole.core.context import Context
-from farandole.errors import ConfigError, EngineClosed
+from farandole.errors import ConfigError, EngineClosed, NotInitializedError
 from farandole.rendezvous import SoloRendezvous
 from helpers.ranks import run_ranks
 from helpers.recurring import recurring
@@ -69,6 +69,23 @@ def test_a_thread_of_its_own_does_not_touch_the_process() -> None:
 
     run_ranks(2, body)
     assert not hvd.is_initialized()
+
+
+def sums(times: int = 3) -> list[float]:
+    return [float(hvd.allreduce_(np.ones(1), op=hvd.Sum, name="x")[0]) for _ in range(times)]
+
+
+@pytest.mark.usefixtures("ended")
+def test_repeated_calls_find_their_own_job_while_threads_have_others() -> None:
+    """They look for it in a shorter way than first calls."""
+    hvd.init()
+    assert sums() == [1.0] * 3
+    assert run_ranks(2, lambda context: sums()) == [[2.0] * 3] * 2
+    assert sums() == [1.0] * 3
+    assert default.shared is default.membership()
+    hvd.shutdown()
+    with pytest.raises(NotInitializedError):
+        sums()
 
 
 def test_unnamed_operations_are_counted_per_context_and_kind() -> None:

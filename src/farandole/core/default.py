@@ -31,6 +31,7 @@ __all__ = [
     "membership",
     "metrics",
     "rank",
+    "shared",
     "shutdown",
     "size",
     "start_timeline",
@@ -63,6 +64,10 @@ class _Thread(threading.local):
 _lock = threading.Lock()
 _thread = _Thread()
 _process: _ContextMembership | None = None
+_threads = 0  # blocks of `use` that some thread is in
+# What `membership` returns in every thread; None before `init()`, and while a thread is in `use`. A look at it takes
+# less time than the call.
+shared: Membership | None = None
 # A context keeps its counters however often a thread enters `use`; they go when it goes.
 _counters: WeakKeyDictionary[Context, Counters] = WeakKeyDictionary()
 _atexit_registered = False
@@ -87,13 +92,25 @@ def context() -> Context:
 @contextmanager
 def use(context: Context) -> Iterator[Context]:
     """Make `context` the one that this thread's calls use, until the block ends."""
+    global _threads
     before = _thread.membership
     with _lock:
+        _threads += 1
+        _share()
         _thread.membership = _ContextMembership(context, _counters.setdefault(context, Counters()))
     try:
         yield context
     finally:
-        _thread.membership = before
+        with _lock:
+            _thread.membership = before
+            _threads -= 1
+            _share()
+
+
+def _share() -> None:
+    """Set `shared`, with the lock held."""
+    global shared
+    shared = _process if _threads == 0 else None
 
 
 def init(
@@ -117,6 +134,7 @@ def init(
         if _thread.membership is None and _process is None:
             made = _join(comm, config or Config.from_environment(), rendezvous)
             _process = _ContextMembership(made, Counters())
+            _share()
             if not _atexit_registered:
                 atexit.register(shutdown)
                 _atexit_registered = True
@@ -158,6 +176,7 @@ def _add_sets(context: Context, sets: Sequence[RankSet]) -> None:
             context.sets.add(each, each.ranks or ())
     except BaseException:
         _process = None
+        _share()
         context.shutdown()
         raise
 
@@ -185,6 +204,7 @@ def shutdown() -> None:
             _thread.membership = None
         else:
             _process = None
+            _share()
     leaving.context.shutdown()
 
 

@@ -32,6 +32,7 @@ class JaxAdapter:
     made."""
 
     name = "jax"
+    own_type = None
 
     def check(self, tensor: Array, name: str) -> None:
         """Refuse objects other than arrays on one CPU or GPU, and tracers. Blocks until the values are computed."""

@@ -18,6 +18,7 @@ class NumpyAdapter:
     """The reference adapter; the others do the same for their frameworks."""
 
     name = "numpy"
+    own_type = np.ndarray
 
     def check(self, tensor: Array, name: str) -> None:
         """Refuse what is no array."""

@@ -34,6 +34,7 @@ class TorchAdapter:
     """Tensors in the memory of the CPU or of GPUs, contiguous, of the dtypes the engine reduces."""
 
     name = "torch"
+    own_type = None
 
     def check(self, tensor: torch.Tensor, name: str) -> None:
         """Refuse anything but a tensor, and negated views: they are contiguous, but their memory has the wrong

@@ -27,6 +27,12 @@ class Adapter(Protocol[T]):
     def name(self) -> str:
         """The framework's name, as users write it."""
 
+    @property
+    def own_type(self) -> type | None:
+        """The type whose objects `check` and `overwrite` always accept and do nothing with; None if there is none.
+
+        A look at a type takes less time than a call."""
+
     def check(self, tensor: T, name: str) -> None:
         """Refuse, quickly, what the engine would take and must not: other frameworks' tensors, memory that lies.
 

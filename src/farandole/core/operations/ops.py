@@ -9,7 +9,7 @@ from farandole.core.operations.compression import Compressor
 from farandole.core.operations.handle import Handle
 from farandole.core.operations.reduction import Average
 from farandole.core.operations.request import Request
-from farandole.core.operations.requests import Requests, allreduce_request, named, request_of
+from farandole.core.operations.requests import Requests, allreduce_request, named, plain, request_of
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set
 
 __all__ = ["Operations", "barrier", "join"]
@@ -69,6 +69,10 @@ class Operations(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> T:
         """Combine `tensor` over all ranks in place, and return it; as `allreduce`."""
+        if average is None and prescale_factor == 1.0 and postscale_factor == 1.0 and process_set is global_process_set:
+            request = plain.get((op, name))
+            if request is not None:  # the short way of a repeated call
+                return self.requests.reduce(request, tensor, True)
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
         return self.requests.reduce(request, tensor, True)
 

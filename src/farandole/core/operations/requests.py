@@ -15,7 +15,7 @@ from farandole.core.process_sets.membership import Membership
 from farandole.core.process_sets.process_set import ProcessSet, global_process_set, membership_of
 from farandole.errors import InvalidRequest, UnsupportedReduction
 
-__all__ = ["Requests", "allreduce_request", "named", "request_of"]
+__all__ = ["Requests", "allreduce_request", "named", "plain", "request_of"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,7 +59,9 @@ def request_of(
     return made if name is None else made._replace(wire=f"{made.stem}.{name}")
 
 
-_plain: dict[tuple[int | None, str | None], Request] = {}
+# Allreduces among all ranks by `op` and name, with all else left out. A lookup by all fields takes twice as long, and
+# submitting a small tensor only as long as a few lookups.
+plain: dict[tuple[int | None, str | None], Request] = {}
 
 
 def allreduce_request(
@@ -73,14 +75,13 @@ def allreduce_request(
 ) -> Request:
     """Return the request for an allreduce; raises `ValueError` for a wrong `op` or `average`."""
     if average is None and prescale == 1.0 and postscale == 1.0 and process_set is global_process_set and not grouped:
-        # A lookup by all fields takes twice as long, and submitting a small tensor only as long as a few lookups.
         try:
-            return _plain[op, name]
+            return plain[op, name]
         except KeyError:
-            if len(_plain) >= _KEPT:
-                _plain.clear()
+            if len(plain) >= _KEPT:
+                plain.clear()
             made = request_of(kinds.ALLREDUCE, name, process_set, Average if op is None else op)
-            return _plain.setdefault((op, name), made)
+            return plain.setdefault((op, name), made)
     if op is None or average is not None:
         op = choose_reduction(op, average).op
     return request_of(kinds.ALLREDUCE, name, process_set, op, prescale, postscale, grouped)
@@ -96,6 +97,7 @@ class Requests(Generic[T]):
 
     def __init__(self, adapter: Adapter[T]) -> None:
         self.adapter = adapter
+        self._own_type = adapter.own_type
 
     def run(self, request: Request, tensor: T) -> Any:
         """Return the result of `request` in new memory; of an alltoall, a pair with the rows from each rank.
@@ -113,8 +115,18 @@ class Requests(Generic[T]):
         return self.start_group(request, tensors).wait()
 
     def reduce(self, request: Request, tensor: T, write: bool) -> T:
-        """Perform an allreduce, into `tensor` itself with `write`, and return the result."""
-        membership, wire, output = self._prepare(request, tensor, write)
+        """Perform an allreduce, into `tensor` itself with `write`, and return the result.
+
+        The wait for a small tensor is shorter than a few calls of Python, so what is known is not asked for."""
+        wire = request.wire
+        membership = default.shared
+        if membership is None or wire is None or request.process_set is not global_process_set:
+            membership, wire = _addressed(request)
+        output = tensor
+        if type(tensor) is not self._own_type:
+            (self.adapter.overwrite if write else self.adapter.check)(tensor, wire)
+        if not write:
+            output = self.adapter.empty_like(tensor)
         try:
             membership.engine.run(request, wire, tensor, output)
         except Exception as error:
