@@ -147,7 +147,12 @@ class Config:
     )
     interface: str | None = field(
         default=None,
-        metadata=_about("network", "text", "address or network interface that listeners bind", "HOROVOD_GLOO_IFACE"),
+        metadata=_about(
+            "network",
+            "text",
+            "address or network interface that listeners bind; of a list with commas, the first that connects",
+            "HOROVOD_GLOO_IFACE",
+        ),
     )
     fabric: str = field(
         default="auto",

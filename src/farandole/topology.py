@@ -21,6 +21,8 @@ __all__ = [
     "Topology",
     "host_identity",
     "interface_address",
+    "interface_addresses",
+    "interface_names",
     "loopback_address",
     "own_addresses",
 ]
@@ -114,17 +116,49 @@ def host_identity() -> str:
     return f"{name}#{digest[:12]}"
 
 
-def interface_address(interface: str) -> str:
-    """Return the address that a listener binds for `interface`, an IP address or the name of a network interface.
+def interface_names(interface: str) -> list[str]:
+    """Return the names and addresses in `interface`, a list with commas. Raises `ConfigError` for an empty one."""
+    names = [each.strip() for each in interface.split(",")]
+    if not all(names):
+        raise ConfigError("interface", f"{interface!r} has an empty name; write eth0, or eth0,ib0")
+    return names
 
-    Raises `ConfigError` naming the host's interfaces when `interface` is neither."""
+
+def interface_address(interface: str) -> str:
+    """Return the first of the addresses that `interface_addresses` gives; raises what it raises."""
+    return interface_addresses(interface)[0]
+
+
+def interface_addresses(interface: str) -> list[str]:
+    """Return the addresses that listeners bind for `interface`: an IP address, the name of a network interface, or a
+    list of them with commas, of which the host needs to have one.
+
+    A single address is taken as it is. Raises `ConfigError` naming the host's interfaces when it has none of them."""
+    names = interface_names(interface)
+    found: list[str] = []
+    errors: list[ConfigError] = []
+    for name in names:
+        try:
+            found.append(_address_of(name, is_own=len(names) > 1))
+        except ConfigError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0] if len(errors) == 1 else ConfigError("interface", "; ".join(each.problem for each in errors))
+    return list(dict.fromkeys(found))
+
+
+def _address_of(interface: str, *, is_own: bool) -> str:
+    """Return the address of one name; with `is_own`, an address must be one of this host's."""
     names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
         try:
-            return str(ipaddress.ip_address(interface))
+            address = ipaddress.ip_address(interface)
         except ValueError as error:
             problem = f"{interface!r} is neither an address nor one of {', '.join(names)}"
             raise ConfigError("interface", problem) from error
+        if is_own:
+            _require_own(address)
+        return str(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             # struct ifreq: 16 bytes of name, then a sockaddr_in with the address at offset 4.
@@ -132,6 +166,14 @@ def interface_address(interface: str) -> str:
         except OSError as error:
             raise ConfigError("interface", f"{interface} has no IPv4 address ({error.strerror})") from error
     return socket.inet_ntoa(answer[20:24])
+
+
+def _require_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((str(address), 0))
+        except OSError as error:
+            raise ConfigError("interface", f"{address} is no address of this host ({error.strerror})") from error
 
 
 def own_addresses() -> list[str]:

@@ -186,8 +186,11 @@ def test_a_backend_refuses_what_it_cannot_use() -> None:
         SparkBackend(num_proc=1, start_timeot=3)
     with pytest.raises(ConfigError, match="use_mpi: ranks of a Spark job connect by themselves"):
         SparkBackend(num_proc=1, use_mpi=True)
-    with pytest.raises(ConfigError, match="nics: one interface can be used"):
-        SparkBackend(num_proc=1, nics=["a", "b"]).tasks()
+
+
+@pytest.mark.parametrize("nics", ["a,b", ["a", "b"]])
+def test_a_backend_passes_on_several_interfaces(nics: str | list[str]) -> None:
+    assert SparkBackend(num_proc=1, nics=nics).tasks().env["FARANDOLE_INTERFACE"] == "a,b"
 
 
 def test_columns_may_stay_as_they_are_and_one_may_choose(tmp_path: Path) -> None:

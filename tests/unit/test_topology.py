@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from farandole._native import data_peers, make_grid
 from farandole.errors import ConfigError
-from farandole.topology import CONTROL_DEGREE, JobEnvironment, Topology, host_identity, interface_address
+from farandole.topology import (
+    CONTROL_DEGREE,
+    JobEnvironment,
+    Topology,
+    host_identity,
+    interface_address,
+    interface_addresses,
+)
 
 host_lists = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=24)
 
@@ -131,6 +138,24 @@ def test_an_address_is_its_own_interface(address: str) -> None:
 
 def test_the_address_of_an_interface() -> None:
     assert interface_address("lo") == "127.0.0.1"
+
+
+def test_of_several_interfaces_the_host_has_some() -> None:
+    assert interface_address("ib7,lo") == "127.0.0.1"
+    assert interface_addresses("ib7, lo,192.0.2.1,127.0.0.1,127.0.0.2") == ["127.0.0.1", "127.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "sentence"),
+    [
+        ("ib7,192.0.2.1", "interface: 'ib7' is neither .*; 192.0.2.1 is no address of this host"),
+        ("lo,", "'lo,' has an empty name"),
+        ("", "'' has an empty name"),
+    ],
+)
+def test_lists_of_interfaces_that_do_not_help(listed: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        interface_addresses(listed)
 
 
 def test_an_interface_that_is_not_there() -> None:

@@ -14,7 +14,7 @@ from farandole.handshake import Deadline, new_secret
 from farandole.meeting import Caller
 from farandole.rendezvous import TcpRendezvous
 from farandole.rendezvous_server import RendezvousServer
-from farandole.topology import host_identity, interface_address, own_addresses
+from farandole.topology import host_identity, interface_addresses, own_addresses
 
 __all__ = ["Exchange", "HostedRendezvous", "meet"]
 
@@ -90,7 +90,7 @@ def meet(exchange: Exchange, config: Config, deadline: Deadline) -> HostedRendez
     Blocks until every rank has come, up to `deadline`; raises `RendezvousError`."""
     server, card = None, b""
     if exchange.rank == 0:
-        hosts = own_addresses() if config.interface is None else [interface_address(config.interface)]
+        hosts = own_addresses() if config.interface is None else interface_addresses(config.interface)
         secret = new_secret()
         server = RendezvousServer(exchange.size, secret, host=hosts[0], others=hosts[1:])
         card = json.dumps([secret.hex(), server.addresses]).encode()

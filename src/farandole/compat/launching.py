@@ -10,7 +10,7 @@ from farandole.errors import ConfigError
 from farandole.launch.run import run as run_ranks
 from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_ARGUMENTS
 
-__all__ = ["one_interface", "run"]
+__all__ = ["run"]
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +72,10 @@ def run(
         ssh_identity_file=ssh_identity_file,
         start_timeout=start_timeout,
         output_filename=output_filename,
-        network_interface=network_interface or one_interface(network_interfaces),
+        network_interface=network_interface or _listed(network_interfaces),
         executable=executable,
     )
 
 
-def one_interface(names: Iterable[str] | str | None) -> str | None:
-    """Return the named network interface, or None. Raises `ConfigError` for several."""
-    listed = names.split(",") if isinstance(names, str) else list(names or ())
-    if len(listed) > 1:
-        raise ConfigError("network_interfaces", f"one interface can be used, got {', '.join(listed)}")
-    return listed[0] if listed else None
+def _listed(names: Iterable[str] | str | None) -> str | None:
+    return names if names is None or isinstance(names, str) else ",".join(names)

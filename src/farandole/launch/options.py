@@ -10,7 +10,14 @@ from farandole.config import Config, Setting
 from farandole.errors import ConfigError
 from farandole.refusals import IGNORED_OPTIONS, REFUSED_OPTIONS
 
-__all__ = ["Given", "add_horovod_options", "add_setting_options", "add_ssh_options", "positive_count"]
+__all__ = [
+    "Given",
+    "add_horovod_options",
+    "add_mpi_options",
+    "add_setting_options",
+    "add_ssh_options",
+    "positive_count",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +65,24 @@ class Given(argparse.Namespace):
     slots_per_host: int | None
     elastic_timeout: int | None
     discovery_script: str | None
+    mpi: bool
+    gloo: bool
+    mpi_args: str | None
+    binding_args: str | None
+    tcp: bool
     command: list[str]
 
     def __init__(self) -> None:
         super().__init__()
         self.settings: dict[str, str] = {}  # by the setting's name, as its environment variable spells it
         self.ignored: list[str] = []  # a sentence each
+        self.mpi_in_file = False
+
+    @property
+    def by_mpirun(self) -> bool:
+        """Return whether mpirun is to start the ranks: as the options say, which win over a file of options."""
+        words_for_it = self.mpi_args is not None or self.binding_args is not None
+        return self.mpi or (not self.gloo and (self.mpi_in_file or words_for_it))
 
 
 def add_setting_options(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +105,23 @@ def add_ssh_options(parser: argparse.ArgumentParser) -> None:
     ssh.add_argument("-p", "--ssh-port", type=positive_count, metavar="PORT", help="port of the hosts' ssh servers")
     ssh.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key")
     ssh.add_argument("--ssh-command", default="ssh", metavar="COMMAND", help="ssh, with options of your own")
+
+
+def add_mpi_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for ranks that the mpirun of the site starts, as a group."""
+    mpi = parser.add_argument_group(
+        "mpirun", "Open MPI, MPICH or Intel MPI start the ranks, with the options and variables of this command"
+    )
+    who = mpi.add_mutually_exclusive_group()
+    who.add_argument("--mpi", action="store_true", help="start the ranks by the mpirun on PATH")
+    who.add_argument("--gloo", action="store_true", help="start the ranks without MPI (default)")
+    mpi.add_argument("--mpi-args", metavar="WORDS", help="further options of mpirun; implies --mpi")
+    mpi.add_argument(
+        "--binding-args",
+        metavar="WORDS",
+        help="mpirun's options for binding and mapping; implies --mpi (default: none)",
+    )
+    mpi.add_argument("--tcp", action="store_true", help="MPI uses TCP between hosts, and no interconnect")
 
 
 def positive_count(text: str) -> int:
@@ -149,8 +185,6 @@ class _Set(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         text = f"{values}{self._alias.unit}" if self._alias.value is None else self._alias.value
-        if self.setting.name == "interface" and "," in text:
-            parser.error(f"{option_string}: name one interface, got {text!r}")
         try:
             value = self.setting.parse(text, option_string)
         except ConfigError as error:

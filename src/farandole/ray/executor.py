@@ -53,16 +53,16 @@ class RayExecutor:
         placement_group_timeout_s: float = 100,
         nics: Sequence[str] | None = None,
     ) -> Settings:
-        """Return settings from seconds and the name of a network interface. Ray needs no ssh."""
+        """Return settings from seconds and the names of network interfaces. Ray needs no ssh.
+
+        Each host uses the first of `nics` that it has and that connects."""
         if ssh_identity_file is not None or ssh_str is not None:
             log.warning("ssh_identity_file and ssh_str have no effect: Ray starts the ranks")
-        interfaces = [nics] if isinstance(nics, str) else sorted(nics or ())
-        if len(interfaces) > 1:
-            raise ConfigError("nics", f"name one interface, got {', '.join(interfaces)}")
+        names = nics if nics is None or isinstance(nics, str) else ",".join(nics)
         return Settings(
             start_timeout=timedelta(seconds=timeout_s),
             placement_group_timeout=timedelta(seconds=placement_group_timeout_s),
-            interface=interfaces[0] if interfaces else None,
+            interface=names or None,
         )
 
     def __init__(

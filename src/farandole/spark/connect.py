@@ -23,7 +23,7 @@ from farandole.handshake import Deadline, join_address, new_secret
 from farandole.spark.addresses import address_toward
 from farandole.spark.application import DriverHost
 from farandole.spark.task import TaskOrders, TaskPlan
-from farandole.topology import interface_address, own_addresses
+from farandole.topology import interface_addresses, own_addresses
 
 __all__ = ["ConnectApplication", "candidates", "reach"]
 
@@ -108,12 +108,12 @@ class ConnectApplication:
 
 
 def candidates(server: str, interface: str = "") -> list[str]:
-    """Return the addresses of this machine: of `interface` if it has one so named, then on the way to `server`.
+    """Return the addresses of this machine: of those of `interface` that it has, then on the way to `server`.
 
     Others follow, the loopback address last."""
     first = []
     with contextlib.suppress(ConfigError):  # the name of an interface of the executors
-        first += [interface_address(interface)] if interface else []
+        first += interface_addresses(interface) if interface else []
     with contextlib.suppress(OSError):  # a proxy, which resolves the name itself
         first.append(address_toward(server, 1))
     loopback, *others = own_addresses()

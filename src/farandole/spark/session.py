@@ -108,11 +108,8 @@ def _has_started() -> bool:
 
 
 def interface_of(nics: Iterable[str] | str) -> str:
-    """Return the one interface that `nics` names; raises `ConfigError` for several."""
-    names = nics.split(",") if isinstance(nics, str) else list(nics)
-    if len(names) != 1:
-        raise ConfigError("nics", f"one interface can be used, got {names}")
-    return names[0]
+    """Return the setting for the interfaces that `nics` names, of which each host uses the first that connects."""
+    return nics if isinstance(nics, str) else ",".join(nics)
 
 
 def shown_on(stdout: TextIO | None, stderr: TextIO | None, timestamp: bool) -> Show:

@@ -10,12 +10,10 @@ import json
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from farandole._native import MpiComm, Segment, data_peers, make_grid
 from farandole.bootstrap.mpi import MpiProcess
@@ -24,18 +22,18 @@ from farandole.core.autotune.knobs import LARGEST_SLOT
 from farandole.core.wiring.fabric import Offer, decide, offer, tell
 from farandole.core.wiring.listeners import listen_tcp, listen_unix, unix_name
 from farandole.core.wiring.mpi import make_communicator
+from farandole.core.wiring.own_address import own_address
 from farandole.core.wiring.peers import Arrivals, connect_to, reaching, report_missing
 from farandole.errors import RendezvousError
-from farandole.handshake import Deadline, join_address, split_address
+from farandole.handshake import Deadline, join_address
 from farandole.rendezvous import Lifeline, PartRendezvous, Rendezvous, TcpRendezvous, ThreadRendezvous
-from farandole.topology import Topology, host_identity, interface_address, loopback_address
+from farandole.topology import Topology, host_identity
 
 __all__ = ["Wiring", "connect"]
 
 # Among the ranks of one host, once they are connected: the rank that is missing, or that all is well.
 WORD = struct.Struct("!i")
 RUNS = -1
-LOOKUP_PAUSE = 0.5  # seconds between two lookups of a host name
 GRACE = timedelta(seconds=5)  # when its time is over, the first rank of a host tells the others whom it has missed
 
 
@@ -150,7 +148,7 @@ def connect(
     deadline = _Patience(config.start_timeout)
     offered, mpi = offer(_first_met(rendezvous), rendezvous.size, config, deadline)
     with ExitStack() as stack:
-        tcp = stack.enter_context(listen_tcp(_own_address(rendezvous, config, deadline)))
+        tcp = stack.enter_context(listen_tcp(own_address(rendezvous, config, deadline)))
         unix = stack.enter_context(listen_unix())
         arrivals = Arrivals([tcp, unix], rendezvous)
         stack.callback(arrivals.close)
@@ -226,43 +224,6 @@ def _wire(
 def _first_met(rendezvous: Rendezvous) -> Rendezvous:
     """Where the job's ranks met, of whom these may be only some."""
     return rendezvous.whole if isinstance(rendezvous, PartRendezvous) else rendezvous
-
-
-def _own_address(rendezvous: Rendezvous, config: Config, deadline: Deadline) -> str:
-    if config.interface is not None:
-        return interface_address(config.interface)
-    there = rendezvous.address
-    if there is None:
-        return loopback_address()
-    # The interface by which this host reaches the rendezvous is one by which the others reach this host.
-    family, kind, protocol, _, target = _looked_up(there, deadline)
-    with socket.socket(family, kind, protocol) as probe:
-        try:
-            probe.connect(target)  # of a datagram socket: sends nothing
-        except OSError as error:
-            raise RendezvousError(
-                f"this host has no way there ({error.strerror}): look at its interfaces (ip address, ip route)",
-                where=there,
-            ) from error
-        return str(probe.getsockname()[0])
-
-
-def _looked_up(address: str, deadline: Deadline) -> tuple[Any, ...]:
-    """Look up `address`; wait until `deadline` for a host name that is not known yet.
-
-    Kubernetes publishes the name of a pod only when the pod runs. Raises `RendezvousError` with the name."""
-    where, port = split_address(address)
-    while True:
-        try:
-            return socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
-        except socket.gaierror as error:
-            try:
-                time.sleep(min(LOOKUP_PAUSE, deadline.remaining()))
-            except TimeoutError as end:
-                problem = f"the host name {where} has no address here ({error.strerror}): {end}"
-                raise RendezvousError(
-                    f"{problem}; look at the name, and at the DNS of this host", where=address
-                ) from None
 
 
 def _share_segment(

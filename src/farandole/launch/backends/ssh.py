@@ -26,7 +26,7 @@ from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
 from farandole.launch.hosts import is_local, route_to
 from farandole.launch.messages import SILENCE, Messages
 from farandole.launch.processes import GRACE
-from farandole.topology import interface_address
+from farandole.topology import interface_addresses
 
 __all__ = ["Shell", "Ssh", "SshBackend"]
 
@@ -76,6 +76,7 @@ class SshBackend:
         """Start the agents of all hosts at the same time, and find the address at which they reach this machine.
 
         Raises `HostsError` naming every host that cannot be used, with its reason."""
+        named = None if self._interface is None else interface_addresses(self._interface)
         remote = [host for host in hosts if not is_local(host.name)]
         with contextlib.ExitStack() as stack:
             started: dict[Host, SshAgent] = {}
@@ -99,15 +100,17 @@ class SshBackend:
             finally:
                 for agent in opened.values():
                     stack.callback(agent.close)
-            self.address = self._find_address(opened, interrupt)
+            self.address = self._find_address(opened, named, interrupt)
             local = {host: stack.enter_context(LocalAgent(self.address)) for host in hosts if host not in opened}
             yield {host: opened.get(host) or local[host] for host in hosts}
 
-    def _find_address(self, agents: "Mapping[Host, SshAgent]", interrupt: Callable[[], None]) -> str:
-        """Return the first of this machine's addresses that all agents reach."""
-        if self._interface is not None:
-            candidates = [interface_address(self._interface)]
-        else:
+    @staticmethod
+    def _find_address(
+        agents: "Mapping[Host, SshAgent]", named: Sequence[str] | None, interrupt: Callable[[], None]
+    ) -> str:
+        """Return the first of this machine's addresses that all agents reach: of the `named` ones, if any are."""
+        candidates = named
+        if candidates is None:
             # As the hosts see this machine, and as its own routes have it: the first may be a jump host's.
             seen = [agent.client for agent in agents.values()]
             candidates = list(dict.fromkeys([*seen, *(route_to(agent.server) for agent in agents.values())]))

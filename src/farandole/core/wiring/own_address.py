@@ -1,0 +1,77 @@
+"""The address of this host at which a rank listens."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from farandole.config import Config
+from farandole.errors import RendezvousError
+from farandole.handshake import Deadline, split_address
+from farandole.rendezvous import Rendezvous
+from farandole.topology import interface_addresses, loopback_address
+
+__all__ = ["first_that_connects", "own_address"]
+
+LOOKUP_PAUSE = 0.5  # seconds between two lookups of a host name
+CONNECT = 2.0  # seconds for a connection from one of several addresses
+
+
+def own_address(rendezvous: Rendezvous, config: Config, deadline: Deadline) -> str:
+    """Return the address of the setting `interface`, or else the one by which this host reaches the rendezvous.
+
+    Of several interfaces it is the first from which that can be reached. May block for a lookup, and for
+    connections; raises `RendezvousError` if this host has no way there."""
+    there = rendezvous.address
+    if config.interface is not None:
+        own = interface_addresses(config.interface)
+        if len(own) == 1 or there is None:
+            return own[0]
+        return first_that_connects(own, _looked_up(there, deadline)[-1], deadline)
+    if there is None:
+        return loopback_address()
+    # The interface by which this host reaches the rendezvous is one by which the others reach this host.
+    family, kind, protocol, _, target = _looked_up(there, deadline)
+    with socket.socket(family, kind, protocol) as probe:
+        try:
+            probe.connect(target)  # of a datagram socket: sends nothing
+        except OSError as error:
+            raise RendezvousError(
+                f"this host has no way there ({error.strerror}): look at its interfaces (ip address, ip route)",
+                where=there,
+            ) from error
+        return str(probe.getsockname()[0])
+
+
+def first_that_connects(own: Sequence[str], target: tuple[Any, ...], deadline: Deadline) -> str:
+    """Return the first of this host's addresses `own` from which a connection to `target` can be made.
+
+    The target's own address, if it is among them, comes first: the other hosts reach that one, and from here all can be
+    reached. Returns the first address if none connects, so that the error of the meeting names it."""
+    if target[0] in own:
+        return str(target[0])
+    for address in own:
+        with contextlib.suppress(OSError):
+            limit = min(CONNECT, deadline.remaining())
+            socket.create_connection(target[:2], limit, source_address=(address, 0)).close()
+            return address
+    return own[0]
+
+
+def _looked_up(address: str, deadline: Deadline) -> tuple[Any, ...]:
+    """Look up `address`; wait until `deadline` for a host name that is not known yet.
+
+    Kubernetes publishes the name of a pod only when the pod runs. Raises `RendezvousError` with the name."""
+    where, port = split_address(address)
+    while True:
+        try:
+            return socket.getaddrinfo(where, port, type=socket.SOCK_DGRAM)[0]
+        except socket.gaierror as error:
+            try:
+                time.sleep(min(LOOKUP_PAUSE, deadline.remaining()))
+            except TimeoutError as end:
+                problem = f"the host name {where} has no address here ({error.strerror}): {end}"
+                raise RendezvousError(
+                    f"{problem}; look at the name, and at the DNS of this host", where=address
+                ) from None
