@@ -148,10 +148,7 @@ class Config:
     interface: str | None = field(
         default=None,
         metadata=_about(
-            "network",
-            "text",
-            "address or network interface that listeners bind; of a list with commas, the first that connects",
-            "HOROVOD_GLOO_IFACE",
+            "network", "text", "address or network interface that listeners bind, or a list", "HOROVOD_GLOO_IFACE"
         ),
     )
     fabric: str = field(

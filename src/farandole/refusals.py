@@ -10,7 +10,9 @@ from typing import Final
 
 ELASTIC: Final = "elastic training is not there yet"
 GPUS: Final = "estimators train on the CPU only"
-_NO_MPIRUN = "ranks are started by farandole itself, not by mpirun"
+_NO_MPIRUN = (
+    "ranks that call a function are started by farandole itself; horovodrun --mpi starts those of a program by mpirun"
+)
 _MPI_THREADS = "the fabric 'mpi' calls MPI from several threads"
 _ONE_STREAM = "each communicator of NCCL has one stream"
 _NO_CYCLE = "the engine wakes by event, there is no cycle"
@@ -64,11 +66,9 @@ IGNORED_OPTIONS: Sequence[Options] = (
     Options(_BY_TOPOLOGY, ("--torus-allreduce", "--no-torus-allreduce")),
     Options(_NOISE, ("--autotune-gaussian-process-noise",), 1),
     Options(_MPI_THREADS, ("--mpi-threads-disable", "--no-mpi-threads-disable")),
-    Options("ranks connect by TCP, or as mpirun says", ("--tcp",)),
     Options(_ONE_STREAM, ("--num-nccl-streams",), 1),
     Options(f"{_OWN_THREAD}; see --binding", ("--thread-affinity",), 1),
     Options("see --collective-timeout and --start-timeout", ("--gloo-timeout-seconds",), 1),
-    Options(_ONE_CONTROLLER, ("--gloo",)),
     Options(_BY_LOGGING, ("--log-with-timestamp", "--log-without-timestamp")),
     Options(_BY_LOGGING, ("--log-hide-timestamp", "--no-log-hide-timestamp")),
 )
@@ -76,9 +76,6 @@ REFUSED_OPTIONS: Sequence[Options] = (
     Options("give the options themselves, or set their FARANDOLE_ variables", ("--config-file",), 1),
     Options(ELASTIC, ("--reset-limit",), 1),
     Options(ELASTIC, ("--blacklist-cooldown-range",), 2),
-    Options(f"{_NO_MPIRUN}; leave it out, or start the program by mpirun", ("--mpi",)),
-    Options(f"{_NO_MPIRUN}; leave it out, or start the program by mpirun", ("--mpi-args",), 1),
-    Options(f"{_NO_MPIRUN}; see --binding", ("--binding-args",), 1),
     Options("ranks are started by farandole itself, not by jsrun", ("--jsrun",)),
 )
 

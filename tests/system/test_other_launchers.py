@@ -156,6 +156,48 @@ def test_our_launcher_below_several_says_that_the_jobs_are_separate(mpirun: str)
     assert done.stderr.count("started 2 processes; each of them starts a job of its own") == 2
 
 
+@pytest.fixture
+def site(mpirun: str, tmp_path: Path) -> dict[str, str]:
+    """Variables of a site whose `mpirun` this one is."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "mpirun").write_text(f'#!/bin/sh\nexec {shutil.which(mpirun)} "$@"\n')
+    (folder / "mpirun").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+SETTINGS = """
+import os, sys
+import horovod.torch as hvd
+hvd.init()
+sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()}: {os.environ['FARANDOLE_CACHE_CAPACITY']} {os.environ['MINE']}\\n")
+"""
+
+
+def test_horovodrun_starts_ranks_by_mpirun(site: dict[str, str]) -> None:
+    """Each line says which rank wrote it, in the way of the site's mpirun."""
+    pytest.importorskip("torch")
+    words = [sys.executable, "-m", "farandole.compat.horovodrun", "--mpi", "-np", "2", "-H", "localhost:2"]
+    done = start(*words, "--cache-capacity", "9", sys.executable, "-c", SETTINGS, env={**site, "MINE": "a b"})
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line.rpartition("rank ")[1:] for line in done.stdout.splitlines() if "rank" in line)
+    assert lines == [("rank ", f"{rank} of 2: 9 a b") for rank in range(2)], done.stdout
+    assert not any(line.startswith("rank") for line in done.stdout.splitlines())
+
+
+def test_a_rank_that_fails_is_told_by_mpiruns_exit_code(site: dict[str, str]) -> None:
+    done = start(*command("run", "--mpi", "-np", "2", sys.executable, "-c", FAIL), env=site)
+    assert done.returncode != 0
+    assert "LookupError: no such thing" in done.stdout + done.stderr
+
+
+def test_tensors_go_over_the_mpi_that_starts_the_ranks(site: dict[str, str]) -> None:
+    program = f"{PROGRAM.format(module='farandole.numpy')}assert hvd.mpi_enabled()\n"
+    done = start(*command("run", "--mpi", "--fabric", "mpi", "-np", "2", sys.executable, "-c", program), env=site)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of 2") == 2
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_several_processes_of_one_rank_are_refused(mpirun: str, size: int) -> None:
     done = start(*command("run", "-np", str(size), mpirun, "-n", "2", *program()))

@@ -114,6 +114,32 @@ def test_mpich_on_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == LINES[2]
 
 
+@OPEN_MPI
+def test_horovodrun_starts_ranks_on_two_hosts_by_open_mpi(hosts: Hosts, tmp_path: Path) -> None:
+    """The options of ssh reach mpirun. The network is that of the device which all hosts and the launcher have."""
+    (tmp_path / "mpirun").symlink_to(str(shutil.which("mpirun.openmpi")))
+    words = ["farandole.compat.horovodrun", "--mpi", "-np", "4", "-H", hosts.slots(2), *hosts.options]
+    words += ["--network-interface", DEVICE]
+    words += [f"--mpi-args=--mca oob_tcp_if_include {net_of(hosts.names[0])}0/24 --mca btl self,tcp"]
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MINE": "carried over"}
+    program = f"{MEET}import os\nassert os.environ['MINE'] == 'carried over'\n"
+    line = [sys.executable, "-m", *words, sys.executable, "-c", program]
+    done = start(*inside(hosts.spaces[2]), *line, env={**SURROUNDINGS, **path})
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.partition(">:")[2].strip() for line in done.stdout.splitlines()) == LINES[4], done.stdout
+
+
+@pytest.mark.skipif(mpich() is None, reason="MPICH is not installed (mpich)")
+def test_horovodrun_starts_ranks_on_two_hosts_by_mpich(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "mpirun").write_text(f'#!/bin/sh\nexec {mpich()} "$@"\n')
+    (tmp_path / "mpirun").chmod(0o755)
+    words = ["farandole.compat.horovodrun", "--mpi", "-np", "4", "-H", hosts.slots(2), *hosts.options]
+    line = [sys.executable, "-m", *words, f"--mpi-args=-iface {DEVICE}", sys.executable, "-c", MEET]
+    done = start(*inside(hosts.spaces[2]), *line, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.partition("] ")[2] for line in done.stdout.splitlines()) == LINES[4], done.stdout
+
+
 def start_on_each(hosts: Hosts, command: Callable[[int], Sequence[str]], env: Callable[[int], dict[str, str]]) -> str:
     """Run a command on both hosts at once, made from the host's number; return the output of both."""
     with ThreadPoolExecutor(2) as pool:

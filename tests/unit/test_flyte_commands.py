@@ -156,6 +156,7 @@ def test_hosts_of_an_mpirun() -> None:
         (["--mca", "plm_rsh_agent", "/usr/bin/ssh -q : rsh"], ["--ssh-command", "/usr/bin/ssh -q"]),
         (["--mca", "plm_rsh_agent", "/etc/mpi/kubexec.sh"], []),  # found by its variable
         (["-mca", "btl_tcp_if_include", "eth1"], ["--network-interface", "eth1"]),
+        (["-mca", "btl_tcp_if_include", "eth1,ib0"], ["--network-interface", "eth1,ib0"]),
         (["-mca", "btl_tcp_if_include", "10.0.0.0/8"], []),
         (["-mca", "btl_tcp_if_exclude", "lo,docker0"], []),
     ],

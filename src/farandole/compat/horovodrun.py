@@ -45,6 +45,7 @@ class _ReadFile(argparse.Action):
         assert isinstance(namespace, Given)
         namespace.settings = {**of_file.settings, **namespace.settings}
         namespace.ignored += of_file.ignored
+        namespace.mpi_in_file = of_file.mpi
 
 
 if __name__ == "__main__":

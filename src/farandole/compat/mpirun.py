@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import farandole
 from farandole.compat.answers import VERSION
 from farandole.compat.children import environment_of_ranks
 from farandole.launch.cli import launch, run_parser
@@ -34,9 +35,13 @@ _BINDINGS = {"none": "none", "core": "cores"}
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a program as ranks; returns the exit code of `farandole run`."""
+    words = sys.argv[1:] if words is None else list(words)
     parser = argparse.ArgumentParser(prog="mpirun", add_help=False)
+    if words[:1] in (["--version"], ["-V"]):
+        sys.stdout.write(f"mpirun (farandole) {farandole.__version__}, which needs no MPI\n")
+        return 0
     try:
-        options, variables, command = read_options(sys.argv[1:] if words is None else list(words))
+        options, variables, command = read_options(words)
     except ValueError as error:
         parser.error(str(error))
     environment = environment_of_ranks() | variables
@@ -77,7 +82,7 @@ def _of_parameters(parameters: Mapping[str, str]) -> Iterator[str]:
     if agent[:1] and Path(agent[0]).name == "ssh" and parameters.keys() & {"plm_rsh_agent", "plm_rsh_args"}:
         yield from ("--ssh-command", " ".join([*agent, parameters.get("plm_rsh_args", "")]).rstrip())
     network = parameters.get("btl_tcp_if_include", parameters.get("oob_tcp_if_include", ""))
-    if network and "," not in network and "/" not in network:  # a list, or a network's number: the route decides
+    if network and "/" not in network:  # a network's number: the route decides
         yield from ("--network-interface", network)
 
 

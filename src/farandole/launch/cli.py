@@ -25,9 +25,11 @@ from farandole.launch.environment import refuse_mpi, with_settings
 from farandole.launch.failures import Failure
 from farandole.launch.installed import report
 from farandole.launch.job import open_job
+from farandole.launch.mpirun import Asked, become_mpirun
 from farandole.launch.options import (
     Given,
     add_horovod_options,
+    add_mpi_options,
     add_setting_options,
     add_ssh_options,
     positive_count,
@@ -110,13 +112,15 @@ def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: M
         del given.command[0]
     if not given.command:
         parser.error(f"the program to run is missing: {parser.prog} -np 2 python train.py")
-    for sentence in given.ignored:
+    for sentence in given.ignored + _without_meaning(given):
         log.warning("%s", sentence)
     try:
         Discovery.of(given).check(given.num_proc)
         if given.num_proc is None and (given.hosts is not None or OperatorJob.find(environment) is None):
             parser.error("the number of ranks is missing: -np N")
-        return _run(given, environment)
+        if given.num_proc is None and given.by_mpirun:
+            parser.error("mpirun needs the number of ranks: -np N")
+        return _run_by_mpirun(given, environment) if given.by_mpirun else _run(given, environment)
     except (ConfigError, HostsError, SlotsError) as error:
         log.error("%s", error)
         return USAGE_ERROR
@@ -154,6 +158,21 @@ def _run(given: Given, environment: Mapping[str, str]) -> int:
         return 0
     _report(failure, num_proc)
     return failure.code
+
+
+def _run_by_mpirun(given: Given, environment: Mapping[str, str]) -> NoReturn:
+    settings = Config.from_environment(environment, **given.settings)
+    hosts, _ = _hosts(given, environment, settings.start_timeout)
+    asked = Asked.of(given, hosts, settings.interface, environment)
+    become_mpirun(asked, given.command, with_settings(environment, settings, given.settings), settings.fabric)
+
+
+def _without_meaning(given: Given) -> list[str]:
+    """Return a sentence for each option of mpirun's that is given although it does not start the ranks."""
+    if given.by_mpirun:
+        return []
+    options = {"--tcp": given.tcp, "--mpi-args": given.mpi_args, "--binding-args": given.binding_args}
+    return [f"{flag} has no effect without --mpi" for flag, value in options.items() if value not in (None, False)]
 
 
 def _hosts(given: Given, environment: Mapping[str, str], timeout: timedelta) -> tuple[str | None, timedelta]:
@@ -257,6 +276,7 @@ def run_parser(
     )
     add_discovery_options(run)
     add_ssh_options(run)
+    add_mpi_options(run)
     output = run.add_argument_group("output")
     output.add_argument("--output-filename", metavar="DIRECTORY", help="also write DIRECTORY/rank.N/stdout and stderr")
     output.add_argument(

@@ -13,8 +13,8 @@ def refuse_mpi(config: Config, ranks: int) -> None:
     if config.fabric == "mpi" and ranks != 1:
         raise ConfigError(
             "fabric",
-            f"is mpi, but farandole run does not start MPI. Start the ranks with: mpirun -n {ranks} python train.py, "
-            "and FARANDOLE_FABRIC=mpi in the environment of all ranks",
+            f"is mpi, but these ranks start without MPI. Let mpirun start them: farandole run --mpi -np {ranks} python "
+            "train.py, or mpirun itself, with FARANDOLE_FABRIC=mpi in the environment of all ranks",
         )
 
 

@@ -76,7 +76,7 @@ class SshBackend:
         """Start the agents of all hosts at the same time, and find the address at which they reach this machine.
 
         Raises `HostsError` naming every host that cannot be used, with its reason."""
-        named = None if self._interface is None else interface_addresses(self._interface)
+        named = interface_addresses(self._interface) if self._interface is not None else []
         remote = [host for host in hosts if not is_local(host.name)]
         with contextlib.ExitStack() as stack:
             started: dict[Host, SshAgent] = {}
@@ -105,13 +105,10 @@ class SshBackend:
             yield {host: opened.get(host) or local[host] for host in hosts}
 
     @staticmethod
-    def _find_address(
-        agents: "Mapping[Host, SshAgent]", named: Sequence[str] | None, interrupt: Callable[[], None]
-    ) -> str:
+    def _find_address(agents: "Mapping[Host, SshAgent]", named: list[str], interrupt: Callable[[], None]) -> str:
         """Return the first of this machine's addresses that all agents reach: of the `named` ones, if any are."""
         candidates = named
-        if candidates is None:
-            # As the hosts see this machine, and as its own routes have it: the first may be a jump host's.
+        if not named:  # as the hosts see this machine, and as its own routes have it: the first may be a jump host's.
             seen = [agent.client for agent in agents.values()]
             candidates = list(dict.fromkeys([*seen, *(route_to(agent.server) for agent in agents.values())]))
         refused: HostsError | None = None
