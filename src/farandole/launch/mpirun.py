@@ -157,9 +157,8 @@ def command_of(
 
     Raises `ConfigError` when this launcher cannot do what is asked."""
     if launcher.flavour == "Open MPI":
-        options, added = list(_open_mpi(launcher.version, asked, env)), {}
-    else:
-        options, added = _hydra(launcher.flavour, asked)
+        return [launcher.name, *_open_mpi(launcher.version, asked, env), *words], {}
+    options, added = _hydra(launcher.flavour, asked)
     return [launcher.name, *options, *words], added
 
 
