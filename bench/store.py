@@ -2,13 +2,15 @@
 
     python bench/store.py [--files 400] [--latency 30] [--rounds 3] [--ranks 1 2 4]
 
-A store in a process of its own counts requests and delays each by `--latency` milliseconds. Files have one small row
-group each, so that requests are all that counts. farandole.data with 1, 2 and 4 ranks, each a process as in any job,
-stands beside pyarrow.dataset, which reads everything once in one process, without steps, shares or checks, and beside
+A store in a process of its own counts requests and delays each by `--latency` milliseconds. It answers on one thread,
+as it shares the cores with those that ask; its processor time is printed beside theirs. Files have one small row group
+each, so that requests are all that counts. farandole.data with 1, 2 and 4 ranks, each a process as in any job, stands
+beside pyarrow.dataset, which reads everything once in one process, without steps, shares or checks, and beside
 Petastorm's way: ten threads, each of which opens a row group's file anew.
 "in flight" is the most that the store saw at once; "of ideal" is an epoch's seconds to requests times latency by
 requests in flight. The store itself, asked by threads that do nothing else, shows what this machine lets be reached
-("of ideal" of "requests alone"): four ranks with 30 ms ask 2000 times a second, and share the cores with the store.
+("of ideal" of "requests alone"): four ranks with 30 ms ask 2000 times a second. "share of the cores" tells whether
+processors or the latency bound an epoch.
 Writes bench/results/*-store.json.
 """
 
@@ -36,6 +38,8 @@ import farandole
 from farandole.data import Loader, ParquetSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from quick_store import QuickStore
+
 from helpers.object_store import ObjectStore
 
 ROWS = 100
@@ -44,30 +48,38 @@ KEY = b"bench"
 
 
 def serve(folder: Path, latency: float, bytes_per_second: float, told: Connection) -> None:
-    """Serve a folder until told to end; a listener tells the counts since the last question whenever one is asked."""
-    with ObjectStore.serving(folder, latency=latency, bytes_per_second=bytes_per_second) as store:
-        listener = Listener(("127.0.0.1", 0), backlog=16, authkey=KEY)
+    """Serve a folder until told to end; a listener tells what was counted since the last question."""
+    if bytes_per_second:
+        with ObjectStore.serving(folder, latency=latency, bytes_per_second=bytes_per_second) as store:
+            _tell_counts(store, told)
+        return
+    quick = QuickStore(folder, "bucket/data", latency)
+    thread = threading.Thread(target=quick.serve)
+    thread.start()
+    _tell_counts(quick, told)
+    quick.closing = True
+    thread.join()
 
-        def answer() -> None:
-            while True:
-                with listener.accept() as asked:
-                    if not asked.recv():
-                        return
-                    asked.send((store.count, store.most_at_once))
-                    store.reset()
 
-        thread = threading.Thread(target=answer)
-        thread.start()
+def _tell_counts(store: ObjectStore | QuickStore, told: Connection) -> None:
+    with Listener(("127.0.0.1", 0), backlog=16, authkey=KEY) as listener:
         told.send((store.address, store.options, listener.address))
-        thread.join()
-        listener.close()
+        spent = 0.0
+        while True:
+            with listener.accept() as asked:
+                if not asked.recv():
+                    return
+                so_far = time.process_time()
+                asked.send((store.count, store.most_at_once, so_far - spent))
+                store.reset()
+                spent = so_far
 
 
-def counts_at(place: tuple[str, int]) -> tuple[int, int]:
-    """Return requests, and the most at once, since the last call of any process."""
+def counts_at(place: tuple[str, int]) -> tuple[int, int, float]:
+    """Return requests, the most at once, and the store's processor seconds, since the last call of any process."""
     with Client(place, authkey=KEY) as asking:
         asking.send(True)
-        counts: tuple[int, int] = asking.recv()
+        counts: tuple[int, int, float] = asking.recv()
         return counts
 
 
@@ -81,8 +93,8 @@ class Store:
         self._process.start()
         self.address, self.options, self.place = ours.recv()
 
-    def counts(self) -> tuple[int, int]:
-        """Requests, and the most at once, since the last call."""
+    def counts(self) -> tuple[int, int, float]:
+        """See `counts_at`."""
         return counts_at(self.place)
 
     def close(self) -> None:
@@ -92,6 +104,25 @@ class Store:
         self._process.join()
 
 
+def now() -> tuple[float, float]:
+    """Return the time, and this process's processor seconds."""
+    return time.perf_counter(), time.process_time()
+
+
+def figures(began: float, spent: float, place: tuple[str, int], files: int) -> dict[str, float]:
+    """Return the figures of what began then and took `spent` processor seconds of those who asked."""
+    seconds = time.perf_counter() - began
+    requests, at_once, of_store = counts_at(place)
+    return {
+        "s": seconds,
+        "requests per file": requests / files,
+        "in flight": at_once,
+        "ms of processor per request": 1000 * spent / requests,
+        "ms of the store's processor per request": 1000 * of_store / requests,
+        "share of the cores": (spent + of_store) / (seconds * len(os.sched_getaffinity(0))),
+    }
+
+
 def rank_of_job(options: dict[str, object], place: tuple[str, int], files: int) -> tuple[dict[str, float], int]:
     """Open the files and read two epochs; return figures of all ranks, and the rows of this one."""
     import farandole.numpy as hvd
@@ -99,25 +130,23 @@ def rank_of_job(options: dict[str, object], place: tuple[str, int], files: int) 
     hvd.init()
     found: dict[str, float] = {}
 
-    def note(name: str, began: float) -> None:
-        hvd.allgather_object(None)
+    def note(name: str, began: tuple[float, float]) -> None:
+        spent = hvd.allgather_object(time.process_time() - began[1])
         if hvd.rank() == 0:
-            requests, at_once = counts_at(place)
-            found[f"{name} s"] = time.perf_counter() - began
-            found[f"{name} requests per file"] = requests / files
-            found[f"{name} in flight"] = at_once
+            told = figures(began[0], sum(spent), place, files)
+            found.update({f"{name} {what}": value for what, value in told.items()})
         hvd.allgather_object(None)
 
-    began = time.perf_counter()
+    began = now()
     source = ParquetSource("s3://bucket/data", options, gather=hvd.allgather_object)
     note("open", began)
     loader = Loader(source, batch_size=32, policy="join", rank=hvd.rank(), size=hvd.size(), gather=hvd.allgather_object)
     rows = 0
     for epoch in ("first epoch", "epoch"):
-        began = time.perf_counter()
+        began = now()
         for batch in loader:
             if epoch == "first epoch":
-                found.setdefault("first batch s", time.perf_counter() - began)
+                found.setdefault("first batch s", time.perf_counter() - began[0])
             rows += batch.rows
         note(epoch, began)
     return found, rows
@@ -144,7 +173,7 @@ def alone(store: Store, files: int) -> dict[str, float]:
         return len(kept.connection.getresponse().read())
 
     store.counts()
-    began = time.perf_counter()
+    began = now()
     with ThreadPoolExecutor(16) as pool:
         assert sum(pool.map(ask, range(files))) == 100 * files, "bytes were lost"
     return _epoch(store, began, files)
@@ -159,7 +188,7 @@ def petastorms_way(store: Store, files: int) -> dict[str, float]:
             return int(opened.read_row_group(0).num_rows)
 
     store.counts()
-    began = time.perf_counter()
+    began = now()
     with ThreadPoolExecutor(10) as pool:
         assert sum(pool.map(read, range(files))) == files * ROWS, "rows were lost"
     return _epoch(store, began, files)
@@ -168,7 +197,7 @@ def petastorms_way(store: Store, files: int) -> dict[str, float]:
 def peer(store: Store, files: int) -> dict[str, float]:
     """List and read the files once by pyarrow.dataset."""
     store.counts()
-    began = time.perf_counter()
+    began = now()
     rows = pyarrow.dataset.dataset("bucket/data", filesystem=_arrow(store), format="parquet").to_table().num_rows
     assert rows == files * ROWS, "rows were lost"
     return _epoch(store, began, files)
@@ -180,9 +209,9 @@ def _arrow(store: Store) -> pyarrow.fs.S3FileSystem:
     )
 
 
-def _epoch(store: Store, began: float, files: int) -> dict[str, float]:
-    seconds, (requests, at_once) = time.perf_counter() - began, store.counts()
-    return {"epoch s": seconds, "epoch requests per file": requests / files, "epoch in flight": at_once}
+def _epoch(store: Store, began: tuple[float, float], files: int) -> dict[str, float]:
+    found = figures(began[0], time.process_time() - began[1], store.place, files)
+    return {f"epoch {name}": value for name, value in found.items()}
 
 
 def main() -> None:

@@ -57,6 +57,7 @@ class Flight:
         self._changed = threading.Condition()
         self._flying = 0
         self._seconds: deque[float] = deque(maxlen=_MEASURED)
+        self._usual = FIRST_IN_FLIGHT  # for the latency that was measured
         self._calm_until = 0.0
 
     def __reduce__(self) -> tuple[type["Flight"], tuple[int, float, float]]:
@@ -65,17 +66,17 @@ class Flight:
     @property
     def most(self) -> int:
         """Return how many requests may be in flight now."""
-        if not self._seconds:
-            return FIRST_IN_FLIGHT
-        wanted = round(min(self._seconds) * _PER_SECOND)
-        most = max(LEAST_IN_FLIGHT, min(MOST_IN_FLIGHT, wanted))
-        return max(1, most // 2) if time.monotonic() < self._calm_until else most
+        if self._calm_until and time.monotonic() < self._calm_until:
+            return max(1, self._usual // 2)
+        return self._usual
 
     def answered(self, began: float) -> None:
         """Measure the latency of a request that began then (`time.monotonic`) and is being answered.
 
         The body is not measured: it takes longer with more requests in flight, and must not ask for yet more."""
         self._seconds.append(time.monotonic() - began)
+        wanted = round(min(self._seconds) * _PER_SECOND)
+        self._usual = max(LEAST_IN_FLIGHT, min(MOST_IN_FLIGHT, wanted))
 
     def call(self, url: str, request: Callable[[], T]) -> T:
         """Return what `request` returns; blocks while enough requests are in flight, and between attempts.
@@ -100,7 +101,9 @@ class Flight:
 
     def _fly(self, url: str, request: Callable[[], T]) -> T:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._flying < self.most, self._patience):
+            if self._flying >= self.most and not self._changed.wait_for(
+                lambda: self._flying < self.most, self._patience
+            ):
                 problem = f"cannot be read: {self._flying} requests in flight, none ended within {self._patience:g} s"
                 raise SourceError(url, problem)
             self._flying += 1

@@ -27,6 +27,7 @@ TAIL_BYTES = 64 << 10  # a footer is fetched with one request if it is not large
 # Unwanted bytes between two ranges that cost less than another request would.
 _HOLE_BYTES = 1 << 20
 _LEAST_BYTES = 64 << 10  # of a range that was not fetched ahead
+_SMALL_BYTES = 256 << 10  # of a file for which mapping memory would take longer than zeroing it
 
 
 class ChangedFile(Exception):
@@ -105,11 +106,15 @@ class RangeFile(io.RawIOBase):
                 for part in pool.map(self._get, asked):
                     self._keep(part)
 
-    def image(self) -> mmap.mmap:
+    def image(self) -> bytearray | mmap.mmap:
         """Return memory of the file's size with the fetched ranges in their places, and zeros elsewhere.
 
-        Pages that hold nothing take no memory."""
-        made = mmap.mmap(-1, max(1, self.size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        Pages of a large file that hold nothing take no memory."""
+        made: bytearray | mmap.mmap
+        if self.size <= _SMALL_BYTES:
+            made = bytearray(max(1, self.size))
+        else:
+            made = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         for part in self._parts:
             made[part.first : part.last] = part.data
         return made

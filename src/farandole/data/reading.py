@@ -88,11 +88,11 @@ def read_pieces(
             act = processes = ReadingProcesses(partial(_read_transformed, reader, transform), asked.workers)
             stack.callback(processes.close)
             transform = None
-        # Threads that wait for a store do no work; there are as many as it has requests in flight.
+        # Threads that wait for a store do no work: there are as many as requests in flight, and more that decode.
         far = not asked.processes and in_flight(reader.source) > 0
         least = max(1, asked.workers)
         pool: ReadPool[RowGroup, Columns] = ReadPool(
-            act, lambda: max(least, in_flight(reader.source)) if far else least
+            act, lambda: max(least, in_flight(reader.source) * 5 // 4) if far else least
         )
         stack.callback(pool.close)
         rounds = read_rounds(

@@ -192,6 +192,10 @@ class S3Client:
 
     def _connected(self) -> tuple[Any, S3Requests]:
         """Return the client and the requests, which one thread makes: making one is not safe for several."""
+        made = self._made
+        return made if made is not None else self._connect()
+
+    def _connect(self) -> tuple[Any, S3Requests]:
         import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config

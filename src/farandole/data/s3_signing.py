@@ -28,13 +28,13 @@ def signed(
 
     `target` is the path as it is sent, and the query, sorted by names and quoted. `now` is in seconds since 1970."""
     path, _, query = target.partition("?")
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    stamp = _stamp(int(now))
     made = {**headers, "X-Amz-Date": stamp, "X-Amz-Content-SHA256": _EMPTY}
     if credentials.token:
         made["X-Amz-Security-Token"] = credentials.token
-    told = sorted((name.lower(), " ".join(value.split())) for name, value in (*made.items(), ("Host", host)))
-    names = ";".join(name for name, _ in told)
-    lines = "".join(f"{name}:{value}\n" for name, value in told)
+    values = {**made, "Host": host}
+    order, names = _sorted(tuple(values))
+    lines = "".join([f"{name}:{' '.join(values[own].split())}\n" for name, own in order])
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     request = hashlib.sha256(f"GET\n{path}\n{query}\n{lines}\n{names}\n{_EMPTY}".encode()).hexdigest()
     key = _key(credentials.secret_key, stamp[:8], region)
@@ -42,6 +42,18 @@ def signed(
     account = f"{credentials.access_key}/{scope}"
     made["Authorization"] = f"{_METHOD} Credential={account}, SignedHeaders={names}, Signature={signature}"
     return made
+
+
+@lru_cache(maxsize=4)
+def _stamp(now: int) -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+
+
+@lru_cache(maxsize=16)
+def _sorted(names: tuple[str, ...]) -> tuple[list[tuple[str, str]], str]:
+    """Return the names of headers in lower case, sorted, each with its own spelling; and the list of them."""
+    order = sorted((name.lower(), name) for name in names)
+    return order, ";".join(name for name, _ in order)
 
 
 @lru_cache(maxsize=8)
