@@ -84,7 +84,7 @@ Calls::Tensors Calls::tensors_of(Kind kind, std::string_view name, nb::handle in
     if (!is_sized_by_plan(kind)) throw Error::invalid(std::string(name), "an output tensor is needed");
     return tensors;
   }
-  tensors.output = output.is(input) ? tensors.input : capture(output, name);
+  tensors.output = output.is(input) ? tensors.input.again() : capture(output, name);
   require_room(kind, *tensors.output, tensors.input, name);
   return tensors;
 }
@@ -142,7 +142,7 @@ void Calls::prepare(Entry& entry, const RequestView& request, std::span<const Te
 
 void Calls::start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake) {
   for (size_t i = 0; i < tensors.size(); ++i)
-    if (tensors[i].input.owner.is_valid())
+    if (tensors[i].input.has_owner())
       operations[i]->keep = keep_alive(tensors[i].input, tensors[i].output ? &*tensors[i].output : nullptr);
   try {
     engine_->submit(operations, wake);

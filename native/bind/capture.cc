@@ -47,13 +47,10 @@ DroppedReferences& dropped_references() {
   return *instance;
 }
 
-/// References to one or two objects.
+/// References to one or two objects, which it takes over.
 class Held {
  public:
-  Held(PyObject* first, PyObject* second) : first_(first), second_(second) {
-    Py_INCREF(first_);
-    Py_XINCREF(second_);
-  }
+  Held(nb::object first, nb::object second) : first_(first.release().ptr()), second_(second.release().ptr()) {}
   ~Held() {
     dropped_references().add(first_);
     if (second_ != nullptr) dropped_references().add(second_);
@@ -219,11 +216,19 @@ Py_buffer buffer_of(PyObject* memoryview) {
 #endif
 }
 
-Captured capture_buffer(nb::handle tensor, std::string_view name) {
-  // The operation owns the view: while it lives, the memory cannot be resized.
-  const nb::object held = nb::steal(PyMemoryView_FromObject(tensor.ptr()));
-  if (!held.is_valid()) throw nb::python_error();
-  const Py_buffer view = buffer_of(held.ptr());
+/// Returns a view of the object. While it lives, the memory cannot be resized.
+nb::object view_of(PyObject* exporter) {
+  nb::object view = nb::steal(PyMemoryView_FromObject(exporter));
+  if (!view.is_valid()) throw nb::python_error();
+  return view;
+}
+
+/// Returns a reference that keeps the memory.
+nb::object owner_of(const Captured& captured) {
+  return captured.owner.is_valid() ? captured.owner : view_of(captured.buffer.view().obj);
+}
+
+Captured capture_view(const Py_buffer& view, std::string_view name) {
   Captured captured;
   captured.dtype = dtype_of(view, name);
   if (PyBuffer_IsContiguous(&view, 'C') == 0) refuse_strides(name);
@@ -231,7 +236,19 @@ Captured capture_buffer(nb::handle tensor, std::string_view name) {
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
   captured.shape = {reinterpret_cast<const int64_t*>(view.shape), static_cast<size_t>(view.ndim)};
   captured.writable = view.readonly == 0;
-  captured.owner = held;
+  return captured;
+}
+
+Captured capture_buffer(nb::handle tensor, std::string_view name) {
+  LentBuffer lent(tensor);
+  if (lent.holds_shape()) {
+    nb::object held = view_of(tensor.ptr());
+    Captured captured = capture_view(buffer_of(held.ptr()), name);
+    captured.owner = std::move(held);
+    return captured;
+  }
+  Captured captured = capture_view(lent.view(), name);
+  captured.buffer = std::move(lent);
   return captured;
 }
 
@@ -256,6 +273,26 @@ Captured capture_dlpack(nb::handle tensor, std::string_view name) {
 }
 
 }  // namespace
+
+LentBuffer::LentBuffer(nb::handle exporter) {
+  if (PyObject_GetBuffer(exporter.ptr(), &view_, PyBUF_FULL_RO) != 0) throw nb::python_error();
+}
+
+LentBuffer::~LentBuffer() {
+  if (view_.obj != nullptr) PyBuffer_Release(&view_);
+}
+
+Captured Captured::again() const {
+  Captured same;
+  same.data = data;
+  same.dtype = dtype;
+  same.shape = shape;
+  same.writable = writable;
+  same.device = device;
+  same.stream = stream;
+  same.api = api;
+  return same;
+}
 
 size_t Captured::bytes() const {
   size_t count = size_of(dtype);
@@ -292,8 +329,8 @@ CudaDevice::Stream current_stream(const dlpack::ExchangeApi& api, const CudaDevi
 }
 
 std::shared_ptr<void> keep_alive(const Captured& input, const Captured* output) {
-  PyObject* second = output != nullptr && output->owner.ptr() != input.owner.ptr() ? output->owner.ptr() : nullptr;
-  return std::make_shared<Held>(input.owner.ptr(), second);
+  const bool another = output != nullptr && output->has_owner();
+  return std::make_shared<Held>(owner_of(input), another ? owner_of(*output) : nb::object());
 }
 
 void sweep_references() { dropped_references().sweep(); }

@@ -1,8 +1,11 @@
 """Tensors that a program changes while an operation on them is in flight: old or new bytes, and nothing else breaks."""
 
 import threading
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,3 +64,34 @@ def sums(outer: Context, hosts: int) -> list[bool]:
 def test_a_tensor_changed_in_flight_gives_old_or_new_values(hosts: int) -> None:
     for found in run_ranks(2, sums, hosts, how="processes"):
         assert all(found)
+
+
+@pytest.mark.parametrize("kind", [bytearray, partial(array, "B")], ids=["bytearray", "array"])
+def test_lent_memory_cannot_move_before_the_end(kind: Callable[[list[int]], Any]) -> None:
+    """The engine borrows it for the time of a call, and keeps it for as long as an operation is in flight."""
+    refused = threading.Event()
+
+    def body(context: Context) -> list[int]:
+        lent = kind([context.rank + 1] * 8)
+        for step in range(3):
+            context.engine.run(recurring(ALLREDUCE), "blocking", lent, lent)
+            lent = resized(lent, 9 + 2 * step)
+        if context.rank == 1:
+            assert refused.wait(60)
+        part = context.engine.start(recurring(ALLREDUCE), "in flight", lent, lent)
+        if context.rank == 0:
+            with pytest.raises(BufferError):
+                resized(lent, 20)
+            refused.set()
+        part.wait()
+        return list(resized(lent, 3))
+
+    assert run_ranks(2, body) == [[24, 24, 24]] * 2
+
+
+def resized(lent: Any, size: int) -> Any:
+    if size < len(lent):
+        del lent[size:]
+    else:
+        lent.extend([0] * (size - len(lent)))
+    return lent

@@ -72,7 +72,7 @@ class Operations(Generic[T]):
         if average is None and prescale_factor == 1.0 and postscale_factor == 1.0 and process_set is global_process_set:
             request = plain.get((op, name))
             if request is not None:  # the short way of a repeated call
-                return self.requests.reduce(request, tensor, True)
+                return self.requests.reduce(request, tensor, True, default.shared)
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
         return self.requests.reduce(request, tensor, True)
 

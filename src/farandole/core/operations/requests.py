@@ -114,13 +114,13 @@ class Requests(Generic[T]):
             return self.reduce_group(request, tensors, write=False)
         return self.start_group(request, tensors).wait()
 
-    def reduce(self, request: Request, tensor: T, write: bool) -> T:
+    def reduce(self, request: Request, tensor: T, write: bool, membership: Membership | None = None) -> T:
         """Perform an allreduce, into `tensor` itself with `write`, and return the result.
 
-        The wait for a small tensor is shorter than a few calls of Python, so what is known is not asked for."""
+        `membership` is the caller's in the request's process set, if it is known: the wait for a small tensor is
+        shorter than a few calls of Python."""
         wire = request.wire
-        membership = default.shared
-        if membership is None or wire is None or request.process_set is not global_process_set:
+        if membership is None or wire is None:
             membership, wire = _addressed(request)
         output = tensor
         if type(tensor) is not self._own_type:
