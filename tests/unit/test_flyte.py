@@ -61,13 +61,21 @@ def test_it_asks_for_the_pods_of_an_mpi_job() -> None:
         ({"num_workers": 0}, "num_workers: must be >= 1, got 0"),
         ({"num_workers": 2, "slots": 0}, "slots: must be >= 1, got 0"),
         ({"num_workers": 2, "min_workers": 3}, "min_workers: is 3, but num_workers is 2"),
+        ({"num_workers": "2"}, "num_workers: must be a whole number, got '2'"),
+        ({"num_workers": None}, "num_workers: must be a whole number, got None"),
+        ({"num_workers": 2, "slots": 1.5}, "slots: must be a whole number, got 1.5"),
+        ({"num_workers": 2, "binding": "core"}, "binding: must be none or cores, got 'core'"),
+        ({"num_workers": 2, "requests": "1"}, r"requests: must be flytekit's Resources\(.*\), got '1'"),
+        ({"num_workers": 2, "env": {"A": 1}}, "env: variables are texts, got A=1"),
+        ({"num_workers": 2, "start_timeout": -1}, "start_timeout: must be >= 0, got -1 s"),
+        ({"num_workers": 2, "env": {"FARANDOLE_START_TIMEOUT": "soon"}}, "FARANDOLE_START_TIMEOUT: 'soon' is no dur"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(given: dict[str, int], sentence: str) -> None:
+def test_a_configuration_that_cannot_be_is_refused(given: dict[str, Any], sentence: str) -> None:
     from farandole.integrations.flyte import Farandole
 
     with pytest.raises(ConfigError, match=sentence):
-        Farandole(**given)  # type: ignore[arg-type]
+        Farandole(**given)
 
 
 @pytest.mark.native

@@ -122,6 +122,9 @@ def test_ranks_that_do_not_fit() -> None:
         pass
     with pytest.raises(ConfigError, match="num_proc: must be >= 1, got 0"), open_job(0, {}, backend=backend):
         pass
+    refused = pytest.raises(ConfigError, match="binding: must be none or cores, got 'core'")
+    with refused, open_job(2, {}, backend=backend, binding="core"):  # type: ignore[arg-type]
+        pass
     assert backend.log == []
 
 

@@ -9,15 +9,35 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, get_args
 
+from farandole.errors import ConfigError
 from farandole.launch.failures import Failure
 
-__all__ = ["Agent", "Backend", "Binding", "Call", "Command", "Host", "OnEnd", "OnLine", "Place", "Rank", "Task"]
+__all__ = [
+    "Agent",
+    "Backend",
+    "Binding",
+    "Call",
+    "Command",
+    "Host",
+    "OnEnd",
+    "OnLine",
+    "Place",
+    "Rank",
+    "Task",
+    "check_binding",
+]
 
 OnLine: TypeAlias = Callable[[int, str, str], None]  # rank, "stdout" or "stderr", the line without its end
 OnEnd: TypeAlias = Callable[[int, Failure | None], None]  # rank, its failure if any
 Binding: TypeAlias = Literal["none", "cores"]
+
+
+def check_binding(binding: str) -> None:
+    """Raise `ConfigError` for a binding that there is not."""
+    if binding not in get_args(Binding):
+        raise ConfigError("binding", f"must be {' or '.join(get_args(Binding))}, got {binding!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from farandole.errors import ConfigError
 from farandole.handshake import new_secret
-from farandole.launch.backend import Agent, Backend, Binding, OnLine, Place, Rank, Task
+from farandole.launch.backend import Agent, Backend, Binding, OnLine, Place, Rank, Task, check_binding
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.cores import share_of, threads_per_rank
 from farandole.launch.failures import Failure, culprit
@@ -97,6 +97,7 @@ def open_job(
     Without a backend they run on this machine. On leaving, all ranks and their descendants are ended."""
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
+    check_binding(binding)
     _warn_of_copies(environment)
     backend = LocalBackend(num_proc) if backend is None else backend
     hosts = fill_slots(backend.hosts, num_proc)

@@ -19,7 +19,7 @@ from flytekitplugins.kfmpi.task import MPIFunctionTask
 from farandole.config import Config
 from farandole.errors import ConfigError
 from farandole.integrations.flyte.ranks import FlyteCall, Place, read_literals, run_on_rank, runs_in_cluster
-from farandole.launch.backend import Backend, Binding, Call
+from farandole.launch.backend import Backend, Binding, Call, check_binding
 from farandole.launch.backends import reach_pods
 from farandole.launch.backends.local import LocalBackend
 from farandole.launch.backends.mpi_operator import OperatorJob, worker_variables
@@ -65,8 +65,21 @@ class Farandole:
     def __post_init__(self) -> None:
         for name in ("num_workers", "min_workers", "slots", "local_ranks"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is None and name in ("min_workers", "local_ranks"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(name, f"must be a whole number, got {value!r}")
+            if value < 1:
                 raise ConfigError(name, f"must be >= 1, got {value}")
+        for name in ("requests", "limits", "launcher_requests", "launcher_limits"):
+            value = getattr(self, name)
+            if not isinstance(value, Resources | None):
+                raise ConfigError(name, f"must be flytekit's Resources(cpu=..., mem=...), got {value!r}")
+        for name, value in self.env.items():
+            if not isinstance(value, str):
+                raise ConfigError("env", f"variables are texts, got {name}={value!r}")
+        check_binding(self.binding)
+        Config.from_environment(self.env, **self._given())  # refuses settings when the task is defined
         if self.min_workers is not None and self.min_workers > self.num_workers:
             raise ConfigError("min_workers", f"is {self.min_workers}, but num_workers is {self.num_workers}")
 
@@ -89,12 +102,16 @@ class Farandole:
 
     def settings(self) -> tuple[Config, dict[str, timedelta | float | str]]:
         """Return the launcher's settings, and those of them that are given here."""
+        given = self._given()
+        return Config.from_environment({**os.environ, **self.env}, **given), given
+
+    def _given(self) -> dict[str, timedelta | float | str]:
         given: dict[str, timedelta | float | str] = {}
         if self.start_timeout is not None:
             given["start_timeout"] = self.start_timeout
         if self.network_interface is not None:
             given["interface"] = self.network_interface
-        return Config.from_environment({**os.environ, **self.env}, **given), given
+        return given
 
 
 class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no types
