@@ -82,6 +82,20 @@ def test_wrong_rows_are_refused_before_ranks_start() -> None:
         estimator().fit(rows().assign(y=[object()] * 40))
 
 
+def test_a_job_of_spark_says_that_java_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    from farandole.spark import HorovodRunner
+
+    def fail(builder: object) -> None:  # as PySpark does, which leaves a pipe open
+        raise RuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.")
+
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", fail)
+    with pytest.raises(ConfigError, match=r"JAVA_HOME: is /nonexistent, .* Java 17 or newer. HorovodRunner\(np=-2\)"):
+        HorovodRunner(np=2).run(rows)
+    assert len(HorovodRunner(np=-1).run(rows, count=3)) == 3
+
+
 def test_nothing_of_spark_is_ignored() -> None:
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 

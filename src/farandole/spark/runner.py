@@ -21,6 +21,7 @@ from farandole.spark.dataframes import collected, feeding, take_dataframes
 from farandole.spark.display import Display
 from farandole.spark.driver_log import Verbosity, show_on_console
 from farandole.spark.fed_rows import COLLECTED, FedRows
+from farandole.spark.session import started_session
 from farandole.spark.slots import all_slots
 
 __all__ = ["HorovodRunner"]
@@ -63,10 +64,11 @@ class HorovodRunner:
         Where an argument is a DataFrame, `main` gets the rank's share of its rows, which `farandole.data.FeedLoader`
         makes batches of. Blocks until all ranks have ended. Raises `SlotsError` at once when the cluster never has room
         for them, `PicklingError` when `main` or an argument cannot be sent, and the `RankFailed` of the rank that
-        failed first, from its own exception."""
+        failed first, from its own exception. Starts a session where there is none, and raises `ConfigError` without
+        Java."""
         if self.num_processor < 0:
             return self._run_locally(main, kwargs)
-        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        spark = started_session()
         description = f"HorovodRunner: {getattr(main, '__name__', type(main).__name__)}"
         with Display(description) as display:
             values = run_barrier_job(

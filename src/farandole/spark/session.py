@@ -1,6 +1,7 @@
 """The active session, and `farandole.spark.run` on it, with the arguments of `horovod.spark.run`."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -17,7 +18,7 @@ from farandole.spark.barrier import run_barrier_job
 from farandole.spark.chosen import application_of
 from farandole.spark.driver_log import Show, Verbosity, show_on_console
 
-__all__ = ["active_session", "check_transport", "interface_of", "run", "shown_on"]
+__all__ = ["active_session", "check_transport", "interface_of", "run", "shown_on", "started_session"]
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,21 @@ def active_session() -> SparkSession:
             "spark", "Could not find an active SparkContext, are you running in a PySpark session? Start one first"
         )
     return spark
+
+
+def started_session() -> SparkSession:
+    """The session in use, or a new one; raises `ConfigError` when no Java starts."""
+    try:
+        return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    except RuntimeError as error:
+        if "Java gateway process exited" not in str(error):
+            raise
+        raise ConfigError(
+            "JAVA_HOME",
+            f"is {os.environ.get('JAVA_HOME', 'not set')}, and Spark has started no Java from there or PATH; it needs "
+            "Java 17 or newer. HorovodRunner(np=-2) runs two ranks on this machine, and estimators fit pandas "
+            "DataFrames, without Java",
+        ) from error
 
 
 def _has_started() -> bool:
