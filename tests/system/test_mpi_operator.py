@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,30 @@ pod, role = socket.gethostname(), os.environ.get("K_MPI_JOB_ROLE")
 sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()} in {pod} as {role}: {hvd.local_rank()}, {total}\\n")
 hvd.shutdown()
 """
+# Goes on from its checkpoint; hangs after the first epoch that it makes, in the first two runs.
+RESUMING = """
+import json, pathlib, sys, threading
+import numpy, farandole.numpy as hvd
+hvd.init()
+folder = pathlib.Path(sys.argv[1])
+checkpoint = folder / "checkpoint"
+done = json.loads(checkpoint.read_text()) if checkpoint.exists() else []
+hvd.barrier()  # all have read it
+first = len(done)
+for epoch in range(first, 4):
+    total = hvd.allreduce(numpy.array([epoch + hvd.rank()]), op=hvd.Sum)[0]
+    done.append([epoch, first, int(total)])
+    if hvd.rank() == 0:
+        (folder / "new").write_text(json.dumps(done))
+        (folder / "new").rename(checkpoint)
+    hvd.barrier()
+    if epoch < 2:
+        (folder / f"rank{hvd.rank()}").touch()
+        threading.Event().wait(100)
+if hvd.rank() == 0:
+    print(json.dumps(done))
+hvd.shutdown()
+"""
 # Makes the pod: its name, its /etc/hosts, its ssh configuration, and the job's keys as a mount. Runs the rest there.
 POD = """
 hostname {name}
@@ -64,10 +89,25 @@ class Pods:
         words = self.inside(worker + 1, f"job-worker-{worker}", str(SSHD), "-D", "-e", "-f", str(self.folder / config))
         self.servers.append(subprocess.Popen(words, stderr=subprocess.DEVNULL))
 
+    def restart(self, worker: int) -> None:
+        """Kill all that runs in a worker's pod, and start its server again, as the kubelet does with a container."""
+        server = self.servers[worker]
+        for each in [server.pid, *below(server.pid)]:
+            os.kill(each, signal.SIGKILL)
+        server.wait()
+        self.serve(worker)
+        self.servers[worker] = self.servers.pop()
+
     def publish(self, controller: Controller, worker: int) -> None:
         """Give the worker's name its address, as the cluster's DNS does."""
         with (self.folder / "hosts").open("a") as hosts:  # its content changes, the file that is mounted stays
             hosts.write(f"{self.addresses[worker + 1]} {controller.name(worker)}\n")
+
+
+def below(process: int) -> list[int]:
+    """Return the processes that a process and its children have started."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [each for child in map(int, children) for each in (child, *below(child))]
 
 
 @contextmanager
@@ -163,6 +203,59 @@ def test_a_worker_with_another_key_is_refused(pods: Pods, tmp_path: Path) -> Non
     refused = [line for line in done.stderr.splitlines() if line.startswith("  job-worker-")]
     assert len(refused) == 1 and refused[0].startswith("  job-worker-1.job.team.svc: "), done.stderr
     assert "Host key verification failed" in refused[0]
+
+
+@contextmanager
+def training(pods: Pods, controller: Controller, folder: Path, mark: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run the launcher's container; it and all that it has started end with the block."""
+    words = [sys.executable, "-m", "farandole.launch.cli", "run", sys.executable, "-c", RESUMING, str(folder)]
+    process = subprocess.Popen(
+        pods.inside(0, LAUNCHER, *words),
+        cwd=folder,
+        env={**os.environ, **controller.variables(), "MARK": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+    assert wait_until_gone(mark, 20.0) == []
+
+
+def wait_for_ranks(process: "subprocess.Popen[str]", folder: Path) -> None:
+    deadline = time.monotonic() + 100.0
+    while len(list(folder.glob("rank*"))) < 4:
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"no ranks: {process.communicate()}")
+        time.sleep(0.05)
+    for each in folder.glob("rank*"):
+        each.unlink()
+
+
+@pytest.mark.timeout(400)
+def test_pods_that_are_restarted_go_on_from_the_programs_checkpoint(pods: Pods, tmp_path: Path, mark: str) -> None:
+    """A launcher's pod that is lost takes all ranks with it; so does a worker's, and the launcher says which it was."""
+    controller = Controller(tmp_path / "etc-mpi")
+    controller.write(2)
+    for worker in range(2):
+        pods.serve(worker)
+        pods.publish(controller, worker)
+    with training(pods, controller, tmp_path, mark) as process:
+        wait_for_ranks(process, tmp_path)
+        process.kill()
+    with training(pods, controller, tmp_path, mark) as process:
+        wait_for_ranks(process, tmp_path)
+        pods.restart(1)
+        _, said = process.communicate(timeout=100)
+    assert process.returncode not in (0, None)  # so that the Job of the launcher starts a pod again
+    assert "job-worker-1.job.team.svc" in said
+    with training(pods, controller, tmp_path, mark) as process:
+        output, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    assert "[0] [[0, 0, 6], [1, 1, 10], [2, 2, 14], [3, 2, 18]]" in output.splitlines()
 
 
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed (openmpi-bin)")
