@@ -125,6 +125,16 @@ def test_an_error_for_good_names_url_attempt_and_status(folder: Path, kind: str)
         assert rest == list(range(position, FILES * ROWS))
 
 
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_an_object_that_is_closed_to_us_is_no_raw_error(folder: Path, kind: str) -> None:
+    with store_of(folder, kind) as (store, open_it):
+        source = open_it()
+        store.fault = lambda request: 403 if request.key.endswith("3.parquet") else None
+        with pytest.raises(SourceError, match=r"part-003.parquet: cannot be (read|looked at): .*403") as told:
+            source.read(source.row_groups[3], ["row"])
+        assert "secretsecret" not in str(told.value)
+
+
 def test_an_answer_that_does_not_come_is_asked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farandole.data.s3_client._READ_TIMEOUT", 0.25)
     with store_of(folder, "s3") as (store, open_it):
@@ -312,7 +322,7 @@ def test_some_row_groups_are_decoded_while_as_many_as_asked_are_in_flight(folder
 def test_spans_with_small_holes_are_one() -> None:
     spans = [Span(50, 60), Span(0, 10), Span(12, 20), Span(55, 58)]
     assert coalesce(spans, hole=5) == [Span(0, 20), Span(50, 60)]
-    assert coalesce([], hole=5) == []
+    assert coalesce([], hole=5) == coalesce([Span(0, 0)], hole=5) == []
 
 
 def test_a_request_does_not_wait_for_ever_for_those_in_flight() -> None:

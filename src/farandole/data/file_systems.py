@@ -131,8 +131,8 @@ class Files:
         if self.client is not None and paths:
             try:
                 return look_at(self.client, paths)
-            except FileNotFoundError as gone:
-                with self.telling(str(gone)):
+            except Exception as error:
+                with self.telling(str(error) if isinstance(error, FileNotFoundError) else paths[0]):
                     raise
         if self.local:
             return [self._look(path) for path in paths]

@@ -192,9 +192,11 @@ def difference_of(was: File, size: int, mark: str) -> str:
 
 
 def coalesce(spans: Iterable[Span], hole: int = _HOLE_BYTES) -> Sequence[Span]:
-    """Return spans that hold all of these: those with less than `hole` bytes between them become one."""
+    """Return spans that hold all of these: those with less than `hole` bytes between them become one.
+
+    Spans without bytes are left out: no request has a way to ask for them."""
     made: list[Span] = []
-    for span in sorted(spans, key=lambda each: each.first):
+    for span in sorted((each for each in spans if each.first < each.last), key=lambda each: each.first):
         if made and span.first - made[-1].last <= hole:
             made[-1] = Span(made[-1].first, max(made[-1].last, span.last))
         else:

@@ -35,6 +35,8 @@ class WebClient:
         # Marks of other kinds, weak ones too, are compared with that of the answer.
         condition = {"If-Match": mark} if mark.startswith('"') else {}
         status, headers, body = self._request("GET", path, {"Range": asked, **condition})
+        if status not in (200, 206, 412, 416):  # an answer that is not about the file has no mark of it
+            raise OSError(f"status {status}")
         found = _mark(headers)
         if status == 412 or (mark and found != mark):
             raise ChangedFile(f"its mark {mark} is now {found or 'another'}")
