@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-__all__ = ["ObjectStore", "Request", "mark_of"]
+__all__ = ["Handler", "ObjectStore", "Request", "mark_of"]
 
 _PART = 1 << 18
 _DATE = "Mon, 02 Nov 2026 10:00:00 GMT"
@@ -67,8 +67,9 @@ class ObjectStore:
         latency: float = 0.0,
         bytes_per_second: float = 0.0,
         tls: ssl.SSLContext | None = None,
+        handler: "type[Handler] | None" = None,
     ) -> Iterator["ObjectStore"]:
-        """Serve the files of a folder below `prefix`, on a free port of this machine."""
+        """Serve the files of a folder below `prefix`, on a free port of this machine; `handler` speaks another API."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         store = cls(
             {f"{prefix}/{path.relative_to(folder)}": path.read_bytes() for path in files}, latency, bytes_per_second
@@ -76,7 +77,7 @@ class ObjectStore:
 
         connections: list[socket.socket] = []
 
-        class Handler(_Handler):
+        class Bound(handler or Handler):  # type: ignore[misc]
             objects = store
 
         class Server(ThreadingHTTPServer):
@@ -92,7 +93,7 @@ class ObjectStore:
             def handle_error(self, request: object, client_address: object) -> None:
                 """Say nothing of clients that break off."""
 
-        server = Server(("127.0.0.1", 0), Handler)
+        server = Server(("127.0.0.1", 0), Bound)
         if tls is not None:  # handshakes are left to the threads that read
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
             store.scheme = "https"
@@ -213,22 +214,25 @@ def close_web_sessions() -> None:
     asyn.loop[0] = asyn.iothread[0] = None
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """Answers as S3 and web servers do."""
+
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16
     disable_nagle_algorithm = True
     objects: ObjectStore
 
     def do_HEAD(self) -> None:
-        self._answer("HEAD")
+        self.answer("HEAD")
 
     def do_GET(self) -> None:
-        self._answer("GET")
+        self.answer("GET")
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
 
-    def _answer(self, method: str) -> None:
+    def answer(self, method: str) -> None:
+        """Answer a request."""
         parts = urlsplit(self.path)
         key, query = unquote(parts.path).lstrip("/"), {name: each[0] for name, each in parse_qs(parts.query).items()}
         listing = "/" not in key.rstrip("/") and "list-type" in query
@@ -238,35 +242,35 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 self.connection.close()
             elif fault == "expired":
-                self._send(400, {}, b"<Error><Code>ExpiredToken</Code><Message>The token has expired</Message></Error>")
+                self.send(400, {}, b"<Error><Code>ExpiredToken</Code><Message>The token has expired</Message></Error>")
             elif isinstance(fault, int):
-                self._send(fault, {}, b"")
+                self.send(fault, {}, b"")
             elif listing:
-                self._send(200, {"Content-Type": "application/xml"}, self.objects.listing(key.rstrip("/"), query))
+                self.send(200, {"Content-Type": "application/xml"}, self.objects.listing(key.rstrip("/"), query))
             else:
                 self._give(method, key, cut=fault == "cut")
 
     def _give(self, method: str, key: str, *, cut: bool) -> None:
         body = self.objects.objects.get(key)
         if body is None:
-            return self._send(404, {}, b"")
+            return self.send(404, {}, b"")
         mark = mark_of(body)
         headers = {"ETag": mark, "Last-Modified": _DATE, "Accept-Ranges": "bytes"}
         if self.headers.get("If-Match", mark) != mark:
-            return self._send(412, headers, b"")
+            return self.send(412, headers, b"")
         status, asked = 200, self.headers.get("Range", "").removeprefix("bytes=")
         if asked:
             begin, _, end = asked.partition("-")
             first = int(begin) if begin else max(0, len(body) - int(end))
             last = min(len(body), int(end) + 1 if begin and end else len(body))
             if first >= len(body):
-                return self._send(416, headers, b"")
+                return self.send(416, headers, b"")
             status, headers["Content-Range"] = 206, f"bytes {first}-{last - 1}/{len(body)}"
             body = body[first:last]
-        self._send(status, headers, body, length=len(body), cut=len(body) // 2 if cut else None, head=method == "HEAD")
+        self.send(status, headers, body, length=len(body), cut=len(body) // 2 if cut else None, head=method == "HEAD")
         return None
 
-    def _send(
+    def send(
         self,
         status: int,
         headers: dict[str, str],

@@ -32,6 +32,10 @@ def range_client(
         from farandole.data.web_client import WebClient
 
         return WebClient(fs)
+    if type(fs).__module__.partition(".")[0] == "gcsfs":
+        from farandole.data.gs_client import GsClient
+
+        return GsClient(fs)
     if urlsplit(url).scheme in ("s3", "s3a"):
         try:
             from farandole.data.s3_client import S3Client

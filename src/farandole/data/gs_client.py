@@ -1,0 +1,102 @@
+"""Ranges of objects in Google Cloud Storage, by gcsfs's session: its credentials, and its repetition of requests."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from fsspec.asyn import sync
+
+from farandole.data.flight import Flight, PassingFailure
+from farandole.data.ranges import TAIL_BYTES, ChangedFile, Part, Span
+from farandole.data.row_groups import File
+
+__all__ = ["GsClient"]
+
+_TIMEOUT = 300.0  # seconds for a request, with its repetitions by gcsfs
+_ATTEMPTS = 2  # gcsfs makes six of each
+
+
+class GsClient:
+    """Access to buckets. The mark of an object is its generation, which each read asks for."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+        self.flight = Flight(attempts=_ATTEMPTS)
+
+    def url(self, path: str) -> str:
+        """Return the URL of "bucket/key"."""
+        return f"gs://{path}"
+
+    def fetch(self, path: str, span: Span | None, mark: str) -> Part:
+        """See `RangeClient.fetch`."""
+        asked = f"bytes=-{TAIL_BYTES}" if span is None else f"bytes={span.first}-{span.last - 1}"
+        condition = {"ifGenerationMatch": mark} if mark else {}
+        try:
+            headers, body = self._ask(path, self._fs.url(path), headers={"Range": asked}, **condition)
+        except FileExistsError as error:  # as gcsfs calls status 412
+            raise ChangedFile(f"its generation is no longer {mark}") from error
+        except Exception as error:  # gcsfs has a class of its own
+            if span is None and str(getattr(error, "code", "")) == "416":  # a suffix of an object without bytes
+                return Part(0, b"", 0, mark)
+            raise
+        found = str(headers.get("x-goog-generation", mark))
+        told = headers.get("Content-Range") or f"bytes 0-0/{len(body)}"
+        first, size = int(told.removeprefix("bytes ").split("-")[0]), int(told.rpartition("/")[2])
+        missing = min(size, size if span is None else span.last) - first - len(body)
+        if missing > 0:
+            raise PassingFailure(f"the body is {missing} bytes short")
+        return Part(first, body, size, found)
+
+    def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
+        """See `RangeClient.listing`."""
+        found: list[File] = []
+        more = ""
+        pages = 0
+        while most_pages is None or pages < most_pages:
+            page, more = self._page(prefix, more)
+            found += page
+            pages += 1
+            if not more:
+                return found
+        return None
+
+    def first_page(self, prefix: str) -> list[File]:
+        """See `RangeClient.first_page`."""
+        return self._page(prefix, "")[0]
+
+    def look(self, path: str) -> File:
+        """See `RangeClient.look`."""
+        bucket, _, key = path.partition("/")
+        _, found = self._ask(path, f"b/{quote(bucket, safe='')}/o/{quote(key, safe='')}")
+        return _file(bucket, json.loads(found))
+
+    def _page(self, prefix: str, more: str) -> tuple[list[File], str]:
+        """Return a page of a listing, and the token of the next one."""
+        bucket, _, inner = prefix.partition("/")
+        asked = {"prefix": inner, "fields": "items(name,size,generation),nextPageToken"}
+        asked |= {"pageToken": more} if more else {}
+        _, body = self.flight.call(
+            self.url(prefix), lambda: self._ask(prefix, f"b/{quote(bucket, safe='')}/o", **asked)
+        )
+        told = json.loads(body)
+        return [_file(bucket, each) for each in told.get("items", ())], str(told.get("nextPageToken", ""))
+
+    def _ask(self, path: str, place: str, **asked: Any) -> tuple[Mapping[str, str], bytes]:
+        """Return headers and body of an answer; raises as `RangeClient.fetch` does, and gcsfs's errors."""
+        from aiohttp import ClientError
+
+        began = time.monotonic()
+        try:
+            headers, body = sync(self._fs.loop, self._fs._call, "GET", place, timeout=_TIMEOUT, **asked)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(path) from error
+        except (ClientError, TimeoutError) as error:
+            raise PassingFailure(f"{type(error).__name__}: {error}") from error
+        self.flight.answered(began)
+        return headers, bytes(body)
+
+
+def _file(bucket: str, told: Mapping[str, str]) -> File:
+    return File(f"{bucket}/{told['name']}", int(told["size"]), str(told["generation"]))
