@@ -228,6 +228,13 @@ def ids_of(rows: ShardSource) -> list[int]:
     return [row for group in rows.row_groups for row in rows.read(group, ["id"])["id"].to_pylist()]
 
 
+@pytest.mark.parametrize("num_proc", [2, -2])
+def test_a_stream_is_refused_with_the_way_to_read_it(spark: SparkSession, num_proc: int) -> None:
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(DataError, match=r"stream is read through its sink.*Growing\(folder, format='stream'\)"):
+        HorovodRunner(np=num_proc).run(lambda rows: None, rows=stream)
+
+
 def test_several_dataframes_reach_the_ranks_of_one_job(spark: SparkSession) -> None:
     def main(train: ShardSource, arranged: ShardSource, *, again: ShardSource) -> list[list[int]]:
         assert train.schema.names == again.schema.names == ["id", "text"]

@@ -20,6 +20,12 @@ from farandole.spark.spill import spill
 __all__ = ["arrow_schema", "collected", "feeding", "stand_in", "take_dataframes"]
 
 
+_STREAM = (
+    "a DataFrame of a stream is read through its sink, so that each row comes once: write it by "
+    "df.writeStream.format('parquet')...start(folder), and let each rank read the folder meanwhile by "
+    "GrowingLoader(Growing(folder, format='stream'), ...)"
+)
+
 # Set while a job's call is pickled: numbers the DataFrame of an object in it among the job's. No argument reaches such
 # an object.
 _numbering: ContextVar[Callable[[DataFrame], FedRows]] = ContextVar("farandole_numbering")
@@ -71,7 +77,12 @@ def _number(dataframe: DataFrame, known: list[DataFrame]) -> int:
 
 
 def arrow_schema(dataframe: DataFrame) -> pa.Schema:
-    """Return the columns as ranks get them; raises `DataError` naming one that Spark cannot hand over."""
+    """Return the columns as ranks get them; raises `DataError` naming one that Spark cannot hand over.
+
+    Refuses DataFrames of streams: a repeated batch would bring rows twice, unless a committed log tells its attempts
+    apart."""
+    if dataframe.isStreaming:
+        raise DataError("", _STREAM)
     zone = dataframe.sparkSession.conf.get("spark.sql.session.timeZone")
     # Older ones have no such argument and say UTC.
     options: Any = {"timezone": zone} if "timezone" in inspect.signature(to_arrow_type).parameters else {}
