@@ -18,7 +18,7 @@ from typing import TypeAlias
 from farandole.compat import install, uninstall
 from farandole.compat.horovodrun import make_parser
 from farandole.config import Config
-from farandole.refusals import IGNORED_VARIABLES
+from farandole.refusals import IGNORED_VARIABLES, NEEDLESS_VARIABLES
 from farandole.topology import JobEnvironment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -214,6 +214,8 @@ def _find_variable(entry: Entry) -> Finding:
         return _there(entry, shown=f"`{by_variable[entry.name]}`")
     if entry.name in job.write():
         return _there(entry, shown="set for each rank")
+    if entry.name in NEEDLESS_VARIABLES:
+        return _there(entry, shown=f"not needed: {NEEDLESS_VARIABLES[entry.name]}")
     return _missing(entry, IGNORED_VARIABLES.get(entry.name, ""))
 
 

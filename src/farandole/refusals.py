@@ -33,7 +33,6 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_MPI_THREADS_DISABLE": _MPI_THREADS,
     "HOROVOD_NUM_NCCL_STREAMS": _ONE_STREAM,
     "HOROVOD_CCL_CACHE": "oneCCL is not used",
-    "HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic",
     "HOROVOD_LOG_HIDE_TIME": "set the format on Python's logging",
     "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _NOISE,
     "HOROVOD_ELASTIC": ELASTIC,
@@ -47,6 +46,9 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_DISABLE_GROUP_FUSION": "what is fused with a group does not change its results",
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "ranks exchange whole shards",
 }
+
+# Those that ask for what is the case anyway. Nothing is said of them.
+NEEDLESS_VARIABLES: Mapping[str, str] = {"HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +167,6 @@ ABSENT_MODULES: Mapping[str, str] = {
         ("petastorm.unischema", "petastorm.codecs", "petastorm.etl", "petastorm.ngram"),
         "write plain Parquet, whose columns are read as they are stored",
     ),
-    "petastorm.predicates": "give filters=[('column', 'in', values)], or as predicate= an object with get_fields() and "
-    "do_include(values)",
     "petastorm.weighted_sampling_reader": "sample the DataFrame before it is written",
 }
 
@@ -193,4 +193,12 @@ ABSENT_NAMES: Mapping[str, Mapping[str, str]] = {
     "horovod.spark.keras.datamodule": {"NVTabularDataModule": _NVTABULAR},
     "horovod.spark.torch.datamodule": {"NVTabularDataModule": _NVTABULAR},
     "horovod.spark.runner": {"run_elastic": ELASTIC},
+    "petastorm.spark.spark_dataset_converter": {
+        "register_delete_dir_handler": "copies are removed by fsspec, from any store that it reaches; leave it out"
+    },
+    "petastorm.pytorch": {
+        "InMemBatchedDataLoader": "read the rows once, and give them to torch's TensorDataset",
+        "decimal_friendly_collate": "decimals are read as float64, which torch's default_collate takes",
+    },
+    "petastorm.tf_utils": {"tf_tensors": "call make_petastorm_dataset, whose iterator gives the tensors"},
 }

@@ -28,7 +28,7 @@ def horovodrun(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def epochs(output: str) -> dict[int, tuple[float, float]]:
     """Loss and accuracy by epoch, of the one rank that prints them."""
-    line = r"^\[0\] Epoch: (\d+) average loss: ([\d.]+), accuracy: ([\d.]+)%$"
+    line = r"^\[0\](?:<stdout>:| )Epoch: (\d+) average loss: ([\d.]+), accuracy: ([\d.]+)%$"
     found = re.findall(line, output, re.MULTILINE)
     assert len(found) == len(output.splitlines()), output
     return {int(epoch): (float(loss), float(accuracy)) for epoch, loss, accuracy in found}

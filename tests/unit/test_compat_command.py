@@ -59,7 +59,7 @@ def test_the_command_line_wins_over_a_file_named_before_or_after_it(tmp_path: Pa
     script = "echo $FARANDOLE_CACHE_CAPACITY $FARANDOLE_FUSION_THRESHOLD $FARANDOLE_STALL_CHECK_DISABLE $PYTHONPATH"
     command = [sys.executable, "-m", "farandole.compat.horovodrun", *words, "sh", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]})
-    assert (done.returncode, done.stdout) == (0, f"[0] 9 1048576 1 {IMPORTABLE}\n")
+    assert (done.returncode, done.stdout) == (0, f"[0]<stdout>:9 1048576 1 {IMPORTABLE}\n")
     assert done.stderr == ""
 
 

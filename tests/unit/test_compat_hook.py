@@ -169,7 +169,11 @@ def test_without_any_framework_and_spark_each_module_names_what_to_install() -> 
         ),
         ("from horovod.runner.common.util import host_hash", "call cross_rank() after init()"),
         ("from horovod.runner.common.util.network import get_local_intfs", "set FARANDOLE_INTERFACE"),
-        ("from petastorm.predicates import in_lambda", "give filters="),
+        ("from petastorm.weighted_sampling_reader import WeightedSamplingReader", "sample the DataFrame"),
+        (
+            "from petastorm.spark.spark_dataset_converter import register_delete_dir_handler",
+            "copies are removed by fsspec",
+        ),
         ("from petastorm.unischema import Unischema", "write plain Parquet"),
         ("from horovod.torch import elastic", "elastic training is not there yet"),
         ("from horovod.torch.elastic.sampler import ElasticSampler", "elastic training is not there yet"),

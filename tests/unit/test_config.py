@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from farandole.config import FABRICS, LOG_LEVELS, ROUTES, Config, Setting
 from farandole.core.wiring.gpus import kinds_by_route
 from farandole.errors import ConfigError
-from farandole.refusals import IGNORED_VARIABLES
+from farandole.refusals import IGNORED_VARIABLES, NEEDLESS_VARIABLES
 
 durations = st.integers(0, 10**13).map(lambda count: timedelta(microseconds=count))
 texts = st.none() | st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
@@ -208,6 +208,7 @@ def test_a_slip_in_a_name_is_pointed_out(caplog: pytest.LogCaptureFixture) -> No
 def test_job_variables_and_known_settings_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     names = ["RANK", "SIZE", "LOCAL_RANK", "CROSS_SIZE", "RENDEZVOUS", "SECRET", "GENERATION", "JOB", "WORKER_FD"]
     Config.from_environment({f"FARANDOLE_{name}": "1" for name in names} | {"HOROVOD_RANK": "1", "FARANDOLE_SPIN": "0"})
+    Config.from_environment(dict.fromkeys(NEEDLESS_VARIABLES, "1"))
     assert caplog.text == ""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from farandole.compat.output import HorovodOutput
 from farandole.errors import ConfigError
 from farandole.launch.output import Output
 
@@ -26,6 +27,17 @@ def test_timestamp() -> None:
     with Output(1, timestamp=True, stdout=stdout) as output:
         output(0, "stdout", "a")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[0\] a\n", stdout.getvalue())
+
+
+def test_lines_as_horovod_prints_them() -> None:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with HorovodOutput(2, stdout=stdout, stderr=stderr) as output:
+        output(0, "stdout", "a")
+        output(1, "stderr", "b")
+    assert (stdout.getvalue(), stderr.getvalue()) == ("[0]<stdout>:a\n", "[1]<stderr>:b\n")
+    with HorovodOutput(1, timestamp=True, stdout=stdout) as output:
+        output(0, "stdout", "c")
+    assert re.search(r"\n\w{3} \w{3} \d\d \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:c\n$", stdout.getvalue())
 
 
 @pytest.mark.parametrize(("size", "name"), [(2, "rank.1"), (10, "rank.1"), (11, "rank.01")])

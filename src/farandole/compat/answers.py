@@ -293,6 +293,7 @@ MODULES: Mapping[str, Answer] = {
     "petastorm": Answer(own={**_READERS, **_TRANSFORM}),
     "petastorm.reader": Answer(own=_from("farandole.data", "Reader make_reader make_batch_reader")),
     "petastorm.transform": Answer(own=_TRANSFORM),
+    "petastorm.predicates": Answer(by="farandole.compat.predicates", every=True),
     "petastorm.pytorch": Answer(own=_from("farandole.torch.data", "DataLoader BatchedDataLoader"), needs="torch"),
     "petastorm.tf_utils": Answer(own=_from("farandole.tensorflow.data", "make_petastorm_dataset"), needs="tensorflow"),
     "petastorm.spark": Answer(own=_CONVERTER, parts="spark_dataset_converter", needs="pyspark"),

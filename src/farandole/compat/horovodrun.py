@@ -8,6 +8,7 @@ from pathlib import Path
 from farandole.compat.answers import VERSION
 from farandole.compat.children import environment_of_ranks
 from farandole.compat.options_file import read_options
+from farandole.compat.output import HorovodOutput
 from farandole.errors import ConfigError
 from farandole.launch.cli import launch, run_parser
 from farandole.launch.options import Given
@@ -18,8 +19,10 @@ __all__ = ["make_parser", "run_commandline"]
 def run_commandline(arguments: Sequence[str] | None = None) -> int:
     """Run a program as N ranks; returns the exit code, see `farandole run`.
 
-    A warning names the options that are ignored. Refused options end the command with a sentence."""
-    return launch(make_parser(), sys.argv[1:] if arguments is None else arguments, environment_of_ranks())
+    The ranks' lines begin as Horovod's do, with "[0]<stdout>:". A warning names the options that are ignored. Refused
+    options end the command with a sentence."""
+    words = sys.argv[1:] if arguments is None else arguments
+    return launch(make_parser(), words, environment_of_ranks(), HorovodOutput)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -4,8 +4,10 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
+from farandole.compat.output import HorovodOutput
 from farandole.errors import ConfigError
 from farandole.launch.run import run as run_ranks
 from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_ARGUMENTS
@@ -48,9 +50,34 @@ def run(
 ) -> list[T]:
     """Call `func(*args, **kwargs)` on `num_proc` ranks and return the results by rank.
 
-    See `farandole.run`. A warning names the arguments that are ignored. Raises `ConfigError`, a `ValueError`, for
-    refused ones, and the `RankFailed` of the rank that failed first."""
+    See `farandole.run`; lines of the ranks' output begin with "[0]<stdout>:". A warning names the arguments that are
+    ignored. Raises `ConfigError`, a `ValueError`, for refused ones, and the `RankFailed` of the rank that failed first.
+    """
     given = {name: value for name, value in locals().items() if value not in (None, False)}
+    _check(given)
+    for old, new in (("np", "num_proc"), ("network_interface", "network_interfaces")):
+        if old in given:
+            warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=2)
+    num_proc = num_proc if np is None else np
+    directory = None if output_filename is None else Path(output_filename)
+    with HorovodOutput(num_proc, directory=directory) as output:
+        return run_ranks(
+            func,
+            args,
+            kwargs,
+            num_proc,
+            hosts=hosts,
+            hostfile=hostfile,
+            ssh_port=ssh_port,
+            ssh_identity_file=ssh_identity_file,
+            start_timeout=start_timeout,
+            network_interface=network_interface or _listed(network_interfaces),
+            executable=executable,
+            on_line=output,
+        )
+
+
+def _check(given: Mapping[str, object]) -> None:
     if "use_mpi" in given and "use_gloo" in given:
         raise ConfigError("use_mpi", "give use_gloo or use_mpi, not both")
     for name in given.keys() & REFUSED_ARGUMENTS.keys():
@@ -58,23 +85,6 @@ def run(
     ignored = [f"{name} ({why})" for name, why in IGNORED_ARGUMENTS.items() if name in given]
     if ignored:
         log.warning("these arguments of horovod.run have no effect: %s", "; ".join(ignored))
-    for old, new in (("np", "num_proc"), ("network_interface", "network_interfaces")):
-        if old in given:
-            warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=2)
-    return run_ranks(
-        func,
-        args,
-        kwargs,
-        num_proc if np is None else np,
-        hosts=hosts,
-        hostfile=hostfile,
-        ssh_port=ssh_port,
-        ssh_identity_file=ssh_identity_file,
-        start_timeout=start_timeout,
-        output_filename=output_filename,
-        network_interface=network_interface or _listed(network_interfaces),
-        executable=executable,
-    )
 
 
 def _listed(names: Iterable[str] | str | None) -> str | None:

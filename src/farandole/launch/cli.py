@@ -101,8 +101,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return launch(run_parser(), words[1:], os.environ)
 
 
-def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Read `words` by `parser` and run the program with `environment` for its ranks; returns the exit code."""
+def launch(
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    output: type[Output] = Output,
+) -> int:
+    """Read `words` by `parser` and run the program with `environment` for its ranks; returns the exit code.
+
+    `output` prints what the ranks write."""
     given = parser.parse_args(words, namespace=Given())
     _log_to_stderr(given)
     if given.check_build:
@@ -120,13 +127,13 @@ def launch(parser: argparse.ArgumentParser, words: Sequence[str], environment: M
             parser.error("the number of ranks is missing: -np N")
         if given.num_proc is None and given.by_mpirun:
             parser.error("mpirun needs the number of ranks: -np N")
-        return _run_by_mpirun(given, environment) if given.by_mpirun else _run(given, environment)
+        return _run_by_mpirun(given, environment) if given.by_mpirun else _run(given, environment, output)
     except (ConfigError, HostsError, SlotsError) as error:
         log.error("%s", error)
         return USAGE_ERROR
 
 
-def _run(given: Given, environment: Mapping[str, str]) -> int:
+def _run(given: Given, environment: Mapping[str, str], kind: type[Output]) -> int:
     settings = Config.from_environment(environment, **given.settings)
     ssh = Ssh(command=given.ssh_command, port=given.ssh_port, identity_file=given.ssh_identity_file)
     hosts, patience = _hosts(given, environment, settings.start_timeout)
@@ -144,7 +151,7 @@ def _run(given: Given, environment: Mapping[str, str]) -> int:
             signal.signal(number, _signaled)
     try:
         with (
-            Output(num_proc, timestamp=given.timestamp, directory=directory) as output,
+            kind(num_proc, timestamp=given.timestamp, directory=directory) as output,
             open_job(num_proc, environment, backend=backend, binding=given.binding) as job,
         ):
             failure = job.run(Command(given.command), output)

@@ -49,8 +49,8 @@ class Output:
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
         """Write one line; raises `OSError` when the stream is closed."""
-        stamp = f"{datetime.now().isoformat(' ', 'milliseconds')} " if self._timestamp else ""
-        text = f"{stamp}[{rank}] {line}\n"
+        stamp = self.stamp(datetime.now()) if self._timestamp else ""
+        text = f"{stamp}{self.heading(rank, stream)}{line}\n"
         out = self._streams[stream]
         with self._one_at_a_time:
             if self._files:
@@ -60,6 +60,14 @@ class Output:
             except UnicodeEncodeError:
                 out.write(text.encode(out.encoding, "backslashreplace").decode(out.encoding))
             out.flush()
+
+    def heading(self, rank: int, stream: str) -> str:
+        """Return what stands before a line of `rank` on the stream "stdout" or "stderr"."""
+        return f"[{rank}] "
+
+    def stamp(self, now: datetime) -> str:
+        """Return the time as it stands before that."""
+        return f"{now.isoformat(' ', 'milliseconds')} "
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,117 @@
+"""The predicates of `petastorm.predicates`, for `predicate=` of readers."""
+
+import hashlib
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "PredicateBase",
+    "in_intersection",
+    "in_lambda",
+    "in_negate",
+    "in_pseudorandom_split",
+    "in_reduce",
+    "in_set",
+]
+
+Values = Mapping[str, Any]
+
+
+class PredicateBase(ABC):
+    """Base of predicates on the values of a row."""
+
+    @abstractmethod
+    def get_fields(self) -> set[str]:
+        """Return the columns that it looks at."""
+
+    @abstractmethod
+    def do_include(self, values: Values) -> bool:
+        """Return whether the row with these values is read."""
+
+
+class in_set(PredicateBase):
+    """Rows whose `predicate_field` is one of `inclusion_values`."""
+
+    def __init__(self, inclusion_values: Collection[Any], predicate_field: str) -> None:
+        self._values, self._field = set(inclusion_values), predicate_field
+
+    def get_fields(self) -> set[str]:
+        return {self._field}
+
+    def do_include(self, values: Values) -> bool:
+        return values[self._field] in self._values
+
+
+class in_intersection(in_set):
+    """Rows whose `predicate_field`, a list, holds one of `inclusion_values`."""
+
+    def do_include(self, values: Values) -> bool:
+        return not self._values.isdisjoint(values[self._field])
+
+
+class in_lambda(PredicateBase):
+    """Rows for which `predicate_func(values)` is true, or `predicate_func(values, state_arg)`.
+
+    Raises `ValueError` if `predicate_fields` is a text."""
+
+    def __init__(
+        self, predicate_fields: Collection[str], predicate_func: Callable[..., bool], state_arg: Any = None
+    ) -> None:
+        if isinstance(predicate_fields, str):
+            raise ValueError(f"predicate_fields must be a list of columns, got {predicate_fields!r}")
+        self._fields, self._func, self._state = set(predicate_fields), predicate_func, state_arg
+
+    def get_fields(self) -> set[str]:
+        return self._fields
+
+    def do_include(self, values: Values) -> bool:
+        return self._func(values) if self._state is None else self._func(values, self._state)
+
+
+class in_reduce(PredicateBase):
+    """Rows for which `reduce_func`, such as `all` or `any`, is true of the predicates' list of answers."""
+
+    def __init__(self, predicate_list: Sequence[PredicateBase], reduce_func: Callable[[list[bool]], bool]) -> None:
+        self._predicates, self._reduce = list(predicate_list), reduce_func
+
+    def get_fields(self) -> set[str]:
+        return set().union(*(each.get_fields() for each in self._predicates))
+
+    def do_include(self, values: Values) -> bool:
+        return self._reduce([each.do_include(values) for each in self._predicates])
+
+
+class in_negate(PredicateBase):
+    """Rows that `predicate` leaves out."""
+
+    def __init__(self, predicate: PredicateBase) -> None:
+        self._predicate = predicate
+
+    def get_fields(self) -> set[str]:
+        return self._predicate.get_fields()
+
+    def do_include(self, values: Values) -> bool:
+        return not self._predicate.do_include(values)
+
+
+class in_pseudorandom_split(PredicateBase):
+    """Rows of one part of a data set: `fraction_list[subset_index]` of it, by a hash of `predicate_field`'s value.
+
+    Raises `ValueError` for a part that is not in the list."""
+
+    def __init__(self, fraction_list: Sequence[float], subset_index: int, predicate_field: str) -> None:
+        if not 0 <= subset_index < len(fraction_list):
+            raise ValueError(f"subset_index is {subset_index}, and there are {len(fraction_list)} fractions")
+        self._field = predicate_field
+        low, high = sum(fraction_list[:subset_index]), sum(fraction_list[: subset_index + 1])
+        self._low, self._high = low * (sys.maxsize - 1), high * (sys.maxsize - 1)
+
+    def get_fields(self) -> set[str]:
+        return {self._field}
+
+    def do_include(self, values: Values) -> bool:
+        # Petastorm's hash, so that a split stays what it was.
+        number = int(hashlib.md5(str(values[self._field]).encode(), usedforsecurity=False).hexdigest(), 16)
+        return self._low <= number % sys.maxsize < self._high
