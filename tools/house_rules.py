@@ -29,7 +29,7 @@ VAGUE_NAMES = ("common", "helper", "misc", "util", "utils")
 OPTIONAL = {
     *("PIL", "deltalake", "flytekit", "flytekitplugins", "jax", "keras", "lightning", "matplotlib", "mlflow", "moto"),
     *("optuna", "pandas", "prometheus_client", "pyarrow", "pyiceberg", "pyspark", "ray", "s3fs", "sklearn"),
-    *("tensorboard", "tensorflow", "torch", "yaml"),
+    *("tensorboard", "tensorflow", "tf_keras", "torch", "yaml"),
     *(f"farandole.{name}" for name in ("jax", "keras", "lightning", "ray", "tensorflow", "torch")),
 }
 

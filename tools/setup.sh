@@ -123,6 +123,8 @@ install_all() {
   # setuptools builds pyspark; environments of Python 3.12 and newer begin without it.
   quietly "$BIN/pip" install -c constraints.txt scikit-build-core nanobind setuptools "${tools[@]}"
   quietly "$BIN/pip" install -c constraints.txt --no-build-isolation -e ".[$extras]"
+  # Its dependency tensorflow is the build that brings CUDA; tensorflow-cpu serves.
+  quietly "$BIN/pip" install -c constraints.txt --no-deps tf_keras
 }
 
 # The state of the files that a step depends on, as one line.

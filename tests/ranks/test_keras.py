@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.installed import require
 from helpers.keras_ranks import run_checks
 
 
@@ -11,3 +12,10 @@ from helpers.keras_ranks import run_checks
 @pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
 def test_two_ranks(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_checks(backend, ["keras_training", "keras_callbacks", "keras_values"], tmp_path, monkeypatch)
+
+
+@pytest.mark.timeout(400)
+def test_two_ranks_with_keras_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("tf_keras")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    run_checks("tensorflow", ["keras_2"], tmp_path, monkeypatch)

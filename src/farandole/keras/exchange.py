@@ -1,7 +1,8 @@
 """The exchange of one optimizer's gradients with the other ranks."""
 
 import functools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import keras
 
@@ -11,7 +12,16 @@ from farandole.core.process_sets.process_set import membership_of, require_regis
 from farandole.keras.backend import Options, Tensor
 from farandole.keras.chosen import backend
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "keyed"]
+
+Groups = int | Iterable[Iterable[Hashable]] | None
+
+
+def keyed(groups: int | Iterable[Iterable[Any]] | None, key_of: Callable[[Any], Hashable]) -> Groups:
+    """Return `groups`, a number or lists of variables, with the variables' keys."""
+    if groups is None or isinstance(groups, int):
+        return groups
+    return [[key_of(variable) for variable in group] for group in groups]
 
 
 class Exchange:
@@ -27,7 +37,7 @@ class Exchange:
         options: Options,
         *,
         name: str | None = None,
-        groups: int | Iterable[Iterable[Hashable]] | None = None,
+        groups: Groups = None,
         scale_local: bool = True,
         summed: bool = False,
     ) -> None:

@@ -1,18 +1,17 @@
 """Loader for saved models that makes their optimizers distributed."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import FunctionType
 from typing import Any
-from zipfile import ZipFile
 
 import keras
 
 from farandole.core.operations.compression import Compressor
 from farandole.keras.backend import Tensor
 from farandole.keras.compression import Compression
-from farandole.keras.optimizer import DistributedOptimizer, Front
+from farandole.keras.front import Front
+from farandole.keras.generation import generation_of_files
+from farandole.keras.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]
 
@@ -26,76 +25,20 @@ def load_model(
 ) -> Any:
     """Load a model saved with any optimizer, distributed or not, and keep the optimizer's state.
 
-    `custom_optimizers` are classes that are not part of Keras. `custom_objects` may have a function that makes the
-    optimizer under the name of its class: it is called with the optimizer's config, and what it returns stays as it is
-    if it is distributed. Raises `ValueError` for `legacy_opts`, which Keras 3
-    does not have, and the errors of Keras."""
-    if legacy_opts:
+    Where `tf.keras` is tf_keras, it loads files of Keras 2. `custom_optimizers` are classes that are not part of Keras.
+    `custom_objects` may have a function that makes the optimizer under the name of its class: it is called with the
+    optimizer's config, and what it returns stays as it is if it is distributed. `legacy_opts` is Horovod's: tf_keras
+    loads a legacy optimizer where one was saved. Raises `ValueError` for it with Keras 3, which has none, and the
+    errors of Keras."""
+    generation = generation_of_files()
+    if legacy_opts and not generation.has_legacy:
         raise ValueError(f"legacy_opts: Keras {keras.__version__} has no legacy optimizers")
     objects: dict[str, Any] = {}
     for kind in custom_optimizers or ():
         objects |= {kind.__name__: kind, keras.saving.get_registered_name(kind): kind}
     objects |= custom_objects or {}
-    if any(isinstance(each, FunctionType) for each in objects.values()):
-        name = _name_of_optimizer(filepath)
-        if isinstance(maker := objects.get(name), FunctionType):
-            objects[name] = _class_that_calls(maker)
-    model = keras.saving.load_model(filepath, custom_objects=objects)
+    model = generation.load(filepath, objects)
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return model
-    if str(filepath).endswith((".h5", ".hdf5")):
-        optimizer = _restore(optimizer, model, filepath)
-    if not isinstance(optimizer, Front):
-        optimizer = DistributedOptimizer(optimizer, compression=compression)
-    model.optimizer = optimizer
+    if optimizer is not None and not isinstance(optimizer, Front):
+        model.optimizer = DistributedOptimizer(optimizer, compression=compression)
     return model
-
-
-def _class_that_calls(maker: FunctionType) -> type:
-    """Return a class for Keras, which takes no functions here: its `from_config` calls `maker`."""
-
-    def from_config(config: Mapping[str, Any], *args: object, **kwargs: object) -> object:
-        return maker(**config)
-
-    return type(maker.__name__, (), {"from_config": staticmethod(from_config)})
-
-
-def _name_of_optimizer(filepath: str | Path) -> str:
-    """Return the name of the class of the optimizer in a file; "" without an optimizer."""
-    if str(filepath).endswith((".h5", ".hdf5")):
-        import h5py
-
-        with h5py.File(filepath) as file:
-            compiled = json.loads(file.attrs.get("training_config", "{}"))
-            saved = compiled.get("optimizer_config")
-    else:
-        with ZipFile(filepath) as parts:
-            compiled = json.loads(parts.read("config.json")).get("compile_config") or {}
-            saved = compiled.get("optimizer")
-    return str(saved["class_name"]) if isinstance(saved, dict) else ""
-
-
-def _restore(optimizer: Any, model: Any, filepath: str | Path) -> Any:
-    """Return a new optimizer like `optimizer` with its state from an HDF5 file.
-
-    Keras (3.15) builds the optimizer of such a file without variables, so it has no state and cannot train."""
-    import h5py
-
-    made = type(optimizer).from_config(optimizer.get_config())
-    made.build(model.trainable_variables)
-    with h5py.File(filepath) as file:
-        group = file.get("optimizer_weights")
-        saved = [] if group is None else [group[name][()] for name in _names(group.attrs)]
-    if len(saved) == len(made.variables):  # else the file was written before the first step
-        for variable, value in zip(made.variables, saved, strict=True):
-            variable.assign(value)
-    return made
-
-
-def _names(attributes: Mapping[str, Any]) -> list[str]:
-    """Return the names of an optimizer's variables. Keras splits a list that is too long for one attribute."""
-    parts = [attributes["weight_names"]] if "weight_names" in attributes else []
-    while f"weight_names{len(parts)}" in attributes:
-        parts.append(attributes[f"weight_names{len(parts)}"])
-    return [name.decode() if isinstance(name, bytes) else name for part in parts for name in part]

@@ -3,14 +3,13 @@
 import time
 from collections.abc import Mapping
 
-import keras
-
+from farandole.keras.callbacks.base import CallbackOfBoth
 from farandole.spark.logs import log_to_driver
 
 __all__ = ["LogCallback"]
 
 
-class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class LogCallback(CallbackOfBoth):
     """Shows when epochs begin and end, and their metrics, in the driver's output; with `per_batch_log` each batch's.
 
     Every rank that trains with it does so; the messages are those of `farandole.spark.log_to_driver`."""

@@ -28,6 +28,10 @@ class Aggregation:
         self._count: Variable | None = None
         self._sums: dict[int, Variable] = {}
 
+    def again(self) -> "Aggregation":
+        """Return a new one with the same options, for another optimizer."""
+        return Aggregation(self.passes, self._average)
+
     def add(
         self,
         gradients: Sequence[Gradient],

@@ -156,10 +156,11 @@ def _put_in_front(front: type[_Distributed], optimizer: tf.compat.v1.train.Optim
 
 
 def _keras_optimizer(optimizer: object) -> Callable[..., object]:
-    if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+    # By name: farandole.keras is a layer above, and only programs with an optimizer of Keras need it.
+    wrap: Callable[..., object] = importlib.import_module("farandole.keras").DistributedOptimizer
+    of_keras = any(kind.__module__.partition(".")[0] in ("keras", "tf_keras") for kind in type(optimizer).__mro__)
+    if not of_keras:
         raise ValueError(
             f"expected an optimizer of tf.compat.v1.train or tf.keras.optimizers, got {type(optimizer).__name__}"
         )
-    # By name: farandole.keras is a layer above, and only programs with an optimizer of Keras need it.
-    wrap: Callable[..., object] = importlib.import_module("farandole.keras").DistributedOptimizer
     return wrap

@@ -17,6 +17,9 @@ __all__ = ["SyncBatchNormalization"]
 
 Tensor: TypeAlias = tf.Tensor
 
+# With TF_USE_LEGACY_KERAS tf.keras is the package tf_keras.
+KERAS_2 = tf.keras.layers.BatchNormalization.__module__.startswith("tf_keras.")
+
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Keras' batch normalization with the mean, the variance and the gradients of the ranks' joined batches.
@@ -30,17 +33,26 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     def __init__(self, fused: bool | None = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         if fused or fused is None:
             raise ValueError("SyncBatchNormalization does not support fused=True; leave it out")
-        super().__init__(**kwargs)
+        # Keras 2 has two kernels, and prefers the fused one.
+        super().__init__(**({"fused": False} if KERAS_2 else {}), **kwargs)
         self.process_set = process_set
 
     # Keras calls it in training, with floats of at least 32 bits. The rest of the layer is unchanged.
     @as_written
-    def _moments(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _moments(self, inputs: Tensor, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
         require_registered(self.process_set, type(self).__name__)
         if not self.process_set.included() or (tf.executing_eagerly() and self.process_set.size() == 1):
-            moments: tuple[Tensor, Tensor] = super()._moments(inputs, mask)
+            moments: tuple[Tensor, Tensor] = super()._moments(inputs, *given, **more)
             return moments
-        axes = self._reduction_axes
+        if KERAS_2:
+            axes, mask = given[0], more["mask"]
+            if more["keep_dims"]:
+                raise ValueError(f"{type(self).__name__} takes one axis, and no virtual batches")
+        else:
+            axes, (mask,) = self._reduction_axes, given
+        return self._joined_moments(inputs, axes, mask)
+
+    def _joined_moments(self, inputs: Tensor, axes: list[int], mask: Tensor | None) -> tuple[Tensor, Tensor]:
         weights = None if mask is None else _weights(mask, inputs)
         count = _count(inputs, weights, axes)
         around = tf.stop_gradient(tf.math.divide_no_nan(tf.reduce_sum(_weigh(inputs, weights), axes), count))
@@ -52,7 +64,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         )
         mine = tf.stack([n, first + n * mid, second + (2 * first + n * mid) * mid])
         # Ranks may number their layers differently, so the name does not include the layer's.
-        name = f"sync_batch_norm.{inputs.shape[self.axis]}"
+        name = f"sync_batch_norm.{inputs.shape[_channels(inputs, axes)]}"
         ours = allreduce(mine, op=Sum, name=name, process_set=self.process_set, ignore_name_scope=True)
         count, first, second = tf.unstack(ours)
         mean = tf.math.divide_no_nan(first, count)
@@ -65,13 +77,18 @@ def _weights(mask: Tensor, inputs: Tensor) -> Tensor:
     return tf.broadcast_to(tf.expand_dims(tf.cast(tf.cast(mask, tf.bool), inputs.dtype), -1), tf.shape(inputs))
 
 
+def _channels(inputs: Tensor, axes: list[int]) -> int:
+    """Return the axis of the channels, the one that is not in `axes`."""
+    (axis,) = set(range(len(inputs.shape))) - set(axes)
+    return axis
+
+
 def _count(inputs: Tensor, weights: Tensor | None, axes: list[int]) -> Tensor:
     """Return the number of values in each channel."""
     if weights is not None:
         return tf.reduce_sum(weights, axes)
     shape = tf.shape(inputs)
-    (axis,) = set(range(len(inputs.shape))) - set(axes)
-    return tf.cast(tf.fill([shape[axis]], tf.reduce_prod(tf.gather(shape, axes))), inputs.dtype)
+    return tf.cast(tf.fill([shape[_channels(inputs, axes)]], tf.reduce_prod(tf.gather(shape, axes))), inputs.dtype)
 
 
 def _weigh(values: Tensor, weights: Tensor | None) -> Tensor:

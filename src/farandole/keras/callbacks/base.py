@@ -5,14 +5,32 @@ from typing import Any
 
 import keras
 
-from farandole.keras.optimizer import Distributed, Front, take_scaler_in_front
+from farandole.keras.front import Front
+from farandole.keras.keras_3 import Distributed, take_scaler_in_front
 
-__all__ = ["Callback"]
+__all__ = ["Callback", "CallbackOfBoth"]
 
 log = logging.getLogger(__name__)
 
 
-class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+class CallbackOfBoth(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+    """A callback of Keras 3 that `fit` of tf_keras, which is Keras 2, takes too."""
+
+    # Keras 2 asks for these names, to skip batches that no callback looks at.
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return self._overrides("on_test_batch_begin", "on_test_batch_end")
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return self._overrides("on_predict_batch_begin", "on_predict_batch_end")
+
+    def _overrides(self, *names: str) -> bool:
+        return any(getattr(type(self), name) is not getattr(keras.callbacks.Callback, name) for name in names)
+
+
+class Callback(CallbackOfBoth):
     """A callback that lets the model's optimizer exchange gradients when Keras has wrapped it."""
 
     def set_model(self, model: Any) -> None:
@@ -22,7 +40,9 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships n
         if not isinstance(optimizer, Front) and isinstance(getattr(optimizer, "inner_optimizer", None), Distributed):
             # compile() has put a LossScaleOptimizer around a distributed optimizer.
             model.optimizer = optimizer = take_scaler_in_front(optimizer)
-        exchanges = isinstance(optimizer, Front) and not optimizer._exchange.alone
+        # A scaler of Keras 2 may stay around it: the ranks' gradients are reduced before it looks for infinities.
+        front = optimizer if isinstance(optimizer, Front) else getattr(optimizer, "inner_optimizer", None)
+        exchanges = isinstance(front, Front) and not front._exchange.alone
         if exchanges and keras.backend.backend() == "tensorflow" and model.jit_compile:
             log.warning("%s: jit_compile is switched off, as XLA cannot compile collectives", model.name)
             model.jit_compile = False

@@ -7,6 +7,7 @@ import numpy as np
 
 import farandole.numpy as hvd
 from farandole.keras.callbacks.base import Callback
+from farandole.keras.generation import generation_of
 from farandole.keras.state import broadcast_variables
 
 __all__ = ["BroadcastGlobalVariablesCallback"]
@@ -43,8 +44,7 @@ class BroadcastGlobalVariablesCallback(Callback):
         built = np.array([model.built], np.int32)
         if not hvd.allreduce(built, name="model_is_built", op=hvd.Min)[0]:
             return
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        held = [*model.weights, *model.optimizer.variables]
+        optimizer = model.optimizer
+        held = [*model.weights, *generation_of(optimizer).build(optimizer, model.trainable_variables)]
         broadcast_variables([variable for variable in held if id(variable) not in self._local], self.root_rank)
         self.broadcast_done = True

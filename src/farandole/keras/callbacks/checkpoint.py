@@ -4,10 +4,12 @@ from typing import Any
 
 import keras
 
+from farandole.keras.callbacks.base import CallbackOfBoth
+
 __all__ = ["BestModelCheckpoint"]
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]  # Keras ships no types
+class BestModelCheckpoint(CallbackOfBoth, keras.callbacks.ModelCheckpoint):  # type: ignore[misc]  # Keras ships no types
     """A `ModelCheckpoint` that keeps only the best model, in `filepath`, which can be set later.
 
     Use it on one rank, after `MetricAverageCallback` in the list."""

@@ -8,6 +8,7 @@ import keras
 
 from farandole.core import default
 from farandole.keras.callbacks.base import Callback
+from farandole.keras.generation import generation_of
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
 
@@ -41,7 +42,7 @@ class LearningRateScheduleCallback(Callback):
 
     def on_train_begin(self, logs: object = None) -> None:
         """Find the steps per epoch. Raises `ValueError` if they are unknown, or if the optimizer has a schedule."""
-        if isinstance(self.model.optimizer, keras.optimizers.Optimizer) and _has_schedule(self.model.optimizer):
+        if generation_of(self.model.optimizer).has_schedule(self.model.optimizer):
             raise ValueError(f"{type(self).__name__}: the optimizer's learning rate follows a schedule of its own")
         if not self.staircase and self.steps_per_epoch is None:
             self.steps_per_epoch = (self.params or {}).get("steps")
@@ -77,7 +78,9 @@ class LearningRateScheduleCallback(Callback):
         optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
         after = _rate(optimizer)
         if self.momentum_correction and 0 < before != after:
-            for velocity in _velocities(optimizer):
+            # Horovod changes the momentum factor for one batch, which a compiled function would not notice. Scaling the
+            # accumulated steps is equivalent.
+            for velocity in generation_of(optimizer).velocities(optimizer):
                 velocity.assign(velocity * (after / before))
 
 
@@ -120,22 +123,5 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         return (ahead * (size - 1) / self.warmup_epochs + 1) / size
 
 
-def _has_schedule(optimizer: Any) -> bool:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return not isinstance(inner._learning_rate, keras.Variable)
-
-
 def _rate(optimizer: Any) -> float:
     return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-
-
-def _velocities(optimizer: Any) -> list[Any]:
-    """Return the variables that hold an optimizer's accumulated steps: those of SGD and RMSprop with momentum.
-
-    The momentum of other optimizers is a mean of gradients and does not contain the rate. Horovod changes the momentum
-    factor for one batch, which a compiled function would not notice; scaling the accumulated steps is equivalent."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not inner.built or not getattr(inner, "momentum", 0):
-        return []
-    held = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or ()
-    return [velocity for velocity in held if velocity is not None]

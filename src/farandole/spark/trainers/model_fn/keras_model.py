@@ -13,7 +13,7 @@ import farandole.keras as hvd_keras
 import farandole.tensorflow as hvd
 from farandole.core.operations.objects import allgather_object
 from farandole.errors import ConfigError
-from farandole.keras.optimizer import Front
+from farandole.keras.front import Front
 from farandole.spark.trainers.keras_model import Inputs, outputs_of
 from farandole.spark.trainers.model_fn.job import Batch, Batches, ModelFnJob, Table
 from farandole.spark.trainers.model_fn.writers import Writers
@@ -37,7 +37,8 @@ class KerasProgram:
         self._model, self._writers = model, Writers(folder)
         self._inputs = _inputs(model, job, table)
         model(self._inputs.arrays(_zeros(table)))  # builds a subclassed model
-        if not isinstance(model.optimizer, Front):
+        distributed: bool = isinstance(model.optimizer, Front)
+        if not distributed:
             model.optimizer = hvd_keras.DistributedOptimizer(model.optimizer)
         model.jit_compile = False  # XLA cannot compile TensorFlow's collectives
         model.optimizer.build(model.trainable_variables)

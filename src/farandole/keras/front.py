@@ -1,0 +1,66 @@
+"""Base of distributed optimizers: a class in front of the user's optimizer class."""
+
+from collections.abc import Hashable
+from typing import Any, TypeVar
+
+from farandole.keras.exchange import Exchange
+
+__all__ = ["Front", "put_in_front"]
+
+F = TypeVar("F", bound="Front")
+
+
+class Front:
+    """The class that is derived from an optimizer's class; the result is still an optimizer of the user's class."""
+
+    _exchange: Exchange  # of the class, which is made for one optimizer
+
+    # Keras saves an optimizer under its __class__, which a reader has to find: a saved model needs no farandole.
+    @property  # type: ignore[misc]  # nobody assigns it
+    def __class__(self) -> Any:
+        return type(self).__bases__[1]
+
+    def register_local_var(self, var: Any) -> None:
+        """Train a variable with this rank's gradients only."""
+        self._exchange.local.add(self._key_of(var))
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Make an optimizer of the wrapped class with `config`, distributed with the same options as this one.
+
+        Variables that are local there are reduced here."""
+        base: Any = cls.__bases__[1]
+        return cls._wrap_another(base.from_config(config, *args, **kwargs))
+
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
+        """Refuse to be copied or pickled: the copy would train on its own, without anybody noticing."""
+        raise TypeError(
+            f"a distributed {type(self).__name__} belongs to this rank and its job, and cannot be copied or pickled; "
+            "save the model, and load it with farandole.keras.load_model"
+        )
+
+    def __deepcopy__(self, memo: object) -> object:
+        return self.__reduce_ex__(memo)
+
+    def _key_of(self, variable: Any) -> Hashable:
+        """Return what tells the gradient of `variable` from others."""
+        raise NotImplementedError
+
+    @classmethod
+    def _wrap_another(cls, optimizer: Any) -> Any:
+        """Return `optimizer`, distributed with the options of this class."""
+        raise NotImplementedError
+
+
+def put_in_front(front: type[F], optimizer: Any, exchange: Exchange, **attributes: Any) -> F:
+    """Return an optimizer of a subclass of `optimizer`'s class with `front` before it; it shares all that it has.
+
+    `attributes` are those of the subclass."""
+    base = type(optimizer)
+    names = {"__module__": base.__module__, "__doc__": base.__doc__, "_exchange": exchange, **attributes}
+    made: type[F] = type(base.__name__, (front, base), names)
+    wrapped = made.__new__(made)
+    # Past Keras' own __setattr__, which would track the variables once more. One namespace for both: Keras 2's loss
+    # scaler, for one, keeps the optimizer that it was given.
+    object.__setattr__(wrapped, "__dict__", vars(optimizer))
+    return wrapped

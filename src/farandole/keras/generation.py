@@ -1,0 +1,69 @@
+"""Interface of the two generations of Keras: `keras_3` and `keras_2`, which is the package tf_keras, implement it."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from farandole.keras.backend import Options
+
+__all__ = ["Generation", "generation_of", "generation_of_files"]
+
+Optimizer = Any  # Keras ships no types
+
+
+class Generation(Protocol):
+    """A module of this package for the optimizers, models and files of one generation of Keras."""
+
+    has_legacy: bool  # optimizers of a generation before it
+
+    def distribute(
+        self,
+        optimizer: Optimizer,
+        options: Options,
+        *,
+        name: str | None,
+        groups: int | Iterable[Iterable[Any]] | None,
+        scale_local: bool,
+        passes: int,
+        average: bool,
+    ) -> Optimizer:
+        """Return an optimizer like `optimizer` that reduces its gradients, once in `passes` passes.
+
+        Raises `TypeError` for what is no optimizer, and `ValueError` for one that is distributed already and for
+        settings that it cannot have."""
+
+    def build(self, optimizer: Optimizer, trained: Sequence[Any]) -> list[Any]:
+        """Make the optimizer's variables for the variables that it trains, if needed, and return all of them."""
+
+    def has_schedule(self, optimizer: Optimizer) -> bool:
+        """Return whether the optimizer's learning rate follows a schedule."""
+
+    def velocities(self, optimizer: Optimizer) -> list[Any]:
+        """Return the variables that hold an optimizer's accumulated steps: those of SGD and RMSprop with momentum.
+
+        The momentum of other optimizers is a mean of gradients and does not contain the rate."""
+
+    def load(self, filepath: str | Path, objects: Mapping[str, Any]) -> Any:
+        """Load a saved model with its optimizer's state; `objects` are custom objects by name."""
+
+
+def generation_of(value: object) -> Generation:
+    """Return the generation of an optimizer or a model; Keras 3 for what is of neither."""
+    return _generation(type(value))
+
+
+def generation_of_files() -> Generation:
+    """Return the generation that `tf.keras` is, where TensorFlow has been imported; else Keras 3."""
+    tensorflow = sys.modules.get("tensorflow")
+    return _generation(object if tensorflow is None else tensorflow.keras.Model)
+
+
+def _generation(kind: type) -> Generation:
+    if any(each.__module__.partition(".")[0] == "tf_keras" for each in kind.__mro__):
+        from farandole.keras import keras_2  # imports TensorFlow
+
+        return keras_2
+    from farandole.keras import keras_3  # imports the modules that use this one
+
+    return keras_3

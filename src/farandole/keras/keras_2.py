@@ -1,0 +1,167 @@
+"""Optimizers, models and files of tf_keras, which is Keras 2. It runs on TensorFlow only.
+
+Both of its kinds of optimizers, the current and the legacy ones, add up the gradients of replicas in a method of their
+own, before they clip them and before a loss scaler looks for infinities. The ranks' gradients are reduced there."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+import tf_keras
+
+from farandole.keras.backend import Options, Tensor
+from farandole.keras.exchange import Exchange, keyed
+from farandole.keras.front import Front, put_in_front
+from farandole.tensorflow.aggregation import Aggregation
+from farandole.tensorflow.reducer import identify
+from farandole.tensorflow.tracing import as_written
+
+__all__ = ["build", "distribute", "has_legacy", "has_schedule", "load", "velocities"]
+
+Pairs: TypeAlias = list[tuple[Tensor | None, Any]]
+
+has_legacy = True
+LEGACY: Any = tf_keras.optimizers.legacy.Optimizer
+KINDS: tuple[Any, ...] = (tf_keras.optimizers.Optimizer, LEGACY)
+
+
+class _Front(Front):
+    _aggregation: Aggregation  # of the class, like the exchange
+
+    def _key_of(self, variable: Any) -> Hashable:
+        return identify(variable)
+
+    @classmethod
+    def _wrap_another(cls, optimizer: Any) -> Any:
+        return _wrap(optimizer, cls._exchange.again(), cls._aggregation.again())
+
+
+class _Distributed(_Front):
+    """Reduces gradients before they are clipped and applied; those of several passes when they are complete."""
+
+    @as_written
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Tensor | None, Any]], name: str | None = None, **options: Any
+    ) -> Any:
+        """Reduce the gradients, unless `options` of Keras' say that they have been, and apply them.
+
+        Blocks in eager mode until every rank has taken part. Passes in between only add them up and count as
+        iterations."""
+        reduced = options.get("skip_gradients_aggregation") or not options.get("experimental_aggregate_gradients", True)
+        apply = super().apply_gradients  # type: ignore[misc]  # of the class behind
+        if reduced or self._aggregation.passes == 1:
+            return apply(grads_and_vars, name=name, **options)
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        with tf.init_scope():  # a branch of a condition cannot make them
+            _build(self, variables)
+        sums = self._aggregation.add(gradients, variables, lambda sums: self._reduce(sums, variables))
+
+        def step() -> None:
+            apply(list(zip(sums, variables, strict=True)), name=name, experimental_aggregate_gradients=False)
+
+        def skip() -> None:
+            self.iterations.assign_add(1)  # type: ignore[attr-defined]
+
+        return self._aggregation.apply(sums, step, skip)
+
+    def _join(self, pairs: Pairs) -> Pairs:
+        if self._aggregation.passes > 1:
+            raise ValueError("backward_passes_per_step > 1 and a LossScaleOptimizer of Keras 2 do not go together")
+        gradients, variables = zip(*pairs, strict=True)
+        return list(zip(self._reduce(gradients, variables), variables, strict=True))
+
+    def _reduce(self, gradients: Sequence[Tensor | None], variables: Sequence[Any]) -> list[Tensor]:
+        return self._exchange.reduce(gradients, [identify(variable) for variable in variables])
+
+
+class _Current(_Distributed):
+    @as_written
+    def aggregate_gradients(self, grads_and_vars: Pairs) -> Pairs:
+        """Add up the gradients of replicas, and reduce them over all ranks."""
+        return self._join(super().aggregate_gradients(grads_and_vars))  # type: ignore[misc]
+
+
+class _Legacy(_Distributed):
+    @as_written
+    def _aggregate_gradients(self, grads_and_vars: Pairs) -> Pairs:
+        return self._join(super()._aggregate_gradients(grads_and_vars))  # type: ignore[misc]
+
+
+class _Scaled(_Front):
+    """In front of a loss scaler, whose inner optimizer is the one that exchanges gradients."""
+
+
+def distribute(
+    optimizer: Any,
+    options: Options,
+    *,
+    name: str | None,
+    groups: int | Iterable[Iterable[Any]] | None,
+    scale_local: bool,
+    passes: int,
+    average: bool,
+) -> Any:
+    """See `Generation`."""
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(f"tf_keras runs on TensorFlow, but KERAS_BACKEND is {keras.backend.backend()}: leave it out")
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
+        if not isinstance(each, KINDS):
+            raise TypeError(f"expected an optimizer of tf_keras {tf_keras.__version__}, got {type(each).__name__}")
+        if isinstance(each, Front):
+            raise ValueError(f"the {type(each).__name__} is distributed already")
+    exchange = Exchange(options, name=name, groups=keyed(groups, identify), scale_local=scale_local)
+    return _wrap(optimizer, exchange, Aggregation(passes, average))
+
+
+def build(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
+    """See `Generation`."""
+    _build(optimizer, trained)
+    held: list[Any] = optimizer.variables()  # a method of the legacy ones; the list of the others can be called
+    return held
+
+
+def has_schedule(optimizer: Any) -> bool:
+    """See `Generation`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = inner._hyper["learning_rate"] if isinstance(inner, LEGACY) else inner._learning_rate
+    return isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule)
+
+
+def velocities(optimizer: Any) -> list[Any]:
+    """See `Generation`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, LEGACY):
+        return [slots["momentum"] for slots in inner._slots.values() if "momentum" in slots]
+    if not getattr(inner, "momentum", 0):
+        return []
+    held: list[Any] = getattr(inner, "momentums", None) or getattr(inner, "_momentums", [])
+    return held
+
+
+def load(filepath: str | Path, objects: Mapping[str, Any]) -> Any:
+    """See `Generation`."""
+    return tf_keras.models.load_model(filepath, custom_objects=dict(objects))
+
+
+def _wrap(optimizer: Any, exchange: Exchange, aggregation: Aggregation) -> Any:
+    """Return an optimizer like `optimizer` that exchanges its gradients by `exchange`."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None and aggregation.passes > 1:
+        raise ValueError("backward_passes_per_step > 1 and a LossScaleOptimizer of Keras 2 do not go together")
+    front: type[_Front] = _Legacy if isinstance(optimizer, LEGACY) else _Current
+    if inner is not None:
+        vars(optimizer)["_optimizer"] = _wrap(inner, exchange, aggregation)
+        front = _Scaled
+    return put_in_front(front, optimizer, exchange, _aggregation=aggregation)
+
+
+def _build(optimizer: Any, trained: Sequence[Any]) -> None:
+    if isinstance(optimizer, LEGACY):
+        optimizer._create_all_weights(trained)
+    else:
+        optimizer.build(trained)
+        # With a schedule it makes the rate's variable.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner._compute_current_learning_rate()

@@ -1,0 +1,198 @@
+"""Optimizers, models and files of Keras 3, on each of its backends."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import keras
+from keras.optimizers import LossScaleOptimizer
+
+from farandole.keras.backend import Options, Tensor
+from farandole.keras.exchange import Exchange, keyed
+from farandole.keras.front import Front, put_in_front
+from farandole.keras.saved_files import load
+
+__all__ = [
+    "Distributed",
+    "ScaledDistributed",
+    "build",
+    "distribute",
+    "has_legacy",
+    "has_schedule",
+    "load",
+    "take_scaler_in_front",
+    "velocities",
+]
+
+has_legacy = False
+
+
+class _Front(Front, keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
+    def _key_of(self, variable: Any) -> Hashable:
+        key: Hashable = self._var_key(variable)
+        return key
+
+    @classmethod
+    def _wrap_another(cls, optimizer: Any) -> Any:
+        return _wrap(optimizer, cls._exchange.again())
+
+
+class Distributed(_Front):
+    """Reduces gradients before they are clipped and applied; those of several passes when they are complete."""
+
+    def apply(self, grads: Sequence[Tensor], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Reduce the gradients, and apply them; with several passes per step, when the last one has come.
+
+        Blocks until every rank has taken part, if anything is done now and not only traced."""
+        if self._exchange.held_by_another:
+            raise RuntimeError(
+                f"this distributed {type(self).__name__} was given to another optimizer, such as the "
+                "LossScaleOptimizer that compile() makes for mixed_float16, which skips steps on some ranks only: call "
+                "DistributedOptimizer(LossScaleOptimizer(...)), or use one of farandole.keras.callbacks in fit()"
+            )
+        grads = list(grads)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        if trainable_variables is not None and len(grads) != len(variables):
+            raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables")
+        # Without variables Keras says what is wrong with other numbers of gradients.
+        if len(grads) == len(variables):
+            keys = [self._var_key(variable) for variable in variables]
+            if self.gradient_accumulation_steps:
+                given = [
+                    grad is not None and not self._overwrite_variable_with_gradient(variable)
+                    for grad, variable in zip(grads, variables, strict=True)
+                ]
+                self._exchange.pending = [key for key, there in zip(keys, given, strict=True) if there]
+            else:
+                grads = self._exchange.reduce(grads, keys)
+        super().apply(grads, trainable_variables)
+
+    def _clip_gradients(self, grads: list[Tensor]) -> list[Tensor]:
+        """Reduce what was added up: Keras comes here with it, when an update is due."""
+        keys, self._exchange.pending = self._exchange.pending, None
+        if keys is not None:
+            grads = self._reduce_sums(grads, keys)
+        clipped: list[Tensor] = super()._clip_gradients(grads)
+        return clipped
+
+    def _reduce_sums(self, grads: list[Tensor], keys: list[Hashable]) -> list[Tensor]:
+        passes = self.gradient_accumulation_steps
+        if self._exchange.summed:
+            grads = [grad * passes for grad in grads]
+        if keras.backend.backend() != "jax":
+            return self._exchange.reduce(grads, keys)
+        # JAX' functions have no state: Keras makes an update in each pass there, and drops it unless it is due.
+        due = (self._iterations + 1) % passes == 0
+        reduced: list[Tensor] = keras.ops.cond(due, lambda: self._exchange.reduce(grads, keys), lambda: list(grads))
+        return reduced
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # By this assignment Keras' LossScaleOptimizer takes over another optimizer.
+        if name == "loss_scale_factor" and value is None:
+            self._exchange.held_by_another = True
+        super().__setattr__(name, value)
+
+
+class ScaledDistributed(_Front):
+    """Makes all ranks skip a step, or none: its inner optimizer is the one that exchanges gradients."""
+
+    def check_finite(self, grads: Sequence[Tensor]) -> Tensor:
+        """Return whether the gradients are finite on all ranks; blocks as `apply` does."""
+        return self._exchange.agree(super().check_finite(grads))
+
+
+def distribute(
+    optimizer: Any,
+    options: Options,
+    *,
+    name: str | None,
+    groups: int | Iterable[Iterable[Any]] | None,
+    scale_local: bool,
+    passes: int,
+    average: bool,
+) -> Any:
+    """See `Generation`. Several passes are Keras' `gradient_accumulation_steps`."""
+    _check(optimizer)
+    inner = optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
+    _check(inner)
+    summed = _accumulate(inner, passes) and not average
+    groups = keyed(groups, inner._var_key)
+    return _wrap(optimizer, Exchange(options, name=name, groups=groups, scale_local=scale_local, summed=summed))
+
+
+def build(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
+    """See `Generation`."""
+    if not optimizer.built:
+        optimizer.build(trained)
+    held: list[Any] = optimizer.variables
+    return held
+
+
+def has_schedule(optimizer: Any) -> bool:
+    """See `Generation`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return isinstance(inner, keras.optimizers.Optimizer) and not isinstance(inner._learning_rate, keras.Variable)
+
+
+def velocities(optimizer: Any) -> list[Any]:
+    """See `Generation`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.built or not getattr(inner, "momentum", 0):
+        return []
+    held = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or ()
+    return [velocity for velocity in held if velocity is not None]
+
+
+def take_scaler_in_front(optimizer: Any) -> Any:
+    """Return an optimizer like `optimizer`, a LossScaleOptimizer around a distributed optimizer, that all ranks share.
+
+    Raises `TypeError` for others."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(optimizer, Front) or not isinstance(inner, Distributed):
+        raise TypeError(f"expected a LossScaleOptimizer around a distributed optimizer, got {optimizer!r}")
+    inner._exchange.held_by_another = False
+    return put_in_front(ScaledDistributed, optimizer, inner._exchange)
+
+
+def _wrap(optimizer: Any, exchange: Exchange) -> Any:
+    """Return an optimizer like `optimizer` that exchanges its gradients by `exchange`."""
+    if not isinstance(optimizer, LossScaleOptimizer):
+        return put_in_front(Distributed, optimizer, exchange)
+    vars(optimizer)["inner_optimizer"] = put_in_front(Distributed, optimizer.inner_optimizer, exchange)
+    return put_in_front(ScaledDistributed, optimizer, exchange)
+
+
+def _check(optimizer: Any) -> None:
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"expected an optimizer of Keras {keras.__version__}, got {type(optimizer).__name__}")
+    if isinstance(optimizer, Front):
+        raise ValueError(f"the {type(optimizer).__name__} is distributed already")
+
+
+def _accumulate(optimizer: Any, passes: int) -> bool:
+    """Have Keras add up the gradients of `passes` passes; return whether that is our doing."""
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
+    own = optimizer.gradient_accumulation_steps
+    if passes > 1:
+        if own not in (None, passes):
+            raise ValueError(f"backward_passes_per_step={passes} contradicts gradient_accumulation_steps={own}")
+        if optimizer.built and own is None:
+            raise ValueError(
+                "the optimizer has been built without room for several passes: give backward_passes_per_step before "
+                "it is used, or make it with gradient_accumulation_steps"
+            )
+        optimizer.gradient_accumulation_steps = passes
+    if optimizer.gradient_accumulation_steps and not _adds_up(type(optimizer)):
+        raise ValueError(
+            f"{type(optimizer).__name__} adds up gradients in a way of its own, so there is no telling when they are "
+            "to be reduced; leave out backward_passes_per_step and gradient_accumulation_steps"
+        )
+    return passes > 1 and own is None
+
+
+def _adds_up(kind: type) -> bool:
+    """Return whether a class adds up gradients as Keras does: what is complete goes through `_clip_gradients`."""
+    return all(
+        getattr(getattr(kind, name, None), "__module__", "").startswith("keras.")
+        for name in ("apply", "_backend_apply_gradients", "_clip_gradients")
+    )

@@ -1,0 +1,75 @@
+"""Loader for models that Keras 3 has saved."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+from zipfile import ZipFile
+
+import keras
+
+__all__ = ["load"]
+
+
+def load(filepath: str | Path, objects: Mapping[str, Any]) -> Any:
+    """See `Generation`."""
+    held = dict(objects)
+    if any(isinstance(each, FunctionType) for each in held.values()):
+        name = _name_of_optimizer(filepath)
+        if isinstance(maker := held.get(name), FunctionType):
+            held[name] = _class_that_calls(maker)
+    model = keras.saving.load_model(filepath, custom_objects=held)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and str(filepath).endswith((".h5", ".hdf5")):
+        model.optimizer = _restore(optimizer, model, filepath)
+    return model
+
+
+def _class_that_calls(maker: FunctionType) -> type:
+    """Return a class for Keras, which takes no functions here: its `from_config` calls `maker`."""
+
+    def from_config(config: Mapping[str, Any], *args: object, **kwargs: object) -> object:
+        return maker(**config)
+
+    return type(maker.__name__, (), {"from_config": staticmethod(from_config)})
+
+
+def _name_of_optimizer(filepath: str | Path) -> str:
+    """Return the name of the class of the optimizer in a file; "" without an optimizer."""
+    if str(filepath).endswith((".h5", ".hdf5")):
+        import h5py
+
+        with h5py.File(filepath) as file:
+            compiled = json.loads(file.attrs.get("training_config", "{}"))
+            saved = compiled.get("optimizer_config")
+    else:
+        with ZipFile(filepath) as parts:
+            compiled = json.loads(parts.read("config.json")).get("compile_config") or {}
+            saved = compiled.get("optimizer")
+    return str(saved["class_name"]) if isinstance(saved, dict) else ""
+
+
+def _restore(optimizer: Any, model: Any, filepath: str | Path) -> Any:
+    """Return a new optimizer like `optimizer` with its state from an HDF5 file.
+
+    Keras (3.15) builds the optimizer of such a file without variables, so it has no state and cannot train."""
+    import h5py
+
+    made = type(optimizer).from_config(optimizer.get_config())
+    made.build(model.trainable_variables)
+    with h5py.File(filepath) as file:
+        group = file.get("optimizer_weights")
+        saved = [] if group is None else [group[name][()] for name in _names(group.attrs)]
+    if len(saved) == len(made.variables):  # else the file was written before the first step
+        for variable, value in zip(made.variables, saved, strict=True):
+            variable.assign(value)
+    return made
+
+
+def _names(attributes: Mapping[str, Any]) -> list[str]:
+    """Return the names of an optimizer's variables. Keras splits a list that is too long for one attribute."""
+    parts = [attributes["weight_names"]] if "weight_names" in attributes else []
+    while f"weight_names{len(parts)}" in attributes:
+        parts.append(attributes[f"weight_names{len(parts)}"])
+    return [name.decode() if isinstance(name, bytes) else name for part in parts for name in part]

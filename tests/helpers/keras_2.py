@@ -1,0 +1,215 @@
+"""What two ranks do with tf_keras, which is Keras 2, compared with one process that has all rows."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+import farandole.keras as hvd
+import farandole.tensorflow as hvd_tf
+from farandole.keras.front import Front
+from helpers.keras_models import EPOCHS, ROWS, STEPS, assert_same, rows, values
+
+KINDS = {"current": keras.optimizers, "legacy": keras.optimizers.legacy}
+
+
+def build(seed: int = 3, **options: Any) -> Any:
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(7, activation="tanh", **options), keras.layers.Dense(2, **options)]
+    )
+    random = np.random.default_rng(seed)
+    model.set_weights([random.normal(size=weight.shape).astype("float32") / 2 for weight in model.weights])
+    return model
+
+
+def fit(model: Any, optimizer: Any, rank: int = 0, size: int = 1, run_eagerly: bool = False, **options: Any) -> Any:
+    """Train `model`, and return it."""
+    model.compile(optimizer=optimizer, loss="mse", run_eagerly=run_eagerly)
+    inputs, targets = rows(rank, size)
+    settings: dict[str, Any] = {"epochs": EPOCHS, "shuffle": False, "verbose": 0, "batch_size": ROWS // size}
+    model.fit(inputs, targets, **{**settings, **options})
+    return model
+
+
+def check_training_equals_one_process(rank: int, size: int) -> None:
+    decay: Any = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
+    for kind in KINDS.values():
+        for kept, eager in (
+            (kind.Adam(0.02, clipnorm=0.05), True),
+            (kind.SGD(decay, momentum=0.9, global_clipnorm=0.1), False),
+        ):
+            want = fit(build(), kept.from_config(kept.get_config()))
+            optimizer = hvd.DistributedOptimizer(kept)
+            assert isinstance(optimizer, kind.Optimizer) and optimizer.__class__ is type(kept)
+            got = fit(build(), optimizer, rank, size, run_eagerly=eager)
+            assert_same(values(got), values(want))
+            assert int(optimizer.iterations) == EPOCHS * STEPS
+
+
+def check_options(rank: int, size: int) -> None:
+    want = values(fit(build(), keras.optimizers.SGD(0.1, momentum=0.9)))
+    options: dict[str, Any] = {"gradient_predivide_factor": 2.0, "groups": 2, "compression": hvd.Compression.fp16}
+    for kind in KINDS.values():
+        wrapped = hvd_tf.DistributedOptimizer(kind.SGD(0.1, momentum=0.9), **options)
+        assert_same(values(fit(build(), wrapped, rank, size)), want, 2e-2)
+
+
+def check_several_passes(rank: int, size: int) -> None:
+    want = values(fit(build(), keras.optimizers.SGD(0.1), batch_size=ROWS * STEPS))
+    for kind, eager in ((keras.optimizers, True), (keras.optimizers, False), (keras.optimizers.legacy, False)):
+        optimizer = hvd.DistributedOptimizer(
+            kind.SGD(0.1), backward_passes_per_step=STEPS, average_aggregated_gradients=True
+        )
+        assert_same(values(fit(build(), optimizer, rank, size, run_eagerly=eager)), want)
+        assert int(optimizer.iterations) == EPOCHS * STEPS
+
+
+def check_local_variables(rank: int, size: int) -> None:
+    for kind in KINDS.values():
+        model = build()
+        optimizer = hvd.PartialDistributedOptimizer(kind.SGD(0.1), local_layers=model.layers[0])
+        fit(model, optimizer, rank, size)
+        both = hvd.allgather(model.layers[0].kernel.numpy()[None])
+        assert not np.array_equal(both[0], both[1])
+        both = hvd.allgather(model.layers[1].kernel.numpy()[None])
+        np.testing.assert_array_equal(both[0], both[1])
+
+
+def check_a_loss_scaler_skips_on_all_ranks(rank: int, size: int) -> None:
+    scaler = keras.mixed_precision.LossScaleOptimizer
+    for kind in KINDS.values():
+        for wrapped in (
+            hvd.DistributedOptimizer(scaler(kind.SGD(0.1))),
+            scaler(hvd.DistributedOptimizer(kind.SGD(0.1))),
+        ):
+            variable = tf.Variable([1.0])
+            for gradient, want in ((float("inf") if rank else 1.0, 1.0), (1.0 + rank, 0.85)):
+                wrapped.apply_gradients([(tf.constant([gradient]), variable)])
+                assert_same(variable.numpy(), [want])
+
+
+def check_callbacks(rank: int, size: int) -> None:
+    """Against one process: all start alike, the rate warms up and corrects momentum, and metrics are averaged."""
+    want = _with_warm_up()
+    for kind in KINDS.values():
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        callbacks = [
+            start,
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1, warmup_epochs=1),
+            hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.1, multiplier=0.1, start_epoch=1),
+        ]
+        optimizer = hvd.DistributedOptimizer(kind.SGD(0.1, momentum=0.9))
+        model = fit(build(seed=rank), optimizer, rank, size, callbacks=callbacks)
+        assert start.broadcast_done
+        every = hvd.allgather(np.array([[*values(model), *model.history.history["loss"]]]))
+        np.testing.assert_array_equal(every[0], every[1])
+        assert_same(model.history.history["lr"], [0.1, 0.01])
+        assert_same(values(model), want, 1e-4)
+
+
+def _with_warm_up() -> Any:
+    model, velocity, before = build(seed=0), [], 0.1
+    inputs, targets = rows()
+    velocity = [np.zeros(weight.shape) for weight in model.weights]
+    for step in range(EPOCHS * STEPS):
+        rate = 0.1 * ((step + 1) / STEPS + 1) / 2 if step < STEPS else 0.01
+        part = slice(step % STEPS * ROWS, (step % STEPS + 1) * ROWS)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(inputs[part]) - targets[part]) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        velocity = [0.9 * rate / before * v - rate * g for v, g in zip(velocity, gradients, strict=True)]
+        for weight, v in zip(model.weights, velocity, strict=True):
+            weight.assign_add(v)
+        before = rate
+    return values(model)
+
+
+def check_saved_models(rank: int, size: int, folder: Path) -> None:
+    """Trained, saved, loaded and trained again is trained all the while; the file is one that plain tf_keras reads."""
+    want = values(fit(build(), keras.optimizers.Adam(0.02), epochs=2 * EPOCHS))
+    for kind, suffix in ((keras.optimizers, ".keras"), (keras.optimizers.legacy, ".h5")):
+        file = folder / f"{kind.__name__}{suffix}"
+        model = fit(build(), hvd.DistributedOptimizer(kind.Adam(0.02)), rank, size)
+        if rank == 0:
+            model.save(file)
+        hvd.barrier()
+        plain = keras.models.load_model(file).optimizer
+        assert isinstance(plain, kind.Adam) and not isinstance(plain, Front)
+        again = hvd.load_model(file, legacy_opts=suffix == ".h5")
+        optimizer: Any = again.optimizer
+        assert isinstance(optimizer, Front) and int(again.optimizer.iterations) == EPOCHS * STEPS
+        inputs, targets = rows(rank, size)
+        again.fit(inputs, targets, epochs=EPOCHS, shuffle=False, verbose=0, batch_size=ROWS // size)
+        assert_same(values(again), want)
+
+
+def check_the_best_model_is_kept(rank: int, size: int, folder: Path) -> None:
+    best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+    best.filepath = str(folder / "best.h5")
+    model = fit(
+        build(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), rank, size, callbacks=[best] * (not rank)
+    )
+    assert rank or (best.best == min(model.history.history["loss"]) and keras.models.load_model(best.filepath))
+
+
+def check_copies(rank: int, size: int) -> None:
+    for kind in KINDS.values():
+        for base in (kind.Adam(0.3), keras.mixed_precision.LossScaleOptimizer(kind.Adam(0.3))):
+            wrapped = hvd.DistributedOptimizer(base)
+            another = wrapped.from_config(wrapped.get_config())
+            assert type(another).__bases__[0] is type(wrapped).__bases__[0]
+            assert another.get_config() == wrapped.get_config()
+            for call in (copy.deepcopy, pickle.dumps):
+                _assert_refused(TypeError, "load_model", lambda call=call, wrapped=wrapped: call(wrapped))
+
+
+def check_what_is_refused(rank: int, size: int) -> None:
+    for kind in KINDS.values():
+        scaled = keras.mixed_precision.LossScaleOptimizer(kind.SGD(0.1))
+        scheduled = kind.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5))
+        schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, 1.0)
+        cases: list[tuple[str, Any]] = [
+            ("already", lambda kind=kind: hvd.DistributedOptimizer(hvd.DistributedOptimizer(kind.SGD(0.1)))),
+            ("LossScaleOptimizer", lambda scaled=scaled: hvd.DistributedOptimizer(scaled, backward_passes_per_step=2)),
+            ("own", lambda scheduled=scheduled, each=schedule: fit(build(), scheduled, callbacks=[each])),
+        ]
+        for text, call in cases:
+            _assert_refused(ValueError, text, call)
+
+
+def _assert_refused(kind: type[Exception], text: str, call: Any) -> None:
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(text)
+
+
+def check_sync_batch_norm(rank: int, size: int) -> None:
+    inputs = np.random.default_rng(0).normal(3.0, 2.0, (ROWS, 3)).astype("float32")
+    weights = np.arange(3.0 * ROWS).reshape(ROWS, 3).astype("float32")
+    mine = slice(0, 3) if rank == 0 else slice(3, ROWS)
+
+    def step(layer: Any, inputs: Any, weights: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            outputs = layer(inputs, training=True)
+            loss = tf.reduce_sum(outputs * weights)
+        return [outputs, *tape.gradient(loss, layer.trainable_variables), layer.moving_mean, layer.moving_variance]
+
+    want = step(keras.layers.BatchNormalization(fused=False), tf.constant(inputs), weights)
+    for run in (step, tf.function(step)):
+        layer = hvd_tf.SyncBatchNormalization()
+        layer.build(inputs.shape)
+        got = run(layer, tf.constant(inputs[mine]), weights[mine])
+        assert_same(got[0].numpy(), want[0].numpy()[mine])
+        for place in (1, 2):
+            assert_same(hvd_tf.allreduce(got[place], op=hvd.Sum).numpy(), want[place].numpy(), 1e-4)
+        for place in (3, 4):
+            assert_same(got[place].numpy(), want[place].numpy())
+    _assert_refused(ValueError, "one axis", lambda: hvd_tf.SyncBatchNormalization(axis=[0, 1])(inputs, training=True))
