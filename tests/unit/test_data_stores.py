@@ -257,6 +257,21 @@ def test_far_apart_columns_take_a_request_each_and_near_ones_share_one(tmp_path:
             assert store.requests == {"GET": requests}
 
 
+@pytest.mark.parametrize("columns", [["a.b"], ["a"], [""], ["deep"], ["a.b", "a", "", "deep"]])
+def test_columns_are_fetched_whatever_their_names(tmp_path: Path, columns: list[str]) -> None:
+    rows = {
+        "a.b": [1, 2],
+        "a": [3, 4],
+        "": [5, 6],
+        "deep": [{"b": {"c": [7], "d": "x"}}, {"b": {"c": [8, 9], "d": "y"}}],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "x.parquet")
+    with store_of(tmp_path, "s3") as (_, open_it):
+        source = open_it()
+        assert source.read(source.row_groups[0], columns).to_pydict() == {name: rows[name] for name in columns}
+        assert source.nbytes(columns) > 0
+
+
 def test_lists_folders_and_pages_name_the_same_files(folder: Path) -> None:
     with ObjectStore.serving(folder) as store:
         store.page = 7

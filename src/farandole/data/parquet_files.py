@@ -48,8 +48,7 @@ class ParquetFiles:
         """Return the sum of the sizes in the footers, before compression."""
         wanted, total = set(columns), 0
         for footer in self._footers.values():
-            # Nested columns have several leaves; each counts to the name before the first dot.
-            leaves = [leaf for leaf in range(footer.num_columns) if _root(footer, leaf) in wanted]
+            leaves = _leaves(footer, wanted)
             for number in range(footer.num_row_groups):
                 group = footer.row_group(number)
                 total += sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
@@ -151,8 +150,7 @@ def _leaf(footer: Footer, column: str) -> int:
 
 def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
     """Return where these columns of row groups lie in their file."""
-    wanted = set(columns)
-    leaves = [leaf for leaf in range(footer.num_columns) if _root(footer, leaf) in wanted]
+    leaves = _leaves(footer, set(columns))
     spans = []
     for number in row_groups:
         group = footer.row_group(number)
@@ -163,8 +161,19 @@ def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], column
     return spans
 
 
-def _root(footer: Footer | pq.FileMetaData, leaf: int) -> str:
-    return str(footer.schema.column(leaf).path).split(".", 1)[0]
+def _leaves(footer: Footer | pq.FileMetaData, columns: set[str]) -> list[int]:
+    """Return the leaves of these columns, and perhaps some more.
+
+    Nested columns have several leaves, "a.list.element". A column may have a name with dots, "a.b"; "a" takes it along.
+    """
+    found = []
+    for leaf in range(footer.num_columns):
+        path = str(footer.schema.column(leaf).path)
+        while path not in columns and "." in path:
+            path = path.rpartition(".")[0]
+        if path in columns:
+            found.append(leaf)
+    return found
 
 
 def one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema:
