@@ -32,10 +32,15 @@ def range_client(
         from farandole.data.web_client import WebClient
 
         return WebClient(fs)
-    if type(fs).__module__.partition(".")[0] == "gcsfs":
+    package = type(fs).__module__.partition(".")[0]
+    if package == "gcsfs":
         from farandole.data.gs_client import GsClient
 
         return GsClient(fs)
+    if package == "adlfs":
+        from farandole.data.azure_client import AzureClient
+
+        return AzureClient(fs)
     if urlsplit(url).scheme in ("s3", "s3a"):
         try:
             from farandole.data.s3_client import S3Client

@@ -1,0 +1,130 @@
+"""Ranges of blobs in Azure's stores, by adlfs's service client: its credentials, and its repetition of requests."""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fsspec.asyn import sync
+
+from farandole.data.flight import Flight, PassingFailure
+from farandole.data.ranges import TAIL_BYTES, ChangedFile, Part, Span
+from farandole.data.row_groups import File
+
+__all__ = ["AzureClient"]
+
+T = TypeVar("T")
+
+_TIMEOUT = 300.0  # seconds for a request, with its repetitions by Azure's client
+_ATTEMPTS = 2  # Azure's client makes four of each
+
+
+class AzureClient:
+    """Access to containers. The mark of a blob is its ETag, which each read asks for."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+        self.flight = Flight(attempts=_ATTEMPTS)
+
+    def url(self, path: str) -> str:
+        """Return the URL of "container/blob"."""
+        return f"abfs://{path}"
+
+    def fetch(self, path: str, span: Span | None, mark: str) -> Part:
+        """See `RangeClient.fetch`. The end of a blob takes a look at its size before: Azure knows no suffixes."""
+        from azure.core import MatchConditions
+
+        if span is None:
+            now = self.look(path)
+            if mark and now.mark != mark:
+                raise ChangedFile(f"its mark {mark} is now {now.mark}")
+            if not now.size:
+                return Part(0, b"", 0, now.mark)
+            span, mark = Span(max(0, now.size - TAIL_BYTES), now.size), now.mark
+        asked = {"offset": span.first, "length": span.last - span.first}
+        condition = {"etag": mark, "match_condition": MatchConditions.IfNotModified} if mark else {}
+
+        async def ask() -> Part:
+            async with self._blob(path) as blob:
+                began = time.monotonic()
+                answer = await blob.download_blob(**asked, **condition)
+                self.flight.answered(began)
+                told = answer.properties
+                size = int(told.content_range.rpartition("/")[2])  # its own size is that of the range
+                return Part(span.first, bytes(await answer.readall()), size, _mark(told.etag))
+
+        part = self._run(path, ask)
+        missing = min(part.size, span.last) - span.first - len(part.data)
+        if missing > 0:
+            raise PassingFailure(f"the body is {missing} bytes short")
+        return part
+
+    def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
+        """See `RangeClient.listing`."""
+        found: list[File] = []
+        more = ""
+        pages = 0
+        while most_pages is None or pages < most_pages:
+            page, more = self._page(prefix, more)
+            found += page
+            pages += 1
+            if not more:
+                return found
+        return None
+
+    def first_page(self, prefix: str) -> list[File]:
+        """See `RangeClient.first_page`."""
+        return self._page(prefix, "")[0]
+
+    def look(self, path: str) -> File:
+        """See `RangeClient.look`."""
+
+        async def ask() -> File:
+            async with self._blob(path) as blob:
+                told = await blob.get_blob_properties()
+                return File(path, int(told.size), _mark(told.etag))
+
+        return self._run(path, ask)
+
+    def _page(self, prefix: str, more: str) -> tuple[list[File], str]:
+        """Return a page of a listing, and the token of the next one."""
+        container, _, inner = prefix.partition("/")
+
+        async def ask() -> tuple[list[File], str]:
+            async with self._fs.service_client.get_container_client(container) as asked:
+                pages = asked.list_blobs(name_starts_with=inner).by_page(continuation_token=more or None)
+                found = [
+                    File(f"{container}/{each.name}", int(each.size), _mark(each.etag))
+                    async for each in await anext(pages)
+                ]
+                return found, str(pages.continuation_token or "")
+
+        return self.flight.call(self.url(prefix), lambda: self._run(prefix, ask))
+
+    def _blob(self, path: str) -> Any:
+        container, _, name = path.partition("/")
+        return self._fs.service_client.get_blob_client(container=container, blob=name)
+
+    def _run(self, path: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what a request returns; raises as `RangeClient.fetch` does, and Azure's errors."""
+        from azure.core.exceptions import (
+            IncompleteReadError,
+            ResourceModifiedError,
+            ResourceNotFoundError,
+            ServiceRequestError,
+            ServiceResponseError,
+        )
+
+        try:
+            done: T = sync(self._fs.loop, ask, timeout=_TIMEOUT)
+        except ResourceNotFoundError as error:
+            raise FileNotFoundError(path) from error
+        except ResourceModifiedError as error:
+            raise ChangedFile("its mark is another now") from error
+        except (ServiceRequestError, ServiceResponseError, IncompleteReadError, TimeoutError) as error:
+            raise PassingFailure(f"{type(error).__name__}: {error}") from error
+        return done
+
+
+def _mark(etag: str) -> str:
+    """Return an ETag in quotes, which listings leave out."""
+    return f'"{etag.strip(chr(34))}"'
