@@ -10,13 +10,18 @@
 
 namespace farandole {
 
-CudaDevice::Current::Current(const CudaDevice& device) : library_(device.library_) {
-  library_.require("cuCtxPushCurrent", library_.ctx_push_current(device.context_));
+CudaDevice::Current::Current(const CudaDevice& device)
+    : library_(device.library_), capture_mode_(CudaLibrary::kRelaxed) {
+  library_.require("cuThreadExchangeStreamCaptureMode", library_.thread_exchange_capture_mode(&capture_mode_));
+  const int code = library_.ctx_push_current(device.context_);
+  if (code != CudaLibrary::kSuccess) library_.thread_exchange_capture_mode(&capture_mode_);
+  library_.require("cuCtxPushCurrent", code);
 }
 
 CudaDevice::Current::~Current() {
   CudaLibrary::Context popped = nullptr;
   library_.ctx_pop_current(&popped);
+  library_.thread_exchange_capture_mode(&capture_mode_);
 }
 
 CudaMark::CudaMark(CudaMark&& other) noexcept : device_(other.device_), event_(std::exchange(other.event_, nullptr)) {}
@@ -51,6 +56,7 @@ CudaDevice& CudaDevice::of(int ordinal) {
   // Never destroyed: the driver may have ended before.
   static std::mutex mu;
   static auto* devices = new std::map<int, std::unique_ptr<CudaDevice>>();
+  static_cast<void>(CudaLibrary::get());  // refuses a forked child
   const std::lock_guard lock(mu);
   if (const auto found = devices->find(ordinal); found != devices->end()) return *found->second;
   return *devices->emplace(ordinal, std::unique_ptr<CudaDevice>(new CudaDevice(ordinal))).first->second;
@@ -91,26 +97,52 @@ CudaDevice::CudaDevice(int ordinal) : library_(CudaLibrary::get()), ordinal_(ord
   returns_ = make_stream();
 }
 
-CudaLibrary::Stream CudaDevice::make_stream() {
+CudaLibrary::Stream CudaDevice::make_stream(bool urgent) {
   const Current current(*this);
+  int least = 0, greatest = 0;
+  library_.require("cuCtxGetStreamPriorityRange", library_.ctx_get_stream_priority_range(&least, &greatest));
   Stream made = nullptr;
-  library_.require("cuStreamCreate", library_.stream_create(&made, CudaLibrary::kNonBlocking));
+  library_.require("cuStreamCreateWithPriority",
+                   library_.stream_create_with_priority(&made, CudaLibrary::kNonBlocking, urgent ? greatest : least));
   return made;
 }
 
+template <class Call>
+void CudaDevice::if_it_works(Call call) noexcept {
+  if (fork_number() != fork_number_) return;
+  try {
+    const Current current(*this);
+    call();
+  } catch (const Error&) {
+    // What is to be freed ends with the process.
+  }
+}
+
 void CudaDevice::end_stream(Stream stream) noexcept {
-  CudaLibrary::Context popped = nullptr;
-  if (library_.ctx_push_current(context_) != CudaLibrary::kSuccess) return;
-  library_.stream_destroy(stream);
-  library_.ctx_pop_current(&popped);
+  if_it_works([&] { library_.stream_destroy(stream); });
+}
+
+int CudaDevice::handle() const {
+  int device = 0;
+  library_.require("cuDeviceGet", library_.device_get(&device, ordinal_));
+  return device;
 }
 
 std::array<char, 16> CudaDevice::uuid() const {
   std::array<char, 16> uuid{};
-  int device = 0;
-  library_.require("cuDeviceGet", library_.device_get(&device, ordinal_));
-  library_.require("cuDeviceGetUuid", library_.device_get_uuid(&uuid, device));
+  library_.require("cuDeviceGetUuid", library_.device_get_uuid(&uuid, handle()));
   return uuid;
+}
+
+void CudaDevice::require_running(Stream stream, const std::string& name) const {
+  const Current current(*this);
+  int status = 0;
+  const int code = library_.stream_is_capturing(stream, &status);
+  if (code != CudaLibrary::kCaptureImplicit) library_.require("cuStreamIsCapturing", code);
+  if (code != CudaLibrary::kSuccess || status != 0)
+    throw Error::invalid(name,
+                         "the stream of its tensor is being captured into a CUDA graph, which an operation of several "
+                         "ranks cannot be part of; capture the computation only, and call it outside");
 }
 
 CudaMark CudaDevice::mark(Stream stream) {
@@ -150,11 +182,28 @@ void CudaDevice::clear(Address at, size_t bytes, Stream stream) {
 }
 
 bool CudaDevice::has_memory_pools() const {
-  if (library_.mem_alloc_async == nullptr || library_.mem_free_async == nullptr) return false;
-  int device = 0, has = 0;
-  library_.require("cuDeviceGet", library_.device_get(&device, ordinal_));
-  library_.require("cuDeviceGetAttribute", library_.device_get_attribute(&has, CudaLibrary::kMemoryPools, device));
+  if (library_.mem_alloc_async == nullptr || library_.mem_free_async == nullptr ||
+      library_.device_get_default_mem_pool == nullptr || library_.mem_pool_set_access == nullptr)
+    return false;
+  int has = 0;
+  library_.require("cuDeviceGetAttribute", library_.device_get_attribute(&has, CudaLibrary::kMemoryPools, handle()));
   return has != 0;
+}
+
+void CudaDevice::share_pool() const {
+  int count = 0;
+  library_.require("cuDeviceGetCount", library_.device_get_count(&count));
+  if (count == 1) return;
+  CudaLibrary::Pool pool = nullptr;
+  library_.require("cuDeviceGetDefaultMemPool", library_.device_get_default_mem_pool(&pool, handle()));
+  for (int other = 0; other < count; ++other) {
+    CudaLibrary::Access access;
+    int can = 0;
+    library_.require("cuDeviceGet", library_.device_get(&access.device, other));
+    if (other == ordinal_) continue;
+    library_.require("cuDeviceCanAccessPeer", library_.device_can_access_peer(&can, access.device, handle()));
+    if (can != 0) library_.require("cuMemPoolSetAccess", library_.mem_pool_set_access(pool, &access, 1));
+  }
 }
 
 CudaDevice::Address CudaDevice::allocate(size_t bytes, Stream stream) {
@@ -165,21 +214,14 @@ CudaDevice::Address CudaDevice::allocate(size_t bytes, Stream stream) {
 }
 
 void CudaDevice::free(Address memory, Stream stream) noexcept {
-  // Without a working device the memory ends with the process.
-  CudaLibrary::Context popped = nullptr;
-  if (fork_number() != fork_number_ || library_.ctx_push_current(context_) != CudaLibrary::kSuccess) return;
-  library_.mem_free_async(memory, stream);
-  library_.ctx_pop_current(&popped);
+  if_it_works([&] { library_.mem_free_async(memory, stream); });
 }
 
 void CudaDevice::free_after(Address memory, const CudaMark& last) noexcept {
-  if (fork_number() != fork_number_) return;
-  try {
+  if_it_works([&] {
     last.hold(returns_);
-  } catch (const Error&) {
-    return;  // the device has failed
-  }
-  free(memory, returns_);
+    library_.mem_free_async(memory, returns_);
+  });
 }
 
 std::byte* CudaDevice::allocate_pinned(size_t bytes) {
@@ -190,11 +232,7 @@ std::byte* CudaDevice::allocate_pinned(size_t bytes) {
 }
 
 void CudaDevice::free_pinned(std::byte* memory) noexcept {
-  // Without a working device the memory ends with the process.
-  CudaLibrary::Context popped = nullptr;
-  if (library_.ctx_push_current(context_) != CudaLibrary::kSuccess) return;
-  library_.mem_free_host(memory);
-  library_.ctx_pop_current(&popped);
+  if_it_works([&] { library_.mem_free_host(memory); });
 }
 
 }  // namespace farandole

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "device/cuda_library.h"
@@ -42,7 +43,10 @@ class CudaDevice {
   using Address = CudaLibrary::Address;
   using Stream = CudaLibrary::Stream;
 
-  /// Makes the device's context that of the thread while it lives, for libraries that look at it.
+  /// Makes the device's context that of the thread while it lives, for the driver and for libraries that look at it.
+  ///
+  /// While any thread of the process captures a CUDA graph, calls such as a look at an event fail in all threads and
+  /// spoil the capture, unless the calling thread says that they have nothing to do with it. It says so here.
   class Current {
    public:
     explicit Current(const CudaDevice& device);
@@ -52,6 +56,7 @@ class CudaDevice {
 
    private:
     const CudaLibrary& library_;
+    int capture_mode_;
   };
 
   /// Returns the device with this number, one object per process. Throws Error (Invalid) if there is none, Error
@@ -69,10 +74,13 @@ class CudaDevice {
 
   /// Returns the number that this GPU has in all processes and on all hosts.
   [[nodiscard]] std::array<char, 16> uuid() const;
-  /// Returns a stream that waits for no other; end_stream() drops it after its work.
-  [[nodiscard]] Stream make_stream();
+  /// Returns a stream that waits for no other; end_stream() drops it after its work. An urgent one comes before the
+  /// work of others when both can run.
+  [[nodiscard]] Stream make_stream(bool urgent = false);
   void end_stream(Stream stream) noexcept;
 
+  /// Throws Error (Invalid) with `name` if the work of `stream` is being captured into a CUDA graph instead of run.
+  void require_running(Stream stream, const std::string& name) const;
   /// Returns the point after the work that is in `stream` now.
   [[nodiscard]] CudaMark mark(Stream stream);
   /// Starts a copy between device memory and pinned host memory, which both must stay until a later mark has passed.
@@ -85,6 +93,9 @@ class CudaDevice {
 
   /// Returns whether the driver gives memory in the order of streams: CUDA 11.2, on devices that can.
   [[nodiscard]] bool has_memory_pools() const;
+  /// Lets the other devices of this process reach the memory of allocate(), as they reach that of frameworks. NCCL has
+  /// it so among ranks that are threads of one process. Throws Error (Fabric).
+  void share_pool() const;
   /// Returns device memory for the later work in `stream`, uninitialized. Does not wait. Throws Error (Fabric).
   [[nodiscard]] Address allocate(size_t bytes, Stream stream);
   /// Takes memory of allocate() back after the work that is in `stream` now.
@@ -100,6 +111,10 @@ class CudaDevice {
   friend class CudaMark;
 
   explicit CudaDevice(int ordinal);
+  [[nodiscard]] int handle() const;
+  /// Makes `call`. Without a working device what it would free ends with the process.
+  template <class Call>
+  void if_it_works(Call call) noexcept;
 
   const CudaLibrary& library_;
   const int ordinal_;

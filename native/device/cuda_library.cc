@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/fork.h"
 
 namespace farandole {
 namespace {
@@ -40,8 +41,16 @@ const CudaLibrary& CudaLibrary::get() {
   // Never destroyed: threads may call it while the process exits.
   static std::mutex mu;
   static const CudaLibrary* library = nullptr;
+  static uint32_t opened_by = 0;
   const std::lock_guard lock(mu);
-  if (library == nullptr) library = new CudaLibrary(kFile);
+  if (library == nullptr) {
+    library = new CudaLibrary(kFile);
+    opened_by = fork_number();
+  }
+  if (opened_by != fork_number())
+    refuse(
+        "this process was forked from one that uses it, which CUDA does not allow; start processes by spawn, or "
+        "before the first use of a GPU");
   return *library;
 }
 
@@ -72,7 +81,11 @@ void CudaLibrary::find_functions(void* loaded, const char* file) {
   find(loaded, file, "cuCtxPushCurrent_v2", ctx_push_current);
   find(loaded, file, "cuCtxPopCurrent_v2", ctx_pop_current);
   find(loaded, file, "cuCtxGetDevice", ctx_get_device);
-  find(loaded, file, "cuStreamCreate", stream_create);
+  find(loaded, file, "cuCtxGetStreamPriorityRange", ctx_get_stream_priority_range);
+  find(loaded, file, "cuDeviceCanAccessPeer", device_can_access_peer);
+  find(loaded, file, "cuThreadExchangeStreamCaptureMode", thread_exchange_capture_mode);
+  find(loaded, file, "cuStreamCreateWithPriority", stream_create_with_priority);
+  find(loaded, file, "cuStreamIsCapturing", stream_is_capturing);
   find(loaded, file, "cuStreamDestroy_v2", stream_destroy);
   find(loaded, file, "cuStreamGetCtx", stream_get_ctx);
   find(loaded, file, "cuStreamWaitEvent", stream_wait_event);
@@ -87,6 +100,8 @@ void CudaLibrary::find_functions(void* loaded, const char* file) {
   find(loaded, file, "cuMemsetD8Async", memset_d8_async);
   find_newer(loaded, "cuMemAllocAsync", mem_alloc_async);
   find_newer(loaded, "cuMemFreeAsync", mem_free_async);
+  find_newer(loaded, "cuDeviceGetDefaultMemPool", device_get_default_mem_pool);
+  find_newer(loaded, "cuMemPoolSetAccess", mem_pool_set_access);
 }
 
 std::string CudaLibrary::text_of(const char* function, int code) const {

@@ -19,11 +19,12 @@ class CudaLibrary {
   using Context = ContextObject*;
   using Stream = StreamObject*;  // null: the legacy default stream of the current context
   using Event = EventObject*;
+  using Pool = struct PoolObject*;
   using Address = uint64_t;  // of device memory
 
   /// Returns the driver, opened by its name and initialized; one object per process. Throws Error (Invalid) with a
-  /// sentence if there is no driver, no device, or the driver is too old. A failed attempt is repeated by the next
-  /// call.
+  /// sentence if there is no driver, no device, the driver is too old, or this process is a forked child of one that
+  /// uses it. A failed attempt is repeated by the next call.
   static const CudaLibrary& get();
 
   /// Opens `file`. Throws as get() does.
@@ -37,12 +38,23 @@ class CudaLibrary {
   [[nodiscard]] std::string text_of(const char* function, int code) const;
 
   static constexpr int kSuccess = 0;
-  static constexpr int kNotReady = 600;        // CUDA_ERROR_NOT_READY
+  static constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
+  static constexpr int kCaptureImplicit =
+      906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: another stream's capture forbids it
   static constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: no implicit order with the default stream
   static constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
   static constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
   static constexpr int kOldest = 11000;        // CUDA 11.0, by cuDriverGetVersion
   static constexpr int kMemoryPools = 115;     // CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+  static constexpr int kRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
+  static constexpr int kOnDevice = 1;          // CU_MEM_LOCATION_TYPE_DEVICE
+  static constexpr int kReadWrite = 3;         // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+  struct Access {  // CUmemAccessDesc
+    int kind = kOnDevice;
+    int device = 0;
+    int flags = kReadWrite;
+  };
 
   int version = 0;  // 12040 for CUDA 12.4
 
@@ -58,7 +70,11 @@ class CudaLibrary {
   int (*ctx_push_current)(Context context);
   int (*ctx_pop_current)(Context* context);
   int (*ctx_get_device)(int* device);
-  int (*stream_create)(Stream* stream, unsigned flags);
+  int (*ctx_get_stream_priority_range)(int* least, int* greatest);
+  int (*device_can_access_peer)(int* can, int device, int peer);
+  int (*thread_exchange_capture_mode)(int* mode);
+  int (*stream_create_with_priority)(Stream* stream, unsigned flags, int priority);
+  int (*stream_is_capturing)(Stream stream, int* status);
   int (*stream_destroy)(Stream stream);
   int (*stream_get_ctx)(Stream stream, Context* context);
   int (*stream_wait_event)(Stream stream, Event event, unsigned flags);
@@ -74,6 +90,8 @@ class CudaLibrary {
   // Null before CUDA 11.2:
   int (*mem_alloc_async)(Address* made, size_t bytes, Stream stream);
   int (*mem_free_async)(Address address, Stream stream);
+  int (*device_get_default_mem_pool)(Pool* pool, int device);
+  int (*mem_pool_set_access)(Pool pool, const Access* access, size_t count);
 
  private:
   void find_functions(void* loaded, const char* file);

@@ -51,4 +51,9 @@ DeviceDecision decide(const std::vector<DeviceCard>& cards) {
   return made;
 }
 
+bool shares_process(const std::vector<DeviceCard>& cards, int rank) {
+  const auto& own = cards[static_cast<size_t>(rank)].process;
+  return std::ranges::count(cards, own, &DeviceCard::process) > 1;
+}
+
 }  // namespace farandole

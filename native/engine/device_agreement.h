@@ -25,6 +25,7 @@ struct DeviceCard {
   std::array<char, 16> gpu{};               // its number in all processes
   std::array<bool, kKinds> through_host{};  // of its options, as the next
   std::array<bool, kKinds> by_nccl{};
+  std::array<uint64_t, 2> process{};
   std::array<char, 256> why_not{};  // text that ends with a zero
 };
 
@@ -41,5 +42,8 @@ struct DeviceDecision {
 
 /// Decides on NCCL if every rank has a GPU of its own and the same NCCL. Pure; the same on all ranks. `cards` by rank.
 [[nodiscard]] DeviceDecision decide(const std::vector<DeviceCard>& cards);
+
+/// Returns whether another rank is a thread of the same process as `rank`. Pure.
+[[nodiscard]] bool shares_process(const std::vector<DeviceCard>& cards, int rank);
 
 }  // namespace farandole

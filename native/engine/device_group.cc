@@ -1,10 +1,13 @@
 #include "engine/device_group.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -34,8 +37,14 @@ bool takes_zeros(const Request& request) {
   return !reduces || request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
 }
 
-/// Returns whether the work in `stream` ends by itself within kGrace. Ranks that are gone, or this one when it shuts
-/// down, may have done their part in it.
+/// Returns a number that no other process has, also none that was forked from the same one.
+std::array<uint64_t, 2> own_process() {
+  static const uint64_t made = std::random_device()() | uint64_t{std::random_device()()} << 32;
+  return {made, static_cast<uint64_t>(::getpid())};
+}
+
+/// Returns whether the work in `stream` ends by itself within kGrace. Ranks that have left, or this one when it shuts
+/// down, have done their part in it.
 bool ends_by_itself(CudaDevice& device, CudaDevice::Stream stream) {
   try {
     const CudaMark last = device.mark(stream);
@@ -111,6 +120,7 @@ DeviceCard DeviceGroup::card() {
   DeviceCard card;
   card.through_host = options_.through_host;
   card.by_nccl = options_.by_nccl;
+  card.process = own_process();
   const std::lock_guard lock(mu_);
   try {
     if (why_not_.empty() && device_ != nullptr) card.gpu = device_->uuid();
@@ -126,7 +136,9 @@ DeviceCard DeviceGroup::card() {
 }
 
 void DeviceGroup::agree(World& world) {
-  DeviceDecision decision = decide(gathered(world, card(), size_));
+  const std::vector<DeviceCard> cards = gathered(world, card(), size_);
+  DeviceDecision decision = decide(cards);
+  if (decision.why_not.empty() && shares_process(cards, rank_)) device_->share_pool();
   const std::lock_guard lock(mu_);
   decision_ = std::move(decision);
 }
@@ -144,7 +156,7 @@ void DeviceGroup::connect(World& world) {
   std::optional<Error> problem;
   if (rank_ == 0) {
     try {
-      own.id = NcclComm::make_id(*library_);
+      own.id = NcclComm::make_id(*library_, *device_);
       own.is_made = true;
     } catch (const Error& error) {
       problem = error;
@@ -153,17 +165,15 @@ void DeviceGroup::connect(World& world) {
   const Invitation given = gathered(world, own, size_).front();
   if (problem) throw *problem;
   if (!given.is_made) throw Error::fabric("", "rank 0 could not make an id for NCCL's communicator");
-  const CudaDevice::Current current(*device_);
-  stream_ = device_->make_stream();
-  comm_ =
-      std::make_unique<NcclComm>(library_, given.id, rank_, size_, guard_, [this](const Error& error) { note(error); });
+  stream_ = device_->make_stream(true);  // the other ranks wait for it
+  comm_ = std::make_unique<NcclComm>(library_, *device_, given.id, rank_, size_, guard_,
+                                     [this](const Error& error) { note(error); });
 }
 
 const char* DeviceGroup::run(World& world, const Bucket& bucket, std::span<const OperationPtr> operations) {
   const std::lock_guard lock(comm_mu_);
   try {
     if (!comm_) connect(world);
-    const CudaDevice::Current current(*device_);
     DeviceRun(*comm_, *device_, stream_, size_).enqueue(bucket, operations);
   } catch (const Error& error) {
     if (comm_) comm_->abort(error);
@@ -172,16 +182,15 @@ const char* DeviceGroup::run(World& world, const Bucket& bucket, std::span<const
   return "nccl";
 }
 
-std::optional<Error> DeviceGroup::watch(const std::optional<Error>& lost) noexcept {
+std::optional<Error> DeviceGroup::watch(const std::optional<Error>& lost, bool may_end) noexcept {
   const std::unique_lock lock(comm_mu_, std::try_to_lock);
   if (!lock || !comm_ || comm_->is_aborted()) return std::nullopt;  // else a guard ends the work under way
   try {
     if (!lost) {
-      const CudaDevice::Current current(*device_);
       comm_->check();
       return std::nullopt;
     }
-    if (!ends_by_itself(*device_, stream_)) comm_->abort(*lost);
+    if (!may_end || !ends_by_itself(*device_, stream_)) comm_->abort(*lost);
     return std::nullopt;
   } catch (const Error& error) {
     return error;

@@ -51,9 +51,10 @@ class DeviceGroup {
   /// blocks until all ranks have called it. Throws what the guard throws, or Error (Fabric).
   const char* run(World& world, const Bucket& bucket, std::span<const OperationPtr> operations);
 
-  /// Any thread: abort the communicator if NCCL reports a failure, which it returns, or if a rank is `lost` and the
-  /// operations do not end within a second. For a thread that looks after operations on the device.
-  std::optional<Error> watch(const std::optional<Error>& lost) noexcept;
+  /// Any thread: abort the communicator if NCCL reports a failure, which it returns, or if a rank is `lost`. With
+  /// `may_end` it has left in order, and the operations get a second to end. For a thread that looks after operations
+  /// on the device.
+  std::optional<Error> watch(const std::optional<Error>& lost, bool may_end) noexcept;
   /// End the communicator, when no operation of its ranks is under way on the device. Blocks for a second at most. With
   /// `forked`, leave it to the parent process.
   void close(bool forked) noexcept;

@@ -82,7 +82,7 @@ bool Engine::drive_once() {
     control_.flush();  // the announcement may still wait for room
     return false;
   }
-  if (const auto failure = executor_.devices().failure()) throw *failure;
+  if (const auto failure = executor_.devices().failure()) throw failures_.root_cause(*failure);
   bool moved = control_.send_requests();
   if (moved) executor_.leave_lane();
   moved = control_.receive() || moved;
@@ -195,7 +195,7 @@ void Engine::watch_devices() noexcept {
     lost = error;
   }
   // Without `lost` the other ranks do not know of the failure yet.
-  if (!executor_.devices().watch(lost)) return;
+  if (!executor_.devices().watch(lost, lost && failures_.has_left(*lost))) return;
   driver_.wake(now_ns());
   if (const Driver::Lock driving = driver_.try_lock()) progress();
   driver_.notify_waiters();

@@ -115,7 +115,7 @@ std::vector<int> FailureDetector::stopped() const {
 }
 
 Error FailureDetector::root_cause(const Error& error) {
-  if (error.kind != ErrorKind::PeerLost) return error;
+  if (error.kind != ErrorKind::PeerLost && error.kind != ErrorKind::Fabric) return error;
   if (control_.announced()) return *control_.announced();
   const uint64_t until = now_ns() + kExplanation;
   try {
@@ -199,6 +199,11 @@ void FailureDetector::require_alive() const {
   pending_.require_open();
   if (const auto known = aborted()) throw wiring_.in_job_ranks(*known);
   if (const auto dead = dead_local()) throw wiring_.in_job_ranks(*dead);
+}
+
+bool FailureDetector::has_left(const Error& error) const {
+  return error.kind == ErrorKind::Closed ||
+         (error.kind == ErrorKind::PeerLost && error.reason == reason_of(Abort::Reason::Left));
 }
 
 void FailureDetector::poison(const Error& error) noexcept {

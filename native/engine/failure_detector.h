@@ -35,7 +35,7 @@ class FailureDetector final : public Guard {
   [[nodiscard]] bool spins_briefly() const override { return driver_.is_in_background(); }
 
   /// Return the error that explains `error`, which a collective has thrown. A peer may have ended only because a third
-  /// rank was lost; waits a moment for that news.
+  /// rank was lost, and a library that carries the data knows of no ranks; waits a moment for that news.
   [[nodiscard]] Error root_cause(const Error& error);
 
   /// Check life words, connections and overdue operations between operations; return the loss that was found. Throws
@@ -47,6 +47,8 @@ class FailureDetector final : public Guard {
   void fail_pending(const Error& error);
   [[nodiscard]] bool has_failed() const { return failed_.load(); }  // any thread: the engine is poisoned
   void require_alive() const;  // any thread: throw the failure that has ended the job
+  /// Any thread: return whether `error` says that a rank has left in order, perhaps this one.
+  [[nodiscard]] bool has_left(const Error& error) const;
 
  private:
   [[nodiscard]] std::string reason_of(Abort::Reason reason) const;

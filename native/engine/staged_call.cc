@@ -18,6 +18,7 @@ void keep_for_ever(std::shared_ptr<void> tensors) {
 }  // namespace
 
 void StagedCall::hold(CudaDevice& device, CudaDevice::Stream stream) const {
+  device.require_running(stream, members_.front().operation->request.name);
   for (const Mark& mark : returned_)
     if (&mark->device() == &device) mark->hold(stream);
 }

@@ -29,7 +29,8 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
 
   // When it is done:
 
-  /// Makes the later work in `stream` of `device` wait for the results.
+  /// Makes the later work in `stream` of `device` wait for the results. Throws Error (Invalid) if that work is
+  /// captured.
   void hold(CudaDevice& device, CudaDevice::Stream stream) const;
   /// Returns whether the results are in device memory. Throws Error (Fabric) if a device has failed.
   [[nodiscard]] bool has_returned() const;

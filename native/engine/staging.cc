@@ -20,6 +20,13 @@ constexpr microseconds kShortNap{10};  // between two looks at the devices
 constexpr microseconds kLongNap{100};  // the same after kShortNaps of them
 constexpr int kShortNaps = 50;
 
+void require_running(const StagedTensor& tensor, std::string_view name) {
+  if (tensor.device == nullptr) return;
+  tensor.device->require_running(tensor.input_stream, std::string(name));
+  if (tensor.view.output != nullptr && tensor.output_stream != tensor.input_stream)
+    tensor.device->require_running(tensor.output_stream, std::string(name));
+}
+
 }  // namespace
 
 Staging::Staging(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), pool_(engine_->pinned()) {}
@@ -31,6 +38,7 @@ Staging::~Staging() {
 
 std::shared_ptr<StagedCall> Staging::start(RequestView request, std::span<const StagedTensor> tensors) {
   engine_->require_alive();
+  for (const StagedTensor& tensor : tensors) require_running(tensor, request.grouped ? request.name : tensor.name);
   const auto call = std::make_shared<StagedCall>();
   call->members_.resize(tensors.size());
   call->left_.store(tensors.size());

@@ -45,7 +45,8 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   /// Starts `request` on each tensor: as members of a group, or each under its own name. All are started or none. Does
-  /// not wait for devices. Throws Error: what Engine::submit() throws, or Fabric if a device fails.
+  /// not wait for devices. Throws Error: what Engine::submit() throws, Invalid if the work of a stream is captured, or
+  /// Fabric if a device fails.
   [[nodiscard]] std::shared_ptr<StagedCall> start(RequestView request, std::span<const StagedTensor> tensors);
 
   /// Waits until all operations of `call` have completed and their copies are in the device's stream, for `limit` at

@@ -108,6 +108,7 @@ CudaMark Staging::copy_result(StagedCall& call, size_t index, CudaDevice& device
   if (result.bytes() != bytes || member.device != &device)
     throw Error::invalid(result.name, "the result has " + std::to_string(result.bytes()) +
                                           " bytes; give a tensor of that size on the input's device");
+  device.require_running(stream, result.name);
   member.is_copied = true;
   if (member.side && member.side->after) member.side->after->hold(stream);  // also without a byte to copy
   if (member.side && member.side->result.data() != nullptr) {

@@ -35,6 +35,9 @@ struct StandInCuda {
   void (*read)(uint64_t from, void* to, size_t bytes, Stream stream) = find<decltype(read)>("stand_in_read");
   void* (*close)(Stream stream) = find<decltype(close)>("stand_in_close");
   void (*open)(void* key) = find<decltype(open)>("stand_in_open");
+  int (*capture)(Stream stream, int on) = find<decltype(capture)>("stand_in_capture");
+  int (*priority)(Stream stream) = find<decltype(priority)>("stand_in_priority");
+  int (*contexts)() = find<decltype(contexts)>("stand_in_contexts");
 
   template <class F>
   F find(const char* name) const {

@@ -29,6 +29,7 @@ inline void must_run(int size, const ranks::DeviceBody& body, bool by_nccl = tru
   CHECK_EQ(count("stand_in_nccl_run") > run, by_nccl);
   if (by_nccl) CHECK_EQ(check::cuda().pinned(), pinned);
   CHECK_EQ(count("stand_in_nccl_mismatches"), 0);
+  CHECK_EQ(count("stand_in_nccl_strays"), 0);
   CHECK_EQ(check::cuda().error(), 0);
 }
 

@@ -2,11 +2,16 @@
 // stand_in_cuda.h. The tests' own functions, which begin with stand_in_, are in stand_in_cuda_tests.cc.
 #include "stand_in_cuda.h"
 
+#include <array>
 #include <cstring>
 
 using namespace stand_in;
 
 namespace {
+
+struct PoolAccess {
+  int kind, device, flags;
+};
 
 /// Copies in `stream` after a check of both ranges.
 int copy(const char* function, uint64_t device, uint64_t host, size_t bytes, Stream* given, bool to_host) {
@@ -16,6 +21,7 @@ int copy(const char* function, uint64_t device, uint64_t host, size_t bytes, Str
   Stream* stream = stream_of(given);
   if (current.empty() || stream == nullptr) return kInvalidContext;
   if (stream->device != current.back()->device) return kInvalidHandle;
+  if (const int code = refusal_of_capture(*stream)) return code;
   if (!holds(d.pinned, host, bytes) || !holds(d.live, device, bytes)) return kInvalidValue;
   add(*stream, [=, &d] {
     if (d.broken != 0) return;
@@ -34,7 +40,9 @@ int copy(const char* function, uint64_t device, uint64_t host, size_t bytes, Str
 int in_memory(uint64_t at, size_t bytes, Stream* given, std::function<void()> work) {
   Driver& d = driver();
   Stream* stream = stream_of(given);
-  if (stream == nullptr) return kInvalidContext;
+  if (stream == nullptr || current.empty()) return kInvalidContext;
+  if (stream->device != current.back()->device) return kInvalidHandle;
+  if (const int code = refusal_of_capture(*stream)) return code;
   if (!holds(d.live, at, bytes)) return kInvalidValue;
   add(*stream, [=, &d] {
     if (d.broken != 0) return;
@@ -51,7 +59,7 @@ extern "C" {
 int cuInit(unsigned) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
-  d.initialized = true;
+  if (d.initialized == 0) d.initialized = getpid();
   if (d.shown == nullptr) map_memory();
   return refusal("cuInit");
 }
@@ -129,19 +137,46 @@ int cuCtxGetDevice(int* device) {
   return 0;
 }
 
-int cuStreamCreate(Stream** stream, unsigned flags) {
+int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  if (current.empty()) return kInvalidContext;
+  *least = 0;
+  *greatest = -5;
+  return 0;
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, capture_mode);
+  return 0;
+}
+
+int cuStreamIsCapturing(Stream* given, int* status) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
-  if (const int code = refusal("cuStreamCreate")) return code;
+  if (const int code = refusal("cuStreamIsCapturing")) return code;
+  const Stream* stream = stream_of(given);
+  if (stream == nullptr) return kInvalidContext;
+  *status = stream->captured ? 1 : 0;
+  return 0;
+}
+
+int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int priority) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal("cuStreamCreateWithPriority")) return code;
   if (current.empty() || flags != 1) return kInvalidContext;
   d.streams.push_back(std::make_unique<Stream>());
   *stream = d.streams.back().get();
   (*stream)->device = current.back()->device;
+  (*stream)->priority = priority;
   return 0;
 }
 
-int cuStreamDestroy_v2(Stream* stream) {  // its thread stays
-  return stream == nullptr ? kInvalidHandle : 0;
+int cuStreamDestroy_v2(Stream* stream) {  // its thread and its work stay
+  const std::lock_guard lock(driver().mu);
+  if (current.empty()) return kInvalidContext;
+  if (stream == nullptr || stream->ended) return kInvalidHandle;
+  stream->ended = true;
+  return 0;
 }
 
 int cuStreamGetCtx(Stream* given, Context** context) {
@@ -160,6 +195,7 @@ int cuStreamWaitEvent(Stream* given, Event* event, unsigned) {
   if (const int code = refusal("cuStreamWaitEvent")) return code;
   Stream* stream = stream_of(given);
   if (stream == nullptr) return kInvalidContext;
+  if (const int code = refusal_of_capture(*stream)) return code;
   const std::shared_ptr<Moment> moment = event->recorded;
   if (moment == nullptr) return 0;  // as in CUDA: there is nothing to wait for
   add(*stream, [moment, &d] {
@@ -186,6 +222,7 @@ int cuEventRecord(Event* event, Stream* given) {
   Stream* stream = stream_of(given);
   if (stream == nullptr) return kInvalidContext;
   if (stream->device != event->device) return kInvalidHandle;
+  if (const int code = refusal_of_capture(*stream)) return code;
   event->recorded = std::make_shared<Moment>();
   add(*stream, [moment = event->recorded] { moment->passed = true; });
   return 0;
@@ -194,14 +231,14 @@ int cuEventRecord(Event* event, Stream* given) {
 int cuEventQuery(Event* event) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
-  if (const int code = refusal("cuEventQuery")) return code;
+  if (const int code = refusal_of_unsafe("cuEventQuery")) return code;
   return event->recorded == nullptr || event->recorded->passed ? 0 : kNotReady;
 }
 
 int cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
-  if (const int code = refusal("cuMemHostAlloc")) return code;
+  if (const int code = refusal_of_unsafe("cuMemHostAlloc")) return code;
   if (current.empty()) return kInvalidContext;
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*memory == nullptr) return kOutOfMemory;
@@ -213,6 +250,7 @@ int cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
 int cuMemFreeHost(void* memory) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
+  if (const int code = refusal_of_unsafe("cuMemFreeHost"); code == kCaptureUnsupported) return code;
   if (d.pinned.erase(reinterpret_cast<uint64_t>(memory)) == 0) return kInvalidValue;
   std::free(memory);
   return 0;
@@ -225,9 +263,11 @@ int cuMemAllocAsync(uint64_t* made, size_t bytes, Stream* given) {
   if (const int code = refusal("cuMemAllocAsync")) return code;
   Stream* stream = stream_of(given);
   if (stream == nullptr) return kInvalidContext;
+  if (const int code = refusal_of_capture(*stream)) return code;
   if (bytes == 0) return kInvalidValue;
   *made = take_memory(bytes);
   if (*made == 0) return kOutOfMemory;
+  d.pooled[*made] = stream->device;
   add(*stream, [address = *made, bytes] { std::memset(real(address), 0xab, bytes); });
   return 0;
 }
@@ -238,8 +278,30 @@ int cuMemFreeAsync(uint64_t address, Stream* given) {
   if (const int code = refusal("cuMemFreeAsync")) return code;
   Stream* stream = stream_of(given);
   if (stream == nullptr) return kInvalidContext;
-  if (d.live.count(address) == 0) return kInvalidValue;
+  if (const int code = refusal_of_capture(*stream)) return code;
+  if (d.live.count(address) == 0 || d.pooled.erase(address) == 0) return kInvalidValue;
   return_memory(address, *stream);
+  return 0;
+}
+
+int cuDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = device != peer ? 1 : 0;
+  return 0;
+}
+
+int cuDeviceGetDefaultMemPool(int** pool, int device) {
+  static std::array<int, 64> numbers{};
+  numbers.at(static_cast<size_t>(device)) = device;
+  *pool = &numbers.at(static_cast<size_t>(device));
+  return 0;
+}
+
+int cuMemPoolSetAccess(const int* pool, const PoolAccess* access, size_t count) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal("cuMemPoolSetAccess")) return code;
+  if (count != 1 || access->kind != 1 || access->flags != 3 || access->device == *pool) return kInvalidValue;
+  d.shared_pools.insert(*pool);
   return 0;
 }
 

@@ -3,7 +3,9 @@
 // Streams are threads that run their work later, after a random delay, and in no order with each other: a missing wait
 // gives a wrong result. Addresses of device memory may not be touched: the addresses that it hands out are mapped
 // without access, and streams use a second mapping. New memory and freed memory hold garbage. Work that touches freed
-// memory, or host memory that is not pinned, breaks the device, as in CUDA.
+// memory, or host memory that is not pinned, breaks the device, as in CUDA. Nothing works in a forked child. While a
+// stream is captured, work for it spoils the graph, and so do looks at events and allocations by any thread that has
+// not said that they are no part of it.
 #pragma once
 
 #include <sys/mman.h>
@@ -21,6 +23,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -29,7 +32,9 @@
 namespace stand_in {
 
 constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidDevice = 101, kInvalidContext = 201,
-              kInvalidHandle = 400, kNotReady = 600, kIllegalAddress = 700;
+              kInvalidHandle = 400, kNotReady = 600, kIllegalAddress = 700, kCaptureUnsupported = 900,
+              kCaptureInvalidated = 901;
+constexpr int kRelaxed = 2;                  // a mode of capture
 constexpr size_t kMemory = size_t{1} << 30;  // unused pages cost nothing
 constexpr size_t kSmallest = 256;
 constexpr int kMemoryPools = 115;  // an attribute of devices
@@ -42,7 +47,10 @@ struct Moment {
 struct Stream {
   int device = 0;
   std::deque<std::function<void()>> work;
-  bool begun = false;               // has a thread
+  bool begun = false;     // has a thread
+  bool captured = false;  // its work goes to a graph
+  bool ended = false;     // it was destroyed
+  int priority = 0;
   std::condition_variable arrived;  // there is work; one each, as many streams sleep
 };
 
@@ -63,10 +71,12 @@ struct Driver {
   int version = 12040;
   int devices = 1;
   std::atomic<int> slowest_us{200};
-  int broken = 0;                    // an error that stays
-  std::atomic<bool> one_gpu{false};  // all devices are the same GPU
-  std::atomic<bool> pools{true};     // devices have memory pools
-  bool initialized = false;
+  int broken = 0;                                       // an error that stays
+  std::atomic<bool> one_gpu{false};                     // all devices are the same GPU
+  std::atomic<bool> pools{true};                        // devices have memory pools
+  pid_t initialized = 0;                                // by this process
+  int captures = 0;                                     // streams that are captured
+  bool spoiled = false;                                 // a capture
   std::map<std::string, std::pair<int, int>> failures;  // by function: code, calls before it
   std::map<std::string, int> calls;
   std::map<int, std::unique_ptr<Context>> contexts;
@@ -78,6 +88,8 @@ struct Driver {
   std::map<uint64_t, size_t> live;                      // device memory: address, bytes
   std::map<size_t, std::vector<uint64_t>> free_blocks;  // by size
   std::map<uint64_t, size_t> pinned;
+  std::map<uint64_t, int> pooled;  // memory of a device's pool
+  std::set<int> shared_pools;      // of devices: the other devices reach them
 };
 
 inline Driver& driver() {
@@ -86,6 +98,7 @@ inline Driver& driver() {
 }
 
 inline thread_local std::vector<Context*> current;
+inline thread_local int capture_mode = 0;
 
 /// Returns the error that a call of `function` has to return, 0 for none. Needs the lock.
 inline int refusal(const char* function) {
@@ -93,8 +106,18 @@ inline int refusal(const char* function) {
   const int made = d.calls[function]++;
   if (const auto found = d.failures.find(function); found != d.failures.end() && made >= found->second.second)
     return found->second.first;
-  if (!d.initialized) return kNotInitialized;
+  if (d.initialized != getpid()) return kNotInitialized;
   return d.broken;
+}
+
+/// The same for a call that may not be made while a stream is captured.
+inline int refusal_of_unsafe(const char* function) {
+  Driver& d = driver();
+  if (d.captures > 0 && capture_mode != kRelaxed) {
+    d.spoiled = true;
+    return kCaptureUnsupported;
+  }
+  return refusal(function);
 }
 
 inline bool holds(const std::map<uint64_t, size_t>& ranges, uint64_t address, size_t bytes) {
@@ -180,10 +203,17 @@ inline void return_memory(uint64_t address, Stream& stream) {
   });
 }
 
-/// Returns null without a current context. Needs the lock.
+/// Returns null without a current context, and for a stream that was destroyed. Needs the lock.
 inline Stream* stream_of(Stream* given) {
-  if (given != nullptr) return given;
+  if (given != nullptr) return given->ended ? nullptr : given;
   return current.empty() ? nullptr : &current.back()->legacy;
+}
+
+/// Returns the error of work for a stream that is captured, 0 if it is not. Needs the lock.
+inline int refusal_of_capture(const Stream& stream) {
+  if (!stream.captured) return 0;
+  driver().spoiled = true;
+  return kCaptureInvalidated;
 }
 
 }  // namespace stand_in

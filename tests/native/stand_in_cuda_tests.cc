@@ -12,7 +12,7 @@ int cuInit(unsigned);
 int cuDevicePrimaryCtxRetain(Context** context, int device);
 int cuCtxPushCurrent_v2(Context* context);
 int cuCtxPopCurrent_v2(Context** context);
-int cuStreamCreate(Stream** stream, unsigned flags);
+int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int priority);
 
 /// Sets the number of devices, CUDA's version, and the longest delay of work in a stream, in microseconds.
 void stand_in_configure(int devices, int version, int slowest_us) {
@@ -59,6 +59,30 @@ void* stand_in_memory(uint64_t address, size_t bytes) {
   return nullptr;
 }
 
+/// Returns whether other devices reach the memory at `address`, which its own always does. Needs the lock.
+int stand_in_is_reachable(uint64_t address) {
+  Driver& d = driver();
+  const auto found = d.pooled.find(address);
+  return found == d.pooled.end() || d.devices == 1 || d.shared_pools.count(found->second) > 0 ? 1 : 0;
+}
+
+/// Lets the work of `stream` go to a graph instead of the device, or ends that. Returns whether the graph is good.
+int stand_in_capture(Stream* stream, int on) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  stream->captured = on != 0;
+  d.captures += on != 0 ? 1 : -1;
+  return std::exchange(d.spoiled, false) ? 0 : 1;
+}
+
+int stand_in_priority(const Stream* stream) { return stream->priority; }
+
+/// Returns how many devices have a context.
+int stand_in_contexts() {
+  const std::lock_guard lock(driver().mu);
+  return static_cast<int>(driver().contexts.size());
+}
+
 /// Gives all devices an error that stays, 0 for none.
 void stand_in_break(int code) {
   Driver& d = driver();
@@ -100,7 +124,7 @@ Stream* stand_in_stream(int device) {
   cuDevicePrimaryCtxRetain(&context, device);
   cuCtxPushCurrent_v2(context);
   Stream* made = nullptr;
-  cuStreamCreate(&made, 1);
+  cuStreamCreateWithPriority(&made, 1, 0);
   cuCtxPopCurrent_v2(&context);
   return made;
 }

@@ -33,6 +33,7 @@ const char* ncclGetErrorString(int code) { return code == 1 ? "unhandled cuda er
 const char* ncclGetLastError(Comm*) { return "the stand-in says so"; }
 
 int ncclGetUniqueId(Id* id) {
+  current_device();
   const std::lock_guard lock(mu);
   id->bytes.fill(0);
   const int number = ++next_id;
@@ -51,6 +52,7 @@ int ncclCommInitRankConfig(Comm** comm, int size, Id id, int rank, const Config*
   *comm = new Comm;
   (*comm)->group = group;
   (*comm)->rank = rank;
+  (*comm)->device = current_device();
   return kInProgress;
 }
 
@@ -60,14 +62,19 @@ int ncclCommGetAsyncError(Comm* comm, int* code) {
 }
 
 int ncclCommAbort(Comm* comm) {
+  note_call(*comm);
   ++aborted;
   *comm->aborted = true;
   while (comm->busy > 0) std::this_thread::yield();
   delete comm;
   return 0;
 }
-int ncclCommFinalize(Comm*) { return 0; }
+int ncclCommFinalize(Comm* comm) {
+  note_call(*comm);
+  return 0;
+}
 int ncclCommDestroy(Comm* comm) {
+  note_call(*comm);
   ++destroyed;
   delete comm;
   return 0;
@@ -83,6 +90,7 @@ int ncclGroupEnd() {
   if (--depth > 0) return 0;
   if (members.empty()) return 0;
   Comm* comm = members.front();
+  note_call(*comm);
   ++groups_run;
   ++comm->busy;
   if (exchange)
@@ -99,7 +107,7 @@ int ncclGroupEnd() {
 }
 
 int ncclRedOpCreatePreMulSum(int* op, void* factor, int type, int residence, Comm* comm) {
-  if (residence != 1) return kInvalidArgument;
+  if (residence != 1 || !comm->is_ready()) return kInvalidArgument;
   double value = 0;
   uint16_t half = 0;
   float single = 0;
@@ -156,6 +164,7 @@ void stand_in_nccl_stuck(int on) { stuck = on; }       // operations never end b
 int stand_in_nccl_aborted() { return aborted; }
 int stand_in_nccl_destroyed() { return destroyed; }
 int stand_in_nccl_mismatches() { return mismatches; }  // ranks that called operations in different orders
+int stand_in_nccl_strays() { return strays; }          // calls without the device of their communicator
 int stand_in_nccl_groups() { return groups_run; }      // of all ranks
 int stand_in_nccl_run() { return run; }                // operations of all ranks that were computed
 

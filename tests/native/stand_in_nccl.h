@@ -105,6 +105,10 @@ struct Comm {
   std::atomic<int> busy{0};
   std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
   std::map<int, double> operators;
+  int device = 0;  // the current one when it was made
+
+  /// Returns whether its last call has settled: others may not be made before.
+  [[nodiscard]] bool is_ready() const { return group->arrived >= group->size && busy == 0; }
 };
 
 /// A call in a stream.
@@ -122,6 +126,7 @@ struct Side {
   bool sends = false;
   uint64_t address = 0;
   size_t bytes = 0;
+  bool is_far = false;  // between two ranks
 };
 
 /// The sends and receives of a group in a stream.
@@ -136,6 +141,7 @@ inline int version = 22705;
 inline int next_id = 0;
 inline std::atomic<int> failure{0}, broken{0}, stuck{0};
 inline std::atomic<int> aborted{0}, destroyed{0}, mismatches{0}, run{0}, groups_run{0};
+inline std::atomic<int> strays{0};  // calls that made a context on another device, or would have
 inline thread_local int depth = 0;
 inline thread_local std::vector<std::function<void()>> collected;
 inline thread_local std::vector<Comm*> members;
@@ -153,6 +159,19 @@ F cuda(const char* name) {
 inline void* memory(uint64_t address, size_t bytes) {
   static const auto function = cuda<void* (*)(uint64_t, size_t)>("stand_in_memory");
   return function(address, bytes);
+}
+
+/// Returns the thread's current device; without one NCCL takes the first and makes a context there.
+inline int current_device() {
+  static const auto get = cuda<int (*)(int*)>("cuCtxGetDevice");
+  int device = 0;
+  if (get(&device) != 0) ++strays;
+  return device;
+}
+
+/// Counts a call for a communicator of another device: NCCL sets its own and then the thread's again.
+inline void note_call(const Comm& comm) {
+  if (current_device() != comm.device) ++strays;
 }
 
 inline size_t width(int type) {
@@ -248,11 +267,20 @@ inline void compute(Round& round) {
   }
 }
 
+/// Breaks the devices if a rank, whose thread works on another device, cannot reach the buffers of a call. NCCL reads
+/// and writes those of other threads of a process directly.
+inline void require_reachable(const Call& call) {
+  static const auto is_reachable = cuda<int (*)(uint64_t)>("stand_in_is_reachable");
+  for (const uint64_t address : {call.in, call.out})
+    if (is_reachable(address) == 0) memory(0, 1);
+}
+
 /// A step of a call in its stream; returns whether it has ended. With the lock of the devices.
 inline bool step(void* cookie) {
   auto* work = static_cast<Work*>(cookie);
   Round& round = *work->round;
   if (!work->aborted->load()) {
+    if (work->group->size > 1) require_reachable(work->call);
     round.calls.emplace(work->rank, work->call);
     if (!round.done && (stuck != 0 || static_cast<int>(round.calls.size()) < work->group->size)) return false;
     if (!round.done) compute(round);
@@ -276,6 +304,7 @@ inline bool transfer(void* cookie) {
   for (const Side& side : own->sides) {
     if (own->aborted->load()) break;
     Transfer& each = *side.transfer;
+    if (side.is_far) require_reachable({.in = side.address});
     (side.sends ? each.in : each.out) = side.address;
     (side.sends ? each.sent : each.received) = side.bytes;
     (side.sends ? each.has_in : each.has_out) = true;
@@ -301,10 +330,11 @@ inline void put(Stream* stream, bool (*next)(void*), void* cookie) {
 
 inline int enqueue_transfer(Comm* comm, Stream* stream, bool sends, int peer, uint64_t address, size_t bytes) {
   if (depth == 0 || (exchange_stream != nullptr && exchange_stream != stream)) return kInvalidUsage;
+  if (!comm->is_ready()) return kInvalidArgument;
   const int from = sends ? comm->rank : peer, to = sends ? peer : comm->rank;
   const uint64_t number = comm->transfers[{from, to}]++ / (from == to ? 2 : 1);  // a rank's own: both are its calls
   if (!exchange) exchange = std::make_unique<Exchange>(Exchange{comm->aborted, {}});
-  exchange->sides.push_back({comm->group->transfer(from, to, number), sends, address, bytes});
+  exchange->sides.push_back({comm->group->transfer(from, to, number), sends, address, bytes, from != to});
   exchange_stream = stream;
   members.push_back(comm);
   return 0;
@@ -312,6 +342,7 @@ inline int enqueue_transfer(Comm* comm, Stream* stream, bool sends, int peer, ui
 
 inline int enqueue(Comm* comm, Stream* stream, const Call& call) {
   if (depth == 0) return kInvalidUsage;  // not used like this
+  if (!comm->is_ready()) return kInvalidArgument;
   members.push_back(comm);
   collected.push_back([comm, stream, call, number = comm->rounds++] {
     put(stream, step, new Work{comm->group, comm->group->round(number), comm->aborted, comm->rank, call});

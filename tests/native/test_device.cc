@@ -1,4 +1,7 @@
 // The CUDA driver by a stand-in: what is said when it cannot be used, the order of streams, pinned memory.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <string>
 #include <thread>
@@ -134,6 +137,56 @@ void test_failures_name_the_function() {
   cuda().break_devices(0);
 }
 
+/// A graph that another thread of the process captures is not spoiled, and a captured stream is refused.
+void test_graphs() {
+  CudaDevice& device = CudaDevice::of(0);
+  const auto captured = cuda().stream(0), other = cuda().stream(0);
+  const auto pool = PinnedPool::make(0);
+  CHECK_EQ(cuda().capture(captured, 1), 1);
+  const std::string refused = problem_of([&] { device.require_running(captured, "x"); });
+  CHECK_EQ(refused,
+           "'x': the stream of its tensor is being captured into a CUDA graph, which an operation of several ranks "
+           "cannot be part of; capture the computation only, and call it outside");
+  device.require_running(other, "x");
+  {
+    const PinnedBuffer host = pool->take(device, 10);
+    const CudaMark mark = device.mark(other);
+    while (!mark.passed()) std::this_thread::yield();
+  }
+  CHECK_EQ(cuda().pinned(), size_t{0});
+  CHECK_EQ(cuda().capture(captured, 0), 1);  // the graph is good
+  device.require_running(captured, "x");
+}
+
+void test_priorities() {
+  CudaDevice& device = CudaDevice::of(0);
+  const auto urgent = device.make_stream(true), usual = device.make_stream();
+  CHECK_EQ(cuda().priority(urgent), -5);
+  CHECK_EQ(cuda().priority(usual), 0);
+  device.end_stream(urgent);
+  device.end_stream(usual);
+  CHECK_THROWS(Error, device.mark(usual));
+}
+
+/// CUDA does not work in a child that was forked after its start. The child says so.
+void test_a_forked_child() {
+  static_cast<void>(CudaDevice::of(0));
+  const pid_t child = fork();
+  if (child == 0) {
+    try {
+      CudaDevice::of(0);
+    } catch (const Error& error) {
+      const bool says =
+          std::string(error.what()).find("this process was forked from one that uses it") != std::string::npos;
+      _exit(error.kind == ErrorKind::Invalid && says ? 0 : 1);
+    }
+    _exit(2);
+  }
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+}
+
 }  // namespace
 
 int main() {
@@ -144,6 +197,9 @@ int main() {
   test_events_are_reused();
   test_pinned_memory_is_reused();
   test_failures_name_the_function();
+  test_graphs();
+  test_priorities();
+  test_a_forked_child();
   CHECK_EQ(cuda().error(), 0);
   return check::report();
 }

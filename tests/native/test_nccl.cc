@@ -11,6 +11,7 @@
 #include "transport/nccl_comm.h"
 
 using namespace farandole;
+using check::cuda;
 using nccl::count, nccl::set;
 
 namespace {
@@ -54,15 +55,17 @@ std::shared_ptr<const NcclLibrary> library() {
   return opened;
 }
 
+CudaDevice& device() { return CudaDevice::of(0); }
+
 void test_ranks_meet() {
-  const auto id = NcclComm::make_id(*library());
-  CHECK(id != NcclComm::make_id(*library()));
+  const auto id = NcclComm::make_id(*library(), device());
+  CHECK(id != NcclComm::make_id(*library(), device()));
   std::vector<std::thread> threads;
   const int ended = count("stand_in_nccl_destroyed");
   for (int rank = 0; rank < 3; ++rank)
     threads.emplace_back([&, rank] {
       Switch guard;
-      NcclComm comm(library(), id, rank, 3, guard, ignore);
+      NcclComm comm(library(), CudaDevice::of(rank), id, rank, 3, guard, ignore);
       int enqueued = 0;
       comm.group([&] { return ++enqueued, 0; });
       comm.check();
@@ -80,8 +83,8 @@ void test_a_lost_rank_ends_the_wait_for_it() {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     guard.lost = true;
   });
-  const auto id = NcclComm::make_id(*library());
-  const Error error = CHECK_THROWS(Error, NcclComm(library(), id, 0, 2, guard, ignore));
+  const auto id = NcclComm::make_id(*library(), device());
+  const Error error = CHECK_THROWS(Error, NcclComm(library(), device(), id, 0, 2, guard, ignore));
   CHECK(error.kind == ErrorKind::PeerLost);
   later.join();
   CHECK_EQ(count("stand_in_nccl_aborted"), aborted + 1);
@@ -89,13 +92,13 @@ void test_a_lost_rank_ends_the_wait_for_it() {
 
 void test_failures() {
   Switch guard;
-  const auto id = NcclComm::make_id(*library());
+  const auto id = NcclComm::make_id(*library(), device());
   set("stand_in_nccl_fail", kUnhandledCuda);
-  const Error refused = CHECK_THROWS(Error, NcclComm(library(), id, 0, 1, guard, ignore));
+  const Error refused = CHECK_THROWS(Error, NcclComm(library(), device(), id, 0, 1, guard, ignore));
   CHECK(refused.kind == ErrorKind::Fabric);
   expect_text(refused.what(), "ncclCommInitRankConfig failed: unhandled cuda error (1): the stand-in says so");
   set("stand_in_nccl_fail", 0);
-  NcclComm comm(library(), id, 0, 1, guard, ignore);
+  NcclComm comm(library(), device(), id, 0, 1, guard, ignore);
   set("stand_in_nccl_break", kRemote);
   const Error broken = CHECK_THROWS(Error, comm.check());
   expect_text(broken.what(), "an operation of NCCL failed: remote process error (6)");
@@ -107,9 +110,11 @@ void test_failures() {
 }  // namespace
 
 int main() {
+  cuda().configure(3, 12040, 200);
   test_a_library_that_cannot_be_used();
   test_ranks_meet();
   test_a_lost_rank_ends_the_wait_for_it();
   test_failures();
+  CHECK_EQ(count("stand_in_nccl_strays"), 0);
   return check::report();
 }

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <string>
 
+#include "base/clock.h"
 #include "nccl_stand_in.h"
 
 using namespace ranks;
@@ -11,6 +12,8 @@ using nccl::set;
 using std::chrono::milliseconds;
 
 namespace {
+
+constexpr uint64_t kSoon = 800'000'000;  // ns; less than what operations get when a rank leaves in order
 
 /// Starts an operation that hangs on the devices, after a sum that works. The host does not wait for it.
 std::shared_ptr<StagedCall> start_stuck(DeviceRank& rank, const DeviceNumbers& numbers, Kind kind = Kind::Allreduce) {
@@ -30,10 +33,12 @@ void wait_for_the_end(DeviceRank& rank, const StagedCall& call) {
   rank.staging().require_results();
 }
 
-/// A rank is lost while the operation runs on the devices, which would never end. The communicators are aborted.
+/// A rank is lost while the operation runs on the devices, which would never end. The communicators are aborted at
+/// once.
 void test_a_lost_rank(Kind kind) {
   const int aborted = nccl::count("stand_in_nccl_aborted");
-  std::atomic<int> waiting{0};
+  std::atomic<int> waiting{0}, late{0};
+  std::atomic<uint64_t> lost_at{0};
   const auto problems = run_on_devices(
       2,
       [&](DeviceRank& rank) {
@@ -41,17 +46,47 @@ void test_a_lost_rank(Kind kind) {
         const auto call = start_stuck(rank, numbers, kind);
         CHECK(!call->has_returned());
         ++waiting;
-        wait_for_the_end(rank, *call);
+        try {
+          wait_for_the_end(rank, *call);
+        } catch (const Error&) {
+          if (now_ns() - lost_at > kSoon) ++late;
+          throw;
+        }
       },
       {},
       [&](Segment& segment) {
         while (waiting < 2) std::this_thread::sleep_for(milliseconds(1));
+        lost_at = now_ns();
         segment.abort({1, Abort::Reason::Died});
       });
   set("stand_in_nccl_stuck", 0);
   for (const std::string& problem : problems)
     check::that(problem.find("rank 1 is lost") != std::string::npos, "rank 1 is named", problem);
   CHECK_EQ(nccl::count("stand_in_nccl_aborted"), aborted + 2);
+  CHECK_EQ(late, 0);
+}
+
+/// NCCL reports the broken connections of a lost rank as well. The others name the rank, and not what NCCL says.
+void test_a_failure_by_a_lost_rank() {
+  std::atomic<int> waiting{0};
+  const auto problems = run_on_devices(
+      2,
+      [&](DeviceRank& rank) {
+        const DeviceNumbers numbers(own(rank, 10), rank.rank());
+        const auto call = start_stuck(rank, numbers);
+        ++waiting;
+        wait_for_the_end(rank, *call);
+      },
+      {},
+      [&](Segment& segment) {
+        while (waiting < 2) std::this_thread::sleep_for(milliseconds(1));
+        segment.abort({1, Abort::Reason::Died});
+        set("stand_in_nccl_break", 6);
+      });
+  set("stand_in_nccl_stuck", 0);
+  set("stand_in_nccl_break", 0);
+  for (const std::string& problem : problems)
+    check::that(problem.find("rank 1 is lost") != std::string::npos, "rank 1 is named", problem);
 }
 
 /// A rank leaves while its last operation waits on the other's device: the operation ends well.
@@ -192,12 +227,14 @@ int main() {
   set("stand_in_version", 22705);
   for (const Kind kind : {Kind::Allreduce, Kind::Broadcast, Kind::Allgather, Kind::Alltoall, Kind::Reducescatter})
     test_a_lost_rank(kind);
+  test_a_failure_by_a_lost_rank();
   test_a_rank_that_leaves();
   test_a_failure();
   test_devices_that_break();
   test_no_communicator();
   test_an_old_library();
   test_mixed_memory();
+  CHECK_EQ(nccl::count("stand_in_nccl_strays"), 0);
   CHECK_EQ(cuda().error(), 0);
   return check::report();
 }

@@ -117,6 +117,25 @@ void refusals(DeviceRank& rank) {
   CHECK(numbers.read() == std::vector<float>(10, total(rank)));
 }
 
+/// A stream that is captured into a CUDA graph is refused, for the operation and for its result. The graph stays good.
+void captured_streams(DeviceRank& rank) {
+  const DeviceNumbers numbers(own(rank, 10));
+  const auto other = cuda().stream(0);
+  const auto call = rank.sum("x", numbers);
+  rank.wait(*call);
+  cuda().capture(other, 1);
+  const Error refused = check::thrown<Error>([&] { call->hold(numbers.device(), other); });
+  CHECK(std::string(refused.what()).find("'x': the stream of its tensor is being captured") == 0);
+  StagedTensor tensor = DeviceRank::tensor("y", numbers, &numbers, {10});
+  const std::vector<int64_t> shape{10};
+  tensor.view.shape = shape;
+  tensor.output_stream = other;
+  CHECK_THROWS(Error, rank.start(request_of(Kind::Allreduce), tensor));
+  CHECK_EQ(cuda().capture(other, 0), 1);
+  call->hold(numbers.device(), numbers.stream());
+  CHECK(numbers.read() == std::vector<float>(10, total(rank)));
+}
+
 /// A tensor on a device on one rank, and in host memory on another.
 void other_devices(DeviceRank& rank) {
   const DeviceNumbers numbers(own(rank, 4));
@@ -250,6 +269,7 @@ int main() {
     must_run(size, refusals);
   }
   must_run(2, other_devices);
+  must_run(1, captured_streams);
   test_a_lost_rank();
   test_late_copies_back();
   CHECK_EQ(cuda().pinned(), size_t{0});
