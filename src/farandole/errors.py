@@ -261,12 +261,19 @@ class HorovodInternalError(FarandoleError, RuntimeError):
 
 
 class NotInitializedError(HorovodInternalError, ValueError):
-    """A program called rank(), size() or an operation before init()."""
+    """A program called rank(), size() or an operation before init(), or on a thread that is no rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ranks_are_threads: bool = False) -> None:
         super().__init__()
+        self._ranks_are_threads = ranks_are_threads
 
     def __str__(self) -> str:
+        if self._ranks_are_threads:
+            return (
+                "This thread is no rank: the ranks are threads of this process, and an operation belongs to the rank's "
+                "own thread. PyTorch runs backward for tensors on a GPU on a thread that all of them share; let the "
+                "ranks be processes there."
+            )
         return "farandole has not been initialized; call init() first."
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 ELASTIC: Final = "elastic training is not there yet"
-GPUS: Final = "estimators train on the CPU only"
 _NO_MPIRUN = (
     "ranks that call a function are started by farandole itself; horovodrun --mpi starts those of a program by mpirun"
 )
@@ -38,7 +37,7 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_ELASTIC": ELASTIC,
     "HOROVOD_ELASTIC_TIMEOUT": ELASTIC,
     "HOROVOD_SPARK_START_TIMEOUT": "set FARANDOLE_START_TIMEOUT, or start_timeout of horovod.spark.run",
-    "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": GPUS,
+    "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX": "a rank always finds its own GPU at its local rank",
     "HOROVOD_BATCH_D2D_MEMCOPIES": "NCCL takes each tensor where it lies",
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "streams always wait for results on GPUs themselves",
     "HOROVOD_ENABLE_XLA_OPS": "operations run beside XLA, which compiles what is between them",

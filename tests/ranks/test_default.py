@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -107,3 +108,23 @@ def test_a_process_that_does_not_shut_down_ends_well() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ.copy()
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1. 1.]\n", "")
+
+
+def test_a_thread_that_is_no_rank_is_told_so() -> None:
+    """PyTorch runs backward for tensors on a GPU on a thread of its own."""
+    errors: list[Exception] = []
+
+    def backward() -> None:
+        try:
+            hvd.rank()
+        except NotInitializedError as error:
+            errors.append(error)
+
+    with Context(SoloRendezvous()) as context, default.use(context):
+        thread = threading.Thread(target=backward)
+        thread.start()
+        thread.join()
+    backward()
+    texts = [str(error) for error in errors]
+    assert "on a thread that all of them share; let the ranks be processes there" in texts[0]
+    assert texts[1] == "farandole has not been initialized; call init() first."

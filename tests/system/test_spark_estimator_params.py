@@ -293,3 +293,16 @@ def test_a_cross_validator_chooses_among_pipelines(spark: SparkSession, tmp_path
     chosen.save(str(tmp_path / "chosen"))
     again = CrossValidatorModel.load(str(tmp_path / "chosen"))
     assert again.bestModel.stages[-1].history == best.history
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpus_that_are_asked_for_and_missing_end_the_fit_on_the_ranks(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(1.0, 2.0), (2.0, 3.0)], "x double, y double")
+    model = summing(tmp_path)
+    estimator = TorchEstimator(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss=nn.functional.mse_loss,
+        feature_cols=["x"], label_cols=["y"], num_proc=2, max_attempts=1, verbose=0, use_gpu=True,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^use_gpu: is True, but rank 0, local rank 0 on \S+ has no GPU of its own"):
+        estimator.fit(frame)
+    assert list(tmp_path.iterdir()) == []  # no rank has used the model

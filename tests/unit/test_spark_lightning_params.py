@@ -83,7 +83,8 @@ def test_each_parameter_has_an_argument_a_setter_and_a_getter() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_gpus", 1),
+        ("num_gpus", 2),
+        ("num_gpus", True),
         ("trainer_args", ["max_epochs"]),
         ("log_every_n_steps", 0),
         ("data_module", "rows"),
@@ -109,10 +110,11 @@ def test_a_value_that_cannot_be_right_is_refused_at_once(name: str, value: objec
         ),
         ({"callbacks": [3]}, "must be callbacks of lightning.pytorch, as the model's class is; got int"),
         ({"input_shapes": [[-1, 2], [-1]]}, "input_shapes: has 2 shapes for 1 feature columns"),
-        ({"model": Net().to("meta")}, "model: is on meta, but estimators train on the CPU only"),
+        ({"model": Net().to("meta")}, "model: is on meta, which the ranks may not have"),
         ({"model": torch.nn.Linear(2, 1)}, "loss: is not set"),
         ({"train_minibatch_fn": print}, "train_minibatch_fn: is for TorchEstimator; write the training_step"),
         ({"loss_weights": [0.5, 0.5]}, "loss_weights: has 2 weights for 1 label"),
+        ({"num_gpus": 1, "use_gpu": False}, "num_gpus: is 1, but use_gpu is False; set one of them"),
     ],
 )
 def test_settings_that_do_not_go_together(changes: dict[str, Any], text: str) -> None:

@@ -247,7 +247,7 @@ def test_settings_that_do_not_go_together() -> None:
         estimator.copy({estimator.loss_constructors: [torch.nn.MSELoss]})._check()
     with pytest.raises(ConfigError, match="backend: is set, and num_proc as well"):
         estimator.copy({estimator.backend: SparkBackend(2), estimator.num_proc: 2})._check()
-    with pytest.raises(ConfigError, match=r"model: is on meta, but estimators train on the CPU only; move it with"):
+    with pytest.raises(ConfigError, match=r"model: is on meta, which the ranks may not have; move it with"):
         elsewhere = torch.nn.Linear(2, 1, device="meta")
         estimator.copy({estimator.model: elsewhere})._check()
     with pytest.raises(ConfigError, match="model: has no parameters"):

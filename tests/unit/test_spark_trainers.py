@@ -213,17 +213,6 @@ def test_numbers_that_are_none_are_said_at_once(tmp_path: Path, monkeypatch: pyt
     assert len(told) == 2
 
 
-def test_gpus_that_are_not_used_are_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(running, "log_to_driver", told.append)
-    monkeypatch.setattr(running, "unused_gpus", lambda: 2)
-    for use_gpu in (True, False):
-        plan = plan_of(LINE, use_gpu=use_gpu, epochs=2)
-        trained(tmp_path, LINE, job_of(zero_line(), LINE, plan))
-    (warning,) = told
-    assert warning.startswith("warning: 2 GPUs are on the host of rank 0, but estimators train on the CPU only: ")
-
-
 def test_a_checkpoint_is_no_pickle() -> None:
     content = Checkpoint(seed=3, epoch=2, state=b"weights", history=[{"loss": 0.5}]).dump()
     got = Checkpoint.load(content)

@@ -30,6 +30,7 @@ __all__ = [
     "local_size",
     "membership",
     "metrics",
+    "process_local_rank",
     "rank",
     "shared",
     "shutdown",
@@ -77,7 +78,7 @@ def membership() -> Membership:
     """Return the caller's membership among all ranks; raises `NotInitializedError` before `init()`."""
     found = _thread.membership or _process
     if found is None:
-        raise NotInitializedError()
+        raise NotInitializedError(ranks_are_threads=_threads > 0)
     return found
 
 
@@ -85,7 +86,7 @@ def context() -> Context:
     """Return the caller's context; raises `NotInitializedError` before `init()`."""
     found = _thread.membership or _process
     if found is None:
-        raise NotInitializedError()
+        raise NotInitializedError(ranks_are_threads=_threads > 0)
     return found.context
 
 
@@ -226,6 +227,12 @@ def size() -> int:
 def local_rank() -> int:
     """Return this rank's place among those on its host."""
     return context().local_rank
+
+
+def process_local_rank() -> int | None:
+    """Return the local rank of the whole process; None before `init()`, and where threads are ranks."""
+    found = _process
+    return None if found is None else found.context.local_rank
 
 
 def local_size() -> int:

@@ -13,7 +13,6 @@ from pyspark.ml.param import Param
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from farandole.core.builds import cuda_built
 from farandole.errors import ConfigError
 from farandole.launch.cores import available_cores
 from farandole.spark.feed import Feed, plan_feed, plan_transformed_feed
@@ -62,10 +61,14 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
 
     def _environment(self) -> dict[str, str]:
         """Return the variables that ranks need."""
-        # A framework would put the model on a GPU that it sees, and its tensors could not be reduced there.
-        hidden = {} if self.getUseGpu() and cuda_built() else {"CUDA_VISIBLE_DEVICES": ""}
+        # Frameworks take a GPU that they see.
+        hidden = {} if self._wanted_gpu() is not False else {"CUDA_VISIBLE_DEVICES": ""}
         backend = self.getBackend()
         return hidden if backend is None else {**hidden, **backend.tasks().env}
+
+    def _wanted_gpu(self) -> bool | None:
+        """Return whether each rank is to compute on a GPU; None: where every rank has one."""
+        return self.getUseGpu() if self.isSet(self.use_gpu) else None
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         return {}, {PARAMETERS: dumped_parameters(self)}
@@ -219,7 +222,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             validation_steps=self.getValidationStepsPerEpoch(),
             start=Checkpoint(kind=self._kind, epoch=0 if saved is None else saved.epoch, seed=seed),
             verbose=self.getVerbose(),
-            use_gpu=self.getUseGpu(),
+            use_gpu=self._wanted_gpu(),
         )
         return plan, saved
 

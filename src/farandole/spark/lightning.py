@@ -122,7 +122,13 @@ class LightningEstimator(LightningParams, TorchEstimator):
     def _plain(self) -> bool:
         return package_of(self.getModel()) is None
 
+    def _wanted_gpu(self) -> bool | None:
+        asked, number = super()._wanted_gpu(), self.getNumGPUs()
+        return asked if number is None else number == 1
+
     def _check(self) -> None:
+        if self.getNumGPUs() is not None and self.isSet(self.use_gpu) and self.getUseGpu() != self._wanted_gpu():
+            raise ConfigError("num_gpus", f"is {self.getNumGPUs()}, but use_gpu is {self.getUseGpu()}; set one of them")
         if self.getTrainMinibatchFn() is not None:
             raise ConfigError(
                 "train_minibatch_fn", "is for TorchEstimator; write the training_step of a LightningModule"

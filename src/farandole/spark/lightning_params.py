@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from farandole.errors import ConfigError
 from farandole.lightning.packages import package_of
-from farandole.refusals import GPUS
 from farandole.spark import checks
 from farandole.spark.params import CheckedParams, param
 
@@ -14,7 +13,7 @@ __all__ = ["LightningParams", "check_package", "check_trainer_args"]
 
 # Arguments of Lightning's Trainer that the estimator gives, and its parameter or the reason.
 _SETTLED: Mapping[str, str] = {
-    "accelerator": "ranks compute on the CPU",
+    "accelerator": "set use_gpu",
     "accumulate_grad_batches": "set backward_passes_per_step",
     "barebones": "epochs must be reported",
     "callbacks": "set callbacks",
@@ -50,7 +49,7 @@ class LightningParams(CheckedParams):
         "log_every_n_steps", "steps between two logged values", checks.at_least("log_every_n_steps", 1)
     )
     profiler = param("profiler", "of Lightning, or its name", lambda value: value)
-    num_gpus = param("num_gpus", "GPUs of a rank; 0", lambda value: _gpus(value))
+    num_gpus = param("num_gpus", "GPUs of a rank: 1 as use_gpu=True, 0 as use_gpu=False", lambda value: _gpus(value))
     data_module = param(
         "data_module",
         "LightningDataModule, a class, made with train_loader and val_loader of the rank's rows",
@@ -179,9 +178,9 @@ def _args(value: object) -> dict[str, Any]:
 
 
 def _gpus(value: object) -> int:
-    if value != 0 or isinstance(value, bool):
-        raise ConfigError("num_gpus", f"must be 0, got {value!r}: {GPUS}")
-    return 0
+    if value not in (0, 1) or not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError("num_gpus", f"must be 0 or 1, got {value!r}: a rank computes on one GPU; start more ranks")
+    return value
 
 
 def _class(value: object) -> Callable[..., Any]:

@@ -102,7 +102,11 @@ class EstimatorParams(ForeignParams, CheckedParams):
         "compress_sparse_cols", "vectors stay sparse on disk and in transit", checks.flag("compress_sparse_cols")
     )
     data_module = param("data_module", "subclass of DataModule, which makes each rank's batches", checks.data_module)
-    use_gpu = param("use_gpu", "False: do not warn of GPUs, on which ranks do not compute yet", checks.flag("use_gpu"))
+    use_gpu = param(
+        "use_gpu",
+        "True: each rank computes on a GPU of its own, or fit fails; False: none does; on GPUs if every rank has one",
+        checks.flag("use_gpu"),
+    )
     shuffle = param("shuffle", "another order of a rank's rows in each epoch", checks.flag("shuffle"))
     random_seed = param("random_seed", "of orders, split and ranks; random", checks.at_least("random_seed", 0))
     store = param("store", "where checkpoints and logs are kept; nowhere", checks.store)

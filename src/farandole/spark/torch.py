@@ -10,7 +10,6 @@ import cloudpickle
 
 from farandole.errors import ConfigError
 from farandole.extras import importing
-from farandole.refusals import GPUS
 
 with importing(__name__):
     import pandas as pd
@@ -77,7 +76,11 @@ def check_device(model: torch.nn.Module) -> None:
     """Raise `ConfigError` for a model that is not on the CPU."""
     elsewhere = {str(each.device) for each in model.parameters() if each.device.type != "cpu"}
     if elsewhere:
-        raise ConfigError("model", f"is on {', '.join(sorted(elsewhere))}, but {GPUS}; move it with .cpu()")
+        raise ConfigError(
+            "model",
+            f"is on {', '.join(sorted(elsewhere))}, which the ranks may not have; move it with .cpu(), and each rank "
+            "moves it to its own GPU",
+        )
 
 
 class TorchEstimator(DataFrameEstimator["TorchModel"]):

@@ -39,10 +39,13 @@ with _importing("farandole.torch"):
         reducescatter_async,
     )
     from farandole.torch.optimizer import DistributedOptimizer
+    from farandole.torch.own_gpu import prefer_own_gpu as _prefer_own_gpu
     from farandole.torch.shared import empty_shared
     from farandole.torch.sparse import sparse_allreduce_async
     from farandole.torch.state import broadcast_optimizer_state, broadcast_parameters
     from farandole.torch.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+
+_prefer_own_gpu()
 
 __all__ = [
     "Adasum",

@@ -15,6 +15,7 @@ import farandole.keras as hvd
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.spark.trainers.keras_callbacks import EpochEnd, EpochValues
+from farandole.spark.trainers.keras_devices import own_device, visible_gpus
 from farandole.spark.trainers.keras_model import Inputs, dump_state, load_model, load_object, load_state, outputs_of
 from farandole.spark.trainers.keras_module import KerasModule, Parts
 from farandole.spark.trainers.report import Record
@@ -49,7 +50,13 @@ class KerasJob:
 
 def train(job: KerasJob) -> bytes | None:
     """Train a `KerasJob` on this rank; see `trainers.run.train`."""
-    return train_with(job.plan, lambda run: KerasTrainer(job, run))
+    with ExitStack() as stack:
+
+        def made(run: Run) -> KerasTrainer:
+            stack.enter_context(own_device(run.gpu))
+            return KerasTrainer(job, run)
+
+        return train_with(job.plan, made, gpus=visible_gpus)
 
 
 class KerasTrainer:

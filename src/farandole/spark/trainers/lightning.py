@@ -28,6 +28,7 @@ from farandole.spark.trainers.module_batches import module_arguments
 from farandole.spark.trainers.report import Meter, Record
 from farandole.spark.trainers.run import Run, RunPlan, sum_over_ranks
 from farandole.spark.trainers.run import train as train_with
+from farandole.spark.trainers.torch_devices import visible_gpus
 from farandole.spark.trainers.torch_tensors import Output, outputs_of
 
 __all__ = ["LightningJob", "LightningTrainer", "train"]
@@ -67,7 +68,7 @@ class LightningJob:
 def train(job: LightningJob) -> bytes | None:
     """Train a `LightningJob` on this rank; see `trainers.run.train`."""
     with ExitStack() as stack:
-        return train_with(job.plan, lambda run: LightningTrainer(job, run, stack))
+        return train_with(job.plan, lambda run: LightningTrainer(job, run, stack), gpus=visible_gpus)
 
 
 class LightningTrainer:
@@ -171,7 +172,8 @@ class LightningTrainer:
         if logger is None:
             logger = False if run.plan.store is None else curves_logger(self.package, run)
         settings = {
-            "accelerator": "cpu",
+            "accelerator": "cpu" if run.gpu is None else "gpu",  # the strategy takes the one at the local rank
+            "devices": 1,
             "strategy": self.strategy,
             "max_epochs": run.plan.epochs,
             "callbacks": [epochs_callback(self.package, self), *job.callbacks],

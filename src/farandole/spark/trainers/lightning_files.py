@@ -10,6 +10,7 @@ import torch
 
 from farandole.errors import ConfigError
 from farandole.spark.store import FilesystemStore
+from farandole.spark.trainers.torch_devices import on_cpu
 
 __all__ = ["BestWeights", "dumped", "loaded", "moved", "upload", "weights_of"]
 
@@ -34,9 +35,11 @@ class BestWeights:
 
 
 def dumped(values: Mapping[str, Any], *, checked: bool = False) -> bytes:
-    """Return a file's content; with `checked` raise `ConfigError` for values that only code could load."""
+    """Return a file's content, for any machine, with GPUs or without.
+
+    With `checked` raise `ConfigError` for values that only code could load."""
     file = io.BytesIO()
-    torch.save(dict(values), file)
+    torch.save(on_cpu(dict(values)), file)
     content = file.getvalue()
     if checked:
         try:

@@ -56,7 +56,7 @@ class InSteps(OverRanks):
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Weigh this rank's rows, so that the average over ranks is the mean over all rows."""
         if not self.rows:
-            closure_loss = torch.zeros((), requires_grad=True)
+            closure_loss = torch.zeros((), device=closure_loss.device, requires_grad=True)
         elif self._weight != 1.0:
             closure_loss = closure_loss * self._weight
         return super().backward(closure_loss, optimizer, *args, **kwargs)

@@ -14,13 +14,12 @@ from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.core.public import init, rank, shutdown, size
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
-from farandole.refusals import GPUS
 from farandole.spark.child import shard
 from farandole.spark.logs import log_to_driver, send
 from farandole.spark.progress import Progress
 from farandole.spark.store import FilesystemStore
 from farandole.spark.trainers.checkpoint import Checkpoint
-from farandole.spark.trainers.gpus import unused_gpus
+from farandole.spark.trainers.gpus import Look, choose_gpu, no_gpus
 from farandole.spark.trainers.report import Curves, Record
 from farandole.spark.trainers.rows import RowsWanted, open_rows
 
@@ -45,7 +44,7 @@ class RunPlan:
     validation_steps: int | None
     start: Checkpoint  # as the driver knows it: the seed, and how many epochs are finished
     verbose: int
-    use_gpu: bool = False
+    use_gpu: bool | None = False  # None: where every rank has one
     files: "ParquetRows | None" = None  # that the ranks read, in place of the rows that they are fed
 
 
@@ -62,16 +61,19 @@ class Trainer(Protocol):
         """Return the weights; with `whole` the optimizer too, with the learning rate that the user set."""
 
 
-def train(plan: RunPlan, make: Callable[["Run"], Trainer], path: Path | None = None) -> bytes | None:
+def train(
+    plan: RunPlan, make: Callable[["Run"], Trainer], path: Path | None = None, *, gpus: Look = no_gpus
+) -> bytes | None:
     """Train until `plan.epochs` epochs are finished, starting after the last one that the store holds.
 
-    `path` is the rank's rows, by default those that its Spark task was fed. Returns the last checkpoint, without the
-    optimizer, on rank 0. Raises `DataError` for rows that no tensor holds, `ConfigError` when rank 0 and the driver see
-    different stores.
+    `path` is the rank's rows, by default those that its Spark task was fed. `gpus` tells which GPUs the framework sees.
+    Returns the last checkpoint, without the optimizer, on rank 0. Raises `DataError` for rows that no tensor holds,
+    `ConfigError` when rank 0 and the driver see different stores, and for GPUs that are wanted and missing.
     """
     init()
     try:
-        run = _opened(plan, path)
+        gpu = choose_gpu(plan.use_gpu, gpus)
+        run = _opened(plan, path, gpu)
         trainer = make(run)
         if run.checkpoint.state is not None:
             trainer.restore(run.checkpoint.state)
@@ -86,16 +88,16 @@ def train(plan: RunPlan, make: Callable[["Run"], Trainer], path: Path | None = N
         shutdown()
 
 
-def _opened(plan: RunPlan, path: Path | None) -> "Run":
+def _opened(plan: RunPlan, path: Path | None, gpu: int | None) -> "Run":
     files = plan.files
     if files is None:
-        return Run(plan, path)
+        return Run(plan, path, gpu)
     # Here, as it reads Parquet, which takes longer to load than all that other ranks need.
     from farandole.spark.trainers.parquet_rows import lay_out
 
     laid_out = lay_out(files, rank=rank(), size=size())  # a failure ends this rank, and the others lose their peer
     try:
-        return Run(plan, Path(f"/proc/self/fd/{laid_out.file.fileno()}"))
+        return Run(plan, Path(f"/proc/self/fd/{laid_out.file.fileno()}"), gpu)
     finally:
         laid_out.close()  # the rows stay mapped
 
@@ -105,8 +107,9 @@ class Run:
 
     trainer: Trainer
 
-    def __init__(self, plan: RunPlan, path: Path | None = None) -> None:
+    def __init__(self, plan: RunPlan, path: Path | None = None, gpu: int | None = None) -> None:
         self.plan, self.rank, self.size = plan, rank(), size()
+        self.gpu = gpu  # its number, on which this rank computes; None: the CPU
         self.checkpoint = _agree_on_start(plan)
         # An attempt may have died between the stop of a callback and its end.
         self.last = self.checkpoint.epoch if self.checkpoint.stopped else plan.epochs
@@ -135,12 +138,6 @@ class Run:
             total = self.rows.train.plan.total + (0 if self.rows.validate is None else self.rows.validate.plan.total)
             log_to_driver(
                 f"warning: column {name!r}: {count} of {total} rows hold NaN; fill them or drop these rows first"
-            )
-        unused = unused_gpus() if self.plan.use_gpu and self.rank == 0 else 0
-        if unused:
-            log_to_driver(
-                f"warning: {unused} GPUs are on the host of rank 0, but {GPUS}: the ranks compute on the CPU; "
-                "use_gpu=False says that this is meant"
             )
         if self.rank == 0 and self.plan.verbose:
             log_to_driver(self._description(features))
@@ -272,7 +269,8 @@ class Run:
         held = 0 if self.rows.validate is None else self.rows.validate.plan.total
         text = (
             f"{self.plan.run_id}: {plan.total} rows train, {held} validate; {self.steps} steps per epoch on "
-            f"{self.size} ranks, on the CPU; features {features}; labels {labels}; seed {self.checkpoint.seed}"
+            f"{self.size} ranks, {'on the CPU' if self.gpu is None else 'each on a GPU'}; features {features}; "
+            f"labels {labels}; seed {self.checkpoint.seed}"
         )
         if self.checkpoint.epoch:
             text += f"; resumed after epoch {self.checkpoint.epoch}"

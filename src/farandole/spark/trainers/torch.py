@@ -15,6 +15,7 @@ from farandole.spark.trainers.report import Meter, Record
 from farandole.spark.trainers.run import Run, RunPlan, sum_over_ranks
 from farandole.spark.trainers.run import train as train_with
 from farandole.spark.trainers.torch_callbacks import Callbacks
+from farandole.spark.trainers.torch_devices import CPU, device_of, on_cpu, to_device, visible_gpus
 from farandole.spark.trainers.torch_losses import Loss, made_loss, mean_loss
 from farandole.spark.trainers.torch_minibatch import MinibatchStep, TrainMinibatch
 from farandole.spark.trainers.torch_module import TorchModule
@@ -52,7 +53,7 @@ class TorchJob:
 
 def train(job: TorchJob) -> bytes | None:
     """Train a `TorchJob` on this rank; see `trainers.run.train`."""
-    return train_with(job.plan, lambda run: TorchTrainer(job, run))
+    return train_with(job.plan, lambda run: TorchTrainer(job, run), gpus=visible_gpus)
 
 
 class TorchTrainer:
@@ -61,7 +62,9 @@ class TorchTrainer:
     def __init__(self, job: TorchJob, run: Run) -> None:
         if job.loss_constructors:
             job = replace(job, losses=made_losses(job.loss_constructors, job.model, run))
-        self.job, self.model, self.judge = job, job.model, Judge(job)
+        device = device_of(run.gpu)
+        to_device((job.model, *job.losses, *job.metrics), device)
+        self.job, self.model, self.judge = job, job.model, Judge(job, device)
         self._module = None if job.data_module is None else TorchModule(job.data_module, run)
         self._unseen = self._module is not None  # the module's first batch goes through the model as a trial
         if self._module is None:
@@ -88,14 +91,14 @@ class TorchTrainer:
         self._take_rates(saved["optimizer"])
 
     def state(self, *, whole: bool) -> bytes:
-        """Return the weights, and the optimizer's state if `whole`."""
+        """Return the weights, and the optimizer's state if `whole`; for any machine, with GPUs or without."""
         saved = {"model": self.model.state_dict()}
         if whole:
             optimizer = self.optimizer.state_dict()
             groups = zip(optimizer["param_groups"], self._base_rates, strict=True)
             saved["optimizer"] = optimizer | {"param_groups": [group | {"lr": rate} for group, rate in groups]}
         file = io.BytesIO()
-        torch.save(saved, file)
+        torch.save(on_cpu(saved), file)
         return file.getvalue()
 
     def train(self, run: Run) -> None:
@@ -188,8 +191,8 @@ class TorchTrainer:
 class Judge:
     """Turns a batch's columns into the model's inputs, and its outputs into a loss and scores."""
 
-    def __init__(self, job: TorchJob) -> None:
-        self.job = job
+    def __init__(self, job: TorchJob, device: torch.device = CPU) -> None:
+        self.job, self.device = job, device
         self.names = ["loss", *score_names(job.metrics, job.label_cols)]
         self.outputs: list[Output] | None = None  # of the last batch
 
@@ -216,13 +219,14 @@ class Judge:
     def inputs(self, batch: ShardBatch) -> list[Tensor]:
         """Return the model's inputs, one per feature column."""
         inputs = self.job.inputs
-        return [inputs.tensor(index, batch.columns[name]) for index, name in enumerate(inputs.columns)]
+        tensors = (inputs.tensor(index, batch.columns[name]) for index, name in enumerate(inputs.columns))
+        return [each.to(self.device) for each in tensors]
 
     def labels(self, batch: ShardBatch) -> list[Tensor]:
         """Return the labels, before any output is known."""
         shapes = self.job.label_shapes or (None,) * len(self.job.label_cols)
         return [
-            label_tensor(batch.columns[name], self.job.inputs.dtype, shape)
+            label_tensor(batch.columns[name], self.job.inputs.dtype, shape).to(self.device)
             for name, shape in zip(self.job.label_cols, shapes, strict=True)
         ]
 
@@ -235,13 +239,13 @@ class Judge:
     def weights(self, batch: ShardBatch) -> Tensor | None:
         """Return the weights of rows; None if all count the same."""
         column = self.job.weight_col
-        return None if column is None else torch.from_numpy(batch.columns[column])
+        return None if column is None else torch.from_numpy(batch.columns[column]).to(self.device)
 
     def pairs(self, batch: ShardBatch, outputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return each output with its label, as the loss takes them."""
         shapes = self.job.label_shapes or (None,) * len(outputs)
         return [
-            (output, fit_label(batch.columns[name], output, self.job.inputs.dtype, shape))
+            (output, fit_label(batch.columns[name], output, self.job.inputs.dtype, shape).to(self.device))
             for name, output, shape in zip(self.job.label_cols, outputs, shapes, strict=True)
         ]
 

@@ -67,7 +67,7 @@ class TorchModule:
             raise ConfigError(
                 "data_module", f"gives batches without {', '.join(missing)}; they have {', '.join(given)}"
             )
-        columns = {name: torch.as_tensor(given[name]).detach().numpy() for name in wanted}
+        columns = {name: torch.as_tensor(given[name]).detach().cpu().numpy() for name in wanted}
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) != 1:
             raise ConfigError("data_module", f"gives a batch whose columns have these numbers of rows: {lengths}")

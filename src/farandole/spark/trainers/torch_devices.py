@@ -1,0 +1,39 @@
+"""The device of a rank that trains with PyTorch."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+__all__ = ["CPU", "device_of", "on_cpu", "to_device", "visible_gpus"]
+
+CPU: Final = torch.device("cpu")
+
+
+def visible_gpus() -> tuple[int, str]:
+    """Be the `Look` of PyTorch."""
+    if torch.version.cuda is None:
+        return 0, "PyTorch is built without CUDA"
+    count = torch.cuda.device_count()
+    return count, f"PyTorch sees {count} {'GPU' if count == 1 else 'GPUs'}"
+
+
+def device_of(gpu: int | None) -> torch.device:
+    """Return the device with this number, made the current one: None stands for the CPU."""
+    if gpu is None:
+        return CPU
+    torch.cuda.set_device(gpu)
+    return torch.device("cuda", gpu)
+
+
+def to_device(objects: Iterable[object], device: torch.device) -> None:
+    """Move those of the objects that are modules: the model, and losses and metrics that have tensors."""
+    for each in objects:
+        if isinstance(each, torch.nn.Module):
+            each.to(device)
+
+
+def on_cpu(state: Any) -> Any:
+    """Return a state with its tensors in the memory of the CPU, those that are there as they are."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), state)
