@@ -79,6 +79,15 @@ def check_local_variables(rank: int, size: int) -> None:
         np.testing.assert_array_equal(both[0], both[1])
 
 
+def check_slices_of_local_variables(rank: int, size: int) -> None:
+    for kind in KINDS.values():
+        variable, optimizer = tf.Variable([[1.0], [1.0]]), hvd.DistributedOptimizer(kind.SGD(1.0))
+        optimizer.register_local_var(variable)
+        slices = tf.IndexedSlices(tf.constant([[2.0]]), tf.constant([rank]), tf.constant([2, 1]))
+        optimizer.apply_gradients([(slices, variable)])
+        np.testing.assert_array_equal(variable.numpy(), [[0.0], [1.0]] if rank == 0 else [[1.0], [0.0]])
+
+
 def check_a_loss_scaler_skips_on_all_ranks(rank: int, size: int) -> None:
     scaler = keras.mixed_precision.LossScaleOptimizer
     for kind in KINDS.values():

@@ -26,6 +26,9 @@ class Backend(Protocol):
         Without `groups` the backend chooses them. Blocks unless it only traces.
         """
 
+    def divide(self, gradient: Tensor, number: int) -> Tensor:
+        """Return a gradient, dense or sparse, divided by a number."""
+
     def allreduce(self, tensor: Tensor, name: str | None, options: Options) -> Tensor:
         """Return the tensor, reduced over all ranks."""
 

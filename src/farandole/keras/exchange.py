@@ -87,7 +87,7 @@ class Exchange:
             if key not in self.local:
                 sent[key] = place
             elif self._scale_local:
-                reduced[place] = gradient / self.size
+                reduced[place] = backend().divide(gradient, self.size)
         if sent:
             outputs = backend().reduce_each(
                 [gradients[place] for place in sent.values()], self._places(list(sent)), self._named(), self.options

@@ -8,7 +8,7 @@ import keras
 import farandole.jax as hvd
 from farandole.keras.backend import Options
 
-__all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
+__all__ = ["allgather", "allreduce", "broadcast", "divide", "is_tensor", "reduce_each", "reducescatter"]
 
 
 def is_tensor(value: object) -> bool:
@@ -31,6 +31,11 @@ def reduce_each(
         postscale_factor=options.reduction.postscale,
         process_set=options.process_set,
     )
+
+
+def divide(gradient: jax.Array, number: int) -> jax.Array:
+    """See `Backend`."""
+    return gradient / number
 
 
 def allreduce(tensor: jax.Array | keras.Variable, name: str | None, options: Options) -> jax.Array:

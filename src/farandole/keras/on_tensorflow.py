@@ -9,7 +9,7 @@ import tensorflow as tf
 from farandole.keras.backend import Options, Tensor
 from farandole.tensorflow import ops as hvd
 
-__all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
+__all__ = ["allgather", "allreduce", "broadcast", "divide", "is_tensor", "reduce_each", "reducescatter"]
 
 
 def is_tensor(value: object) -> bool:
@@ -42,6 +42,13 @@ def reduce_each(
                 for place, output in zip(places, outputs, strict=True):
                     reduced[place] = output
     return reduced
+
+
+def divide(gradient: Tensor, number: int) -> Tensor:
+    """See `Backend`; slices stay slices."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / number, gradient.indices, gradient.dense_shape)
+    return gradient / number
 
 
 def allreduce(tensor: Tensor, name: str | None, options: Options) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import farandole.torch as hvd
 from farandole.keras.backend import Options, compress_each
 
-__all__ = ["allgather", "allreduce", "broadcast", "is_tensor", "reduce_each", "reducescatter"]
+__all__ = ["allgather", "allreduce", "broadcast", "divide", "is_tensor", "reduce_each", "reducescatter"]
 
 
 def is_tensor(value: object) -> bool:
@@ -40,6 +40,11 @@ def reduce_each(
         for place, output in zip(group, handle.wait(), strict=True):
             reduced[place] = options.compression.decompress(output, contexts[place])
     return reduced
+
+
+def divide(gradient: torch.Tensor, number: int) -> torch.Tensor:
+    """See `Backend`."""
+    return gradient / number
 
 
 def allreduce(tensor: torch.Tensor, name: str | None, options: Options) -> torch.Tensor:
