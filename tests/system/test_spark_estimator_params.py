@@ -201,23 +201,6 @@ def test_rows_of_a_store_reach_the_ranks_without_spark(
         estimator.fit_on_parquet({estimator.run_id: "ragged"}, dataset_idx=3)
 
 
-def test_the_same_files_without_spark_give_the_same_weights(spark: SparkSession, tmp_path: Path) -> None:
-    store = Store.create(f"file://{tmp_path}/store")
-    data = spark.createDataFrame([([n / 24, 1 - n / 24], 2.0 * n, n % 4 == 0) for n in range(24)], ["x", "y", "held"])
-    data.coalesce(1).write.parquet(store.get_train_data_path())
-    model = nn.Linear(2, 1)
-    estimator = TorchEstimator(
-        num_proc=2, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), loss=nn.functional.mse_loss,
-        feature_cols=["x"], label_cols=["y"], batch_size=3, verbose=0, random_seed=1, epochs=2, validation="held",
-    )  # fmt: skip
-    with_spark = estimator.fit_on_parquet({estimator.store: store, estimator.run_id: "stored"})
-    without = estimator.fit(store.get_train_data_path())
-    for one, other in zip(with_spark.getModel().parameters(), without.getModel().parameters(), strict=True):
-        assert torch.equal(one, other)
-    for name in ("loss", "val_loss", "steps"):
-        assert [each[name] for each in with_spark.history] == [each[name] for each in without.history]
-
-
 def two_heads(folder: Path) -> nn.Module:
     note = noting(folder)
 

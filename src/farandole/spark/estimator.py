@@ -1,6 +1,7 @@
 """Fits a model to a DataFrame on the ranks of one Spark barrier stage; what all frameworks' estimators share."""
 
 import logging
+import os
 import secrets
 import time
 from abc import abstractmethod
@@ -103,7 +104,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         self._check()
         feed = self._feed(stored.schema(needed), validation if isinstance(validation, str) else None)
         plan, saved = self._settle(replace(feed, validation_col=stored.validation_name(feed)), validation)
-        return self._finished(replace(plan, files=stored.planned(feed)), saved, spark, None)
+        rows = replace(plan.rows, by_content=stored.by_content)
+        return self._finished(replace(plan, rows=rows, files=stored.planned(feed)), saved, spark, None)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]) -> Iterator[tuple[int, M]]:
         """Return an iterator over the index and the model of each map of parameters, as pyspark.ml has it.
@@ -141,7 +143,10 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         self._tasks(spark=False)
         store = self.getStore()
         with as_files(dataset) as url:
-            return self._fit_files(StoredRows(url, None, {} if store is None else store.storage_options), None)
+            options = {} if store is None else store.storage_options
+            # Rows in memory are a Spark DataFrame's, files are what they are in a store.
+            is_path = isinstance(dataset, (str, os.PathLike))
+            return self._fit_files(StoredRows(url, None, options, by_content=not is_path), None)
 
     def _finished(
         self,
@@ -211,6 +216,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             shuffle=self.getShuffle(),
             transformation=self._transformation(feed),
             keep=self.getInMemoryCacheAll(),
+            by_content=True,
         )
         plan = RunPlan(
             run_id=run_id,

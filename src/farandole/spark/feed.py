@@ -40,17 +40,17 @@ class Feed:
     as_they_are: frozenset[str] = frozenset()  # columns that are fed in their own types
 
     def frame(self, rows: DataFrame, num_proc: int) -> DataFrame:
-        """Return the rows as the ranks get them, evenly over `num_proc` partitions.
+        """Return the rows as the ranks get them, in `num_proc` partitions.
 
-        Each row carries a hash of its content, by which ranks put their rows in an order that does not depend on the
-        order in which Spark delivers them.
-        """
+        Each row carries a hash of its content, which alone says in which partition it is, and by which ranks put their
+        rows in an order: neither depends on where and in what order Spark has them. Partitions are about even; ranks
+        even out the rest."""
         columns = [self._fed(name).alias(fed_as(place)) for place, name in enumerate(self.columns)]
         # As numbers where that is possible: compressed vectors have the hash, and so the order, of dense ones.
         extra = [F.xxhash64(*[_hashable(self.schema, name) for name in self.columns]).alias(HASH)]
         if self.validation_col is not None:
             extra.append((_quoted(self.validation_col).cast("int") != 0).cast("tinyint").alias(VALIDATES))
-        return rows.select(*columns, *extra).repartition(num_proc)
+        return rows.select(*columns, *extra).repartition(num_proc, HASH)
 
     def _fed(self, name: str) -> Column:
         return _quoted(name) if name in self.as_they_are else as_numbers(self.schema, name)

@@ -24,10 +24,13 @@ _HELD = "intermediate_val_data"
 class StoredRows:
     """The rows of Parquet files under the URL `train`, and of those under `held`, which validate if there are any.
 
-    Raises `SourceError` for files that cannot be read."""
+    With `by_content` a rank gets the rows that it would have of a DataFrame, and otherwise row groups that follow each
+    other. Raises `SourceError` for files that cannot be read."""
 
-    def __init__(self, train: str, held: str | None, options: Mapping[str, object]) -> None:
-        self._train, self._held, self._options = train, held, options
+    def __init__(
+        self, train: str, held: str | None, options: Mapping[str, object], *, by_content: bool = False
+    ) -> None:
+        self._train, self._held, self._options, self.by_content = train, held, options, by_content
         self._source = ParquetSource(train, options)
         self._schema: pa.Schema = self._source.schema
 
@@ -66,6 +69,7 @@ class StoredRows:
             columns=feed.columns,
             as_they_are=feed.as_they_are,
             validation_col=feed.validation_col,
+            by_content=self.by_content,
         )
 
     def validation_name(self, feed: Feed) -> str | None:

@@ -269,6 +269,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
             batch_size=self.getBatchSize(),
             val_batch_size=self.getBatchSize(),
             shuffle=True,
+            by_content=True,
         )
         job = ModelFnJob(
             model_fn=DumpedModel.of(self.getModelFn()) if _is_model(self.getModelFn()) else self.getModelFn(),

@@ -19,7 +19,7 @@ from farandole.errors import DataError, SourceError
 from farandole.spark.disks import local_directory
 from farandole.spark.spill import Spill, spill
 from farandole.spark.trainers.arrow_columns import filled_up, vector_widths
-from farandole.spark.trainers.row_hash import hash_rows
+from farandole.spark.trainers.row_hash import hash_rows, partition_of
 from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
 
 __all__ = ["ParquetFolder", "ParquetRows", "lay_out"]
@@ -65,13 +65,14 @@ class ParquetRows:
     columns: tuple[str, ...]
     as_they_are: frozenset[str]  # columns that keep their types
     validation_col: str | None
+    by_content: bool = False  # a rank gets the rows whose hash says so; each rank reads all files
 
 
 def lay_out(rows: ParquetRows, *, rank: int, size: int) -> Spill:
     """Read this rank's share of the rows, row group by row group, into a file without a name.
 
-    Shares differ by a row at most. Ranks read a row group together when there are fewer of them than ranks. Raises
-    `SourceError` for files, `DataError` for a column."""
+    Unless they go by content, shares differ by a row at most. Ranks read a row group together when there are fewer of
+    them than ranks. Raises `SourceError` for files, `DataError` for a column."""
     train = rows.train.open(rows.storage_options)
     parts: list[tuple[Source, bool | None]] = [(train, None if rows.held is None else False)]
     if rows.held is not None:
@@ -79,9 +80,13 @@ def lay_out(rows: ParquetRows, *, rank: int, size: int) -> Spill:
 
     def batches() -> Iterator[pa.RecordBatch]:
         for source, validates in parts:
-            for table in _share(source, _names(rows, validates), rank, size):
+            share = (0, 1) if rows.by_content else (rank, size)
+            for table in _share(source, _names(rows, validates), *share):
                 for piece in _pieces(rows, table):
-                    yield from _fed(rows, piece, validates).to_batches()
+                    made = _fed(rows, piece, validates)
+                    if rows.by_content:
+                        made = made.filter(pa.array(partition_of(made[HASH].to_numpy(), size) == rank))
+                    yield from made.to_batches()
 
     names = _names(rows, parts[0][1])
     empty = train.schema.empty_table().select(names)

@@ -1,59 +1,126 @@
-"""Hash of each row's content, by which a rank puts the rows of files in an order of their own."""
+"""Hash of each row's content, by which rows are shared out and put in an order: that of Spark's `xxhash64`."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["hash_rows"]
+__all__ = ["hash_rows", "partition_of"]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_NULL = np.uint64(0x5851F42D4C957F2D)
+_SEED = 42
+_P1, _P2, _P3, _P4, _P5 = (
+    np.uint64(each)
+    for each in (
+        *(0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9),
+        *(0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5),
+    )
+)
 
 
 def hash_rows(columns: Sequence[pa.Array]) -> NDArray[np.int64]:
-    """Return a hash of each row over all columns; rows of equal values have equal hashes, on every machine."""
-    total = np.zeros(len(columns[0]), np.uint64)
+    """Return a hash of each row over all columns; rows of equal values have equal hashes, on every machine.
+
+    Where all columns are numbers, booleans, or arrays and structs of these, it is Spark's `xxhash64(*columns)`."""
+    total = np.full(len(columns[0]), _SEED, np.uint64)
     for column in columns:
-        total = _mixed(total + _GOLDEN) ^ _hashed(column)
-    return _mixed(total).view(np.int64)
+        total = _folded(column, total)
+    return total.view(np.int64)
 
 
-def _hashed(column: pa.Array) -> NDArray[np.uint64]:
+def partition_of(hashes: NDArray[np.int64], partitions: int) -> NDArray[np.int64]:
+    """Return the partition of each row after Spark's `repartition(partitions, hash)`: its Murmur3 hash, modulo."""
+    state = np.full(len(hashes), _SEED, np.uint32)
+    for half in (hashes, hashes >> 32):
+        word = (half & 0xFFFFFFFF).astype(np.uint32) * np.uint32(0xCC9E2D51)
+        state ^= _turned(word, 15) * np.uint32(0x1B873593)
+        state = _turned(state, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    state ^= np.uint32(8)  # bytes
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        state = (state ^ (state >> np.uint32(shift))) * np.uint32(factor)
+    state ^= state >> np.uint32(16)
+    return state.view(np.int32).astype(np.int64) % partitions
+
+
+def _folded(column: pa.Array, seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the hash of each row's cell, begun with the hash of the cells before it; a null leaves that as it is."""
     kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        column = column.cast(pa.list_(kind.value_type))
+        kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        found = _of_lists(column)
-    elif pa.types.is_integer(kind):
-        found = _mixed(np.asarray(column.fill_null(0)).astype(np.int64).view(np.uint64))
-    elif pa.types.is_floating(kind):
-        # Adding 0.0 makes -0.0 equal to 0.0.
-        found = _mixed((np.asarray(column.fill_null(0.0)).astype(np.float64) + 0.0).view(np.uint64))
-    elif pa.types.is_struct(kind):
-        found = hash_rows(column.flatten()).view(np.uint64)
+        return _of_lists(column, seeds)
+    if pa.types.is_struct(kind):
+        found = seeds
+        for field in column.flatten():
+            found = _folded(field, found)
+    elif _is_number(kind):
+        found = _of_numbers(_numbers(column), seeds)
     else:
         cells = np.array([repr(cell) for cell in column.to_pylist()], object)
-        found = pd.util.hash_array(cells, categorize=False)
-    if column.null_count:
-        found = np.where(np.asarray(column.is_null()), _NULL, found)
+        found = _of_numbers(pd.util.hash_array(cells, categorize=False).view(np.int64), seeds)
+    return np.where(np.asarray(column.is_null()), seeds, found) if column.null_count else found
+
+
+def _of_lists(column: pa.Array, seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Go through the lists place by place; a null has no place."""
+    lengths = np.where(np.asarray(column.is_null()), 0, np.diff(np.asarray(column.offsets)))
+    starts = np.asarray(column.offsets)[:-1].astype(np.int64)
+    values, valid = column.values, None
+    plain = _numbers(values) if _is_number(values.type) else None
+    if plain is not None and values.null_count:
+        valid = np.asarray(values.is_valid())
+    found = seeds.copy()
+    for place in range(int(lengths.max(initial=0))):
+        rows = np.flatnonzero(lengths > place)
+        items = starts[rows] + place
+        if plain is None:
+            found[rows] = _folded(values.take(pa.array(items)), found[rows])
+            continue
+        hashed = _of_numbers(plain[items], found[rows])
+        found[rows] = hashed if valid is None else np.where(valid[items], hashed, found[rows])
     return found
 
 
-def _of_lists(column: pa.Array) -> NDArray[np.uint64]:
-    """Add up the hashes of a list's items, each mixed with its place in the list."""
-    lengths = np.diff(np.asarray(column.offsets)).astype(np.int64)
-    ends = np.cumsum(lengths)
-    starts = np.concatenate([[0], ends])
-    items = _hashed(column.values.slice(column.offsets[0].as_py(), int(starts[-1])))
-    place = (np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)).astype(np.uint64)
-    # Wraps around, and so do the differences.
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mixed(items + place * _GOLDEN), dtype=np.uint64)])
-    return _mixed(sums[starts[1:]] - sums[starts[:-1]] + lengths.astype(np.uint64))
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return bits of which each depends on all given ones: the finalizer of SplitMix64."""
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+def _numbers(column: pa.Array) -> NDArray[Any]:
+    """Return the numbers of a column in the type that Spark would have them; nulls are 0."""
+    kind = column.type
+    if pa.types.is_boolean(kind) or kind in (pa.uint8(), pa.int8(), pa.int16(), pa.uint16()):
+        column = column.cast(pa.int32())
+    elif pa.types.is_unsigned_integer(kind):
+        return np.asarray(column.fill_null(0)).astype(np.int64)
+    elif pa.types.is_float16(kind):
+        column = column.cast(pa.float32())
+    return np.asarray(column.fill_null(0))
+
+
+def _of_numbers(numbers: NDArray[Any], seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    if numbers.dtype.kind == "f":
+        numbers = numbers + numbers.dtype.type(0)  # -0.0 becomes 0.0
+        numbers[np.isnan(numbers)] = np.nan  # one of the many
+    if numbers.dtype.itemsize == 4:
+        bits = np.ascontiguousarray(numbers).view(np.uint32).astype(np.uint64)
+        found = (seeds + _P5 + np.uint64(4)) ^ (bits * _P1)
+        found = _turned(found, 23) * _P2 + _P3
+    else:
+        bits = np.ascontiguousarray(numbers).view(np.uint64)
+        found = (seeds + _P5 + np.uint64(8)) ^ (_turned(bits * _P2, 31) * _P1)
+        found = _turned(found, 27) * _P1 + _P4
+    found = (found ^ (found >> np.uint64(33))) * _P2
+    found = (found ^ (found >> np.uint64(29))) * _P3
+    hashed: NDArray[np.uint64] = found ^ (found >> np.uint64(32))
+    return hashed
+
+
+def _turned(words: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Return unsigned integers with their bits turned to the left."""
+    kind = words.dtype.type
+    size = words.dtype.itemsize * 8
+    turned: NDArray[Any] = (words << kind(bits)) | (words >> kind(size - bits))
+    return turned

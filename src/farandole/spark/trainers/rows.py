@@ -20,6 +20,7 @@ from farandole.data import (
 from farandole.data.fields import is_vector
 from farandole.errors import DataError
 from farandole.spark.trainers.arrow_columns import AnyColumn, HeldColumn, VectorColumn
+from farandole.spark.trainers.moved_rows import even_out
 from farandole.spark.trainers.transformation import RowTransform, Transformation, TransformedLoader, first_row_of_all
 
 # Names of columns in the feed. The user's own names may hold dots, which Spark reads as fields of structs.
@@ -46,6 +47,7 @@ class RowsWanted:
     shuffle: bool
     transformation: Transformation | None = None  # makes `columns` of those that are fed
     keep: bool = False  # hold the columns in memory, as batches have them
+    by_content: bool = False  # ranks have the rows whose hash says so, and hand some on until all have equally many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,19 +68,24 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
     """
     shard = ArrowShard(path)
     fed = {} if wanted.transformation else {name: fed_as(place) for place, name in enumerate(wanted.columns)}
-    columns, kinds = _agree_on_columns(shard, fed, wanted.validation_col, gather)
+    widths, kinds = _agree_on_widths(shard, fed, wanted.validation_col, gather)
+    columns = _columns(shard, fed, widths)
+    holding = [_rows_with_nan(column, shard.rows) for column in columns.values()]
+    mine = np.arange(shard.rows)
+    if wanted.by_content:
+        mine = even_out(path, _hashes(shard), rank=rank, gather=gather)
+        shard = ArrowShard(path)
+        columns = _columns(shard, fed, widths)
 
-    everything = np.arange(shard.rows)
-    hashes = shard.column(HASH, None).take(everything).astype(np.int64, copy=False)
+    hashes = _hashes(shard)
     # By content, not by arrival: Spark may deliver the same rows in another order when it evaluates them again.
-    order = np.argsort(hashes, kind="stable")
+    order = mine[np.argsort(hashes[mine], kind="stable")]
     if wanted.validation_col is not None:
-        validates = shard.column(VALIDATES, None).take(everything) != 0
+        validates = shard.column(VALIDATES, None).take(np.arange(shard.rows)) != 0
     else:
         validates = validation_mask(hashes, fraction=wanted.validation or 0.0, seed=seed)
     parts = order[~validates[order]], order[validates[order]]
 
-    holding = [_rows_with_nan(column, shard.rows) for column in columns.values()]
     counts = gather([*(len(part) for part in parts), *holding])
     train_rows, val_rows = (tuple(count[part] for count in counts) for part in (0, 1))
     nans = {name: sum(count[place] for count in counts) for place, name in enumerate(columns, len(parts))}
@@ -89,7 +96,7 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
         transform = _transform(shard, wanted, order, seed=seed, rank=rank, gather=gather)
         columns, kinds = dict(transform.raw), transform.kinds()
     if wanted.keep:
-        columns, transform = _held(columns, transform, order), None
+        columns, transform = _held(columns, transform, order, shard.rows), None
 
     def loader(part: int, rows: tuple[int, ...], batch_size: int, order_seed: int | None) -> ShardLoader:
         plan = LocalPlan(rows=rows, batch_size=batch_size)
@@ -106,34 +113,42 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
     )
 
 
-def _agree_on_columns(
-    shard: ArrowShard, fed: Mapping[str, str], validation_col: str | None, gather: Gather
-) -> tuple[dict[str, RowColumn], dict[str, str]]:
-    """Return the columns of numbers, and the type of each, as all ranks have them; `fed` has their names in the file.
+def _hashes(shard: ArrowShard) -> NDArray[np.int64]:
+    hashes: NDArray[np.int64] = shard.column(HASH, None).take(np.arange(shard.rows)).astype(np.int64, copy=False)
+    return hashes
 
-    Looks at the validation column, too."""
-    vectors = {
-        name: VectorColumn.of(name, shard.chunked(there))
-        for name, there in fed.items()
-        if is_vector(shard.chunked(there).type)
-    }
-    mine = [
-        vectors[name].facts() if name in vectors else replace(shard.facts(there), name=name)
-        for name, there in fed.items()
-    ]
+
+def _agree_on_widths(
+    shard: ArrowShard, fed: Mapping[str, str], validation_col: str | None, gather: Gather
+) -> tuple[dict[str, int | None], dict[str, str]]:
+    """Return the lengths of the columns' arrays, and the type of each, as all ranks have them.
+
+    `fed` has the columns' names in the file. Looks at the validation column, too."""
+    mine = []
+    for name, there in fed.items():
+        vectors = is_vector(shard.chunked(there).type)
+        facts = VectorColumn.of(name, shard.chunked(there)).facts() if vectors else shard.facts(there)
+        mine.append(replace(facts, name=name))
     if validation_col is not None:
         mine.append(replace(shard.facts(VALIDATES), name=validation_col))
-    columns: dict[str, RowColumn] = {}
-    kinds = {}
-    for facts in zip(*gather(mine), strict=True):
-        name, dtype, width = facts[0].name, facts[0].dtype, agree_on_column(facts)
-        if name in vectors:
-            assert width is not None, "vectors have one"
-            columns[name] = vectors[name].of_width(width)
-        elif name in fed:
-            columns[name] = shard.column(fed[name], width)
+    widths, kinds = {}, {}
+    for facts_of_all in zip(*gather(mine), strict=True):
+        name, dtype, width = facts_of_all[0].name, facts_of_all[0].dtype, agree_on_column(facts_of_all)
+        widths[name] = width
         kinds[name] = dtype if width is None else f"{dtype}[{width}]"
-    return columns, kinds
+    return widths, kinds
+
+
+def _columns(shard: ArrowShard, fed: Mapping[str, str], widths: Mapping[str, int | None]) -> dict[str, RowColumn]:
+    columns: dict[str, RowColumn] = {}
+    for name, there in fed.items():
+        width = widths[name]
+        if is_vector(shard.chunked(there).type):
+            assert width is not None, "vectors have one"
+            columns[name] = VectorColumn.of(name, shard.chunked(there)).of_width(width)
+        else:
+            columns[name] = shard.column(there, width)
+    return columns
 
 
 def _transform(
@@ -151,12 +166,12 @@ def _transform(
 
 
 def _held(
-    columns: Mapping[str, RowColumn], transform: RowTransform | None, order: NDArray[np.int64]
+    columns: Mapping[str, RowColumn], transform: RowTransform | None, order: NDArray[np.int64], rows: int
 ) -> dict[str, RowColumn]:
-    """Return columns in memory; vectors stay compressed in the file."""
+    """Return columns in memory, of all `rows` rows of the file; vectors stay compressed in it."""
     if transform is not None:
-        return {name: HeldColumn(values) for name, values in transform.kept(order).items()}
-    everything = np.arange(len(order))
+        return {name: HeldColumn(values) for name, values in transform.kept(order, rows).items()}
+    everything = np.arange(rows)
     return {
         name: column if isinstance(column, VectorColumn) else HeldColumn(column.take(everything))
         for name, column in columns.items()

@@ -82,9 +82,9 @@ class RowTransform:
             columns[name] = values.astype(dtype, copy=False)
         return columns
 
-    def kept(self, order: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return the wanted columns of all rows; the function sees them in `order`."""
-        columns = {name: np.empty((len(order), *shape), dtype) for name, (dtype, shape) in self.facts.items()}
+    def kept(self, order: NDArray[np.int64], count: int) -> dict[str, NDArray[Any]]:
+        """Return the wanted columns of `count` rows; the function sees those in `order`, and others stay empty."""
+        columns = {name: np.empty((count, *shape), dtype) for name, (dtype, shape) in self.facts.items()}
         for first in range(0, len(order), _AT_ONCE):
             rows = order[first : first + _AT_ONCE]
             for name, values in self(rows, (0, first, 1)).items():
