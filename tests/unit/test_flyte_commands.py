@@ -94,7 +94,7 @@ def test_horovod_job_runs_in_the_workers_pods(tmp_path: Path) -> None:
     words[words.index("eth0")] = "lo"  # this machine need not have it
     done = in_pod(operator, "farandole.compat.horovodrun", words[1:])
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"[{rank}] {rank} 4 None True" for rank in range(4)]
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank} 4 None True" for rank in range(4)]
     assert sorted(operator.log.read_text().split()) == ["job-worker-0", "job-worker-1"]
 
 
