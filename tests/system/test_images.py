@@ -13,6 +13,7 @@ from images import Image, build, problem
 from helpers.flyte import IGNORED_FOLDERS, loop
 from helpers.flyte_pods import Attempt
 from helpers.installed import require
+from helpers.kubernetes_api import Cluster, Pod, serve
 from helpers.mpi_operator import TrainingOperator
 
 require("flytekitplugins")
@@ -133,16 +134,45 @@ def test_the_command_of_a_flyte_task_runs_in_the_image(train: Image, tmp_path: P
     assert attempt.outcome() == ({"o0": [10, 4]}, "", False), said
 
 
-def test_the_driver_of_a_flyte_task_runs_in_sparks_image(tmp_path: Path, program: Any) -> None:
-    """As Spark's operator starts it, but for the master: here it runs the tasks itself."""
+def test_a_flyte_task_of_spark_runs_in_a_driver_and_executors(tmp_path: Path, program: Any) -> None:
+    """Spark's operator starts the driver; that asks Kubernetes for two executors, each of which runs a rank."""
     image, folder = build("spark"), shared(tmp_path)
-    attempt = Attempt(folder)
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "spark.properties").write_text("spark.master=local[2]\nspark.driver.host=127.0.0.1\n")
-    words = [*image.entrypoint, "driver", "--properties-file", "/opt/spark/conf/spark.properties"]
-    words += ["--class", "org.apache.spark.deploy.PythonRunner", "local:///opt/venv/bin/entrypoint.py"]
-    words += attempt.command(program.spark, {})
-    env = {"SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1", "FLYTE_INTERNAL_EXECUTION_ID": "e1"}
-    mounts = {"/opt/spark/work-dir/program.py": str(tmp_path / "program.py"), "/opt/spark/conf": str(tmp_path / "conf")}
-    said = run(image.words(tmp_path / "container", words, env=env, mounts=mounts, shared=[folder]))
+    attempt, modules = Attempt(folder), {"/opt/spark/work-dir/program.py": str(tmp_path / "program.py")}
+
+    def start(pod: Pod) -> "subprocess.Popen[str]":
+        assert pod.image == "registry/spark:1"
+        mounts = dict(modules)
+        for number, (target, files) in enumerate(pod.mounts.items()):
+            mounts[target] = str(tmp_path / f"{pod.name}-{number}")
+            Path(mounts[target]).mkdir()
+            for name, content in files.items():
+                Path(mounts[target], name).write_text(content)
+        local = pod.env["SPARK_LOCAL_DIRS"]
+        words = image.words(
+            tmp_path / pod.name, [*image.entrypoint, *pod.words], env=pod.env, mounts=mounts,
+            set_up=f'mkdir -p "$1/root{local}"\nchmod 777 "$1/root{local}"',
+        )  # fmt: skip
+        with (tmp_path / f"{pod.name}.log").open("w") as log:
+            return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, text=True)
+
+    cluster = Cluster(start)
+    with serve(cluster) as url:
+        (tmp_path / "conf").mkdir()
+        settings = {
+            "spark.master": f"k8s://{url}", "spark.driver.host": "127.0.0.1", "spark.executor.instances": "2",
+            "spark.executor.cores": "1", "spark.executor.memory": "512m",
+            "spark.kubernetes.container.image": "registry/spark:1", "spark.kubernetes.namespace": "sales",
+            "spark.kubernetes.executor.enableApiWatcher": "false",
+            "spark.kubernetes.executor.apiPollingInterval": "1s",
+        }  # fmt: skip
+        lines = [f"{name}={value}\n" for name, value in settings.items()]
+        (tmp_path / "conf" / "spark.properties").write_text("".join(lines))
+        words = [*image.entrypoint, "driver", "--properties-file", "/opt/spark/conf/spark.properties"]
+        words += ["--class", "org.apache.spark.deploy.PythonRunner", "local:///opt/venv/bin/entrypoint.py"]
+        words += attempt.command(program.spark, {})
+        env = {"SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1", "FLYTE_INTERNAL_EXECUTION_ID": "e1"}
+        mounts = {**modules, "/opt/spark/conf": str(tmp_path / "conf")}
+        said = run(image.words(tmp_path / "driver", words, env=env, mounts=mounts, shared=[folder]))
     assert attempt.outcome() == ({"o0": [3, 2]}, "", False), said
+    logs = [(tmp_path / f"{name}.log").read_text() for name in cluster.pods]
+    assert len(logs) == 2 and all("Finished task" in each for each in logs), logs
