@@ -177,6 +177,20 @@ def check_copies(rank: int, size: int) -> None:
                 _assert_refused(TypeError, "load_model", lambda call=call, wrapped=wrapped: call(wrapped))
 
 
+class Plain(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
+    """An optimizer that leaves out what Keras does with gradients."""
+
+    def apply_gradients(self, grads_and_vars: Any, **options: Any) -> None:
+        for gradient, variable in grads_and_vars:
+            variable.assign_sub(gradient)
+
+
+def check_an_optimizer_that_reduces_nothing(rank: int, size: int) -> None:
+    step = hvd.DistributedOptimizer(Plain()).apply_gradients
+    pairs = [(tf.constant([1.0]), tf.Variable([1.0]))]
+    _assert_refused(RuntimeError, "were not reduced", lambda: step(pairs))
+
+
 def check_what_is_refused(rank: int, size: int) -> None:
     for kind in KINDS.values():
         scaled = keras.mixed_precision.LossScaleOptimizer(kind.SGD(0.1))

@@ -41,6 +41,8 @@ class _Front(Front):
 class _Distributed(_Front):
     """Reduces gradients before they are clipped and applied; those of several passes when they are complete."""
 
+    _has_joined = False  # in this call of apply_gradients; of the class, like the exchange
+
     @as_written
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Tensor | None, Any]], name: str | None = None, **options: Any
@@ -51,9 +53,19 @@ class _Distributed(_Front):
         iterations."""
         reduced = options.get("skip_gradients_aggregation") or not options.get("experimental_aggregate_gradients", True)
         apply = super().apply_gradients  # type: ignore[misc]  # of the class behind
-        if reduced or self._aggregation.passes == 1:
+        if reduced:
             return apply(grads_and_vars, name=name, **options)
-        gradients, variables = zip(*grads_and_vars, strict=True)
+        pairs = list(grads_and_vars)
+        if self._aggregation.passes == 1:
+            type(self)._has_joined = all(gradient is None for gradient, _ in pairs)
+            applied = apply(pairs, name=name, **options)
+            if not self._has_joined:
+                raise RuntimeError(
+                    f"{type(self).__name__}.apply_gradients adds up no gradients of replicas, so those of ranks "
+                    "were not reduced either; let it call its base class, or train with a DistributedGradientTape"
+                )
+            return applied
+        gradients, variables = zip(*pairs, strict=True)
         with tf.init_scope():  # a branch of a condition cannot make them
             _build(self, variables)
         sums = self._aggregation.add(gradients, variables, lambda sums: self._reduce(sums, variables))
@@ -69,6 +81,7 @@ class _Distributed(_Front):
     def _join(self, pairs: Pairs) -> Pairs:
         if self._aggregation.passes > 1:
             raise ValueError("backward_passes_per_step > 1 and a LossScaleOptimizer of Keras 2 do not go together")
+        type(self)._has_joined = True
         gradients, variables = zip(*pairs, strict=True)
         return list(zip(self._reduce(gradients, variables), variables, strict=True))
 
@@ -164,4 +177,5 @@ def _build(optimizer: Any, trained: Sequence[Any]) -> None:
         optimizer.build(trained)
         # With a schedule it makes the rate's variable.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        inner._compute_current_learning_rate()
+        if hasattr(inner, "_learning_rate"):  # not of each class of users
+            inner._compute_current_learning_rate()
