@@ -20,6 +20,7 @@ pytest.importorskip("PIL", reason="no images without Pillow")
 from PIL import Image
 
 from farandole.data import CachedSource, FieldOptions, FileSource, Loader, Reading, files
+from farandole.data.sample_formats import _tar_files
 from farandole.errors import ConfigError, DataError, SourceError
 
 KINDS = ("images", "jsonl", "tar", "text", "bytes")
@@ -248,3 +249,29 @@ def test_paths_and_folders_of_flyte_are_opened_where_they_lie(tmp_path: Path) ->
     count = write(tmp_path / "there", "text", [3, 2])
     for place in (Remote(), tmp_path / "there"):
         assert sum(group.rows for group in files(place).row_groups) == count
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_of_tar_files_are_those_of_tarfile(form: int) -> None:
+    written = io.BytesIO()
+    names = ["a/1.txt", "b" * 90 + "/" + "c" * 90 + ".jpg", "ü/2.txt", "a/folder", "x" * 99, "3.txt"]
+    with tarfile.open(fileobj=written, mode="w", format=form) as shard:
+        for number, name in enumerate(names):
+            member = tarfile.TarInfo(name)
+            folder = name.endswith("folder")
+            member.size, member.mtime = 0 if folder else 700 * number, 7 if number < 3 else 7.5
+            member.type = tarfile.DIRTYPE if folder else tarfile.REGTYPE
+            shard.addfile(member, io.BytesIO(bytes(member.size)))
+    written.seek(0)
+    with tarfile.open(fileobj=written) as whole:
+        wanted = [(each.name, each.offset, each.offset_data, each.size) for each in whole if each.isfile()]
+    assert len(wanted) == len(names) - 1
+    written.seek(0)
+    assert [(each.name, each.offset, each.offset_data, each.size) for each in _tar_files(written)] == wanted
+
+
+def test_opening_decodes_one_sample(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"row": 1}\n' * 50)
+    seen: list[int] = []
+    files(str(tmp_path), decode=lambda sample: {"row": seen.append(1) or sample["row"]})  # type: ignore[func-returns-value]
+    assert len(seen) == 1

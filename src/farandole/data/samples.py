@@ -2,6 +2,7 @@
 
 import fnmatch
 import io
+import itertools
 import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +100,7 @@ class FileSource:
         self.row_groups: Sequence[RowGroup] = RowGroups(listed, counts, rows)
         if not self.row_groups:
             raise DataError("", "there are no samples in these files")
-        first = together(lambda: self._decoded(self.row_groups[0])[:1], gather)
+        first = together(lambda: self._decoded(self.row_groups[0], most=1), gather)
         self.schema = together(lambda: schema_of(first[0][1], first[0][0]), gather)
         self._row_bytes = columns_of([first[0][1]], [first[0][0]], self.schema)
 
@@ -133,10 +134,10 @@ class FileSource:
         """Look at all files; raises `SourceError` for one that has changed or vanished."""
         self._files.check([file for file in self._listed if file.size >= 0])
 
-    def _decoded(self, row_group: RowGroup) -> list[tuple[str, Mapping[str, Any]]]:
+    def _decoded(self, row_group: RowGroup, most: int | None = None) -> list[tuple[str, Mapping[str, Any]]]:
         made: list[tuple[str, Mapping[str, Any]]] = []
         path = row_group.file.path
-        for name, sample in self._format.samples(self._bytes(row_group), path):
+        for name, sample in itertools.islice(self._format.samples(self._bytes(row_group), path), most):
             try:
                 made.append((name, self._decode(sample)))
             except Exception as error:
