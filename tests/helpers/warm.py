@@ -191,7 +191,9 @@ def _reset() -> None:
     _frozen_importlib._module_locks.clear()  # type: ignore[attr-defined]  # also those of threads of the parent
     for name, module in list(sys.modules.items()):
         unfinished = getattr(getattr(module, "__spec__", None), "_initializing", False)
-        stays = name.partition(".")[0] in _staying or name == "__main__" or module is _THIS
+        # An extension that is imported once more lacks the types that it has registered in this process.
+        once = name == "farandole._native"
+        stays = once or name.partition(".")[0] in _staying or name == "__main__" or module is _THIS
         if unfinished or not stays:
             del sys.modules[name]
     _staying -= STATEFUL
