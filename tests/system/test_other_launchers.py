@@ -158,19 +158,19 @@ def test_our_launcher_below_several_says_that_the_jobs_are_separate(mpirun: str)
 
 @pytest.fixture
 def site(mpirun: str, tmp_path: Path) -> dict[str, str]:
-    """Variables of a site whose `mpirun` this one is."""
+    """Variables of a site whose `mpirun` this one is, and whose programs write whole lines."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "mpirun").write_text(f'#!/bin/sh\nexec {shutil.which(mpirun)} "$@"\n')
     (folder / "mpirun").chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONUNBUFFERED": ""}
 
 
 SETTINGS = """
-import os, sys
+import os
 import horovod.torch as hvd
 hvd.init()
-sys.stdout.write(f"rank {hvd.rank()} of {hvd.size()}: {os.environ['FARANDOLE_CACHE_CAPACITY']} {os.environ['MINE']}\\n")
+print("rank", hvd.rank(), "of", f"{hvd.size()}:", os.environ["FARANDOLE_CACHE_CAPACITY"], os.environ["MINE"])
 """
 
 

@@ -132,7 +132,8 @@ def become_mpirun(asked: Asked, words: Sequence[str], environment: Mapping[str, 
 
     Raises `ConfigError` when there is no launcher, or it cannot do what is asked."""
     launcher = Launcher.find(environment)
-    env = {"PYTHONUNBUFFERED": "1", **environment}
+    # Python's output stays buffered, unlike below our own launcher: Open MPI puts its tag before every piece of a line.
+    env = dict(environment)
     if asked.tcp and fabric == "auto":
         env["FARANDOLE_FABRIC"] = "tcp"
     if asked.interfaces:
