@@ -75,9 +75,9 @@ IGNORED_OPTIONS: Sequence[Options] = (
 )
 REFUSED_OPTIONS: Sequence[Options] = (
     Options("give the options themselves, or set their FARANDOLE_ variables", ("--config-file",), 1),
-    Options(ELASTIC, ("--reset-limit",), 1),
-    Options(ELASTIC, ("--blacklist-cooldown-range",), 2),
-    Options("ranks are started by farandole itself, not by jsrun", ("--jsrun",)),
+    Options(f"{ELASTIC}; leave it out", ("--reset-limit",), 1),
+    Options(f"{ELASTIC}; leave it out", ("--blacklist-cooldown-range",), 2),
+    Options("ranks are started by ssh, not by jsrun; name the job's hosts with -H", ("--jsrun",)),
 )
 
 # Arguments of `horovod.run`; None, their default, asks for nothing.

@@ -29,6 +29,7 @@ _WITHOUT_MEANING = {
 _MCA = ("-mca", "--mca", "-gmca", "--gmca")  # a parameter of Open MPI, and its value
 _BIND = ("-bind-to", "--bind-to")
 _MAP = ("-map-by", "--map-by", "-rank-by", "--rank-by")
+_PER_HOST = ("-ppn", "--ppn", "-perhost", "-npernode", "--npernode", "-N")
 _EXPORT = ("-x", "--x")
 _BINDINGS = {"none": "none", "core": "cores"}
 
@@ -97,6 +98,11 @@ def _translated(word: str, value: str) -> list[str]:
         return ["--binding", _BINDINGS[value]]
     if word in _MAP and value == "slot":
         return []
+    if word in _PER_HOST:
+        raise ValueError(
+            f"{word} is not known here; write the ranks of each host behind its name: -H host:{value}, or "
+            f"'host slots={value}' in the file of hosts"
+        )
     given = f"{word} {value}" if word in _BIND + _MAP else word
     raise ValueError(f"{given} is not known here; farandole's mpirun fills slot after slot: see farandole run --help")
 

@@ -73,7 +73,7 @@ def add_discovery_options(parser: argparse.ArgumentParser) -> None:
     for flags, name in (
         (("--min-np", "--min-num-proc"), "min_num_proc"),
         (("--max-np", "--max-num-proc"), "max_num_proc"),
-        (("--slots-per-host",), "slots_per_host"),
+        (("--slots-per-host", "--slots"), "slots_per_host"),
         (("--elastic-timeout",), "elastic_timeout"),
     ):
         parser.add_argument(*flags, type=int, dest=name, help=argparse.SUPPRESS)

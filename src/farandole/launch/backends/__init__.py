@@ -8,6 +8,7 @@ from pathlib import Path
 from farandole.errors import ConfigError
 from farandole.launch.backend import Backend, Host
 from farandole.launch.backends.local import LocalBackend
+from farandole.launch.backends.lsf import refuse_unnamed_hosts
 from farandole.launch.backends.mpi_operator import OperatorJob
 from farandole.launch.backends.slurm import Srun, allocated_hosts
 from farandole.launch.backends.ssh import Shell, Ssh, SshBackend
@@ -39,6 +40,7 @@ def choose_backend(
     if num_proc is None:
         raise ConfigError("num_proc", "name the number of ranks: -np N")
     if hosts is None and hostfile is None:
+        refuse_unnamed_hosts(os.environ)
         nodes = allocated_hosts(os.environ)
         if all(is_local(node.name) for node in nodes):
             return LocalBackend(num_proc)

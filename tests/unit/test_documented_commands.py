@@ -1,0 +1,247 @@
+"""The command lines of Horovod's documentation, unchanged: each does what it says, or is refused with the remedy."""
+
+import contextlib
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from farandole.compat.horovodrun import run_commandline
+from farandole.compat.mpirun import main as mpirun
+from farandole.config import Config
+from farandole.launch import cli
+from farandole.launch.backend import Backend, Command
+from farandole.launch.backends.ssh import SshBackend
+
+FOUR = "server1:4,server2:4,server3:4,server4:4"
+OPEN_MPI = "-bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH -mca pml ob1 -mca btl ^openib"
+PORT = '-mca plm_rsh_args "-p 12345"'
+DISCOVERY = "--host-discovery-script discover_hosts.sh"
+BENCHMARK = "scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py --model resnet101 --batch_size 64 --variable_update horovod"
+WARMUP = "--autotune-warmup-samples 5 --autotune-steps-per-sample 20 --autotune-bayes-opt-max-samples 40"
+EXCLUDED = "-x NCCL_SOCKET_IFNAME=^lo,docker0 -mca btl_tcp_if_exclude lo,docker0"
+FILES = {
+    "myhostfile": "aa slots=2\nbb slots=2\ncc slots=2\n",
+    "hosts": "node1\nnode2\n",
+    "discover_hosts.sh": "#!/bin/sh\necho host-1:4\necho host-2:4\necho host-3:4\n",
+    "only_names.sh": "#!/bin/sh\necho host-1\necho host-2\n",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Does:
+    """What becomes of a line: its ranks and their hosts, settings and variables, words of a warning."""
+
+    ranks: int = 4
+    hosts: str = ""  # none: this machine, by a slot for each rank
+    port: str = ""  # of the hosts' ssh servers
+    settings: Mapping[str, object] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    warns: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The sentence that ends the command."""
+
+    sentence: str
+
+
+TRACED = "HOROVOD_TIMELINE=/path/to/timeline.json"
+MARKED = "HOROVOD_TIMELINE_MARK_CYCLES=1"
+PROFILED = Does(settings={"timeline": "/path/to/timeline.json", "timeline_mark_cycles": True})
+FUSED = {"fusion_threshold": 33554432}
+TUNED = {"autotune": True, "autotune_log": "/tmp/autotune_log.csv"}
+NO_CYCLE = "the engine wakes by event, there is no cycle"
+FOUND = "host-1:4,host-2:4,host-3:4"
+LINES: Mapping[str, Does | Refused] = {
+    "horovodrun -np 4 python train.py": Does(),
+    "horovodrun -np 4 -H localhost:4 python train.py": Does(),
+    f"horovodrun -np 16 -H {FOUR} python train.py": Does(ranks=16, hosts=FOUR),
+    "horovodrun -np 6 -hostfile myhostfile python train.py": Does(ranks=6, hosts="aa:2,bb:2,cc:2"),
+    "horovodrun -np 16 -H host1:4,host2:4,host3:4,host4:4 -p 12345 python keras_mnist_advanced.py": Does(
+        ranks=16, hosts="host1:4,host2:4,host3:4,host4:4", port="12345"
+    ),
+    f"horovodrun -np 16 -H {FOUR} python {BENCHMARK}": Does(ranks=16, hosts=FOUR),
+    # Fusion, the timeline, tuning
+    "HOROVOD_FUSION_THRESHOLD=33554432 horovodrun -np 4 python train.py": Does(settings=FUSED),
+    "HOROVOD_FUSION_THRESHOLD=0 horovodrun -np 4 python train.py": Does(settings={"fusion_threshold": 0}),
+    "HOROVOD_CYCLE_TIME=3.5 horovodrun -np 4 python train.py": Does(warns=f"HOROVOD_CYCLE_TIME ({NO_CYCLE})"),
+    "horovodrun -np 4 --fusion-threshold-mb 32 --cycle-time-ms 3.5 python train.py": Does(
+        settings=FUSED, warns=f"--cycle-time-ms has no effect: {NO_CYCLE}"
+    ),
+    f"{TRACED} horovodrun -np 4 python train.py": Does(settings={"timeline": "/path/to/timeline.json"}),
+    f"{TRACED} {MARKED} horovodrun -np 4 python train.py": PROFILED,
+    "horovodrun -np 4 --timeline-filename /path/to/timeline.json --timeline-mark-cycles python train.py": PROFILED,
+    "horovodrun -np 4 --autotune python train.py": Does(settings={"autotune": True}),
+    "horovodrun -np 4 --autotune --autotune-log-file /tmp/autotune_log.csv python train.py": Does(settings=TUNED),
+    "horovodrun -np 4 --autotune --cache-capacity 1024 --no-hierarchical-allgather python train.py": Does(
+        settings={"autotune": True, "cache_capacity": 1024},
+        warns="--no-hierarchical-allgather has no effect: the algorithm is chosen by size and topology",
+    ),
+    f"horovodrun -np 4 --autotune {WARMUP} python train.py": Does(
+        settings={
+            "autotune": True,
+            "autotune_warmup_samples": 5,
+            "autotune_steps_per_sample": 20,
+            "autotune_max_samples": 40,
+        }
+    ),
+    "horovodrun -np 4 --autotune --autotune-gaussian-process-noise 0.75 python train.py": Does(
+        settings={"autotune": True}, warns="--autotune-gaussian-process-noise has no effect"
+    ),
+    # Hosts that a script names
+    f"horovodrun -np 8 {DISCOVERY} python train.py": Does(ranks=8, hosts=FOUND),
+    f"horovodrun -np 8 {DISCOVERY} --slots 4 python train.py": Does(ranks=8, hosts=FOUND),
+    "horovodrun -np 8 --host-discovery-script only_names.sh --slots 4 python train.py": Does(
+        ranks=8, hosts="host-1:4,host-2:4"
+    ),
+    f"horovodrun -np 8 --min-np 4 --max-np 12 {DISCOVERY} python train.py": Refused(
+        "min_np: is 4, but -np is 8: elastic training is not there yet; give both the same number"
+    ),
+    f"horovodrun -np 8 {DISCOVERY} --reset-limit 3 python train.py": Refused(
+        "--reset-limit is not supported: elastic training is not there yet; leave it out"
+    ),
+    f"horovodrun -np 8 --blacklist-cooldown-range 10 100 {DISCOVERY} python train.py": Refused(
+        "--blacklist-cooldown-range is not supported: elastic training is not there yet; leave it out"
+    ),
+    # Jobs of LSF, where Horovod counted the GPUs
+    "horovodrun python train.py": Refused("the number of ranks is missing: -np N"),
+    'horovodrun --mpi-args="-gpu" python train.py': Refused("the number of ranks is missing: -np N"),
+    "horovodrun --jsrun -np 6 python train.py": Refused("by ssh, not by jsrun; name the job's hosts with -H"),
+    "LSB_MCPU_HOSTS='other1 4 other2 4' horovodrun -np 6 python train.py": Refused(
+        "say which of these hosts to use: -H other1:4,other2:4, or -H localhost:N for this one"
+    ),
+    # Open MPI's and Intel's mpirun, below the stand-in of that name, which needs no MPI
+    f"mpirun -np 4 {OPEN_MPI} python train.py": Does(variables={"NCCL_DEBUG": "INFO"}),
+    f"mpirun --allow-run-as-root {OPEN_MPI} -np 4 python train.py": Does(variables={"NCCL_DEBUG": "INFO"}),
+    f"mpirun -np 16 -H {FOUR} {OPEN_MPI} python train.py": Does(ranks=16, hosts=FOUR),
+    f"mpirun -np 16 -H {FOUR} {PORT} {OPEN_MPI} python train.py": Does(ranks=16, hosts=FOUR, port="12345"),
+    f"mpirun -np 16 -H {FOUR} -x HOROVOD_MPI_THREADS_DISABLE=1 -mca pml ob1 python train.py": Does(
+        ranks=16, hosts=FOUR, warns="HOROVOD_MPI_THREADS_DISABLE (the fabric 'mpi' calls MPI from several threads)"
+    ),
+    f"mpirun -np 16 -H {FOUR} {OPEN_MPI} {EXCLUDED} python train.py": Does(
+        ranks=16, hosts=FOUR, variables={"NCCL_SOCKET_IFNAME": "^lo,docker0"}
+    ),
+    "mpirun -x HOROVOD_FUSION_THRESHOLD=33554432 -x HOROVOD_CYCLE_TIME=3.5 -np 4 python train.py": Does(
+        settings=FUSED, warns=NO_CYCLE
+    ),
+    f"mpirun -x {TRACED} -x {MARKED} -np 4 python train.py": PROFILED,
+    "mpirun -x HOROVOD_AUTOTUNE=1 -x HOROVOD_AUTOTUNE_LOG=/tmp/autotune_log.csv -np 4 python train.py": Does(
+        settings=TUNED
+    ),
+    "mpirun -x HOROVOD_AUTOTUNE=1 python train.py": Refused("the number of ranks is missing: -np N"),
+    "mpirun -n 4 -ppn 2 -hostfile hosts python ./run_example.py": Refused(
+        "-ppn is not known here; write the ranks of each host behind its name: -H host:2, or 'host slots=2' in the file"
+    ),
+}
+
+
+@dataclass
+class Started:
+    """What the launcher would have started."""
+
+    ranks: int
+    environment: Mapping[str, str]
+    backend: Backend
+    command: list[str] = field(default_factory=list)
+
+    def run(self, task: Command, output: object) -> None:
+        self.command = list(task.words)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.fixture
+def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Started]]:
+    """Jobs that were to be started; none is."""
+    jobs: list[Started] = []
+
+    @contextlib.contextmanager
+    def open_nothing(
+        ranks: int, environment: Mapping[str, str], *, backend: Backend, binding: str
+    ) -> Iterator[Started]:
+        jobs.append(Started(ranks, environment, backend))
+        yield jobs[-1]
+
+    monkeypatch.setattr(cli, "open_job", open_nothing)
+    for module in ("farandole.launch.backends", "farandole.launch.backends.lsf"):
+        monkeypatch.setattr(f"{module}.is_local", lambda name: name == "localhost")  # no name is looked up
+    monkeypatch.setattr("signal.signal", lambda number, handler: handler)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield jobs
+    root.handlers[:], root.level = handlers, level
+
+
+def words_of(line: str) -> tuple[dict[str, str], str, list[str]]:
+    """Return the variables before the command, the command and its words."""
+    words = shlex.split(line)
+    variables = {}
+    while "=" in words[0]:
+        name, _, variables[name] = words.pop(0).partition("=")
+    return variables, words[0], words[1:]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_each_line_does_what_it_says_or_is_refused(
+    line: str,
+    started: list[Started],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    variables, program, words = words_of(line)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    try:
+        code = (run_commandline if program == "horovodrun" else mpirun)(words)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    said = caplog.text + capsys.readouterr().err
+    expected = LINES[line]
+    if isinstance(expected, Refused):
+        assert (code, started) == (2, [])
+        assert expected.sentence in said
+        return
+    assert code == 0, said
+    (job,) = started
+    assert job.ranks == expected.ranks
+    assert job.command == words[words.index("python") :]
+    hosts = ",".join(f"{host.name}:{host.slots}" for host in job.backend.hosts)
+    assert hosts == (expected.hosts or f"localhost:{expected.ranks}")
+    if expected.hosts:
+        assert isinstance(job.backend, SshBackend)
+        shell = job.backend._shell.words("host", "true")
+        assert ([shell[shell.index("-p") + 1]] if "-p" in shell else []) == expected.port.split()
+    assert "PATH" in job.environment and {**job.environment, **expected.variables} == job.environment
+    assert expected.warns in said and bool(expected.warns) == ("no effect" in said)
+    given, default = Config.from_environment(job.environment), Config.from_environment({})
+    changed = {each.name for each in Config.settings() if getattr(given, each.name) != getattr(default, each.name)}
+    assert {name: getattr(given, name) for name in changed} == expected.settings
+
+
+@pytest.mark.parametrize(
+    "line", ["horovodrun -np 4 -H localhost:4 python train.py", *(each for each in LINES if "-np 4 -bind" in each)]
+)
+def test_lines_that_are_really_run(line: str, folder: Path) -> None:
+    (folder / "train.py").write_text("import os\nprint(os.environ['HOROVOD_RANK'], os.environ['HOROVOD_SIZE'])\n")
+    _, program, words = words_of(line)
+    command = [sys.executable, "-m", f"farandole.compat.{program}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    prefix = "[{0}]<stdout>:{0} 4" if program == "horovodrun" else "[{0}] {0} 4"
+    assert sorted(done.stdout.splitlines()) == [prefix.format(rank) for rank in range(4)]
