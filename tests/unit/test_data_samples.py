@@ -270,6 +270,33 @@ def test_members_of_tar_files_are_those_of_tarfile(form: int) -> None:
     assert [(each.name, each.offset, each.offset_data, each.size) for each in _tar_files(written)] == wanted
 
 
+@pytest.mark.parametrize("second", ["1.bin", "ü" * 60])  # which a plain header can hold, and which it cannot
+def test_a_tar_file_that_is_cut_or_damaged_is_refused(second: str) -> None:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as shard:
+        for name in ("0.bin", second, "2.bin", "3.bin"):
+            member = tarfile.TarInfo(name)
+            member.size = 700
+            shard.addfile(member, io.BytesIO(b"x" * member.size))
+    whole = written.getvalue()
+    members = list(_tar_files(io.BytesIO(whole)))
+    assert len(members) == 4
+    ends = [each.offset_data + 1024 for each in members]
+    for length in range(1, ends[-1], 50):
+        if length not in ends:
+            with pytest.raises(tarfile.ReadError):
+                list(_tar_files(io.BytesIO(whole[:length])))
+    assert len(list(_tar_files(io.BytesIO(whole[: ends[1]])))) == 2  # archives without an end mark are in use
+    header = whole[ends[1] : ends[1] + 512]
+    negative = header[:124] + b"-0000001000\0" + header[136:148] + b" " * 8 + header[156:]
+    negative = negative[:148] + b"%06o\0 " % sum(negative) + negative[156:]
+    holes = tarfile.TarInfo("2.bin")
+    holes.type = tarfile.GNUTYPE_SPARSE
+    for damaged in (b"garbage" + header[7:], negative, holes.tobuf(tarfile.GNU_FORMAT)):
+        with pytest.raises(tarfile.ReadError, match=r"damaged|negative|holes"):
+            list(_tar_files(io.BytesIO(whole[: ends[1]] + damaged + whole[ends[1] + 512 :])))
+
+
 def test_opening_decodes_one_sample(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"row": 1}\n' * 50)
     seen: list[int] = []

@@ -230,10 +230,10 @@ class _Member:
 
 
 def _tar_files(stream: io.BufferedIOBase) -> Iterator[_Member]:
-    """Yield the files from the stream's place on; raises `tarfile.TarError`.
+    """Yield the files from the stream's beginning on; raises `tarfile.TarError` for bad headers and data that is cut.
 
     Reads plain headers itself, in a tenth of the time of tarfile, which reads on from the first other one."""
-    place = stream.tell()
+    place = 0
     while (member := _plain_file(stream.read(tarfile.BLOCKSIZE), place)) is not None:
         yield member
         place = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
@@ -241,8 +241,22 @@ def _tar_files(stream: io.BufferedIOBase) -> Iterator[_Member]:
     stream.seek(place)
     with tarfile.open(fileobj=stream, mode="r:") as rest:
         for told in rest:
+            if told.size < 0 or told.issparse():
+                raise tarfile.ReadError(f"{told.name} has {'a negative size' if told.size < 0 else 'holes'}")
             if told.isfile():
                 yield _Member(told.name, told.offset, told.offset_data, told.size)
+        _check_end(stream, rest.offset)
+
+
+def _check_end(stream: io.BufferedIOBase, place: int) -> None:
+    """Raise `tarfile.ReadError` unless the archive ends here: tarfile takes any bad header for its end."""
+    stream.seek(0, io.SEEK_END)
+    if stream.tell() < place:
+        raise tarfile.ReadError(f"it ends at byte {stream.tell()}, within the data of its last member")
+    stream.seek(place)
+    header = stream.read(tarfile.BLOCKSIZE)
+    if header and (len(header) < tarfile.BLOCKSIZE or any(header)):
+        raise tarfile.ReadError(f"the header at byte {place} is cut or damaged")
 
 
 def _plain_file(header: bytes, place: int) -> _Member | None:
@@ -253,9 +267,14 @@ def _plain_file(header: bytes, place: int) -> _Member | None:
     except ValueError:
         return None
     magic = header[257:265]
-    if len(header) < tarfile.BLOCKSIZE or header[156:157] not in (b"0", b"\0") or magic not in (_POSIX, _GNU):
+    if (
+        len(header) < tarfile.BLOCKSIZE
+        or size < 0
+        or header[156:157] not in (b"0", b"\0")
+        or magic not in (_POSIX, _GNU)
+    ):
         return None
-    if magic == _GNU and prefix:  # other fields of GNU's are in its place
+    if size < 0 or (magic == _GNU and prefix):  # other fields of GNU's are in the prefix's place
         return None
     if sum(header) - sum(header[148:156]) + 8 * ord(" ") != checksum or name.endswith("/"):
         return None
