@@ -140,7 +140,8 @@ def test_pages_of_listings() -> None:
         page = f"<ListBucketResult{space}><EncodingType>url</EncodingType>{contents}{more}</ListBucketResult>"
         assert page_of(page.encode()) == ([("a+b cä", 7, '"e"')], "t+")
     plain = f"<ListBucketResult>{contents}<IsTruncated>false</IsTruncated></ListBucketResult>"
-    assert page_of(plain.encode()) == ([("a%2Bb+c%C3%A4", 7, '"e"')], None)
-    for wrong in (b"<Error/>", b"<ListBucketResult>"):
+    assert page_of(plain.encode()) == ([("a%2Bb+c%C3%A4", 7, '"e"')], "")
+    endless = b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"
+    for wrong in (b"<Error/>", b"<ListBucketResult>", endless):
         with pytest.raises(PassingFailure, match="the listing"):
             page_of(wrong)

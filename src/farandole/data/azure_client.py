@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from fsspec.asyn import sync
 
 from farandole.data.flight import Flight, PassingFailure
-from farandole.data.ranges import TAIL_BYTES, ChangedFile, Part, Span
+from farandole.data.ranges import TAIL_BYTES, ChangedFile, PagedStore, Part, Span
 from farandole.data.row_groups import File
 
 __all__ = ["AzureClient"]
@@ -18,7 +18,7 @@ _TIMEOUT = 300.0  # seconds for a request, with its repetitions by Azure's clien
 _ATTEMPTS = 2  # Azure's client makes four of each
 
 
-class AzureClient:
+class AzureClient(PagedStore):
     """Access to containers. The mark of a blob is its ETag, which each read asks for."""
 
     def __init__(self, fs: Any) -> None:
@@ -52,28 +52,7 @@ class AzureClient:
                 size = int(told.content_range.rpartition("/")[2])  # its own size is that of the range
                 return Part(span.first, bytes(await answer.readall()), size, _mark(told.etag))
 
-        part = self._run(path, ask)
-        missing = min(part.size, span.last) - span.first - len(part.data)
-        if missing > 0:
-            raise PassingFailure(f"the body is {missing} bytes short")
-        return part
-
-    def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
-        """See `RangeClient.listing`."""
-        found: list[File] = []
-        more = ""
-        pages = 0
-        while most_pages is None or pages < most_pages:
-            page, more = self._page(prefix, more)
-            found += page
-            pages += 1
-            if not more:
-                return found
-        return None
-
-    def first_page(self, prefix: str) -> list[File]:
-        """See `RangeClient.first_page`."""
-        return self._page(prefix, "")[0]
+        return self._run(path, ask).complete(span)
 
     def look(self, path: str) -> File:
         """See `RangeClient.look`."""
@@ -85,8 +64,8 @@ class AzureClient:
 
         return self._run(path, ask)
 
-    def _page(self, prefix: str, more: str) -> tuple[list[File], str]:
-        """Return a page of a listing, and the token of the next one."""
+    def page(self, prefix: str, more: str) -> tuple[list[File], str]:
+        """See `PagedStore.page`."""
         container, _, inner = prefix.partition("/")
 
         async def ask() -> tuple[list[File], str]:

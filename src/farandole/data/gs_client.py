@@ -9,7 +9,7 @@ from urllib.parse import quote
 from fsspec.asyn import sync
 
 from farandole.data.flight import Flight, PassingFailure
-from farandole.data.ranges import TAIL_BYTES, ChangedFile, Part, Span
+from farandole.data.ranges import ChangedFile, PagedStore, Part, Span, content_range, range_header
 from farandole.data.row_groups import File
 
 __all__ = ["GsClient"]
@@ -18,7 +18,7 @@ _TIMEOUT = 300.0  # seconds for a request, with its repetitions by gcsfs
 _ATTEMPTS = 2  # gcsfs makes six of each
 
 
-class GsClient:
+class GsClient(PagedStore):
     """Access to buckets. The mark of an object is its generation, which each read asks for."""
 
     def __init__(self, fs: Any) -> None:
@@ -31,10 +31,9 @@ class GsClient:
 
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
         """See `RangeClient.fetch`."""
-        asked = f"bytes=-{TAIL_BYTES}" if span is None else f"bytes={span.first}-{span.last - 1}"
         condition = {"ifGenerationMatch": mark} if mark else {}
         try:
-            headers, body = self._ask(path, self._fs.url(path), headers={"Range": asked}, **condition)
+            headers, body = self._ask(path, self._fs.url(path), headers={"Range": range_header(span)}, **condition)
         except FileExistsError as error:  # as gcsfs calls status 412
             raise ChangedFile(f"its generation is no longer {mark}") from error
         except Exception as error:  # gcsfs has a class of its own
@@ -42,29 +41,8 @@ class GsClient:
                 return Part(0, b"", 0, mark)
             raise
         found = str(headers.get("x-goog-generation", mark))
-        told = headers.get("Content-Range") or f"bytes 0-0/{len(body)}"
-        first, size = int(told.removeprefix("bytes ").split("-")[0]), int(told.rpartition("/")[2])
-        missing = min(size, size if span is None else span.last) - first - len(body)
-        if missing > 0:
-            raise PassingFailure(f"the body is {missing} bytes short")
-        return Part(first, body, size, found)
-
-    def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
-        """See `RangeClient.listing`."""
-        found: list[File] = []
-        more = ""
-        pages = 0
-        while most_pages is None or pages < most_pages:
-            page, more = self._page(prefix, more)
-            found += page
-            pages += 1
-            if not more:
-                return found
-        return None
-
-    def first_page(self, prefix: str) -> list[File]:
-        """See `RangeClient.first_page`."""
-        return self._page(prefix, "")[0]
+        first, size = content_range(headers.get("Content-Range") or f"bytes 0-0/{len(body)}")
+        return Part(first, body, size, found).complete(span)
 
     def look(self, path: str) -> File:
         """See `RangeClient.look`."""
@@ -72,8 +50,8 @@ class GsClient:
         _, found = self._ask(path, f"b/{quote(bucket, safe='')}/o/{quote(key, safe='')}")
         return _file(bucket, json.loads(found))
 
-    def _page(self, prefix: str, more: str) -> tuple[list[File], str]:
-        """Return a page of a listing, and the token of the next one."""
+    def page(self, prefix: str, more: str) -> tuple[list[File], str]:
+        """See `PagedStore.page`."""
         bucket, _, inner = prefix.partition("/")
         asked = {"prefix": inner, "fields": "items(name,size,generation),nextPageToken"}
         asked |= {"pageToken": more} if more else {}
@@ -94,7 +72,7 @@ class GsClient:
             raise FileNotFoundError(path) from error
         except (ClientError, TimeoutError) as error:
             raise PassingFailure(f"{type(error).__name__}: {error}") from error
-        self.flight.answered(began)
+        self.flight.answered(began)  # with the body: gcsfs returns no sooner
         return headers, bytes(body)
 
 

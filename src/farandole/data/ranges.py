@@ -2,25 +2,29 @@
 
 import io
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from farandole.data.flight import Flight
+from farandole.data.flight import Flight, PassingFailure
 from farandole.data.row_groups import File
 from farandole.errors import SourceError
 
 __all__ = [
     "TAIL_BYTES",
     "ChangedFile",
+    "PagedStore",
     "Part",
     "RangeClient",
     "RangeFile",
     "Span",
     "changed_file",
     "coalesce",
+    "content_range",
     "difference_of",
+    "range_header",
 ]
 
 TAIL_BYTES = 64 << 10  # a footer is fetched with one request if it is not larger
@@ -56,6 +60,13 @@ class Part:
         """The place after the last byte."""
         return self.first + len(self.data)
 
+    def complete(self, asked: Span | None) -> "Part":
+        """Return this part; raises `PassingFailure` if it ends before the span that was asked for, and the file, do."""
+        missing = min(self.size, self.size if asked is None else asked.last) - self.last
+        if missing > 0:
+            raise PassingFailure(f"the body is {missing} bytes short")
+        return self
+
 
 class RangeClient(Protocol):
     """Access to one store; used from any thread. Can be pickled."""
@@ -83,6 +94,32 @@ class RangeClient(Protocol):
     def look(self, path: str) -> File:
         """Look at one file; raises `FileNotFoundError`, and `PassingFailure`."""
         ...
+
+
+class PagedStore(ABC):
+    """The listings of a store that tells them in pages."""
+
+    @abstractmethod
+    def page(self, prefix: str, more: str) -> tuple[list[File], str]:
+        """Return a page of a listing, and the token of the next one; empty tokens: of the first page, after the last.
+
+        Raises what `RangeClient.listing` does."""
+
+    def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
+        """See `RangeClient.listing`."""
+        found: list[File] = []
+        more, pages = "", 0
+        while most_pages is None or pages < most_pages:
+            files, more = self.page(prefix, more)
+            found += files
+            pages += 1
+            if not more:
+                return found
+        return None
+
+    def first_page(self, prefix: str) -> list[File]:
+        """See `RangeClient.first_page`."""
+        return self.page(prefix, "")[0]
 
 
 class RangeFile(io.RawIOBase):
@@ -178,6 +215,17 @@ class RangeFile(io.RawIOBase):
             return self._client.flight.call(self._client.url(path), lambda: self._client.fetch(path, span, mark))
         except ChangedFile as error:
             raise changed_file(path, str(error)) from error
+
+
+def range_header(span: Span | None) -> str:
+    """Return the value of HTTP's header `Range` for a span, or for the last `TAIL_BYTES`."""
+    return f"bytes=-{TAIL_BYTES}" if span is None else f"bytes={span.first}-{span.last - 1}"
+
+
+def content_range(text: str) -> tuple[int, int]:
+    """Return the first byte and the file's size of a `Content-Range`, as "bytes 0-9/100"."""
+    span, _, size = text.removeprefix("bytes ").partition("/")
+    return int(span.split("-")[0]), int(size)
 
 
 def changed_file(path: str, difference: str) -> SourceError:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from farandole.data.flight import MOST_IN_FLIGHT, Flight, PassingFailure
-from farandole.data.ranges import TAIL_BYTES, ChangedFile, Part, Span
+from farandole.data.ranges import ChangedFile, PagedStore, Part, Span, content_range, range_header
 from farandole.data.row_groups import File
 from farandole.data.s3_listing import Page, page_of
 from farandole.data.s3_requests import S3Requests
@@ -25,7 +25,7 @@ _VARIABLES = {"bundle": (None, "REQUESTS_CA_BUNDLE", None, None)}  # which botoc
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 30  # seconds
 
 
-class S3Client:
+class S3Client(PagedStore):
     """Access to buckets of one account, by the options of a URL and of its file system.
 
     Raises `ImportError` without botocore, `ValueError` for options that it does not have."""
@@ -50,7 +50,7 @@ class S3Client:
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
         """See `RangeClient.fetch`."""
         bucket, _, key = path.partition("/")
-        asked = f"bytes=-{TAIL_BYTES}" if span is None else f"bytes={span.first}-{span.last - 1}"
+        asked = range_header(span)
         condition = {"IfMatch": mark} if mark.startswith('"') else {}
         found = self._get(path, bucket, key, asked, mark if condition else "")
         if found is None:
@@ -62,8 +62,7 @@ class S3Client:
         own, told, body = found
         if condition and own != mark:
             raise ChangedFile(f"its mark {mark} is now {own}")
-        told = told or f"bytes 0-0/{len(body)}"
-        first, size = int(told.removeprefix("bytes ").split("-")[0]), int(told.rpartition("/")[2])
+        first, size = content_range(told or f"bytes 0-0/{len(body)}")
         return Part(first, body, size, own)
 
     def _get(self, path: str, bucket: str, key: str, asked: str, mark: str) -> tuple[str, str | None, bytes] | None:
@@ -94,33 +93,15 @@ class S3Client:
             requests.leave(bucket)  # to the client, which finds the bucket's region, or says what is wrong
         return None
 
-    def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
-        """List all objects whose "bucket/key" begins with `prefix`; None if that takes more than `most_pages`."""
-        found: list[File] = []
-        more = ""
-        pages = 0
-        while most_pages is None or pages < most_pages:
-            page, next_page = self._page(prefix, more)
-            found += page
-            pages += 1
-            if next_page is None:
-                return found
-            more = next_page
-        return None
-
-    def first_page(self, prefix: str) -> list[File]:
-        """See `RangeClient.first_page`."""
-        return self._page(prefix, "")[0]
-
-    def _page(self, prefix: str, more: str) -> tuple[list[File], str | None]:
-        """Return a page of a listing, and the token of the next one."""
+    def page(self, prefix: str, more: str) -> tuple[list[File], str]:
+        """See `PagedStore.page`."""
         bucket, _, inner = prefix.partition("/")
         asked = {"Prefix": inner} | ({"ContinuationToken": more} if more else {})
 
-        def page() -> Page:
+        def ask() -> Page:
             return self._own_page(bucket, asked) or self._clients_page(prefix, bucket, asked)
 
-        found, next_page = self.flight.call(self.url(prefix), page)
+        found, next_page = self.flight.call(self.url(prefix), ask)
         return [File(f"{bucket}/{key}", size, mark) for key, size, mark in found], next_page
 
     def _own_page(self, bucket: str, asked: Mapping[str, str]) -> Page | None:
@@ -142,7 +123,7 @@ class S3Client:
         answer = self._ask("list_objects_v2", prefix, Bucket=bucket, **asked)
         assert answer is not None, "a listing has no range"
         found = [(str(each["Key"]), int(each["Size"]), str(each["ETag"])) for each in answer.get("Contents", ())]
-        return found, str(answer["NextContinuationToken"]) if answer.get("IsTruncated") else None
+        return found, str(answer["NextContinuationToken"]) if answer.get("IsTruncated") else ""
 
     def look(self, path: str) -> File:
         """See `RangeClient.look`."""

@@ -8,8 +8,8 @@ from farandole.data.flight import PassingFailure
 
 __all__ = ["Page", "page_of"]
 
-# Key, size and mark of each object, and the token of the next page.
-Page: TypeAlias = tuple[list[tuple[str, int, str]], str | None]
+# Key, size and mark of each object, and the token of the next page, empty after the last one.
+Page: TypeAlias = tuple[list[tuple[str, int, str]], str]
 
 
 def page_of(body: bytes) -> Page:
@@ -29,5 +29,9 @@ def page_of(body: bytes) -> Page:
     ]
     if quoted:
         found = [(unquote_plus(name), *rest) for name, *rest in found]  # type: ignore[misc]
-    truncated = root.findtext(f"{space}IsTruncated") == "true"
-    return found, root.findtext(f"{space}NextContinuationToken") if truncated else None
+    more = root.findtext(f"{space}NextContinuationToken", "")
+    if root.findtext(f"{space}IsTruncated") != "true":
+        more = ""
+    elif not more:
+        raise PassingFailure("the listing goes on, and has no token of the next page")
+    return found, more

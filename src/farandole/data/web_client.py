@@ -8,7 +8,7 @@ from fsspec.asyn import sync
 from fsspec.implementations.http import HTTPFileSystem
 
 from farandole.data.flight import Flight, PassingFailure
-from farandole.data.ranges import TAIL_BYTES, ChangedFile, Part, Span
+from farandole.data.ranges import ChangedFile, Part, Span, content_range, range_header
 from farandole.data.row_groups import File
 
 __all__ = ["WebClient"]
@@ -31,27 +31,23 @@ class WebClient:
 
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
         """See `RangeClient.fetch`."""
-        asked = f"bytes=-{TAIL_BYTES}" if span is None else f"bytes={span.first}-{span.last - 1}"
         # Marks of other kinds, weak ones too, are compared with that of the answer.
         condition = {"If-Match": mark} if mark.startswith('"') else {}
-        status, headers, body = self._request("GET", path, {"Range": asked, **condition})
+        status, headers, body = self._request("GET", path, {"Range": range_header(span), **condition})
         if status not in (200, 206, 412, 416):  # an answer that is not about the file has no mark of it
             raise OSError(f"status {status}")
         found = _mark(headers)
         if status == 412 or (mark and found != mark):
             raise ChangedFile(f"its mark {mark} is now {found or 'another'}")
         if status == 206:
-            first, size = _content_range(headers["Content-Range"])
+            first, size = content_range(headers["Content-Range"])
         elif status == 416 and span is None:  # of an empty file
             return Part(0, b"", 0, found)
         elif status == 200:
             first, size = 0, len(body)
         else:
             raise OSError(f"status {status}")
-        missing = (size if status == 200 else min(size, size if span is None else span.last)) - first - len(body)
-        if missing > 0:
-            raise PassingFailure(f"the body is {missing} bytes short")
-        return Part(first, body, size, found)
+        return Part(first, body, size, found).complete(span)
 
     def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
         """Return None: servers have no listings."""
@@ -95,9 +91,3 @@ async def _ask(
 
 def _mark(headers: Any) -> str:
     return str(headers.get("ETag") or headers.get("Last-Modified") or "")
-
-
-def _content_range(text: str) -> tuple[int, int]:
-    """Return first byte and size of "bytes 0-9/100"."""
-    span, _, size = text.removeprefix("bytes ").partition("/")
-    return int(span.split("-")[0]), int(size)
