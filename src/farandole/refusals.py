@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 ELASTIC: Final = "elastic training is not there yet"
-_NO_MPIRUN = (
-    "ranks that call a function are started by farandole itself; horovodrun --mpi starts those of a program by mpirun"
-)
 _MPI_THREADS = "the fabric 'mpi' calls MPI from several threads"
 _ONE_STREAM = "each communicator of NCCL has one stream"
 _NO_CYCLE = "the engine wakes by event, there is no cycle"
@@ -83,14 +80,11 @@ REFUSED_OPTIONS: Sequence[Options] = (
 # Arguments of `horovod.run`; None, their default, asks for nothing.
 IGNORED_ARGUMENTS: Mapping[str, str] = {
     "disable_cache": "there are no checks to cache",
-    "use_gloo": _ONE_CONTROLLER,
+    "use_gloo": "without use_mpi farandole starts the ranks itself",
     "verbose": "set the level of Python's logger 'farandole'",
 }
 _ELASTIC_ARGUMENTS = "min_num_proc max_num_proc min_np max_np slots reset_limit cooldown_range host_discovery_script"
-REFUSED_ARGUMENTS: Mapping[str, str] = {
-    **dict.fromkeys(_ELASTIC_ARGUMENTS.split(), ELASTIC),
-    **dict.fromkeys(("use_mpi", "mpi_args"), _NO_MPIRUN),
-}
+REFUSED_ARGUMENTS: Mapping[str, str] = dict.fromkeys(_ELASTIC_ARGUMENTS.split(), ELASTIC)
 
 REFUSED_SPARK_MPI: Final = "ranks of a Spark job connect by themselves, without MPI; leave it out"
 

@@ -185,6 +185,31 @@ def test_horovodrun_starts_ranks_by_mpirun(site: dict[str, str]) -> None:
     assert not any(line.startswith("rank") for line in done.stdout.splitlines())
 
 
+CALL = """
+import horovod
+
+def place(base):
+    import numpy, farandole.numpy as hvd
+    hvd.init()
+    if base is None and hvd.rank() == 1:
+        raise LookupError("no such thing")
+    return hvd.rank(), base + float(hvd.allreduce(numpy.ones(1), op=hvd.Sum)[0])
+
+assert horovod.run(place, (5,), num_proc=2, use_mpi=True) == [(0, 7.0), (1, 7.0)]
+try:
+    horovod.run(place, (None,), num_proc=2, use_mpi=True)
+except RuntimeError as error:
+    assert isinstance(error.__cause__, LookupError), error
+    print("rank 1" in str(error))
+"""
+
+
+def test_a_function_is_called_on_ranks_that_mpirun_starts(site: dict[str, str]) -> None:
+    pytest.importorskip("cloudpickle")
+    done = start(sys.executable, "-m", "farandole.compat", "-c", CALL, env=site)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "True", done.stdout + done.stderr
+
+
 def test_a_rank_that_fails_is_told_by_mpiruns_exit_code(site: dict[str, str]) -> None:
     done = start(*command("run", "--mpi", "-np", "2", sys.executable, "-c", FAIL), env=site)
     assert done.returncode != 0

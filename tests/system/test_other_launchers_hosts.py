@@ -129,6 +129,30 @@ def test_horovodrun_starts_ranks_on_two_hosts_by_open_mpi(hosts: Hosts, tmp_path
     assert sorted(line.partition(">:")[2].strip() for line in done.stdout.splitlines()) == LINES[4], done.stdout
 
 
+CALL = """
+import horovod
+
+def place():
+    import farandole.numpy as hvd
+    hvd.init()
+    return hvd.rank(), hvd.size(), hvd.cross_rank()
+
+print(horovod.run(place, num_proc=2, hosts="{hosts}", use_mpi=True, mpi_args="{words}", network_interface="{device}"))
+"""
+
+
+@OPEN_MPI
+def test_a_function_is_called_on_two_hosts_by_open_mpi(hosts: Hosts, tmp_path: Path) -> None:
+    """Values come back from hosts that the launcher knows by their names alone."""
+    (tmp_path / "mpirun").symlink_to(str(shutil.which("mpirun.openmpi")))
+    words = f"--mca plm_rsh_agent 'ssh -F {hosts.config}' --mca oob_tcp_if_include {net_of(hosts.names[0])}0/24"
+    program = CALL.format(hosts=hosts.slots(1), words=f"{words} --mca btl self,tcp", device=DEVICE)
+    line = [sys.executable, "-m", "farandole.compat", "-c", program]
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = start(*inside(hosts.spaces[2]), *line, env={**SURROUNDINGS, **path})
+    assert (done.returncode, done.stdout) == (0, "[(0, 2, 0), (1, 2, 1)]\n"), done.stderr
+
+
 @pytest.mark.skipif(mpich() is None, reason="MPICH is not installed (mpich)")
 def test_horovodrun_starts_ranks_on_two_hosts_by_mpich(hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "mpirun").write_text(f'#!/bin/sh\nexec {mpich()} "$@"\n')

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from farandole.compat.output import HorovodOutput
 from farandole.errors import ConfigError
+from farandole.launch.backends.ssh import Ssh
+from farandole.launch.mpi_call import MpirunOutput, asked_of_mpirun, call_by_mpirun
 from farandole.launch.run import run as run_ranks
 from farandole.refusals import IGNORED_ARGUMENTS, REFUSED_ARGUMENTS
 
@@ -50,15 +52,19 @@ def run(
 ) -> list[T]:
     """Call `func(*args, **kwargs)` on `num_proc` ranks and return the results by rank.
 
-    See `farandole.run`; lines of the ranks' output begin with "[0]<stdout>:". A warning names the arguments that are
-    ignored. Raises `ConfigError`, a `ValueError`, for refused ones, and the `RankFailed` of the rank that failed first.
-    """
+    See `farandole.run`; lines of the ranks' output begin with "[0]<stdout>:". With `use_mpi`, or with `mpi_args` alone,
+    the mpirun on PATH starts the ranks, see `horovodrun --mpi`; lines and files are as it writes them. A warning names
+    the arguments that are ignored. Raises `ConfigError`, a `ValueError`, for refused ones, and the `RankFailed` of the
+    rank that failed first."""
     given = {name: value for name, value in locals().items() if value not in (None, False)}
     _check(given)
-    for old, new in (("np", "num_proc"), ("network_interface", "network_interfaces")):
-        if old in given:
-            warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=2)
     num_proc = num_proc if np is None else np
+    interface = network_interface or _listed(network_interfaces)
+    if use_mpi or (mpi_args is not None and not use_gloo):
+        ssh = Ssh(port=ssh_port, identity_file=ssh_identity_file)
+        asked = asked_of_mpirun(num_proc, hosts, hostfile, mpi_args, interface, ssh, output_filename)
+        with MpirunOutput(num_proc) as lines:
+            return call_by_mpirun(func, args, kwargs or {}, asked, start_timeout, executable=executable, on_line=lines)
     directory = None if output_filename is None else Path(output_filename)
     with HorovodOutput(num_proc, directory=directory) as output:
         return run_ranks(
@@ -71,7 +77,7 @@ def run(
             ssh_port=ssh_port,
             ssh_identity_file=ssh_identity_file,
             start_timeout=start_timeout,
-            network_interface=network_interface or _listed(network_interfaces),
+            network_interface=interface,
             executable=executable,
             on_line=output,
         )
@@ -80,8 +86,13 @@ def run(
 def _check(given: Mapping[str, object]) -> None:
     if "use_mpi" in given and "use_gloo" in given:
         raise ConfigError("use_mpi", "give use_gloo or use_mpi, not both")
+    if "hosts" in given and "hostfile" in given:
+        raise ConfigError("hosts", "give hosts or a hostfile, not both")
     for name in given.keys() & REFUSED_ARGUMENTS.keys():
         raise ConfigError(name, f"is not supported: {REFUSED_ARGUMENTS[name]}")
+    for old, new in (("np", "num_proc"), ("network_interface", "network_interfaces")):
+        if old in given:
+            warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=3)
     ignored = [f"{name} ({why})" for name, why in IGNORED_ARGUMENTS.items() if name in given]
     if ignored:
         log.warning("these arguments of horovod.run have no effect: %s", "; ".join(ignored))

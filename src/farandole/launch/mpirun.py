@@ -23,7 +23,7 @@ from farandole.launch.hosts import fill_slots, parse_hosts, read_hostfile
 from farandole.launch.options import Given
 from farandole.topology import interface_names
 
-__all__ = ["Asked", "Launcher", "become_mpirun", "command_of"]
+__all__ = ["Asked", "Launcher", "become_mpirun", "command_of", "hosts_for_mpirun", "prepare"]
 
 log = logging.getLogger(__name__)
 
@@ -100,22 +100,11 @@ class Asked:
 
     @classmethod
     def of(cls, given: Given, hosts: str | None, interface: str | None, env: Mapping[str, str]) -> "Asked":
-        """Return what `given` says, whose hosts are `hosts` or in its file; raises `SlotsError` if these are too few.
-
-        Without hosts the ranks run where the batch system or the operator's job says, else on this machine."""
+        """Return what `given` says, whose hosts are `hosts` or in its file; raises what `hosts_for_mpirun` raises."""
         assert given.num_proc is not None
-        found: Sequence[Host] = ()
-        if given.hostfile is not None:
-            found = read_hostfile(Path(given.hostfile))
-        elif hosts is not None:
-            found = parse_hosts(hosts)
-        elif OperatorJob.find(env) is None and not any(env.get(name) for name in _BATCH):
-            found = (Host("localhost", given.num_proc),)
-        if found:
-            fill_slots(found, given.num_proc)
         return cls(
             ranks=given.num_proc,
-            hosts=found,
+            hosts=hosts_for_mpirun(given.num_proc, hosts, given.hostfile, env),
             mpi_args=given.mpi_args or "",
             binding_args=given.binding_args,
             binding=given.binding,
@@ -127,8 +116,43 @@ class Asked:
         )
 
 
+def hosts_for_mpirun(
+    ranks: int, hosts: str | None, hostfile: str | os.PathLike[str] | None, env: Mapping[str, str]
+) -> Sequence[Host]:
+    """Return the hosts of `ranks`, named or in a file. Without either: this machine, or none where mpirun finds them.
+
+    It finds those of a batch system or of the operator's job. Raises `SlotsError` for hosts with too few slots, and
+    `ConfigError` for those that cannot be read."""
+    found: Sequence[Host] = ()
+    if hostfile is not None:
+        found = read_hostfile(Path(hostfile))
+    elif hosts is not None:
+        found = parse_hosts(hosts)
+    elif OperatorJob.find(env) is None and not any(env.get(name) for name in _BATCH):
+        found = (Host("localhost", ranks),)
+    if found:
+        fill_slots(found, ranks)
+    return found
+
+
 def become_mpirun(asked: Asked, words: Sequence[str], environment: Mapping[str, str], fabric: str) -> NoReturn:
     """Replace this process by mpirun, which runs `words` as ranks with `environment`, in which `fabric` is set.
+
+    Raises `ConfigError` when there is no launcher, or it cannot do what is asked."""
+    launcher, command, env = prepare(asked, words, environment, fabric)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        # By its name: Open MPI takes its absolute path for the wish that other hosts have it in the same place.
+        os.execve(launcher.path, command, env)
+    except OSError as error:
+        raise ConfigError("mpi", f"cannot run {launcher.path}: {error.strerror}") from error
+
+
+def prepare(
+    asked: Asked, words: Sequence[str], environment: Mapping[str, str], fabric: str
+) -> tuple[Launcher, list[str], dict[str, str]]:
+    """Return the launcher on the PATH of `environment`, the command that runs `words` as ranks, and its environment.
 
     Raises `ConfigError` when there is no launcher, or it cannot do what is asked."""
     launcher = Launcher.find(environment)
@@ -142,13 +166,7 @@ def become_mpirun(asked: Asked, words: Sequence[str], environment: Mapping[str, 
     if asked.output is not None:
         Path(asked.output).mkdir(parents=True, exist_ok=True)
     log.info("%s", shlex.join(command))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        # By its name: Open MPI takes its absolute path for the wish that other hosts have it in the same place.
-        os.execve(launcher.path, command, {**env, **prte_variables(env), **added})
-    except OSError as error:
-        raise ConfigError("mpi", f"cannot run {launcher.path}: {error.strerror}") from error
+    return launcher, command, {**env, **prte_variables(env), **added}
 
 
 def command_of(

@@ -17,7 +17,7 @@ from farandole.launch.exceptions import dump_exception
 from farandole.launch.failures import is_consequence
 from farandole.launch.pickling import dumps, find_unpicklable
 
-__all__ = ["Runner", "main"]
+__all__ = ["Runner", "main", "run_call"]
 
 # Makes the call in the worker: channel and orders, function, arguments.
 Runner: TypeAlias = Callable[[WorkerEnd, Orders, Callable[..., object], Sequence[object], Mapping[str, object]], object]
@@ -31,23 +31,24 @@ def main() -> int:
         channel = WorkerEnd(connection)
         paths, runner, payload = channel.receive_call()
         sys.path[:] = paths  # the launcher's modules can be imported here, too
-        outcome = _run(channel, runner, payload)
+        outcome = run_call(payload, channel, runner)
         sys.stdout.flush()
         sys.stderr.flush()
         channel.send_outcome(outcome)
     return outcome.code if isinstance(outcome, WorkerFailure) else 0
 
 
-def _run(channel: WorkerEnd, runner: str, payload: bytes) -> Outcome:
-    """Unpickle the call, make it as the orders say, and pickle its value or its failure.
+def run_call(payload: bytes, channel: WorkerEnd | None = None, runner: str = "") -> Outcome:
+    """Unpickle the call, make it as the orders on `channel` say, and pickle its value or its failure.
 
-    Unpickling imports what the function refers to, often a framework; that need not wait for the orders."""
+    Without a channel the call begins at once. Unpickling imports what the function refers to, often a framework; that
+    need not wait for the orders."""
     try:
         fn, args, kwargs = pickle.loads(payload)
         run: Runner | None = resolve_name(runner) if runner else None
-        orders = channel.receive_orders()
+        orders = Orders() if channel is None else channel.receive_orders()
         os.environ.update(orders.env)
-        value = fn(*args, **kwargs) if run is None else run(channel, orders, fn, args, kwargs)
+        value = fn(*args, **kwargs) if run is None or channel is None else run(channel, orders, fn, args, kwargs)
         return _value(value if orders.keep else None)
     except SystemExit as error:
         if not error.code:
@@ -68,7 +69,7 @@ def _value(value: object) -> Outcome:
 
 
 def _failure(reason: str, error: BaseException, code: int) -> WorkerFailure:
-    # Without the first frame, that of _run.
+    # Without the first frame, that of run_call.
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     return WorkerFailure(
         reason=reason,
