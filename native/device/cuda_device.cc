@@ -114,7 +114,7 @@ void CudaDevice::if_it_works(Call call) noexcept {
     const Current current(*this);
     call();
   } catch (const Error&) {
-    // What is to be freed ends with the process.
+    // The driver frees what a broken device holds when the process ends.
   }
 }
 

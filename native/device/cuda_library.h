@@ -39,8 +39,7 @@ class CudaLibrary {
 
   static constexpr int kSuccess = 0;
   static constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
-  static constexpr int kCaptureImplicit =
-      906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: another stream's capture forbids it
+  static constexpr int kCaptureImplicit = 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: while another stream captures
   static constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: no implicit order with the default stream
   static constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
   static constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EPOCHS", "ROWS", "STEPS", "Array", "assert_same", "build", "fit", "rows", "values"]
+__all__ = ["EPOCHS", "ROWS", "STEPS", "Array", "assert_refused", "assert_same", "build", "fit", "rows", "values"]
 
 Array = npt.NDArray[Any]
 
@@ -47,6 +47,16 @@ def fit(model: Any, optimizer: Any, rank: int = 0, size: int = 1, **options: Any
 def values(model: Any) -> Array:
     """All weights of a model, one after the other."""
     return np.concatenate([np.ravel(weight) for weight in model.get_weights()])
+
+
+def assert_refused(kind: type[Exception], text: str, call: Any) -> None:
+    """Check that a call raises this error with this text."""
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"nothing was raised with {text!r}")
 
 
 def assert_same(got: Any, want: Any, tolerance: float = 2e-5) -> None:

@@ -1,10 +1,13 @@
 """Processes with a word in their environment, by which a test finds all that it has started."""
 
 import os
+import subprocess
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["processes_with", "wait_until_gone"]
+__all__ = ["processes_with", "running", "wait_for_ranks", "wait_until_gone"]
 
 
 def processes_with(mark: str) -> list[str]:
@@ -26,3 +29,30 @@ def wait_until_gone(mark: str, seconds: float) -> list[str]:
     while (left := processes_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
+
+
+@contextmanager
+def running(
+    words: Sequence[str], env: Mapping[str, str], mark: str, *, cwd: Path | None = None, stderr: int = subprocess.PIPE
+) -> Iterator["subprocess.Popen[str]"]:
+    """Run a command with these variables and the mark; it and all that it has started end with the block."""
+    with subprocess.Popen(
+        words, env={**os.environ, **env, "MARK": mark}, cwd=cwd, stdout=subprocess.PIPE, stderr=stderr, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+    assert wait_until_gone(mark, 20.0) == []
+
+
+def wait_for_ranks(process: "subprocess.Popen[str]", folder: Path, count: int) -> None:
+    """Wait until this many ranks of the process have written files "rank*", and remove the files."""
+    deadline = time.monotonic() + 150.0
+    while len(found := list(folder.glob("rank*"))) < count:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(f"{len(found)} of {count} ranks: {process.communicate()}")
+        time.sleep(0.05)
+    for each in found:
+        each.unlink()

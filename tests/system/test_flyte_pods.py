@@ -1,11 +1,9 @@
 """Flyte tasks in pods of the training operator that are lost and started again."""
 
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from helpers.flyte import IGNORED_FOLDERS, loop
 from helpers.flyte_pods import Attempt
 from helpers.installed import require
-from helpers.marked import processes_with, wait_until_gone
+from helpers.marked import processes_with, running, wait_for_ranks
 from helpers.mpi_operator import TrainingOperator
 
 require("flytekitplugins")
@@ -24,30 +22,15 @@ event_loop = pytest.fixture(scope="module", autouse=True)(loop)
 TESTS = Path(__file__).parents[1]
 
 
-@contextmanager
-def launcher(operator: TrainingOperator, attempt: Attempt, mark: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run the launcher's container; it and all that it has started end with the block."""
+def launcher(
+    operator: TrainingOperator, attempt: Attempt, mark: str
+) -> AbstractContextManager["subprocess.Popen[str]"]:
+    """Run the launcher's container."""
     from helpers.flyte_tasks import interrupted
 
     words = attempt.command(interrupted, {"folder": str(attempt.folder)})
     words[0] = str(Path(sys.executable).with_name(words[0]))
-    env = {**os.environ, **operator.variables(), "MARK": mark, "PYTHONPATH": str(TESTS)}
-    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-    assert wait_until_gone(mark, 20.0) == []
-
-
-def wait_for_ranks(process: "subprocess.Popen[str]", folder: Path) -> None:
-    deadline = time.monotonic() + 150.0
-    while len({each.name for each in folder.glob("rank*")}) < 2:
-        if process.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(f"no ranks: {process.communicate()[0]}")
-        time.sleep(0.05)
-    for each in folder.glob("rank*"):
-        each.unlink()
+    return running(words, {**operator.variables(), "PYTHONPATH": str(TESTS)}, mark, stderr=subprocess.STDOUT)
 
 
 def secret_of(mark: str) -> str:
@@ -76,14 +59,14 @@ def test_pods_that_are_restarted_go_on_from_the_checkpoint(
     """The launcher's pod runs its command again, for Flyte the same attempt; a worker's pod costs the attempt."""
     first, second = Attempt(tmp_path), Attempt(tmp_path, 1)
     with launcher(operator, first, mark) as process:
-        wait_for_ranks(process, tmp_path)
+        wait_for_ranks(process, tmp_path, 2)
         secret = secret_of(mark)
         assert not any(secret in line for line in processes_with(mark))
         process.kill()
         said = process.communicate(timeout=120)[0]
     assert secret not in said
     with launcher(operator, first, mark) as process:
-        wait_for_ranks(process, tmp_path)
+        wait_for_ranks(process, tmp_path, 2)
         operator.kill(1)
         said = process.communicate(timeout=120)[0]
     outputs, message, again = first.outcome()

@@ -6,16 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from namespaces import bridge, inside, namespaces
 
-from helpers.marked import wait_until_gone
+from helpers.marked import running, wait_for_ranks
 from helpers.mpi_operator import LAUNCHER, Controller
 from helpers.mpi_sites import SURROUNDINGS
 from helpers.ssh_hosts import SSHD, command_lines, key, net_of, problem
@@ -154,39 +153,34 @@ def lines_of(ranks: Sequence[str], total: float) -> list[str]:
     ]
 
 
+def farandole_run(
+    pods: Pods, controller: Controller, mark: str, *words: str
+) -> AbstractContextManager["subprocess.Popen[str]"]:
+    """Run the launcher's container with `farandole run` of a Python program."""
+    command = ["-m", "farandole.launch.cli", "run", sys.executable, *words]
+    words_in_pod = pods.inside(0, LAUNCHER, sys.executable, *command)
+    return running(words_in_pod, controller.variables(), mark, cwd=pods.folder)
+
+
 @pytest.mark.parametrize("as_worker", [False, True])
-def test_a_plain_run_trains_in_all_pods(pods: Pods, tmp_path: Path, as_worker: bool) -> None:
+def test_a_plain_run_trains_in_all_pods(pods: Pods, tmp_path: Path, mark: str, as_worker: bool) -> None:
     """One worker gets its name late, and its server starts only then."""
     controller = Controller(tmp_path / "etc-mpi", as_worker=as_worker)
     controller.write(2, running=lambda worker: worker == 0)
     pods.serve(0)
     pods.publish(controller, 0)
-    mark = uuid.uuid4().hex
-    words = pods.inside(0, LAUNCHER, sys.executable, "-m", "farandole.launch.cli", "run", sys.executable, "-c", PROGRAM)
-    process = subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        env={**os.environ, **controller.variables(), "MARK": mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            assert process.stderr is not None
-            assert "for the addresses of job-worker-1.job.team.svc" in process.stderr.readline()
-            pods.publish(controller, 1)
-            controller.write(2)
-            time.sleep(2.0)  # the name is there, and connections are refused
-            pods.serve(1)
-            output, errors = process.communicate(timeout=100)
-        finally:
-            process.kill()
+    with farandole_run(pods, controller, mark, "-c", PROGRAM) as process:
+        assert process.stderr is not None
+        assert "for the addresses of job-worker-1.job.team.svc" in process.stderr.readline()
+        pods.publish(controller, 1)
+        controller.write(2)
+        time.sleep(2.0)  # the name is there, and connections are refused
+        pods.serve(1)
+        output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     workers = ["job-worker-0", "job-worker-1"]
     expected = lines_of([LAUNCHER, *workers], 15.0) if as_worker else lines_of(workers, 6.0)
     assert sorted(line.partition("] ")[2] for line in output.splitlines()) == expected
-    assert wait_until_gone(mark, 10.0) == []
 
 
 def test_a_worker_with_another_key_is_refused(pods: Pods, tmp_path: Path) -> None:
@@ -205,36 +199,6 @@ def test_a_worker_with_another_key_is_refused(pods: Pods, tmp_path: Path) -> Non
     assert "Host key verification failed" in refused[0]
 
 
-@contextmanager
-def training(pods: Pods, controller: Controller, folder: Path, mark: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run the launcher's container; it and all that it has started end with the block."""
-    words = [sys.executable, "-m", "farandole.launch.cli", "run", sys.executable, "-c", RESUMING, str(folder)]
-    process = subprocess.Popen(
-        pods.inside(0, LAUNCHER, *words),
-        cwd=folder,
-        env={**os.environ, **controller.variables(), "MARK": mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-    assert wait_until_gone(mark, 20.0) == []
-
-
-def wait_for_ranks(process: "subprocess.Popen[str]", folder: Path) -> None:
-    deadline = time.monotonic() + 100.0
-    while len(list(folder.glob("rank*"))) < 4:
-        if process.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(f"no ranks: {process.communicate()}")
-        time.sleep(0.05)
-    for each in folder.glob("rank*"):
-        each.unlink()
-
-
 @pytest.mark.timeout(400)
 def test_pods_that_are_restarted_go_on_from_the_programs_checkpoint(pods: Pods, tmp_path: Path, mark: str) -> None:
     """A launcher's pod that is lost takes all ranks with it; so does a worker's, and the launcher says which it was."""
@@ -243,16 +207,16 @@ def test_pods_that_are_restarted_go_on_from_the_programs_checkpoint(pods: Pods, 
     for worker in range(2):
         pods.serve(worker)
         pods.publish(controller, worker)
-    with training(pods, controller, tmp_path, mark) as process:
-        wait_for_ranks(process, tmp_path)
+    with farandole_run(pods, controller, mark, "-c", RESUMING, str(tmp_path)) as process:
+        wait_for_ranks(process, tmp_path, 4)
         process.kill()
-    with training(pods, controller, tmp_path, mark) as process:
-        wait_for_ranks(process, tmp_path)
+    with farandole_run(pods, controller, mark, "-c", RESUMING, str(tmp_path)) as process:
+        wait_for_ranks(process, tmp_path, 4)
         pods.restart(1)
         _, said = process.communicate(timeout=100)
     assert process.returncode not in (0, None)  # so that the Job of the launcher starts a pod again
     assert "job-worker-1.job.team.svc" in said
-    with training(pods, controller, tmp_path, mark) as process:
+    with farandole_run(pods, controller, mark, "-c", RESUMING, str(tmp_path)) as process:
         output, said = process.communicate(timeout=100)
     assert process.returncode == 0, said
     assert "[0] [[0, 0, 6], [1, 1, 10], [2, 2, 14], [3, 2, 18]]" in output.splitlines()

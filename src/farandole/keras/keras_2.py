@@ -25,6 +25,7 @@ Pairs: TypeAlias = list[tuple[Tensor | None, Any]]
 has_legacy = True
 LEGACY: Any = tf_keras.optimizers.legacy.Optimizer
 KINDS: tuple[Any, ...] = (tf_keras.optimizers.Optimizer, LEGACY)
+_SEVERAL_PASSES = "backward_passes_per_step > 1 and a LossScaleOptimizer of Keras 2 do not go together"
 
 
 class _Front(Front):
@@ -80,7 +81,7 @@ class _Distributed(_Front):
 
     def _join(self, pairs: Pairs) -> Pairs:
         if self._aggregation.passes > 1:
-            raise ValueError("backward_passes_per_step > 1 and a LossScaleOptimizer of Keras 2 do not go together")
+            raise ValueError(_SEVERAL_PASSES)
         type(self)._has_joined = True
         gradients, variables = zip(*pairs, strict=True)
         return list(zip(self._reduce(gradients, variables), variables, strict=True))
@@ -162,7 +163,7 @@ def _wrap(optimizer: Any, exchange: Exchange, aggregation: Aggregation) -> Any:
     """Return an optimizer like `optimizer` that exchanges its gradients by `exchange`."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None and aggregation.passes > 1:
-        raise ValueError("backward_passes_per_step > 1 and a LossScaleOptimizer of Keras 2 do not go together")
+        raise ValueError(_SEVERAL_PASSES)
     front: type[_Front] = _Legacy if isinstance(optimizer, LEGACY) else _Current
     if inner is not None:
         vars(optimizer)["_optimizer"] = _wrap(inner, exchange, aggregation)

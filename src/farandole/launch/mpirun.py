@@ -85,7 +85,7 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command line asks of mpirun."""
+    """The ranks that mpirun is to start, and the options for it."""
 
     ranks: int
     hosts: Sequence[Host] = ()  # none: those that mpirun finds
