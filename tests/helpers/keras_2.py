@@ -68,6 +68,19 @@ def check_several_passes(rank: int, size: int) -> None:
         assert int(optimizer.iterations) == EPOCHS * STEPS
 
 
+def check_several_passes_of_sparse_gradients(rank: int, size: int) -> None:
+    """Slices are added up as dense gradients, on which all ranks take a mean in every second pass."""
+    for kind in KINDS.values():
+        for run_eagerly in (True, False):
+            optimizer = hvd.DistributedOptimizer(kind.SGD(1.0), sparse_as_dense=True, backward_passes_per_step=2)
+            model = keras.Sequential([keras.layers.Embedding(3, 1, embeddings_initializer="ones")])
+            model.compile(loss=lambda truth, given: tf.reduce_sum(given), optimizer=optimizer, run_eagerly=run_eagerly)
+            for expected in ([1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]):
+                model.train_on_batch(np.array([[rank]]), np.zeros((1, 1, 1)))
+                assert_same(model.get_weights()[0][:, 0], expected)
+            assert int(optimizer.iterations) == 3
+
+
 def check_local_variables(rank: int, size: int) -> None:
     for kind in KINDS.values():
         model = build()
@@ -155,6 +168,26 @@ def check_saved_models(rank: int, size: int, folder: Path) -> None:
         inputs, targets = rows(rank, size)
         again.fit(inputs, targets, epochs=EPOCHS, shuffle=False, verbose=0, batch_size=ROWS // size)
         assert_same(values(again), want)
+
+
+class Renamed(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
+    """An optimizer of a program."""
+
+
+def check_a_function_makes_the_loaded_optimizer(rank: int, size: int, folder: Path) -> None:
+    """Horovod's way: it is called with the config, also with that of a legacy optimizer in HDF5."""
+    legacy = type("Renamed", (keras.optimizers.legacy.SGD,), {})
+    for kind, suffix in ((Renamed, ".keras"), (Renamed, ".h5"), (legacy, ".h5")):
+        file = folder / f"made{rank}{suffix}"
+        fit(build(), hvd.DistributedOptimizer(kind(0.1, momentum=0.9)), rank, size).save(file)
+        made: list[Any] = []
+
+        def make(kind: Any = kind, made: list[Any] = made, **config: Any) -> Any:
+            made.append(hvd.DistributedOptimizer(kind(**config)))
+            return made[-1]
+
+        optimizer: Any = hvd.load_model(file, custom_objects={"Renamed": make}).optimizer
+        assert optimizer is made[0] and isinstance(optimizer, Front) and int(optimizer.iterations) == EPOCHS * STEPS
 
 
 def check_the_best_model_is_kept(rank: int, size: int, folder: Path) -> None:

@@ -14,6 +14,7 @@ import tf_keras
 from farandole.keras.backend import Options, Tensor
 from farandole.keras.exchange import Exchange, keyed
 from farandole.keras.front import Front, put_in_front
+from farandole.keras.saved_files import with_maker
 from farandole.tensorflow.aggregation import Aggregation
 from farandole.tensorflow.reducer import identify
 from farandole.tensorflow.tracing import as_written
@@ -67,6 +68,8 @@ class _Distributed(_Front):
                 )
             return applied
         gradients, variables = zip(*pairs, strict=True)
+        if self._exchange.options.sparse_as_dense:
+            gradients = tuple(None if each is None else tf.convert_to_tensor(each) for each in gradients)
         with tf.init_scope():  # a branch of a condition cannot make them
             _build(self, variables)
         sums = self._aggregation.add(gradients, variables, lambda sums: self._reduce(sums, variables))
@@ -156,7 +159,7 @@ def velocities(optimizer: Any) -> list[Any]:
 
 def load(filepath: str | Path, objects: Mapping[str, Any]) -> Any:
     """See `Generation`."""
-    return tf_keras.models.load_model(filepath, custom_objects=dict(objects))
+    return tf_keras.models.load_model(filepath, custom_objects=with_maker(filepath, objects))
 
 
 def _wrap(optimizer: Any, exchange: Exchange, aggregation: Aggregation) -> Any:

@@ -1,4 +1,4 @@
-"""Loader for models that Keras 3 has saved."""
+"""Loader for models that Keras 3 has saved, and functions that make the optimizer of a saved model."""
 
 import json
 from collections.abc import Mapping
@@ -9,21 +9,26 @@ from zipfile import ZipFile
 
 import keras
 
-__all__ = ["load"]
+__all__ = ["load", "with_maker"]
 
 
 def load(filepath: str | Path, objects: Mapping[str, Any]) -> Any:
     """See `Generation`."""
+    model = keras.saving.load_model(filepath, custom_objects=with_maker(filepath, objects))
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and str(filepath).endswith((".h5", ".hdf5")):
+        model.optimizer = _restore(optimizer, model, filepath)
+    return model
+
+
+def with_maker(filepath: str | Path, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return custom objects in which a class stands for the function that makes the optimizer of the file, if any."""
     held = dict(objects)
     if any(isinstance(each, FunctionType) for each in held.values()):
         name = _name_of_optimizer(filepath)
         if isinstance(maker := held.get(name), FunctionType):
             held[name] = _class_that_calls(maker)
-    model = keras.saving.load_model(filepath, custom_objects=held)
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and str(filepath).endswith((".h5", ".hdf5")):
-        model.optimizer = _restore(optimizer, model, filepath)
-    return model
+    return held
 
 
 def _class_that_calls(maker: FunctionType) -> type:
@@ -36,7 +41,9 @@ def _class_that_calls(maker: FunctionType) -> type:
 
 
 def _name_of_optimizer(filepath: str | Path) -> str:
-    """Return the name of the class of the optimizer in a file; "" without an optimizer."""
+    """Return the name of the class of the optimizer in a file; "" without an optimizer, and for a folder of Keras 2."""
+    if Path(filepath).is_dir():
+        return ""
     if str(filepath).endswith((".h5", ".hdf5")):
         import h5py
 
