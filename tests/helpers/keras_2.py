@@ -187,7 +187,7 @@ def check_a_function_makes_the_loaded_optimizer(rank: int, size: int, folder: Pa
             return made[-1]
 
         optimizer: Any = hvd.load_model(file, custom_objects={"Renamed": make}).optimizer
-        assert optimizer is made[0] and isinstance(optimizer, Front) and int(optimizer.iterations) == EPOCHS * STEPS
+        assert optimizer is made[0] and isinstance(optimizer, Front) and int(made[0].iterations) == EPOCHS * STEPS
 
 
 def check_the_best_model_is_kept(rank: int, size: int, folder: Path) -> None:
