@@ -7,6 +7,7 @@ FarandoleError
 │   └── AuthenticationError                     a peer could not prove membership of this job
 ├── RankFailed (RuntimeError)                   a rank's function or process failed: its traceback and last lines
 ├── SlotsError (ValueError)                     more ranks than the cluster has room for
+│   └── SlotsTimeout (TimeoutError)             it was waited for, and the room did not come in time
 ├── HostsError (OSError)                        hosts that cannot be used: the reason of each
 ├── PicklingError (TypeError)                   an object cannot be sent to the ranks; its path
 ├── DataError (ValueError)                      a column cannot be read as asked
@@ -56,6 +57,7 @@ __all__ = [
     "RankFailed",
     "RendezvousError",
     "SlotsError",
+    "SlotsTimeout",
     "SourceError",
     "TraceError",
     "UnsupportedReduction",
@@ -179,6 +181,14 @@ class SlotsError(FarandoleError, ValueError):
             f"{self.wanted} ranks need {self.wanted} slots, but {self.where} has {self.available}; "
             f"ask for at most {self.available}, or give it more"
         )
+
+
+class SlotsTimeout(SlotsError, TimeoutError):
+    """`wanted` ranks still do not fit in the `available` slots of `where` after a wait for more of them."""
+
+    def __init__(self, wanted: int, available: int, where: str) -> None:
+        super().__init__(wanted, available, where)
+        self.args = (wanted, available, where)  # an OSError keeps two
 
 
 class HostsError(FarandoleError, OSError):

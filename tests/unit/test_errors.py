@@ -29,6 +29,7 @@ from farandole.errors import (
     RankFailed,
     RendezvousError,
     SlotsError,
+    SlotsTimeout,
     SourceError,
     TraceError,
     UnsupportedReduction,
@@ -61,6 +62,7 @@ SAMPLES = [
         ["rank 2 failed: ValueError: no", "Traceback ...", "epoch 1\nepoch 2"],
     ),
     (SlotsError(4, 2, "the cluster"), ValueError, ["4 ranks", "the cluster has 2", "at most 2"]),
+    (SlotsTimeout(4, 2, "the cluster"), TimeoutError, ["4 ranks", "the cluster has 2", "at most 2"]),
     (HostsError({"h2": "no route", "h3": "wrong key"}), OSError, ["these hosts:\n  h2: no route\n  h3: wrong key"]),
     (
         PicklingError("main", "main.<locals>.lock", "cannot pickle '_thread.lock'"),

@@ -10,7 +10,7 @@ import pytest
 
 from farandole.compat.horovodrun import make_parser
 from farandole.compat.mpirun import read_options
-from farandole.errors import ConfigError, SlotsError
+from farandole.errors import ConfigError, SlotsTimeout
 from farandole.launch.discovery import Discovery
 from farandole.launch.options import Given
 from helpers.flyte import loop, settings
@@ -103,7 +103,7 @@ def test_a_discovery_script_of_ones_own(tmp_path: Path) -> None:
     script.write_text("echo a\necho b:3\necho '[fd00::1]'\n")
     given = Discovery(least=None, most=None, slots=2, script=script, patience=timedelta(0))
     assert given.wait(7, timedelta(seconds=9)) == "a:2,b:3,[fd00::1]:2"
-    with pytest.raises(SlotsError, match=r"8 ranks need 8 slots, but the hosts of .*hosts\.sh has 7"):
+    with pytest.raises(SlotsTimeout, match=r"8 ranks need 8 slots, but the hosts of .*hosts\.sh has 7"):
         given.wait(8, timedelta(seconds=9))
     # A host comes while it waits.
     script.write_text(f"echo a\n[ -f {tmp_path}/seen ] && echo b\ntouch {tmp_path}/seen\n")

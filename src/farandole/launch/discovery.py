@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from farandole.errors import ConfigError, SlotsError
+from farandole.errors import ConfigError, SlotsTimeout
 from farandole.launch.backend import Host
 from farandole.launch.hosts import parse_hosts
 from farandole.refusals import ELASTIC
@@ -64,7 +64,7 @@ class Discovery:
                     f"[{host.name}]:{host.slots}" if ":" in host.name else f"{host.name}:{host.slots}" for host in hosts
                 )
             if time.monotonic() >= deadline:
-                raise SlotsError(num_proc, free, f"the hosts of {self.script}")
+                raise SlotsTimeout(num_proc, free, f"the hosts of {self.script}")
             time.sleep(min(PAUSE, max(0.0, deadline - time.monotonic())))
 
 

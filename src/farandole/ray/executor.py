@@ -95,6 +95,8 @@ class RayExecutor:
             raise ConfigError("num_workers", "give num_workers, or num_hosts with num_workers_per_host")
         if gpus_per_worker is not None and not use_gpu:
             raise ConfigError("gpus_per_worker", "needs use_gpu=True")
+        if gpus_per_worker is not None and gpus_per_worker <= 0:
+            raise ConfigError("gpus_per_worker", f"must be > 0, got {gpus_per_worker}; leave use_gpu out to use none")
         ranks = num_workers if num_hosts is None else num_hosts * num_workers_per_host
         assert ranks is not None
         gpus = (1 if gpus_per_worker is None else gpus_per_worker) if use_gpu else 0
@@ -118,8 +120,8 @@ class RayExecutor:
     ) -> None:
         """Start the ranks, and make an `executable_cls(*executable_args, **executable_kwargs)` on each.
 
-        Blocks until the cluster has the resources and all ranks run. Raises `SlotsError` when it does not have them in
-        time, `RendezvousError` naming ranks that do not start, and `RankFailed` of a rank's `executable_cls`."""
+        Blocks until the cluster has the resources and all ranks run. Raises `SlotsTimeout` when it lacks them for too
+        long, `RendezvousError` naming ranks that do not start, and `RankFailed` of a rank's `executable_cls`."""
         if self._actors:
             raise ConfigError("start", "the ranks run already; call shutdown() first")
         self._places = reserve(self._demand, self._settings.placement_group_timeout, use_current=self._use_current)

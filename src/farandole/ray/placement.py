@@ -11,7 +11,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from farandole.errors import ConfigError, SlotsError
+from farandole.errors import ConfigError, SlotsTimeout
 
 __all__ = ["Demand", "Places", "reserve"]
 
@@ -59,7 +59,7 @@ class Places:
 def reserve(demand: Demand, timeout: timedelta, *, use_current: bool) -> Places:
     """Return the places of all ranks: in the placement group of the calling task if there is one, else in a new one.
 
-    Blocks until the cluster has the resources, up to `timeout`; then raises `SlotsError`."""
+    Blocks until the cluster has the resources, up to `timeout`; then raises `SlotsTimeout`, a `SlotsError`."""
     current = get_current_placement_group() if use_current else None
     if current is not None:
         return Places(current, [-1] * demand.ranks, own=False)
@@ -72,7 +72,7 @@ def reserve(demand: Demand, timeout: timedelta, *, use_current: bool) -> Places:
             hosts = "" if demand.hosts is None else f" on {demand.hosts} hosts, each with {each} free"
             free = _free_ranks(demand)
             where = f"the Ray cluster after {timeout.total_seconds():g} s (a rank takes {each}){hosts}"
-            raise SlotsError(demand.ranks, min(free, demand.ranks - 1), where)
+            raise SlotsTimeout(demand.ranks, min(free, demand.ranks - 1), where)
     except BaseException:
         remove_placement_group(group)
         raise
