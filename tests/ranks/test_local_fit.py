@@ -80,6 +80,30 @@ def test_wrong_rows_are_refused_before_ranks_start() -> None:
         estimator().fit([1, 2])
     with pytest.raises(DataError, match="'y': Arrow cannot hold it"):
         estimator().fit(rows().assign(y=[object()] * 40))
+    with pytest.raises(ConfigError, match="dataset: is an empty path"):
+        estimator().fit("")
+    with pytest.raises(DataError, match="'y': is the name of several columns; give each its own"):
+        estimator().fit(pd.concat([rows(), rows()[["y"]]], axis="columns"))
+
+
+def test_columns_that_the_model_does_not_take_are_left_alone() -> None:
+    """Also those that neither Arrow nor Parquet can hold, and frames with one name twice."""
+    frame = rows(5).set_axis([*"vwxyz"], axis="index")
+    frame = frame.assign(
+        thing=[{"a": 1, 2: 3}, object(), 1, "x", None],
+        shop=pd.Categorical([*"abcab"]),
+        day=pd.date_range("2026", periods=5),
+    )
+    frame = pd.concat(
+        [frame, pd.DataFrame({7: pd.array([1, None, 3, 4, 5], "Int64"), "i": 1j}, index=frame.index)], axis=1
+    )
+    frame.insert(0, "day", "twice", allow_duplicates=True)
+    fitted = estimator(epochs=1).fit(frame)
+    predicted = fitted.transform(frame)
+    pd.testing.assert_frame_equal(predicted.drop(columns=["y__output"]), frame)
+    assert weights(estimator(epochs=1).fit(rows(5))) == weights(fitted)
+    with pytest.raises(DataError, match="'x': is not among the columns, which are day, flag"):
+        fitted.transform(frame.drop(columns=["x"]))
 
 
 def test_a_job_of_spark_says_that_java_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from farandole.errors import ConfigError, RankFailed
 from helpers.flyte import IGNORED_FOLDERS, custom_of, loop, settings
 from helpers.installed import require
+from helpers.mpi_operator import TrainingOperator
 
 require("flytekitplugins")
 
@@ -76,6 +77,34 @@ def test_a_configuration_that_cannot_be_is_refused(given: dict[str, Any], senten
 
     with pytest.raises(ConfigError, match=sentence):
         Farandole(**given)
+
+
+@pytest.mark.parametrize(("running", "ranks"), [(3, 6), (2, 4)])
+def test_a_task_starts_with_the_pods_that_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: int, ranks: int
+) -> None:
+    """No fewer than `min_workers`, no more than `num_workers`."""
+    from flytekit import FlyteContextManager
+    from flytekit.core.context_manager import ExecutionState
+
+    from farandole.errors import HostsError
+    from farandole.integrations.flyte import Farandole, FarandoleTask
+    from farandole.integrations.flyte import task as module
+
+    operator = TrainingOperator(tmp_path / "etc-mpi", slots=2)
+    for name, value in operator.variables().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "reach_pods", lambda job, pods, *rest: [pod.name for pod in pods])
+    config = Farandole(num_workers=3, min_workers=2, slots=2, start_timeout=0.2)
+    made = FarandoleTask(config, lambda: None)
+    ctx = FlyteContextManager.current_context()
+    cluster = ctx.with_execution_state(ctx.new_execution_state().with_params(mode=ExecutionState.Mode.TASK_EXECUTION))
+    operator.write(3, running=running)
+    names = [f"job-worker-{place}" for place in range(running)]
+    assert made._backend(cluster.build(), config.settings()[0]) == (names, ranks)
+    operator.write(3, running=1)
+    with pytest.raises(HostsError, match="job-worker-1"):
+        made._backend(cluster.build(), config.settings()[0])
 
 
 @pytest.mark.native

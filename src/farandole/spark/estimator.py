@@ -99,10 +99,9 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
     def _fit_files(self, stored: "StoredRows", spark: SparkSession | None) -> M:
         """Fit to the rows of files, which the ranks read themselves."""
         self._tasks(spark=spark is not None)
-        needed = [*self._wanted(), *(self.getTransformationRemovedFields() or ())]
         validation = stored.validation(self.getValidation())
         self._check()
-        feed = self._feed(stored.schema(needed), validation if isinstance(validation, str) else None)
+        feed = self._feed(stored.schema(self._read()), validation if isinstance(validation, str) else None)
         plan, saved = self._settle(replace(feed, validation_col=stored.validation_name(feed)), validation)
         rows = replace(plan.rows, by_content=stored.by_content)
         return self._finished(replace(plan, rows=rows, files=stored.planned(feed)), saved, spark, None)
@@ -141,8 +140,9 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
                 f"got {type(dataset).__name__}"
             )
         self._tasks(spark=False)
-        store = self.getStore()
-        with as_files(dataset) as url:
+        store, validation = self.getStore(), self.getValidation()
+        needed = [*self._read(), *([validation] if isinstance(validation, str) else ())]
+        with as_files(dataset, needed) as url:
             options = {} if store is None else store.storage_options
             # Rows in memory are a Spark DataFrame's, files are what they are in a store.
             is_path = isinstance(dataset, (str, os.PathLike))
@@ -182,6 +182,10 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         """Return the columns that batches have."""
         weight = self.getSampleWeightCol()
         return tuple(dict.fromkeys([*self.getFeatureCols(), *self.getLabelCols(), *([weight] if weight else [])]))
+
+    def _read(self) -> tuple[str, ...]:
+        """Return the columns that rows have, but for those that a function of rows adds."""
+        return (*self._wanted(), *(self.getTransformationRemovedFields() or ()))
 
     def _transformation(self, feed: Feed) -> Transformation | None:
         function = self.getTransformationFn()

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data import ParquetSource
-from farandole.errors import DataError
+from farandole.errors import ConfigError, DataError
 from farandole.spark.disks import local_directory
 
-__all__ = ["as_files", "as_frame", "feature_batches", "is_local"]
+__all__ = ["as_files", "as_frame", "feature_batches", "features_of", "is_local"]
 
 GROUP = 1 << 16  # rows of a row group; ranks read those of their share
 BATCH = 10_000  # rows that a model predicts at once, as in Spark
@@ -26,47 +26,73 @@ def is_local(dataset: object) -> bool:
 
 
 @contextmanager
-def as_files(dataset: Any) -> Iterator[str]:
+def as_files(dataset: Any, needed: Sequence[str]) -> Iterator[str]:
     """Yield the URL or path of Parquet files with the rows; those that are written for it are removed at the end.
 
-    Raises `DataError` for a pandas column that Arrow cannot hold."""
+    They have the `needed` columns, or all columns where one is missing. Raises `DataError` for a needed pandas column
+    that Arrow cannot hold or whose name is there twice, `ConfigError` for an empty path."""
     if isinstance(dataset, (str, os.PathLike)):
-        yield os.fspath(dataset)
+        yield _url(dataset)
         return
-    table = dataset if isinstance(dataset, pa.Table) else _as_table(dataset)
+    table = dataset if isinstance(dataset, pa.Table) else _as_table(dataset, needed)
+    if set(needed) <= set(table.column_names):
+        table = table.select([*dict.fromkeys(needed)])
     with tempfile.TemporaryDirectory(prefix="farandole-rows-", dir=local_directory(os.environ, 0)) as folder:
         pq.write_table(table, os.path.join(folder, "rows.parquet"), row_group_size=GROUP)
         yield folder
 
 
 def as_frame(dataset: Any) -> pd.DataFrame:
-    """Return the rows as a pandas DataFrame, with arrays in place of lists; reads the files of a path or URL."""
+    """Return the rows as a pandas DataFrame, the same one if it is one; reads the files of a path or URL."""
+    if isinstance(dataset, pd.DataFrame):
+        return dataset
     if isinstance(dataset, (str, os.PathLike)):
-        source = ParquetSource(os.fspath(dataset), {})
+        source = ParquetSource(_url(dataset), {})
         tables = [source.read(group, source.schema.names) for group in source.row_groups]
-        table = pa.concat_tables([source.schema.empty_table(), *tables])
-        return table.to_pandas()
-    table = dataset if isinstance(dataset, pa.Table) else _as_table(dataset)
-    frame: pd.DataFrame = table.to_pandas()
-    return frame if isinstance(dataset, pa.Table) else frame.set_axis(dataset.index, axis="index")
+        dataset = pa.concat_tables([source.schema.empty_table(), *tables])
+    frame: pd.DataFrame = dataset.to_pandas()
+    return frame
 
 
-def feature_batches(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[pd.Series, ...]]:
-    """Yield the columns of a model's features, batch by batch; raises `DataError` for a column that is not there."""
+def features_of(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Return the columns of a model's features, with arrays in place of lists.
+
+    Raises `DataError` for a column that is not there, is there twice, or that Arrow cannot hold."""
+    table = _as_table(frame, names)
     for name in names:
-        if name not in frame.columns:
+        if name not in table.column_names:
             raise DataError(name, f"is not among the columns, which are {', '.join(map(str, frame.columns))}")
-    columns = [frame[name].astype("int8") if frame[name].dtype == bool else frame[name] for name in names]
-    for first in range(0, len(frame), BATCH):
+    features: pd.DataFrame = table.select([*dict.fromkeys(names)]).to_pandas()
+    return features
+
+
+def feature_batches(features: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[pd.Series, ...]]:
+    """Yield the columns of a model's features, batch by batch."""
+    columns = [features[name].astype("int8") if features[name].dtype == bool else features[name] for name in names]
+    for first in range(0, len(features), BATCH):
         yield tuple(column.iloc[first : first + BATCH].reset_index(drop=True) for column in columns)
 
 
-def _as_table(frame: pd.DataFrame) -> pa.Table:
-    named = {str(name): frame[name] for name in frame.columns}
-    columns = {}
-    for name, column in named.items():
+def _url(path: "str | os.PathLike[str]") -> str:
+    url = os.fspath(path)
+    if not url.strip():
+        raise ConfigError("dataset", 'is an empty path; "." is the working folder')
+    return url
+
+
+def _as_table(frame: pd.DataFrame, needed: Sequence[str]) -> pa.Table:
+    """Return the needed columns; where one is missing, all that Arrow can hold, for a message to name them."""
+    names = [str(name) for name in frame.columns]
+    complete = set(needed) <= set(names)
+    columns: dict[str, pa.Array] = {}
+    for place, name in enumerate(names):
+        if name in needed and name in columns:
+            raise DataError(name, "is the name of several columns; give each its own")
+        if name in columns or (complete and name not in needed):
+            continue
         try:
-            columns[name] = pa.array(column, from_pandas=True)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise DataError(name, f"Arrow cannot hold it: {error}") from error
+            columns[name] = pa.array(frame.iloc[:, place], from_pandas=True)
+        except pa.ArrowException as error:
+            if name in needed:
+                raise DataError(name, f"Arrow cannot hold it: {error}") from error
     return pa.table(columns)

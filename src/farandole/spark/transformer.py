@@ -124,15 +124,16 @@ class DataFrameModel(Model, Saved):
 
     def _transform_without_spark(self, dataset: object) -> pd.DataFrame:
         # Here, as it reads Parquet, which takes longer to load than what Spark's rows need.
-        from farandole.spark.local_rows import as_frame, feature_batches
+        from farandole.spark.local_rows import as_frame, feature_batches, features_of
 
         frame, names = as_frame(dataset), self.getOutputCols()
         for name in names:
             if name in frame.columns:
                 raise DataError(name, "is among the columns already; choose other names with setOutputCols")
         fields = [f"o{index}" for index in range(len(names))]
-        predictor, _ = self._predictor(fields, frame)
-        predicted = list(predictor(feature_batches(frame, self.getFeatureColumns())))
+        features = features_of(frame, self.getFeatureColumns())
+        predictor, _ = self._predictor(fields, features)
+        predicted = list(predictor(feature_batches(features, self.getFeatureColumns())))
         outputs = pd.concat(predicted, ignore_index=True) if predicted else pd.DataFrame(columns=fields)
         return frame.assign(**{name: outputs[each].to_numpy() for each, name in zip(fields, names, strict=True)})
 

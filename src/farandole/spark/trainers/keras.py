@@ -19,6 +19,7 @@ from farandole.spark.trainers.keras_devices import own_device, visible_gpus
 from farandole.spark.trainers.keras_model import Inputs, dump_state, load_model, load_object, load_state, outputs_of
 from farandole.spark.trainers.keras_module import KerasModule, Parts
 from farandole.spark.trainers.report import Record
+from farandole.spark.trainers.rows import TOGETHER
 from farandole.spark.trainers.run import Run, RunPlan
 from farandole.spark.trainers.run import train as train_with
 
@@ -207,7 +208,7 @@ class KerasTrainer:
             raise ConfigError(
                 "model",
                 f"fails on the first row: {type(error).__name__}: {told}. Its inputs: {job.inputs.describe(kinds)}; "
-                "put columns together into one vector with pyspark.ml.feature.VectorAssembler",
+                + TOGETHER,
             ) from error
         names = job.plan.label_cols
         if len(given) != len(names):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from farandole.data import Number
 from farandole.errors import ConfigError, DataError
 from farandole.spark.trainers.predict import BatchPredictor, Predict
+from farandole.spark.trainers.rows import TOGETHER
 
 __all__ = ["DumpedModel", "Inputs", "KerasPredictor", "dump_model", "dump_object", "load_model", "load_object"]
 
@@ -44,8 +45,7 @@ class Inputs:
             inputs = ", ".join(str(list(each.shape)) for each in given)
             raise ConfigError(
                 "feature_cols",
-                f"are {len(columns)} columns, the model has {len(given)} inputs ({inputs}); put columns together into "
-                "one vector with pyspark.ml.feature.VectorAssembler",
+                f"are {len(columns)} columns, the model has {len(given)} inputs ({inputs}); {TOGETHER}",
             )
         shapes = tuple(None if None in each.shape[1:] else tuple(each.shape[1:]) for each in given)
         dtypes = tuple(keras.backend.standardize_dtype(each.dtype) for each in given)

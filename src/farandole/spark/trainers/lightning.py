@@ -26,6 +26,7 @@ from farandole.spark.trainers.lightning_plain import Losses, wrapped
 from farandole.spark.trainers.lightning_strategy import KEPT, InSteps
 from farandole.spark.trainers.module_batches import module_arguments
 from farandole.spark.trainers.report import Meter, Record
+from farandole.spark.trainers.rows import TOGETHER
 from farandole.spark.trainers.run import Run, RunPlan, sum_over_ranks
 from farandole.spark.trainers.run import train as train_with
 from farandole.spark.trainers.torch_devices import visible_gpus
@@ -266,6 +267,6 @@ def _probe(job: LightningJob, run: Run) -> list[tuple[str, tuple[int, ...]]] | N
         raise ConfigError(
             "model",
             f"fails on the first row: {type(error).__name__}: {told}. Its inputs: {inputs.describe(run.rows.kinds)}; "
-            "give input_shapes, or put the columns together into one vector with pyspark.ml.feature.VectorAssembler",
+            f"give input_shapes, or {TOGETHER}",
         ) from error
     return [(each.dtype, each.shape) for each in map(Output.of, outputs)]

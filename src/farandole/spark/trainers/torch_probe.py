@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.spark.logs import log_to_driver
+from farandole.spark.trainers.rows import TOGETHER
 from farandole.spark.trainers.run import Run
 from farandole.spark.trainers.torch_tensors import Inputs
 
@@ -19,7 +20,6 @@ __all__ = ["probe"]
 
 # Errors that a model or a loss raises for shapes and types that it does not take.
 _OF_SHAPES = (IndexError, RuntimeError, TypeError, ValueError)
-_HINT = "give input_shapes, or put the columns together into one vector with pyspark.ml.feature.VectorAssembler"
 
 
 class _Job(Protocol):
@@ -61,7 +61,8 @@ def probe(judge: _Judge, run: Run, sample: ShardBatch | None) -> None:
         except _OF_SHAPES as error:
             raise ConfigError(
                 "model",
-                f"fails on the first row: {_told(error)}. Its inputs: {job.inputs.describe(run.rows.kinds)}; {_HINT}",
+                f"fails on the first row: {_told(error)}. Its inputs: {job.inputs.describe(run.rows.kinds)}; "
+                f"give input_shapes, or {TOGETHER}",
             ) from error
         for place, (output, label) in enumerate(judge.pairs(batch, outputs)):
             _check(job.losses[place], job.label_cols[place], output, label)
