@@ -52,7 +52,7 @@ ABOUT = """Synchronous data-parallel training: starts one program as several ran
 commands:
   run        run a program as N ranks, on this machine or on others
   doctor     report on this machine, or on hosts and the network between them
-  timeline   merge the timelines of ranks into one trace, or make a page of them
+  timeline   merge the timelines of ranks into one trace, or make a page of them, or a timeline like Horovod's
 
 farandole COMMAND --help shows the command's options.
 """

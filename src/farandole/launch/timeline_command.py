@@ -1,4 +1,4 @@
-"""`farandole timeline merge` and `farandole timeline report`: one trace, or one page, of a job's timelines."""
+"""`farandole timeline merge`, `report` and `horovod`: one trace, one page, or a timeline like Horovod's, of a job's."""
 
 import argparse
 import logging
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from farandole.errors import TraceError
 from farandole.timeline.clocks import Clock, compare_clocks, shift_traces
+from farandole.timeline.horovod import spell_as_horovod
 from farandole.timeline.merging import merge_traces
 from farandole.timeline.page import write_page
 from farandole.timeline.reading import read_traces
@@ -35,6 +36,7 @@ COMMANDS = {
     "report": Command(
         "write a page with the times of operations and the ranks that others waited for", write_page, ".html"
     ),
+    "horovod": Command("write one timeline with Horovod's form and names, for programs", spell_as_horovod, None),
 }
 
 
