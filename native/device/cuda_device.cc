@@ -182,34 +182,48 @@ void CudaDevice::clear(Address at, size_t bytes, Stream stream) {
 }
 
 bool CudaDevice::has_memory_pools() const {
-  if (library_.mem_alloc_async == nullptr || library_.mem_free_async == nullptr ||
-      library_.device_get_default_mem_pool == nullptr || library_.mem_pool_set_access == nullptr)
+  if (library_.mem_alloc_from_pool_async == nullptr || library_.mem_free_async == nullptr ||
+      library_.mem_pool_create == nullptr || library_.mem_pool_set_attribute == nullptr ||
+      library_.mem_pool_set_access == nullptr)
     return false;
   int has = 0;
   library_.require("cuDeviceGetAttribute", library_.device_get_attribute(&has, CudaLibrary::kMemoryPools, handle()));
   return has != 0;
 }
 
-void CudaDevice::share_pool() const {
+CudaLibrary::Pool CudaDevice::pool() {
+  std::call_once(pool_made_, [this] {
+    CudaLibrary::PoolProperties properties;
+    properties.device = handle();
+    CudaLibrary::Pool made = nullptr;
+    library_.require("cuMemPoolCreate", library_.mem_pool_create(&made, &properties));
+    uint64_t kept = kKept;
+    library_.require("cuMemPoolSetAttribute",
+                     library_.mem_pool_set_attribute(made, CudaLibrary::kReleaseThreshold, &kept));
+    pool_ = made;
+  });
+  return pool_;
+}
+
+void CudaDevice::share_pool() {
   int count = 0;
   library_.require("cuDeviceGetCount", library_.device_get_count(&count));
   if (count == 1) return;
-  CudaLibrary::Pool pool = nullptr;
-  library_.require("cuDeviceGetDefaultMemPool", library_.device_get_default_mem_pool(&pool, handle()));
+  const Current current(*this);
   for (int other = 0; other < count; ++other) {
     CudaLibrary::Access access;
     int can = 0;
     library_.require("cuDeviceGet", library_.device_get(&access.device, other));
     if (other == ordinal_) continue;
     library_.require("cuDeviceCanAccessPeer", library_.device_can_access_peer(&can, access.device, handle()));
-    if (can != 0) library_.require("cuMemPoolSetAccess", library_.mem_pool_set_access(pool, &access, 1));
+    if (can != 0) library_.require("cuMemPoolSetAccess", library_.mem_pool_set_access(pool(), &access, 1));
   }
 }
 
 CudaDevice::Address CudaDevice::allocate(size_t bytes, Stream stream) {
   const Current current(*this);
   Address made = 0;
-  library_.require("cuMemAllocAsync", library_.mem_alloc_async(&made, bytes, stream));
+  library_.require("cuMemAllocFromPoolAsync", library_.mem_alloc_from_pool_async(&made, bytes, pool(), stream));
   return made;
 }
 

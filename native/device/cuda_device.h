@@ -43,6 +43,10 @@ class CudaDevice {
   using Address = CudaLibrary::Address;
   using Stream = CudaLibrary::Stream;
 
+  /// Bytes of unused memory that stay with allocate() for reuse. What is above goes back to the GPU when a stream is
+  /// waited for.
+  static constexpr uint64_t kKept = 64 << 20;
+
   /// Makes the device's context that of the thread while it lives, for the driver and for libraries that look at it.
   ///
   /// While any thread of the process captures a CUDA graph, calls such as a look at an event fail in all threads and
@@ -95,8 +99,9 @@ class CudaDevice {
   [[nodiscard]] bool has_memory_pools() const;
   /// Lets the other devices of this process reach the memory of allocate(), as they reach that of frameworks. NCCL has
   /// it so among ranks that are threads of one process. Throws Error (Fabric).
-  void share_pool() const;
-  /// Returns device memory for the later work in `stream`, uninitialized. Does not wait. Throws Error (Fabric).
+  void share_pool();
+  /// Returns device memory for the later work in `stream`, uninitialized. It comes from a pool of its own, because the
+  /// device's default pool is the framework's. Does not wait. Throws Error (Fabric).
   [[nodiscard]] Address allocate(size_t bytes, Stream stream);
   /// Takes memory of allocate() back after the work that is in `stream` now.
   void free(Address memory, Stream stream) noexcept;
@@ -112,6 +117,7 @@ class CudaDevice {
 
   explicit CudaDevice(int ordinal);
   [[nodiscard]] int handle() const;
+  [[nodiscard]] CudaLibrary::Pool pool();
   /// Makes `call`. Without a working device what it would free ends with the process.
   template <class Call>
   void if_it_works(Call call) noexcept;
@@ -124,7 +130,9 @@ class CudaDevice {
   Stream to_host_ = nullptr;
   Stream to_device_ = nullptr;
   Stream returns_ = nullptr;  // of memory
-  std::mutex mu_;             // guards unused_
+  std::once_flag pool_made_;
+  CudaLibrary::Pool pool_ = nullptr;  // since the first call of pool()
+  std::mutex mu_;                     // guards unused_
   std::vector<CudaLibrary::Event> unused_;
 };
 

@@ -98,9 +98,10 @@ void CudaLibrary::find_functions(void* loaded, const char* file) {
   find(loaded, file, "cuMemcpyHtoDAsync_v2", memcpy_htod_async);
   find(loaded, file, "cuMemcpyDtoDAsync_v2", memcpy_dtod_async);
   find(loaded, file, "cuMemsetD8Async", memset_d8_async);
-  find_newer(loaded, "cuMemAllocAsync", mem_alloc_async);
+  find_newer(loaded, "cuMemAllocFromPoolAsync", mem_alloc_from_pool_async);
   find_newer(loaded, "cuMemFreeAsync", mem_free_async);
-  find_newer(loaded, "cuDeviceGetDefaultMemPool", device_get_default_mem_pool);
+  find_newer(loaded, "cuMemPoolCreate", mem_pool_create);
+  find_newer(loaded, "cuMemPoolSetAttribute", mem_pool_set_attribute);
   find_newer(loaded, "cuMemPoolSetAccess", mem_pool_set_access);
 }
 

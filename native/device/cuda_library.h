@@ -48,11 +48,21 @@ class CudaLibrary {
   static constexpr int kRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
   static constexpr int kOnDevice = 1;          // CU_MEM_LOCATION_TYPE_DEVICE
   static constexpr int kReadWrite = 3;         // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+  static constexpr int kReleaseThreshold = 4;  // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
 
   struct Access {  // CUmemAccessDesc
     int kind = kOnDevice;
     int device = 0;
     int flags = kReadWrite;
+  };
+
+  struct PoolProperties {  // CUmemPoolProps; what is zero is not asked for
+    int type = 1;          // CU_MEM_ALLOCATION_TYPE_PINNED: memory of the device
+    int handles = 0;       // CU_MEM_HANDLE_TYPE_NONE: for this process only
+    int kind = kOnDevice;
+    int device = 0;
+    void* security = nullptr;
+    std::array<char, 64> reserved{};
   };
 
   int version = 0;  // 12040 for CUDA 12.4
@@ -87,9 +97,10 @@ class CudaLibrary {
   int (*memcpy_dtod_async)(Address to, Address from, size_t bytes, Stream stream);
   int (*memset_d8_async)(Address at, unsigned char value, size_t bytes, Stream stream);
   // Null before CUDA 11.2:
-  int (*mem_alloc_async)(Address* made, size_t bytes, Stream stream);
+  int (*mem_alloc_from_pool_async)(Address* made, size_t bytes, Pool pool, Stream stream);
   int (*mem_free_async)(Address address, Stream stream);
-  int (*device_get_default_mem_pool)(Pool* pool, int device);
+  int (*mem_pool_create)(Pool* pool, const PoolProperties* properties);
+  int (*mem_pool_set_attribute)(Pool pool, int attribute, void* value);
   int (*mem_pool_set_access)(Pool pool, const Access* access, size_t count);
 
  private:

@@ -26,6 +26,8 @@ struct StandInCuda {
   size_t (*live)() = find<decltype(live)>("stand_in_live");
   int (*error)() = find<decltype(error)>("stand_in_error");
   int (*calls)(const char* function) = find<decltype(calls)>("stand_in_calls");
+  int (*grown)() = find<decltype(grown)>("stand_in_grown");
+  size_t (*kept)() = find<decltype(kept)>("stand_in_kept");
   size_t (*pinned)() = find<decltype(pinned)>("stand_in_pinned");
   Stream (*stream)(int device) = find<decltype(stream)>("stand_in_stream");
   Stream (*default_stream)(int device) = find<decltype(default_stream)>("stand_in_default_stream");

@@ -2,7 +2,7 @@
 // stand_in_cuda.h. The tests' own functions, which begin with stand_in_, are in stand_in_cuda_tests.cc.
 #include "stand_in_cuda.h"
 
-#include <array>
+#include <algorithm>
 #include <cstring>
 
 using namespace stand_in;
@@ -11,6 +11,12 @@ namespace {
 
 struct PoolAccess {
   int kind, device, flags;
+};
+
+struct PoolProperties {
+  int type, handles, kind, device;
+  void* security;
+  char reserved[64];
 };
 
 /// Copies in `stream` after a check of both ranges.
@@ -257,17 +263,20 @@ int cuMemFreeHost(void* memory) {
 }
 
 /// The memory holds garbage once the stream has come to this, so that earlier writes to it are lost.
-int cuMemAllocAsync(uint64_t* made, size_t bytes, Stream* given) {
+int cuMemAllocFromPoolAsync(uint64_t* made, size_t bytes, Pool* pool, Stream* given) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
-  if (const int code = refusal("cuMemAllocAsync")) return code;
+  if (const int code = refusal("cuMemAllocFromPoolAsync")) return code;
   Stream* stream = stream_of(given);
   if (stream == nullptr) return kInvalidContext;
   if (const int code = refusal_of_capture(*stream)) return code;
-  if (bytes == 0) return kInvalidValue;
+  if (bytes == 0 || d.memory_pools.count(pool) == 0 || pool->device != stream->device) return kInvalidValue;
   *made = take_memory(bytes);
   if (*made == 0) return kOutOfMemory;
-  d.pooled[*made] = stream->device;
+  d.pooled[*made] = pool;
+  const size_t taken = d.live[*made];
+  if (pool->unused >= taken) pool->unused -= taken;
+  else ++d.grown;
   add(*stream, [address = *made, bytes] { std::memset(real(address), 0xab, bytes); });
   return 0;
 }
@@ -279,8 +288,14 @@ int cuMemFreeAsync(uint64_t address, Stream* given) {
   Stream* stream = stream_of(given);
   if (stream == nullptr) return kInvalidContext;
   if (const int code = refusal_of_capture(*stream)) return code;
-  if (d.live.count(address) == 0 || d.pooled.erase(address) == 0) return kInvalidValue;
+  const auto found = d.pooled.find(address);
+  if (d.live.count(address) == 0 || found == d.pooled.end()) return kInvalidValue;
+  Pool* pool = found->second;
+  const size_t bytes = d.live[address];
+  d.pooled.erase(found);
   return_memory(address, *stream);
+  // As if a stream were waited for at once.
+  add(*stream, [pool, bytes] { pool->unused = std::min<uint64_t>(pool->unused + bytes, pool->threshold); });
   return 0;
 }
 
@@ -289,19 +304,34 @@ int cuDeviceCanAccessPeer(int* can, int device, int peer) {
   return 0;
 }
 
-int cuDeviceGetDefaultMemPool(int** pool, int device) {
-  static std::array<int, 64> numbers{};
-  numbers.at(static_cast<size_t>(device)) = device;
-  *pool = &numbers.at(static_cast<size_t>(device));
+int cuMemPoolCreate(Pool** pool, const PoolProperties* properties) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal_of_unsafe("cuMemPoolCreate")) return code;
+  if (properties->type != 1 || properties->handles != 0 || properties->kind != 1 || properties->security != nullptr ||
+      properties->device < 0 || properties->device >= d.devices ||
+      std::any_of(properties->reserved, properties->reserved + 64, [](char each) { return each != 0; }))
+    return kInvalidValue;
+  *pool = new Pool{properties->device};
+  d.memory_pools.insert(*pool);
   return 0;
 }
 
-int cuMemPoolSetAccess(const int* pool, const PoolAccess* access, size_t count) {
+int cuMemPoolSetAttribute(Pool* pool, int attribute, void* value) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal("cuMemPoolSetAttribute")) return code;
+  if (attribute != 4 || d.memory_pools.count(pool) == 0) return kInvalidValue;
+  std::memcpy(&pool->threshold, value, sizeof pool->threshold);
+  return 0;
+}
+
+int cuMemPoolSetAccess(Pool* pool, const PoolAccess* access, size_t count) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
   if (const int code = refusal("cuMemPoolSetAccess")) return code;
-  if (count != 1 || access->kind != 1 || access->flags != 3 || access->device == *pool) return kInvalidValue;
-  d.shared_pools.insert(*pool);
+  if (count != 1 || access->kind != 1 || access->flags != 3 || access->device == pool->device) return kInvalidValue;
+  pool->shared = true;
   return 0;
 }
 

@@ -64,6 +64,14 @@ struct Event {
   std::shared_ptr<Moment> recorded;
 };
 
+/// Memory in the order of streams. What is freed stays with the pool up to the threshold.
+struct Pool {
+  int device = 0;
+  uint64_t threshold = 0;  // bytes
+  uint64_t unused = 0;     // bytes that it has kept
+  bool shared = false;     // the other devices reach it
+};
+
 /// All state. Never destroyed, because the threads of streams live until the process ends.
 struct Driver {
   std::mutex mu;                    // guards all members, and orders the work of streams with other threads
@@ -88,8 +96,9 @@ struct Driver {
   std::map<uint64_t, size_t> live;                      // device memory: address, bytes
   std::map<size_t, std::vector<uint64_t>> free_blocks;  // by size
   std::map<uint64_t, size_t> pinned;
-  std::map<uint64_t, int> pooled;  // memory of a device's pool
-  std::set<int> shared_pools;      // of devices: the other devices reach them
+  std::map<uint64_t, Pool*> pooled;  // memory of a pool
+  std::set<Pool*> memory_pools;      // that were made; they stay
+  int grown = 0;                     // pools have taken memory of a device, which takes long
 };
 
 inline Driver& driver() {

@@ -63,7 +63,7 @@ void* stand_in_memory(uint64_t address, size_t bytes) {
 int stand_in_is_reachable(uint64_t address) {
   Driver& d = driver();
   const auto found = d.pooled.find(address);
-  return found == d.pooled.end() || d.devices == 1 || d.shared_pools.count(found->second) > 0 ? 1 : 0;
+  return found == d.pooled.end() || d.devices == 1 || found->second->shared ? 1 : 0;
 }
 
 /// Lets the work of `stream` go to a graph instead of the device, or ends that. Returns whether the graph is good.
@@ -102,6 +102,21 @@ int stand_in_calls(const char* function) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
   return d.calls[function];
+}
+
+/// Returns how often pools have taken memory of a device.
+int stand_in_grown() {
+  const std::lock_guard lock(driver().mu);
+  return driver().grown;
+}
+
+/// Returns the unused bytes that pools have kept.
+size_t stand_in_kept() {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  size_t bytes = 0;
+  for (const Pool* pool : d.memory_pools) bytes += pool->unused;
+  return bytes;
 }
 
 size_t stand_in_pinned() {

@@ -48,7 +48,7 @@ int ncclCommInitRankConfig(Comm** comm, int size, Id id, int rank, const Config*
   std::shared_ptr<Group>& group = groups[id];
   if (!group) group = std::make_shared<Group>();
   group->size = size;
-  ++group->arrived;
+  group->arrived += far != 0 ? size : 1;
   *comm = new Comm;
   (*comm)->group = group;
   (*comm)->rank = rank;
@@ -161,6 +161,7 @@ void stand_in_version(int given) { version = given; }
 void stand_in_nccl_fail(int code) { failure = code; }  // of new communicators
 void stand_in_nccl_break(int code) { broken = code; }  // what communicators tell of their operations
 void stand_in_nccl_stuck(int on) { stuck = on; }       // operations never end by themselves
+void stand_in_nccl_far(int on) { far = on; }           // the other ranks are other processes: nothing comes from them
 int stand_in_nccl_aborted() { return aborted; }
 int stand_in_nccl_destroyed() { return destroyed; }
 int stand_in_nccl_mismatches() { return mismatches; }  // ranks that called operations in different orders

@@ -139,7 +139,7 @@ inline std::mutex mu;
 inline std::map<Id, std::shared_ptr<Group>> groups;
 inline int version = 22705;
 inline int next_id = 0;
-inline std::atomic<int> failure{0}, broken{0}, stuck{0};
+inline std::atomic<int> failure{0}, broken{0}, stuck{0}, far{0};
 inline std::atomic<int> aborted{0}, destroyed{0}, mismatches{0}, run{0}, groups_run{0};
 inline std::atomic<int> strays{0};  // calls that made a context on another device, or would have
 inline thread_local int depth = 0;

@@ -124,6 +124,24 @@ void test_pinned_memory_is_reused() {
   CHECK_EQ(cuda().pinned(), size_t{0});
 }
 
+/// Memory in the order of streams is taken from the GPU once, and a bounded part of it stays.
+void test_device_memory_is_reused() {
+  CudaDevice& device = CudaDevice::of(1);
+  const CudaDevice::Stream stream = device.to_device();
+  const auto use = [&](size_t bytes) {
+    device.free(device.allocate(bytes, stream), stream);
+    const CudaMark end = device.mark(stream);
+    while (!end.passed()) std::this_thread::yield();
+  };
+  const int before = cuda().grown();
+  for (int i = 0; i < 20; ++i) use(1 << 20);
+  CHECK_EQ(cuda().grown(), before + 1);
+  use(CudaDevice::kKept + (32 << 20));
+  CHECK_EQ(cuda().grown(), before + 2);
+  CHECK_EQ(cuda().kept(), size_t{CudaDevice::kKept});
+  CHECK_EQ(cuda().calls("cuMemPoolCreate"), 1);
+}
+
 void test_failures_name_the_function() {
   CudaDevice& device = CudaDevice::of(0);
   cuda().fail("cuMemHostAlloc", 2, 0);
@@ -196,6 +214,7 @@ int main() {
   test_a_mark_waits_for_its_stream_only();
   test_events_are_reused();
   test_pinned_memory_is_reused();
+  test_device_memory_is_reused();
   test_failures_name_the_function();
   test_graphs();
   test_priorities();
