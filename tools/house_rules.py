@@ -10,12 +10,13 @@ from pathlib import Path
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
 PACKAGE = Path("src/farandole")
-# Who may read the environment: settings and the place of a rank; who writes it for children may look at it too.
+# Who may read the environment: settings and the place of a rank; who writes it, for children or NCCL, may look at it.
 ENVIRONMENT = (
     PACKAGE / "config.py",
     PACKAGE / "topology.py",
     PACKAGE / "other_launchers.py",
     PACKAGE / "bootstrap",
+    PACKAGE / "core" / "wiring" / "gpus.py",
     PACKAGE / "launch",
     PACKAGE / "ray" / "worker.py",
     PACKAGE / "spark",

@@ -23,6 +23,7 @@ __all__ = [
     "interface_address",
     "interface_addresses",
     "interface_names",
+    "interface_of",
     "loopback_address",
     "own_addresses",
 ]
@@ -176,6 +177,28 @@ def _require_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None
             raise ConfigError("interface", f"{address} is no address of this host ({error.strerror})") from error
 
 
+def interface_of(address: str) -> str | None:
+    """Return the name of this host's interface whose first IPv4 address, or one of whose IPv6 addresses, is this one;
+    None if there is none."""
+    wanted = ipaddress.ip_address(address)
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(ConfigError):  # it has no address
+            if interface_address(name) == str(wanted):
+                return name
+    return next((name for each, name in _ipv6_addresses() if each == wanted), None)
+
+
+def _ipv6_addresses() -> list[tuple[ipaddress.IPv6Address, str]]:
+    """Return this host's IPv6 addresses that can be used, but those of one link alone, and their interfaces."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            digits, _, _, scope, flags, name = line.split()
+            if scope == _GLOBAL and not int(flags, 16) & _UNUSABLE:
+                found.append((ipaddress.IPv6Address(bytes.fromhex(digits)), name))
+    return found
+
+
 def own_addresses() -> list[str]:
     """Return this host's addresses: of the loopback interface first, then of each interface IPv4 before IPv6.
 
@@ -184,11 +207,7 @@ def own_addresses() -> list[str]:
     for _, name in socket.if_nameindex():
         with contextlib.suppress(ConfigError):  # it has none
             found.append(interface_address(name))
-    with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
-            digits, _, _, scope, flags, _ = line.split()
-            if scope == _GLOBAL and not int(flags, 16) & _UNUSABLE:
-                found.append(str(ipaddress.IPv6Address(bytes.fromhex(digits))))
+    found += [str(address) for address, _ in _ipv6_addresses()]
     usable = [each for each in found[1:] if not ipaddress.ip_address(each).is_loopback]
     return list(dict.fromkeys([found[0], *usable]))
 

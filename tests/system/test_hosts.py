@@ -84,16 +84,17 @@ def test_hosts_connect_that_met_at_a_store_of_torchs() -> None:
     assert run_on_hosts("AAB", meets_at_torchs_store) == [3000.0] * 3
 
 
-def counts_both(context: Context) -> tuple[int, int]:
+def counts_both(context: Context) -> tuple[int, int, str | None]:
     check_collectives(context)
     counts = connections(interface_address(DEVICE)), connections(interface_address(SECOND_DEVICE))
     context.engine.run(recurring(BARRIER), "all have counted", None, None)
-    return counts
+    return *counts, os.environ.get("NCCL_SOCKET_IFNAME")
 
 
 def test_hosts_with_two_interfaces_connect_by_the_one_that_is_named() -> None:
     config = Config.from_environment({"HOROVOD_GLOO_IFACE": SECOND_DEVICE})
-    assert run_on_hosts("AAB", counts_both, config=config) == [(0, 3)] * 3  # two for data, one for control
+    counts = (0, 3)  # two for data, one for control
+    assert run_on_hosts("AAB", counts_both, config=config) == [(*counts, f"={SECOND_DEVICE}")] * 3
 
 
 def works_until_a_loss(context: Context, victim: int, how: str) -> tuple[int, float, float]:

@@ -20,6 +20,7 @@ from farandole.topology import (
     host_identity,
     interface_address,
     interface_addresses,
+    interface_of,
 )
 
 host_lists = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=24)
@@ -156,6 +157,12 @@ def test_of_several_interfaces_the_host_has_some() -> None:
 def test_lists_of_interfaces_that_do_not_help(listed: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         interface_addresses(listed)
+
+
+def test_the_interface_of_an_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None
+    assert interface_of("2001:db8::1") is None
 
 
 def test_an_interface_that_is_not_there() -> None:

@@ -20,6 +20,7 @@ from farandole.bootstrap.mpi import MpiProcess
 from farandole.config import Config
 from farandole.core.autotune.knobs import LARGEST_SLOT
 from farandole.core.wiring.fabric import Offer, decide, offer, tell
+from farandole.core.wiring.gpus import connect_nccl_by
 from farandole.core.wiring.listeners import listen_tcp, listen_unix, unix_name
 from farandole.core.wiring.mpi import make_communicator
 from farandole.core.wiring.own_address import own_address
@@ -148,7 +149,10 @@ def connect(
     deadline = _Patience(config.start_timeout)
     offered, mpi = offer(_first_met(rendezvous), rendezvous.size, config, deadline)
     with ExitStack() as stack:
-        tcp = stack.enter_context(listen_tcp(own_address(rendezvous, config, deadline)))
+        host_address = own_address(rendezvous, config, deadline)
+        if config.interface is not None:
+            connect_nccl_by(host_address)
+        tcp = stack.enter_context(listen_tcp(host_address))
         unix = stack.enter_context(listen_unix())
         arrivals = Arrivals([tcp, unix], rendezvous)
         stack.callback(arrivals.close)

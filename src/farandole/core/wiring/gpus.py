@@ -1,11 +1,13 @@
-"""How an engine treats tensors on GPUs: the files of NCCL, and the operations that must or must not go by it."""
+"""How an engine treats tensors on GPUs: the files of NCCL, its interface, and what must or must not go by it."""
 
+import os
 import sysconfig
 from pathlib import Path
 
 from farandole.config import Config
+from farandole.topology import interface_of
 
-__all__ = ["find_nccl", "kinds_by_route"]
+__all__ = ["connect_nccl_by", "find_nccl", "kinds_by_route"]
 
 _FILE = "libnccl.so.2"
 _KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
@@ -15,6 +17,15 @@ def find_nccl() -> list[str]:
     """Return what the engine opens as NCCL, unless the process has loaded one: the linker's, else those of wheels."""
     wheels = Path(sysconfig.get_path("purelib")).glob(f"nvidia/*/lib/{_FILE}")
     return [_FILE, *sorted(map(str, wheels))]
+
+
+def connect_nccl_by(address: str) -> None:
+    """Let NCCL connect by this host's interface with `address`, unless NCCL_SOCKET_IFNAME says by which.
+
+    NCCL reads that variable in this process when it makes its first communicator."""
+    name = interface_of(address)
+    if name is not None:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # =: this name, not those that begin with it
 
 
 def kinds_by_route(config: Config, route: str) -> list[str]:
