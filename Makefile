@@ -49,8 +49,8 @@ test-compilers: setup  ## build with the oldest compilers that are promised, or 
 
 test-gpu: setup  ## run the tests of CUDA tensors; needs a GPU and make setup TORCH=cuda
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "test-gpu: PyTorch finds no GPU")'
-	@$(BIN)/python -m pytest -k cuda $(ARGS) tests/conformance tests/ranks/test_torch_on_devices.py \
-	  tests/ranks/test_torch_group_on_devices.py
+	@$(BIN)/python -m pytest -k "cuda and not stand" $(ARGS) tests/conformance tests/ranks/test_torch_on_devices.py \
+	  tests/ranks/test_torch_group_on_devices.py tests/ranks/test_other_frameworks_on_cuda.py
 
 test-native: setup  ## run the native tests
 	@tools/native.sh plain

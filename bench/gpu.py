@@ -1,10 +1,17 @@
-"""How fast are CUDA tensors through host memory, beside gloo? It has never run on a GPU.
+"""How fast are CUDA tensors, beside torch.distributed? It has never run on a GPU.
 
-    python bench/gpu.py [--full] [--rounds 5]
+    python bench/gpu.py [--full] [--rounds 5] [--part NAME]... [--dry]
 
-Two ranks on one GPU: an allreduce of a CUDA tensor of three sizes by farandole.torch, and by gloo on the same tensors,
-in turns. A measurement ends when the GPU has the result. Prints one table, writes bench/results/*-gpu.json."""
+Three parts. "staged": two ranks on one GPU, an allreduce through host memory, and by gloo on the same tensors. "nccl":
+an allreduce by NCCL, and by torch's NCCL backend; one rank for each GPU, so with one GPU the overhead of the call.
+"resnet": ResNet-50 on synthetic pictures with bf16 autocast, by DistributedOptimizer and by DDP over NCCL: a whole
+step, and how long the host is busy with one. All contenders take turns. A measurement ends when the GPU has the result,
+but that of the host's time. Prints one table, writes bench/results/*-gpu.json.
 
+`--dry` runs all of it on the CPU, with small tensors and gloo in the place of NCCL: it shows that the program works,
+and measures nothing."""
+
+import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,59 +21,185 @@ import torch.distributed as dist
 from comparison import KIB, MIB, OURS, Line, compare, size_text, table
 from peers import Contender, Seat, Times
 from race import record
+from resnet import resnet50
+from torch.nn.parallel import DistributedDataParallel
 
 import farandole.torch as hvd
 from farandole.config import Config
 from farandole.core.default import use
 
-RANKS = 2
-GLOO = "gloo"
+GLOO, NCCL, DDP = "gloo", "torch's NCCL", "DDP over NCCL"
 SIZES: Sequence[int] = (64 * KIB, 4 * MIB, 64 * MIB)
-MUST: Mapping[str, float] = {GLOO: 5.0}  # of the largest
+STEP, HOST = "a step of ResNet-50", "the host's time of a step of ResNet-50"
+OVERHEAD = 1 / 1.1  # ours may take 1.1 times as long
+MUST: Mapping[str, Mapping[str, float]] = {
+    f"staged allreduce of {size_text(SIZES[-1])}": {GLOO: 5.0},
+    **{f"allreduce of {size_text(size)}": {NCCL: OVERHEAD} for size in SIZES},
+    STEP: {DDP: 1.0},
+    HOST: {DDP: 1.0},
+}
 
 
-def contender(size: int, reduce: Callable[[torch.Tensor], object]) -> Contender:
-    tensor = torch.empty(size // 4, device="cuda")
+class Place:
+    """Where a rank computes, and the size of what it does there."""
+
+    def __init__(self, seat: Seat, gpu: int) -> None:
+        self.is_dry = bool(seat.options["dry"])
+        self.device = torch.device("cpu") if self.is_dry else torch.device("cuda", gpu)
+        self.rounds, self.repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
+        if not self.is_dry:
+            torch.cuda.set_device(self.device)
+
+    def wait(self) -> None:
+        """Wait until the device has done all that it was told."""
+        if not self.is_dry:
+            torch.cuda.synchronize()
+
+    def repeats_of(self, size: int) -> int:
+        """How often to repeat an operation on so many bytes."""
+        return self.repeats if size < MIB else max(5, self.repeats // 10)
+
+
+def operation(seat: Seat, place: Place, size: int, reduce: Callable[[torch.Tensor], object]) -> Contender:
+    tensor = torch.empty(KIB if place.is_dry else size // 4, device=place.device)
 
     def run() -> None:
         reduce(tensor)
-        torch.cuda.synchronize()
+        place.wait()
 
     def refresh() -> None:
         tensor.fill_(1.5)
-        torch.cuda.synchronize()
+        place.wait()
 
-    return Contender(run, refresh, lambda: bool((tensor == 1.5 * RANKS).all()))
+    return Contender(run, refresh, lambda: bool((tensor == 1.5 * seat.size).all()))
+
+
+def ours(tensor: torch.Tensor) -> torch.Tensor:
+    return hvd.allreduce_(tensor, op=hvd.Sum, name="x")
+
+
+def staged(seat: Seat) -> dict[str, Times]:
+    """Ranks that share a GPU."""
+    place = Place(seat, 0)
+    results: dict[str, Times] = {}
+    with seat.context("staged", Config()) as context, use(context):
+        for size in SIZES:
+            contenders = {
+                OURS: operation(seat, place, size, ours),
+                GLOO: operation(seat, place, size, dist.all_reduce),
+            }
+            title = f"staged allreduce of {size_text(size)}"
+            results[title] = peers.take_turns(seat, contenders, place.rounds, place.repeats_of(size))
+    return results
+
+
+def nccl_group(place: Place) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_group(backend="gloo" if place.is_dry else "nccl")
+    return group
+
+
+def demanded() -> Config:
+    """NCCL, or an error: else host memory would be measured unseen."""
+    return Config(gpu_allreduce="nccl", gpu_broadcast="nccl")
+
+
+def by_nccl(seat: Seat) -> dict[str, Times]:
+    """Each rank has a GPU of its own."""
+    place = Place(seat, seat.rank)
+    group = nccl_group(place)
+    results: dict[str, Times] = {}
+    with seat.context("nccl", demanded()) as context, use(context):
+        for size in SIZES:
+            contenders = {
+                OURS: operation(seat, place, size, ours),
+                NCCL: operation(seat, place, size, lambda tensor: dist.all_reduce(tensor, group=group)),
+            }
+            title = f"allreduce of {size_text(size)}"
+            results[title] = peers.take_turns(seat, contenders, place.rounds, place.repeats_of(size))
+    return results
+
+
+class Training:
+    """ResNet-50 and its pictures, which stay on the device."""
+
+    def __init__(self, place: Place, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+        torch.manual_seed(1)
+        rows, side = (2, 32) if place.is_dry else (64, 224)
+        self._place = place
+        net = resnet50().to(place.device, memory_format=torch.channels_last)
+        self.model = wrap(net)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+        pictures = torch.randn(rows, 3, side, side, device=place.device)
+        self._pictures = pictures.contiguous(memory_format=torch.channels_last)
+        self._classes = torch.randint(1000, (rows,), device=place.device)
+
+    def start(self) -> None:
+        """Tell the device to do a step; returns while it works."""
+        self.optimizer.zero_grad()
+        with torch.autocast(self._place.device.type, torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(self.model(self._pictures), self._classes)
+        loss.backward()
+        self.optimizer.step()
+
+    def step(self) -> None:
+        self.start()
+        self._place.wait()
+
+
+def resnet(seat: Seat) -> dict[str, Times]:
+    """Each rank has a GPU of its own."""
+    place = Place(seat, seat.rank)
+    group = nccl_group(place)
+    mine = Training(place, lambda net: net)
+    gpus = None if place.is_dry else [seat.rank]
+    theirs = Training(place, lambda net: DistributedDataParallel(net, device_ids=gpus, process_group=group))
+    repeats = max(3, place.repeats // 10)
+    with seat.context("resnet", demanded()) as context, use(context):
+        mine.optimizer = hvd.DistributedOptimizer(mine.optimizer, mine.model.named_parameters())
+        trainings = {OURS: mine, DDP: theirs}
+        whole = {name: Contender(each.step, place.wait) for name, each in trainings.items()}
+        host = {name: Contender(each.start, place.wait) for name, each in trainings.items()}
+        return {
+            STEP: peers.take_turns(seat, whole, place.rounds, repeats),
+            HOST: peers.take_turns(seat, host, place.rounds, repeats),
+        }
+
+
+PARTS: Mapping[str, Callable[[Seat], dict[str, Times]]] = {"staged": staged, "nccl": by_nccl, "resnet": resnet}
 
 
 def measure(seat: Seat) -> dict[str, Times]:
     """The part of a rank."""
-    rounds, repeats = int(str(seat.options["rounds"])), int(str(seat.options["repeats"]))
-    few = max(5, repeats // 10)
-    results: dict[str, Times] = {}
-    with seat.gloo(), seat.context("gpu", Config()) as context, use(context):
-        for size in SIZES:
-            contenders = {
-                OURS: contender(size, lambda tensor: hvd.allreduce_(tensor, op=hvd.Sum, name="x")),
-                GLOO: contender(size, dist.all_reduce),
-            }
-            title = f"allreduce of {size_text(size)} on one GPU"
-            results[title] = peers.take_turns(seat, contenders, rounds, repeats if size < MIB else few)
-    return results
+    with seat.gloo():
+        return PARTS[str(seat.options["part"])](seat)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = peers.arguments(__doc__)
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this one; may be given several times")
+    parser.add_argument("--dry", action="store_true", help="on the CPU, to try the program; measures nothing")
+    return parser
 
 
 def main() -> None:
-    given = peers.arguments(__doc__).parse_args()
-    if not torch.cuda.is_available():
+    given = arguments().parse_args()
+    gpus = 1 if given.dry else torch.cuda.device_count()
+    if not gpus:
         sys.stdout.write("gpu is left out: it needs a GPU, and PyTorch's CUDA build (make setup TORCH=cuda).\n")
         return
-    options = {"rounds": given.rounds, "repeats": 400 if given.full else 100}
-    races = peers.races_of(peers.run_ranks(__file__, RANKS, peers.LAUNCHERS["plain"], options))
-    largest = size_text(SIZES[-1])
-    lines: list[Line] = [
-        line for title, race in races.items() for line in compare(title, race, MUST if largest in title else {})
-    ]
-    sys.stdout.write(f"{table('CUDA tensors through host memory, 2 ranks', lines)}\n")
+    repeats = 3 if given.dry else 400 if given.full else 100
+    options = {"rounds": 1 if given.dry else given.rounds, "repeats": repeats, "dry": given.dry}
+    races = {}
+    for part in given.part or PARTS:
+        size = 2 if part == "staged" else gpus
+        ranks = peers.run_ranks(__file__, size, peers.LAUNCHERS["plain"], {**options, "part": part})
+        races |= peers.races_of(ranks)
+    musts: Mapping[str, Mapping[str, float]] = {} if given.dry else MUST
+    lines: list[Line] = [line for title, race in races.items() for line in compare(title, race, musts.get(title, {}))]
+    if given.dry:
+        sys.stdout.write(f"{table('a trial on the CPU, which measures nothing', lines)}\n")
+        return
+    sys.stdout.write(f"{table(f'CUDA tensors, {gpus} x {torch.cuda.get_device_name()}', lines)}\n")
     sys.stdout.write(f"{record('gpu', races, ('farandole', 'torch'), lines)}\n")
 
 

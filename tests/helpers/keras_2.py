@@ -50,6 +50,14 @@ def check_training_equals_one_process(rank: int, size: int) -> None:
             assert int(optimizer.iterations) == EPOCHS * STEPS
 
 
+def check_steps_that_xla_compiles(rank: int, size: int) -> None:
+    """On GPUs optimizers of Keras 2 let XLA compile the step of each variable, without that a program asks for it."""
+    kept = keras.optimizers.Adam(0.02)
+    want = values(fit(build(), kept.from_config(kept.get_config())))
+    kept.jit_compile = True
+    assert_same(values(fit(build(), hvd.DistributedOptimizer(kept), rank, size)), want)
+
+
 def check_options(rank: int, size: int) -> None:
     want = values(fit(build(), keras.optimizers.SGD(0.1, momentum=0.9)))
     options: dict[str, Any] = {"gradient_predivide_factor": 2.0, "groups": 2, "compression": hvd.Compression.fp16}

@@ -1,6 +1,8 @@
 """The torch binding on the CPU and, where there is one, on a GPU, which the ranks share: training, streams, memory."""
 
 import contextlib
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,15 +14,21 @@ pytest.importorskip("torch")
 import torch
 
 import farandole.torch as hvd
+from farandole.config import Config
 from farandole.core import default
 from farandole.core.context import Context
-from farandole.errors import MismatchError
+from farandole.errors import InvalidRequest, MismatchError, PeerLost
 from helpers.ranks import run_ranks
 from helpers.training import build, rows, shard, values
 
 DEVICES = ("cpu", *(("cuda",) if torch.cuda.is_available() else ()))
 STEPS = 5
+ON_GPUS = torch.cuda.is_available()
+NCCL = Config(
+    gpu_allreduce="nccl", gpu_allgather="nccl", gpu_broadcast="nccl", gpu_alltoall="nccl", gpu_reducescatter="nccl"
+)  # demanded: where it cannot be used, operations fail
 
+on_gpus = pytest.mark.skipif(not ON_GPUS, reason="there is no GPU")
 every_device = pytest.mark.parametrize("device", DEVICES)
 
 T = TypeVar("T")
@@ -106,7 +114,7 @@ def test_work_in_a_side_stream(device: str) -> None:
     run_ranks(2, body)
 
 
-@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU")
+@on_gpus
 def test_a_cuda_tensor_on_one_rank_only() -> None:
     def body(context: Context) -> None:
         with pytest.raises(MismatchError, match="device differs between ranks"):
@@ -115,7 +123,7 @@ def test_a_cuda_tensor_on_one_rank_only() -> None:
     run_ranks(2, body)
 
 
-@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU")
+@on_gpus
 def test_memory_of_cuda_does_not_grow() -> None:
     def body(context: Context) -> None:
         tensor = torch.ones(1 << 20, device="cuda")
@@ -192,7 +200,8 @@ def test_sparse_gradients(device: str) -> None:
         assert torch.equal(got, want)
 
 
-@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU")
+@on_gpus
+@pytest.mark.timeout(400)  # two ranks compile
 def test_a_compiled_model_on_cuda() -> None:
     def body(context: Context) -> torch.Tensor:
         net = build().to("cuda")
@@ -228,10 +237,80 @@ def parallel_programs(context: Context, store: str, device: str) -> tuple[torch.
     return by_ddp, sharded
 
 
-@pytest.mark.skipif("cuda" not in DEVICES, reason="there is no GPU")
+@on_gpus
 def test_ddp_and_fully_shard_on_cuda(tmp_path: Path) -> None:
     net = build().to("cuda")
     want = train(net, torch.optim.AdamW(net.parameters(), lr=0.01), "cuda", 0, 1)
     for by_ddp, sharded in run_ranks(2, parallel_programs, str(tmp_path / "store"), "cuda", how="processes"):
         torch.testing.assert_close(by_ddp, want, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(sharded, want, rtol=1e-6, atol=1e-6)
+
+
+def until_a_loss(context: Context) -> int:
+    """Return who was lost; rank 1 is killed between two operations. Where there are two GPUs, they use NCCL."""
+    if ON_GPUS:
+        torch.cuda.set_device(context.rank % torch.cuda.device_count())
+    tensor = torch.ones(1 << 20, device="cuda" if ON_GPUS else "cpu")
+    for step in range(10**6):
+        if context.rank == 1 and step == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            hvd.allreduce_(tensor, name="x")
+            assert bool((tensor == 1).all())
+        except PeerLost as lost:
+            return lost.rank
+    raise AssertionError("nobody was lost")
+
+
+@on_gpus
+def test_a_killed_rank_is_named_on_cuda() -> None:
+    assert run_ranks(2, in_all_threads, until_a_loss, how="processes", dies=[1])[0] == 1
+
+
+def every_operation(context: Context) -> torch.Tensor:
+    """Check all that NCCL runs, each rank on the GPU at its place, and train; the parameters."""
+    rank, size = context.rank, context.size
+    if ON_GPUS:
+        torch.cuda.set_device(rank)
+    device = "cuda" if ON_GPUS else "cpu"
+    total = size * (size + 1) // 2
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8):
+        mine = torch.full((1000, 2), rank + 1, dtype=dtype, device=device)
+        assert bool((hvd.allreduce(mine, op=hvd.Sum) == total).all())
+        assert bool((hvd.reducescatter(mine.repeat(size, 1), op=hvd.Sum) == total).all())
+        gathered = hvd.allgather(mine[: rank + 1])
+        assert gathered[:, 0].tolist() == [each + 1 for each in range(size) for _ in range(each + 1)]
+        received, counts = hvd.alltoall(mine[:size], splits=torch.ones(size, dtype=torch.int32))
+        assert received[:, 1].tolist() == list(range(1, size + 1)) and counts.tolist() == [1] * size
+        assert bool((hvd.broadcast(mine, size - 1) == size).all())
+    scaled = hvd.allreduce(torch.ones(1000, device=device), op=hvd.Average, prescale_factor=3.0, postscale_factor=0.5)
+    torch.testing.assert_close(scaled, torch.full_like(scaled, 1.5))
+    for place, each in enumerate(
+        hvd.grouped_allreduce([torch.ones(n, device=device) for n in range(1, 40)], op=hvd.Sum)
+    ):
+        assert each.tolist() == [size] * (place + 1)
+    net = build().to(device)
+    optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(net.parameters(), lr=0.01), net.named_parameters())
+    trained = train(net, optimizer, device, rank, size)
+    hvd.join()
+    return trained
+
+
+@pytest.mark.timeout(400 if ON_GPUS else 60)
+@pytest.mark.parametrize("size", sorted({1, 2 * (torch.cuda.device_count() // 2) or 1}))
+def test_every_operation_by_nccl_on_cuda(size: int) -> None:
+    """On the CPU the same program shows that the test itself is right."""
+    net = build()
+    want = train(net, torch.optim.AdamW(net.parameters(), lr=0.01), "cpu", 0, 1)
+    how = "processes" if ON_GPUS else "threads"
+    for got in run_ranks(min(size, 4), in_all_threads, every_operation, how=how, config=NCCL, timeout=300):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+@on_gpus
+def test_nccl_refuses_two_ranks_on_one_cuda_device() -> None:
+    def body(context: Context) -> None:
+        with pytest.raises(InvalidRequest, match="ranks 0 and 1 are on the same GPU"):
+            hvd.allreduce(torch.ones(3, device="cuda:0"), name="x")
+
+    run_ranks(2, body, config=NCCL)
