@@ -80,7 +80,7 @@ REFUSED_OPTIONS: Sequence[Options] = (
 # Arguments of `horovod.run`; None, their default, asks for nothing.
 IGNORED_ARGUMENTS: Mapping[str, str] = {
     "disable_cache": "there are no checks to cache",
-    "use_gloo": "without use_mpi farandole starts the ranks itself",
+    "use_gloo": "ranks connect without MPI unless use_mpi asks for it",
     "verbose": "set the level of Python's logger 'farandole'",
 }
 _ELASTIC_ARGUMENTS = "min_num_proc max_num_proc min_np max_np slots reset_limit cooldown_range host_discovery_script"

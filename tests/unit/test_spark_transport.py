@@ -1,4 +1,4 @@
-"""The arguments that choose Horovod's transport, where there is one only."""
+"""The arguments that choose Horovod's transport: Spark's ranks connect by themselves."""
 
 import logging
 
@@ -10,7 +10,7 @@ from farandole.errors import ConfigError
 from farandole.spark import session
 from farandole.spark.backend import SparkBackend
 
-WARNING = "use_gloo has no effect: there is one controller"
+WARNING = "use_gloo has no effect: ranks connect without MPI unless use_mpi asks for it"
 
 
 class NoSessionNeeded(Exception):
