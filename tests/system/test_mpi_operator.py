@@ -223,8 +223,8 @@ def test_pods_that_are_restarted_go_on_from_the_programs_checkpoint(pods: Pods, 
 
 
 @pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed (openmpi-bin)")
-@pytest.mark.parametrize("reads_the_file", [True, False])
-def test_mpirun_of_a_job(pods: Pods, tmp_path: Path, reads_the_file: bool) -> None:
+@pytest.mark.parametrize("how", ["mpirun", "farandole run --mpi", "mpirun without the host file"])
+def test_mpirun_of_a_job(pods: Pods, tmp_path: Path, how: str) -> None:
     """Without the host file, as Open MPI 5 behaves, all ranks run in the launcher, and are refused."""
     controller = Controller(tmp_path / "etc-mpi")
     controller.write(2)
@@ -233,9 +233,16 @@ def test_mpirun_of_a_job(pods: Pods, tmp_path: Path, reads_the_file: bool) -> No
         pods.publish(controller, worker)
     env = {**os.environ, **SURROUNDINGS, **controller.variables(), "OMPI_MCA_orte_base_help_aggregate": "0"}
     env["OMPI_MCA_plm_rsh_agent"] = f"ssh -i {pods.folder / 'keys' / 'id_rsa'}"
-    options = [] if reads_the_file else ["-host", f"{LAUNCHER}:4"]
-    words = [sys.executable, "-m", "farandole.integrations.mpi_operator", "mpirun.openmpi", *options, "-np", "4"]
-    words += ["--mca", "btl", "self,tcp", sys.executable, "-c", PROGRAM.replace(" as {role}", " as worker")]
+    words = [sys.executable, "-m"]
+    if how == "farandole run --mpi":
+        (tmp_path / "mpirun").symlink_to(str(shutil.which("mpirun.openmpi")))
+        env["PATH"] = f"{tmp_path}:{env['PATH']}"
+        words += ["farandole.launch.cli", "run", "--mpi", "-np", "4", "--mpi-args=--mca btl self,tcp"]
+    else:
+        options = ["-host", f"{LAUNCHER}:4"] if how == "mpirun without the host file" else []
+        words += ["farandole.integrations.mpi_operator", "mpirun.openmpi", *options, "-np", "4"]
+        words += ["--mca", "btl", "self,tcp"]
+    words += [sys.executable, "-c", PROGRAM.replace(" as {role}", " as worker")]
     done = subprocess.run(
         pods.inside(0, LAUNCHER, *words),
         cwd=tmp_path,
@@ -245,9 +252,11 @@ def test_mpirun_of_a_job(pods: Pods, tmp_path: Path, reads_the_file: bool) -> No
         timeout=100,
         check=False,
     )
-    if reads_the_file:
+    if how != "mpirun without the host file":
         assert done.returncode == 0, done.stderr
-        assert sorted(done.stdout.splitlines()) == lines_of(["job-worker-0", "job-worker-1"], 6.0)
+        assert sorted(line.rpartition("stdout>:")[2] for line in done.stdout.splitlines()) == lines_of(
+            ["job-worker-0", "job-worker-1"], 6.0
+        )
     else:
         assert done.returncode != 0
         assert f"mpirun has started ranks on {LAUNCHER}, which is none of them" in done.stderr

@@ -1,14 +1,18 @@
-"""A real Slurm of two nodes on this machine: programs below srun, and `farandole run` in an allocation."""
+"""A real Slurm of two nodes on this machine: programs below srun; `farandole run` and mpirun in an allocation."""
 
+import re
+import shutil
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from helpers.marked import wait_until_gone
+from helpers.mpi_sites import INSTALLED, SURROUNDINGS
 from helpers.slurm import NODES, problem_of_slurm, slurm
 
 pytestmark = [
@@ -35,6 +39,17 @@ while process > 1 and not found:
 sys.stdout.write(f"rank {hvd.rank()} is at {found}\\n")
 """
 FARANDOLE = [sys.executable, "-m", "farandole.launch.cli"]
+
+
+FOUR_TASKS = ["salloc", "--quiet", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A site's environment, and what its mpirun needs where two nodes are one machine."""
+
+    env: Mapping[str, str]
+    arguments: str
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +79,7 @@ def test_tasks_of_srun_meet(cluster: Mapping[str, str], tmp_path: Path, mpi: str
 
 def test_ranks_fill_the_nodes_of_an_allocation(cluster: Mapping[str, str]) -> None:
     mark = uuid.uuid4().hex
-    words = ["salloc", "--quiet", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", *FARANDOLE, "run", "-np", "4"]
+    words = [*FOUR_TASKS, *FARANDOLE, "run", "-np", "4"]
     done = start(cluster, *words, sys.executable, "-c", PROGRAM + NODE, MARK=mark)
     assert done.returncode == 0, done.stderr
     lines = sorted(line[4:] for line in done.stdout.splitlines())  # without "[0] "
@@ -87,3 +102,53 @@ def test_a_rank_that_fails_on_a_node_ends_the_others(cluster: Mapping[str, str])
     assert done.returncode == 7, done.stderr
     assert "rank 1 failed: exited with code 7" in done.stderr
     assert wait_until_gone(mark, 10.0) == []
+
+
+# A function on each rank gives its place.
+PLACES = """
+import sys
+import horovod
+
+def place():
+    import os
+    import farandole.numpy as hvd
+    hvd.init()
+    return hvd.rank(), hvd.size(), os.environ["SLURMD_NODENAME"]
+
+if __name__ == "__main__":
+    print(horovod.run(place, num_proc=4, use_mpi=True, mpi_args=sys.argv[1]))
+"""
+# Both nodes are this machine: Open MPI's files in shared memory would clash.
+NO_SHARED_MEMORY = {"Open MPI": "--mca btl self,tcp", "MPICH": ""}
+
+
+@pytest.fixture(params=INSTALLED)
+def allocation(request: pytest.FixtureRequest, cluster: Mapping[str, str], tmp_path: Path) -> Allocation:
+    """An allocation of a site whose `mpirun` is that of one MPI."""
+    program = shutil.which(INSTALLED[request.param]().program)
+    (tmp_path / "mpirun").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+    (tmp_path / "mpirun").chmod(0o755)
+    env = {**cluster, **SURROUNDINGS, "PATH": f"{tmp_path}:{cluster['PATH']}"}
+    return Allocation(env, NO_SHARED_MEMORY[request.param])
+
+
+def test_mpirun_starts_ranks_on_the_nodes_of_an_allocation(allocation: Allocation) -> None:
+    """It finds the nodes itself, as below Horovod's command; nothing of its ranks stays."""
+    mark = uuid.uuid4().hex
+    words = [*FARANDOLE, "run", "--mpi", "-np", "4", f"--mpi-args={allocation.arguments}", sys.executable, "-c"]
+    done = start(allocation.env, *FOUR_TASKS, *words, PROGRAM + NODE, MARK=mark)
+    assert done.returncode == 0, done.stderr
+    nodes = [f"rank {rank} is at SLURMD_NODENAME={NODES[rank // 2]}" for rank in range(4)]
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert sorted(re.sub(r"^\[.*?\](<stdout>:)? ?", "", line) for line in lines) == sorted([*lines_of(4), *nodes])
+    assert wait_until_gone(mark, 10.0) == []
+
+
+@pytest.mark.parametrize("allocation", ["MPICH"], indirect=True)
+def test_a_function_is_called_by_mpirun_on_the_nodes_of_an_allocation(allocation: Allocation, tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    (tmp_path / "places.py").write_text(PLACES)
+    words = [sys.executable, "-m", "farandole.compat", str(tmp_path / "places.py"), allocation.arguments]
+    done = start(allocation.env, *FOUR_TASKS, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{[(rank, 4, NODES[rank // 2]) for rank in range(4)]}\n"
