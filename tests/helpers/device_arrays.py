@@ -244,7 +244,7 @@ class _Adapter:
             raise InvalidRequest(name, f"splits must be a list of integers, got {splits!r}")
         return [int(part) for part in array]
 
-    def make_splits(self, splits: Sequence[int]) -> DeviceArray:
+    def make_splits(self, splits: Sequence[int], given: object) -> DeviceArray:
         return self.kind.of(np.array(splits, np.int32))
 
     def dtype(self, tensor: DeviceArray) -> object:

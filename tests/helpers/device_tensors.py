@@ -83,6 +83,9 @@ class DeviceTensor(torch.Tensor):
         """Return the values, once the work that is in this thread's stream now is done."""
         return _on_cpu(self, {}).clone()
 
+    def tolist(self) -> Any:
+        return self.read().tolist()
+
     def data_ptr(self) -> int:
         return self.block.address + int(self.shadow.storage_offset()) * self.shadow.itemsize
 

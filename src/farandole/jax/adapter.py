@@ -88,7 +88,7 @@ class JaxAdapter:
             raise InvalidRequest(name, f"splits must be a list of integers, got {splits!r}")
         return [int(part) for part in array]
 
-    def make_splits(self, splits: Sequence[int]) -> Array:
+    def make_splits(self, splits: Sequence[int], given: object) -> Array:
         """Return an int32 array."""
         return jnp.array(splits, jnp.int32)
 

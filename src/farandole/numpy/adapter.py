@@ -60,7 +60,7 @@ class NumpyAdapter:
             raise InvalidRequest(name, f"splits must be a list of integers, got {splits!r}")
         return [int(part) for part in array]
 
-    def make_splits(self, splits: Sequence[int]) -> Array:
+    def make_splits(self, splits: Sequence[int], given: object) -> Array:
         """Return an int32 array."""
         return np.array(splits, np.int32)
 

@@ -104,9 +104,12 @@ class TorchAdapter:
             raise InvalidRequest(name, f"splits must be a list of integers or an int32 tensor, got {splits!r}")
         return list(splits)
 
-    def make_splits(self, splits: Sequence[int]) -> torch.Tensor:
-        """Return an int32 tensor."""
-        return torch.tensor(splits, dtype=torch.int32)
+    def make_splits(self, splits: Sequence[int], given: object) -> torch.Tensor:
+        """Return an int32 tensor, where `given` is if that is a tensor, as Horovod does; else on the CPU."""
+        made = torch.tensor(splits, dtype=torch.int32)
+        if not isinstance(given, torch.Tensor) or given.is_cpu:
+            return made
+        return torch.empty_like(given).copy_(made)
 
     def dtype(self, tensor: torch.Tensor) -> object:
         """Return the tensor's dtype."""

@@ -55,11 +55,20 @@ def broadcast_optimizer_state(
     kinds = [(tensor.shape, tensor.dtype, tensor.device.type) for tensor in tensors]
     skeleton, kinds = broadcast_object((skeleton, kinds), root_rank, "optimizer_state")
     if default.rank() != root_rank:
-        # On a GPU each rank takes its current one; loading the state moves it to the parameter's.
-        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in kinds]
+        devices = _devices_by_type(optimizer)
+        tensors = [torch.empty(shape, dtype=dtype, device=devices.get(kind, kind)) for shape, dtype, kind in kinds]
     _broadcast([(str(place), tensor) for place, tensor in enumerate(tensors)], root_rank, "optimizer_state")
     if default.rank() != root_rank:
         optimizer.load_state_dict(_put_tensors(skeleton, tensors))
+
+
+def _devices_by_type(optimizer: torch.optim.Optimizer) -> dict[str, torch.device]:
+    """Return the device of the first parameter of each type: a rank's GPU need not be the current one."""
+    devices: dict[str, torch.device] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            devices.setdefault(parameter.device.type, parameter.device)
+    return devices
 
 
 @dataclass(frozen=True)

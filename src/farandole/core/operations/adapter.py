@@ -62,8 +62,8 @@ class Adapter(Protocol[T]):
     def read_splits(self, splits: object, name: str) -> list[int]:
         """Return the rows per rank that a user gave as a list or as an integer tensor; raises `InvalidRequest`."""
 
-    def make_splits(self, splits: Sequence[int]) -> T:
-        """Return rows per rank as an int32 tensor."""
+    def make_splits(self, splits: Sequence[int], given: object) -> T:
+        """Return the received rows per rank as an int32 tensor; `given` are the splits that the user gave."""
 
     def is_floating(self, tensor: T) -> bool:
         """Return whether the dtype is a floating one."""

@@ -160,9 +160,10 @@ class Requests(Generic[T]):
             place = membership.place_of(request.root, wire)
             if place != request.root:
                 request = request._replace(root=place)
-        elif request.splits is not None:
+        given = request.splits
+        if given is not None:
             self.adapter.check(tensor, wire)
-            splits = self.adapter.read_splits(request.splits, wire)
+            splits = self.adapter.read_splits(given, wire)
             if not splits:
                 raise InvalidRequest(wire, f"splits is empty; give one number for each of the {membership.size} ranks")
             request = request._replace(splits=splits)
@@ -181,7 +182,7 @@ class Requests(Generic[T]):
             raise self._explained(error, (tensor,), wire) from None
         if output is not None or part is None:
             return Handle(part, output)
-        return Handle(part, finish=self._finish(kind, part, tensor))
+        return Handle(part, finish=self._finish(kind, part, tensor, given))
 
     def start_group(self, request: Request, tensors: Sequence[T], write: bool = False) -> Handle[list[T]]:
         """Start a grouped `request`: no tensor begins before all are ready on all ranks. Never blocks."""
@@ -228,11 +229,14 @@ class Requests(Generic[T]):
             raise
         return Handle(part, tensors)
 
-    def _finish(self, kind: int, part: _native.Handle, like: T) -> Callable[[], Any]:
+    def _finish(self, kind: int, part: _native.Handle, like: T, given: object) -> Callable[[], Any]:
         """Return the function that makes a result of the memory that the engine allocated."""
         if kind != kinds.ALLTOALL:
             return lambda: self.adapter.adopt(part.result(), like)
-        return lambda: (self.adapter.adopt(part.result(), like), self.adapter.make_splits(part.received_splits()))
+        return lambda: (
+            self.adapter.adopt(part.result(), like),
+            self.adapter.make_splits(part.received_splits(), given),
+        )
 
     def _prepare(self, request: Request, tensor: T, write: bool) -> tuple[Membership, str, T]:
         membership, wire = _addressed(request)
