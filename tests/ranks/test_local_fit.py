@@ -134,6 +134,22 @@ def test_nothing_of_spark_is_ignored() -> None:
         estimator(num_proc=None, backend=backend, ranks_per_task=4).fit(rows())
 
 
+def test_rows_of_a_flyte_directory_are_read_where_they_lie(tmp_path: Path) -> None:
+    from farandole.spark.local_rows import as_files, as_frame, is_local
+
+    class Remote(os.PathLike[str]):
+        remote_source = str(tmp_path / "there")
+
+        def __fspath__(self) -> str:
+            raise AssertionError("this downloads all files")
+
+    (tmp_path / "there").mkdir()
+    pd.DataFrame({"n": range(8)}).to_parquet(tmp_path / "there" / "rows.parquet")
+    assert is_local(Remote()) and len(as_frame(Remote())) == 8
+    with as_files(Remote(), ["n"]) as place:
+        assert place == Remote.remote_source
+
+
 def test_ranks_run_again_and_no_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from farandole.spark.store import Store
 

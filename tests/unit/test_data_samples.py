@@ -17,9 +17,12 @@ pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL", reason="no images without Pillow")
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
+from pyarrow import feather
 
-from farandole.data import CachedSource, FieldOptions, FileSource, Loader, Reading, files
+from farandole.data import ArrowSource, CachedSource, FieldOptions, FileSource, Loader, ParquetSource, Reading, files
 from farandole.data.sample_formats import _tar_files
 from farandole.errors import ConfigError, DataError, SourceError
 
@@ -241,14 +244,19 @@ def test_paths_and_folders_of_flyte_are_opened_where_they_lie(tmp_path: Path) ->
     class Remote:
         """A folder of a store, as flytekit's FlyteDirectory."""
 
-        remote_source = str(tmp_path / "there")
+        remote_source = str(tmp_path / "there it is")
 
         def __fspath__(self) -> str:
             raise AssertionError("this downloads all files")
 
-    count = write(tmp_path / "there", "text", [3, 2])
-    for place in (Remote(), tmp_path / "there"):
-        assert sum(group.rows for group in files(place).row_groups) == count
+    there = tmp_path / "there it is"
+    count = write(there, "text", [3, 2])
+    pq.write_table(pa.table({"n": range(count)}), there / "rows.parquet")
+    feather.write_feather(pa.table({"n": range(count)}), there / "rows.arrow")
+    for place in (Remote(), there):
+        assert sum(group.rows for group in files(place, format="text", where="*.txt").row_groups) == count
+        for source in (ParquetSource(place), ArrowSource(place), ParquetSource([there / "rows.parquet"])):
+            assert sum(group.rows for group in source.row_groups) == count
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

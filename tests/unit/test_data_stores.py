@@ -85,6 +85,28 @@ def test_a_request_per_file_opens_it_and_a_request_reads_its_row_group(tmp_path:
         assert store.count <= 1.1 * count, store.requests
 
 
+@pytest.mark.parametrize("kind", ["s3", "http"])
+def test_the_first_step_comes_before_most_row_groups(tmp_path: Path, kind: str) -> None:
+    """The store answers for a quarter of a rank's row groups, and for the others only after the rank's first batch."""
+    count, stepped, asked = 64, threading.Event(), threading.Semaphore(8)
+    write_rows(tmp_path, [[ROWS]] * count)
+
+    def wait(request: Request) -> None:
+        if request.method == "GET" and not asked.acquire(blocking=False):
+            assert stepped.wait(5), "the first batch waits for more"
+
+    with store_of(tmp_path, kind) as (store, open_it):
+        source = open_it()
+        store.reset()
+        store.fault = wait
+        reading = Reading(lanes=4, window=ROWS, ahead=1, workers=2)
+        batches = iter(Loader(source, batch_size=2, policy="join", rank=0, size=2, reading=reading))
+        rows = next(batches).rows
+        stepped.set()
+        assert rows + sum(batch.rows for batch in batches) == count * ROWS / 2
+        assert store.count <= 1.1 * count / 2 + 2, store.requests
+
+
 def sometimes(request: Request) -> int | str | None:
     """Fail in three ways, each object once or twice."""
     if request.before == 1 and request.key.endswith(("3.parquet", "bucket")):

@@ -3,7 +3,6 @@
 import fnmatch
 import io
 import itertools
-import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ import pyarrow as pa
 from farandole.data.agreement import Gather, from_first, place_in, together
 from farandole.data.file_systems import Files, is_local
 from farandole.data.flight import MOST_IN_FLIGHT
+from farandole.data.places import Places, texts_of
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
 from farandole.data.sample_columns import columns_of, schema_of
@@ -33,7 +33,7 @@ _LEAST_WINDOW = 8
 
 
 def files(
-    urls: str | os.PathLike[str] | Sequence[str],
+    urls: Places,
     *,
     format: str | None = None,
     decode: Decode | None = None,
@@ -56,10 +56,8 @@ def files(
     if format is not None and format not in FORMATS:
         raise ConfigError("format", f"must be one of {', '.join(FORMATS)}, got {format!r}")
 
-    if isinstance(urls, os.PathLike):
-        urls = str(getattr(urls, "remote_source", None) or os.fspath(urls))
-    asked = urls  # for the function below, which a type checker reads apart
-    first = urls if isinstance(urls, str) else next(iter(urls), "")
+    asked = texts_of(urls)
+    first = asked if isinstance(asked, str) else next(iter(asked), "")
     shared = None if is_local(first, options) else gather  # a local folder is perhaps that of each host
     rank = 0 if shared is None else place_in(shared)[0]
     opened = together(lambda: Files.at(first, options, warn=rank == 0), gather)

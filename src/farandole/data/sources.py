@@ -8,6 +8,7 @@ import pyarrow as pa
 from farandole.data.agreement import Gather, from_first, place_in, together
 from farandole.data.file_systems import Files, is_local
 from farandole.data.parquet_files import ParquetFiles, one_schema, with_types
+from farandole.data.places import Places, texts_of
 from farandole.data.pruning import Bounds
 from farandole.data.row_groups import File, RowGroup, in_flight, recheck
 from farandole.data.table_folders import LoggedSource, TableFolder, find_table
@@ -23,7 +24,8 @@ class ParquetSource:
 
     Folders named "column=value" add a column. Reads all footers. The folder of a Delta or Iceberg table, or of a Spark
     stream's output, is read as `DeltaSource`, `IcebergSource` and `StreamSource` do, at `version` or the newest one;
-    that of Hugging Face's `save_to_disk` as `SavedDataset` does.
+    that of Hugging Face's `save_to_disk` as `SavedDataset` does. Of a `FlyteDirectory` the place in the store is read,
+    without a download.
     With `gather`, an all-gather of objects, all ranks open together: if one fails, all raise; of a store, rank 0 lists
     the files and each rank reads some of the footers. Raises `SourceError` for files that are no Parquet and for other
     tables, `DataError` for columns that differ between files.
@@ -31,13 +33,13 @@ class ParquetSource:
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: Places,
         options: Mapping[str, object] | None = None,
         *,
         version: int | None = None,
         gather: Gather | None = None,
     ) -> None:
-        self._source = _open(urls, options, version, gather)
+        self._source = _open(texts_of(urls), options, version, gather)
         self.schema = self._source.schema
         self.row_groups: Sequence[RowGroup] = self._source.row_groups
 
@@ -128,8 +130,8 @@ def _open_found(
 class ArrowSource:
     """Arrow IPC files (also called Feather 2), whose record batches are the row groups; URLs as for Parquet."""
 
-    def __init__(self, urls: str | Sequence[str], options: Mapping[str, object] | None = None) -> None:
-        self._files, self._listed = Files.find(urls, ".arrow", options)
+    def __init__(self, urls: Places, options: Mapping[str, object] | None = None) -> None:
+        self._files, self._listed = Files.find(texts_of(urls), ".arrow", options)
         schemas, groups = [], []
         self._nbytes: dict[str, int] = {}
         for file in self._listed:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from farandole.data import ParquetSource
+from farandole.data.places import texts_of
 from farandole.errors import ConfigError, DataError
 from farandole.spark.disks import local_directory
 
@@ -74,7 +75,7 @@ def feature_batches(features: pd.DataFrame, names: Sequence[str]) -> Iterator[tu
 
 
 def _url(path: "str | os.PathLike[str]") -> str:
-    url = os.fspath(path)
+    url = str(texts_of(path))
     if not url.strip():
         raise ConfigError("dataset", 'is an empty path; "." is the working folder')
     return url
