@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import io
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -47,6 +49,24 @@ def test_horovod_spark_run(spark: SparkSession) -> None:
     horovod_spark = importlib.import_module("horovod.spark")
     assert horovod_spark.run(make_train(), (1.0,), num_proc=2) == [(0, 3.0), (1, 3.0)]
     assert last_job(spark)["description"] == "farandole.spark.run: train"
+
+
+def test_lines_of_horovod_spark_run(spark: SparkSession) -> None:
+    """Programs read Horovod's prefix, in the files that they have named."""
+    horovod_spark = importlib.import_module("horovod.spark")
+
+    def talk() -> None:
+        import sys
+
+        print("one\n[7] two", flush=True)
+        print("three", file=sys.stderr, flush=True)
+
+    files = {"stdout": io.StringIO(), "stderr": io.StringIO()}
+    horovod_spark.run(talk, num_proc=1, prefix_output_with_timestamp=True, **files)
+    time = "[A-Z][a-z]{2} [A-Z][a-z]{2} [0-9]{2} [0-9:]{8} [0-9]{4}"
+    lines = files["stdout"].getvalue()
+    assert re.fullmatch(rf"{time}\[0\]<stdout>:one\n{time}\[0\]<stdout>:\[7\] two\n", lines), lines
+    assert re.search(rf"^{time}\[0\]<stderr>:three$", files["stderr"].getvalue(), re.MULTILINE)
 
 
 def test_the_backend(spark: SparkSession) -> None:

@@ -1,10 +1,16 @@
-"""Output of ranks as `horovodrun` and `horovod.run` print it, for programs that read it."""
+"""Output of ranks as `horovodrun`, `horovod.run` and `horovod.spark.run` print it, for programs that read it."""
 
+import io
+import re
+import sys
 from datetime import datetime
+from typing import TextIO
 
 from farandole.launch.output import Output
 
-__all__ = ["HorovodOutput"]
+__all__ = ["HorovodOutput", "tagged"]
+
+_RANK = re.compile(r"^\[([0-9]+)\] ", re.MULTILINE)
 
 
 class HorovodOutput(Output):
@@ -12,8 +18,35 @@ class HorovodOutput(Output):
 
     def heading(self, rank: int, stream: str) -> str:
         """Return "[0]<stdout>:"."""
-        return f"[{rank}]<{stream}>:"
+        return _tag(rank, stream)
 
     def stamp(self, now: datetime) -> str:
         """Return the time as Horovod spells it: "Fri Jan 10 10:00:00 2020"."""
-        return now.strftime("%a %b %d %H:%M:%S %Y")
+        return _spelled(now)
+
+
+class _Tagged(io.TextIOBase):
+    def __init__(self, stream: str, target: TextIO | None, timestamp: bool) -> None:
+        self._stream, self._target, self._timestamp = stream, target, timestamp
+
+    def write(self, text: str) -> int:
+        target = getattr(sys, self._stream) if self._target is None else self._target
+        stamp = _spelled(datetime.now()) if self._timestamp else ""
+        target.write(_RANK.sub(lambda found: f"{stamp}{_tag(found[1], self._stream)}", text))
+        target.flush()
+        return len(text)
+
+
+def tagged(stream: str, target: TextIO | None, timestamp: bool) -> TextIO:
+    """Return a file that writes whole lines "[rank] line" to `target` as `HorovodOutput` prints them.
+
+    Without a `target` they go to what is `sys.stdout` or `sys.stderr` then, by the name of the stream."""
+    return _Tagged(stream, target, timestamp)  # type: ignore[return-value]  # whose users write text, and flush
+
+
+def _tag(rank: int | str, stream: str) -> str:
+    return f"[{rank}]<{stream}>:"
+
+
+def _spelled(now: datetime) -> str:
+    return now.strftime("%a %b %d %H:%M:%S %Y")

@@ -1,10 +1,12 @@
 """The function `horovod.spark.run`, its backend, and `HorovodRunner`, with compat installed on their ranks."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from farandole.compat.answering import answering
+from farandole.compat.output import tagged
 from farandole.spark.backend import Backend, default_num_proc
 from farandole.spark.backend import SparkBackend as OwnBackend
 from farandole.spark.runner import HorovodRunner as Runner
@@ -16,7 +18,13 @@ T = TypeVar("T")
 
 
 def run(fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
-    return run_in_spark(answering(fn), *args, **kwargs)
+    given = inspect.signature(run_in_spark).bind(answering(fn), *args, **kwargs)
+    given.apply_defaults()
+    named = given.arguments
+    timestamp = named.pop("prefix_output_with_timestamp")
+    for stream in ("stdout", "stderr"):
+        named[stream] = tagged(stream, named[stream], timestamp)
+    return run_in_spark(**named)
 
 
 functools.update_wrapper(run, run_in_spark)  # for its signature and docstring
