@@ -184,7 +184,7 @@ void CudaDevice::clear(Address at, size_t bytes, Stream stream) {
 bool CudaDevice::has_memory_pools() const {
   if (library_.mem_alloc_from_pool_async == nullptr || library_.mem_free_async == nullptr ||
       library_.mem_pool_create == nullptr || library_.mem_pool_set_attribute == nullptr ||
-      library_.mem_pool_set_access == nullptr)
+      library_.mem_pool_set_access == nullptr || library_.mem_pool_trim_to == nullptr)
     return false;
   int has = 0;
   library_.require("cuDeviceGetAttribute", library_.device_get_attribute(&has, CudaLibrary::kMemoryPools, handle()));
@@ -200,6 +200,11 @@ CudaLibrary::Pool CudaDevice::pool() {
     uint64_t kept = kKept;
     library_.require("cuMemPoolSetAttribute",
                      library_.mem_pool_set_attribute(made, CudaLibrary::kReleaseThreshold, &kept));
+    // Else an operation would wait for the work of another stream that used the memory before, which may be long, or
+    // wait for other ranks itself.
+    int waits = 0;
+    library_.require("cuMemPoolSetAttribute",
+                     library_.mem_pool_set_attribute(made, CudaLibrary::kReuseByWaiting, &waits));
     pool_ = made;
   });
   return pool_;
@@ -236,6 +241,11 @@ void CudaDevice::free_after(Address memory, const CudaMark& last) noexcept {
     last.hold(returns_);
     library_.mem_free_async(memory, returns_);
   });
+}
+
+void CudaDevice::trim_pool() noexcept {
+  if (pool_ == nullptr) return;
+  if_it_works([&] { library_.mem_pool_trim_to(pool_, 0); });
 }
 
 std::byte* CudaDevice::allocate_pinned(size_t bytes) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -107,6 +108,9 @@ class CudaDevice {
   void free(Address memory, Stream stream) noexcept;
   /// Takes memory of allocate() back after the work before `last`.
   void free_after(Address memory, const CudaMark& last) noexcept;
+  /// Gives the unused memory that allocate() has kept back to the GPU. Does not wait: memory whose work is not known to
+  /// be complete stays.
+  void trim_pool() noexcept;
 
   /// Returns pinned host memory, which all devices can copy. May block for milliseconds. Throws Error (Fabric).
   [[nodiscard]] std::byte* allocate_pinned(size_t bytes);
@@ -131,8 +135,8 @@ class CudaDevice {
   Stream to_device_ = nullptr;
   Stream returns_ = nullptr;  // of memory
   std::once_flag pool_made_;
-  CudaLibrary::Pool pool_ = nullptr;  // since the first call of pool()
-  std::mutex mu_;                     // guards unused_
+  std::atomic<CudaLibrary::Pool> pool_ = nullptr;  // since the first call of pool()
+  std::mutex mu_;                                  // guards unused_
   std::vector<CudaLibrary::Event> unused_;
 };
 

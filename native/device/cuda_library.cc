@@ -61,7 +61,9 @@ CudaLibrary::CudaLibrary(const char* file) {
     refuse(std::string(file) + " cannot be loaded (" + ::dlerror() +
            "); install NVIDIA's driver, or start the container with its GPUs");
   find_functions(loaded, file);
-  if (const int code = init(0); code != kSuccess) refuse(text_of("cuInit", code));
+  if (const int code = init(0); code != kSuccess)
+    refuse(text_of("cuInit", code) +
+           "; nvidia-smi says whether the driver works, and CUDA_VISIBLE_DEVICES which GPUs this process may see");
   if (const int code = driver_get_version(&version); code != kSuccess) refuse(text_of("cuDriverGetVersion", code));
   if (version < kOldest)
     refuse("NVIDIA's driver supports CUDA " + version_text(version) + ", and " + version_text(kOldest) +
@@ -103,6 +105,7 @@ void CudaLibrary::find_functions(void* loaded, const char* file) {
   find_newer(loaded, "cuMemPoolCreate", mem_pool_create);
   find_newer(loaded, "cuMemPoolSetAttribute", mem_pool_set_attribute);
   find_newer(loaded, "cuMemPoolSetAccess", mem_pool_set_access);
+  find_newer(loaded, "cuMemPoolTrimTo", mem_pool_trim_to);
 }
 
 std::string CudaLibrary::text_of(const char* function, int code) const {

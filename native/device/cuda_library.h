@@ -38,17 +38,18 @@ class CudaLibrary {
   [[nodiscard]] std::string text_of(const char* function, int code) const;
 
   static constexpr int kSuccess = 0;
-  static constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
+  static constexpr int kNotReady = 600;         // CUDA_ERROR_NOT_READY
   static constexpr int kCaptureImplicit = 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: while another stream captures
-  static constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: no implicit order with the default stream
-  static constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
-  static constexpr unsigned kPortable = 1;     // CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
-  static constexpr int kOldest = 11000;        // CUDA 11.0, by cuDriverGetVersion
-  static constexpr int kMemoryPools = 115;     // CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
-  static constexpr int kRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
-  static constexpr int kOnDevice = 1;          // CU_MEM_LOCATION_TYPE_DEVICE
-  static constexpr int kReadWrite = 3;         // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-  static constexpr int kReleaseThreshold = 4;  // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+  static constexpr unsigned kNonBlocking = 1;   // CU_STREAM_NON_BLOCKING: no implicit order with the default stream
+  static constexpr unsigned kNoTiming = 2;      // CU_EVENT_DISABLE_TIMING
+  static constexpr unsigned kPortable = 1;      // CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts
+  static constexpr int kOldest = 11000;         // CUDA 11.0, by cuDriverGetVersion
+  static constexpr int kMemoryPools = 115;      // CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+  static constexpr int kRelaxed = 2;            // CU_STREAM_CAPTURE_MODE_RELAXED
+  static constexpr int kOnDevice = 1;           // CU_MEM_LOCATION_TYPE_DEVICE
+  static constexpr int kReadWrite = 3;          // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+  static constexpr int kReuseByWaiting = 3;     // CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
+  static constexpr int kReleaseThreshold = 4;   // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
 
   struct Access {  // CUmemAccessDesc
     int kind = kOnDevice;
@@ -102,6 +103,7 @@ class CudaLibrary {
   int (*mem_pool_create)(Pool* pool, const PoolProperties* properties);
   int (*mem_pool_set_attribute)(Pool pool, int attribute, void* value);
   int (*mem_pool_set_access)(Pool pool, const Access* access, size_t count);
+  int (*mem_pool_trim_to)(Pool pool, size_t kept);
 
  private:
   void find_functions(void* loaded, const char* file);

@@ -20,10 +20,11 @@ std::string obstacle(const std::vector<DeviceCard>& cards) {
   for (size_t rank = 0; rank < cards.size(); ++rank) {
     if (cards[rank].version != cards[0].version)
       return "rank 0 has NCCL " + version_text(cards[0].version) + ", and rank " + std::to_string(rank) + " has " +
-             version_text(cards[rank].version);
+             version_text(cards[rank].version) + "; install one version on all hosts";
     const auto [owner, fresh] = owners.try_emplace(cards[rank].gpu, rank);
     if (!fresh)
-      return "ranks " + std::to_string(owner->second) + " and " + std::to_string(rank) + " are on the same GPU";
+      return "ranks " + std::to_string(owner->second) + " and " + std::to_string(rank) +
+             " are on the same GPU; let each use the one at its local rank";
   }
   return "";
 }
@@ -36,8 +37,7 @@ std::optional<Error> DeviceDecision::refusal(const Request& request) const {
   std::ranges::transform(kind, kind.begin(), [](unsigned char letter) { return std::toupper(letter); });
   return Error::invalid(request.name, "NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_" + kind +
                                           "), and cannot be used: " + why_not +
-                                          "; give every rank a GPU of its own and the same NCCL, or set MPI there, "
-                                          "which stands for host memory");
+                                          "; or set MPI there, which stands for host memory");
 }
 
 DeviceDecision decide(const std::vector<DeviceCard>& cards) {

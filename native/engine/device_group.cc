@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "collectives/nccl_collectives.h"
 #include "engine/device_run.h"
+#include "engine/device_side.h"
 #include "engine/execute.h"
 
 namespace farandole {
@@ -87,7 +89,9 @@ void DeviceGroup::close(bool forked) noexcept {
   if (comm_ == nullptr && stream_ == nullptr) return;
   const std::lock_guard lock(comm_mu_);
   comm_.reset();
-  if (stream_ != nullptr) device_->end_stream(std::exchange(stream_, nullptr));
+  if (stream_ == nullptr) return;
+  device_->end_stream(std::exchange(stream_, nullptr));
+  device_->trim_pool();  // another engine on this device takes new memory
 }
 
 bool DeviceGroup::takes(const std::string& name, Kind kind, DType dtype, const Reduction& reduction,
@@ -112,7 +116,7 @@ bool DeviceGroup::takes(const std::string& name, Kind kind, DType dtype, const R
     throw Error::invalid(name, "its tensor lies on CUDA device " + std::to_string(device.ordinal()) +
                                    ", and this rank uses NCCL on device " + std::to_string(device_->ordinal()) +
                                    "; use one GPU for each rank, or set HOROVOD_GPU_OPERATIONS=MPI");
-  why_not_ = "it works on several GPUs";
+  why_not_ = "it works on several GPUs; use one for each rank";
   return false;
 }
 
@@ -127,7 +131,7 @@ DeviceCard DeviceGroup::card() {
   } catch (const Error& error) {
     why_not_ = error.reason;
   }
-  if (device_ == nullptr) why_not_ = "its settings exclude NCCL";
+  if (device_ == nullptr) why_not_ = "its settings exclude NCCL; give all ranks the same";
   card.is_able = why_not_.empty();
   card.version = library_ ? library_->version() : 0;
   std::strncpy(card.why_not.data(), why_not_.c_str(), card.why_not.size() - 1);
@@ -139,6 +143,9 @@ void DeviceGroup::agree(World& world) {
   const std::vector<DeviceCard> cards = gathered(world, card(), size_);
   DeviceDecision decision = decide(cards);
   if (decision.why_not.empty() && shares_process(cards, rank_)) device_->share_pool();
+  if (rank_ == 0 && !decision.why_not.empty())
+    log(LogLevel::Warning, "tensors on GPUs go through host memory, because ", decision.why_not,
+        "; HOROVOD_GPU_OPERATIONS=MPI says that this is meant");
   const std::lock_guard lock(mu_);
   decision_ = std::move(decision);
 }
@@ -177,6 +184,9 @@ const char* DeviceGroup::run(World& world, const Bucket& bucket, std::span<const
     DeviceRun(*comm_, *device_, stream_, size_).enqueue(bucket, operations);
   } catch (const Error& error) {
     if (comm_) comm_->abort(error);
+    // Nothing adds work to the stream any more, so the memory goes back behind what is there.
+    for (const OperationPtr& operation : operations)
+      if (operation->side && !operation->side->after) operation->side->result.end_in(stream_);
     throw;
   }
   return "nccl";

@@ -9,7 +9,9 @@ namespace {
 
 constexpr const char* kFile = "libnccl.so.2";
 
-[[noreturn]] void refuse(const std::string& problem) { throw Error::invalid("", "NCCL cannot be used: " + problem); }
+constexpr const char* kUpdate = "update the framework that brings it, or the package nvidia-nccl";
+
+[[noreturn]] void refuse(const std::string& problem) { throw Error::invalid("", problem); }
 
 std::string version_text(int version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
@@ -20,7 +22,8 @@ template <class Function>
 void find(void* loaded, const std::string& file, const char* name, Function*& function) {
   void* found = ::dlsym(loaded, name);
   if (found == nullptr)
-    refuse(file + " has no " + name + "; NCCL " + version_text(NcclLibrary::kOldest) + " or later is needed");
+    refuse(file + " has no " + name + ", and NCCL " + version_text(NcclLibrary::kOldest) + " or later is needed; " +
+           kUpdate);
   function = reinterpret_cast<Function*>(found);
 }
 
@@ -36,13 +39,14 @@ NcclLibrary::NcclLibrary(const std::vector<std::string>& files) {
     loaded = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (loaded == nullptr) problems += std::string(problems.empty() ? "" : "; ") + ::dlerror();
   }
-  if (loaded == nullptr) refuse("it is not loaded, and no file of it can be (" + problems + ")");
+  if (loaded == nullptr) refuse("NCCL cannot be loaded; install the package nvidia-nccl (" + problems + ")");
   find_functions(loaded, file);
   int (*get_version)(int*) = nullptr;
   find(loaded, file, "ncclGetVersion", get_version);
   if (const int code = get_version(&version_); code != kSuccess) refuse(text_of("ncclGetVersion", code, nullptr));
   if (version_ < kOldest)
-    refuse(file + " is NCCL " + version_text(version_) + ", and " + version_text(kOldest) + " or later is needed");
+    refuse(file + " is NCCL " + version_text(version_) + ", and " + version_text(kOldest) + " or later is needed; " +
+           kUpdate);
 }
 
 void NcclLibrary::find_functions(void* loaded, const std::string& file) {

@@ -318,7 +318,12 @@ class MismatchError(CollectiveError, HorovodInternalError):
     def __init__(self, name: str, asked: Mapping[int, str], what: str) -> None:
         self.asked, self.what = dict(asked), what
         differs, one = ("differ", "the same") if what.endswith("s") else ("differs", "one")
-        super().__init__(name, f"{what} {differs} between ranks ({self._each()}); use {one} {what} on every rank")
+        remedy = (
+            "give tensors on GPUs on every rank, or on the CPU"
+            if what == "device"
+            else f"use {one} {what} on every rank"
+        )
+        super().__init__(name, f"{what} {differs} between ranks ({self._each()}); {remedy}")
         self.args = (name, self.asked, what)
 
     def _each(self) -> str:

@@ -204,11 +204,7 @@ int cuStreamWaitEvent(Stream* given, Event* event, unsigned) {
   if (const int code = refusal_of_capture(*stream)) return code;
   const std::shared_ptr<Moment> moment = event->recorded;
   if (moment == nullptr) return 0;  // as in CUDA: there is nothing to wait for
-  add(*stream, [moment, &d] {
-    std::unique_lock held(d.mu, std::adopt_lock);
-    d.changed.wait(held, [&] { return moment->passed; });
-    held.release();
-  });
+  add_wait(*stream, moment);
   return 0;
 }
 
@@ -277,6 +273,7 @@ int cuMemAllocFromPoolAsync(uint64_t* made, size_t bytes, Pool* pool, Stream* gi
   const size_t taken = d.live[*made];
   if (pool->unused >= taken) pool->unused -= taken;
   else ++d.grown;
+  if (pool->waits && pool->freed) add_wait(*stream, pool->freed);
   add(*stream, [address = *made, bytes] { std::memset(real(address), 0xab, bytes); });
   return 0;
 }
@@ -295,7 +292,11 @@ int cuMemFreeAsync(uint64_t address, Stream* given) {
   d.pooled.erase(found);
   return_memory(address, *stream);
   // As if a stream were waited for at once.
-  add(*stream, [pool, bytes] { pool->unused = std::min<uint64_t>(pool->unused + bytes, pool->threshold); });
+  pool->freed = std::make_shared<Moment>();
+  add(*stream, [pool, bytes, moment = pool->freed] {
+    pool->unused = std::min<uint64_t>(pool->unused + bytes, pool->threshold);
+    moment->passed = true;
+  });
   return 0;
 }
 
@@ -321,8 +322,19 @@ int cuMemPoolSetAttribute(Pool* pool, int attribute, void* value) {
   Driver& d = driver();
   const std::lock_guard lock(d.mu);
   if (const int code = refusal("cuMemPoolSetAttribute")) return code;
-  if (attribute != 4 || d.memory_pools.count(pool) == 0) return kInvalidValue;
-  std::memcpy(&pool->threshold, value, sizeof pool->threshold);
+  if (d.memory_pools.count(pool) == 0) return kInvalidValue;
+  if (attribute == 3) pool->waits = *static_cast<const int*>(value) != 0;
+  else if (attribute == 4) std::memcpy(&pool->threshold, value, sizeof pool->threshold);
+  else return kInvalidValue;
+  return 0;
+}
+
+int cuMemPoolTrimTo(Pool* pool, size_t kept) {
+  Driver& d = driver();
+  const std::lock_guard lock(d.mu);
+  if (const int code = refusal("cuMemPoolTrimTo")) return code;
+  if (d.memory_pools.count(pool) == 0) return kInvalidValue;
+  pool->unused = std::min<uint64_t>(pool->unused, kept);
   return 0;
 }
 

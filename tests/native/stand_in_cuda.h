@@ -67,9 +67,11 @@ struct Event {
 /// Memory in the order of streams. What is freed stays with the pool up to the threshold.
 struct Pool {
   int device = 0;
-  uint64_t threshold = 0;  // bytes
-  uint64_t unused = 0;     // bytes that it has kept
-  bool shared = false;     // the other devices reach it
+  uint64_t threshold = 0;                   // bytes
+  uint64_t unused = 0;                      // bytes that it has kept
+  bool shared = false;                      // the other devices reach it
+  bool waits = true;                        // to reuse memory, a stream waits for the one that has freed it
+  std::shared_ptr<Moment> freed = nullptr;  // the last time
 };
 
 /// All state. Never destroyed, because the threads of streams live until the process ends.
@@ -199,6 +201,16 @@ inline void add(Stream& stream, std::function<void()> work) {
     std::thread(run, &stream).detach();
   }
   stream.arrived.notify_all();
+}
+
+/// Makes the later work in `stream` wait. Needs the lock.
+inline void add_wait(Stream& stream, std::shared_ptr<Moment> moment) {
+  add(stream, [moment = std::move(moment)] {
+    Driver& d = driver();
+    std::unique_lock held(d.mu, std::adopt_lock);
+    d.changed.wait(held, [&] { return moment->passed; });
+    held.release();
+  });
 }
 
 /// Frees memory after the work that is in `stream` now, which holds garbage then. Needs the lock.

@@ -38,7 +38,8 @@ void test_a_driver_that_cannot_be_used() {
               "libm.so.6 has no cuInit; NVIDIA's driver for CUDA 11.0 or later is needed");
   cuda().fail("cuInit", kNoDevice, 0);
   expect_text(problem_of([] { (void)CudaLibrary::get(); }),
-              "cuInit failed: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected");
+              "cuInit failed: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected; nvidia-smi says whether "
+              "the driver works, and CUDA_VISIBLE_DEVICES which GPUs this process may see");
   cuda().fail("cuInit", 0, 0);
   cuda().configure(2, 10020, 200);
   expect_text(problem_of([] { (void)CudaLibrary::get(); }),
@@ -140,6 +141,23 @@ void test_device_memory_is_reused() {
   CHECK_EQ(cuda().grown(), before + 2);
   CHECK_EQ(cuda().kept(), size_t{CudaDevice::kKept});
   CHECK_EQ(cuda().calls("cuMemPoolCreate"), 1);
+  device.trim_pool();
+  CHECK_EQ(cuda().kept(), size_t{0});
+}
+
+/// Memory that another stream gives back later holds nobody up.
+void test_device_memory_comes_at_once() {
+  CudaDevice& device = CudaDevice::of(1);
+  const CudaDevice::Stream slow = cuda().stream(1), stream = device.to_device();
+  const auto freed = device.allocate(1 << 20, slow);
+  void* key = cuda().close(slow);
+  device.free(freed, slow);
+  const auto taken = device.allocate(1 << 20, stream);
+  const CudaMark end = device.mark(stream);
+  for (int i = 0; i < 5000 && !end.passed(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(end.passed());
+  cuda().open(key);
+  device.free(taken, stream);
 }
 
 void test_failures_name_the_function() {
@@ -215,6 +233,7 @@ int main() {
   test_events_are_reused();
   test_pinned_memory_is_reused();
   test_device_memory_is_reused();
+  test_device_memory_comes_at_once();
   test_failures_name_the_function();
   test_graphs();
   test_priorities();

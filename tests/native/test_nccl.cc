@@ -41,11 +41,12 @@ void expect_text(const std::string& text, const std::string& part) {
 
 void test_a_library_that_cannot_be_used() {
   const std::string none = problem_of({"libno_nccl.so.2", "libno_other.so.2"});
-  expect_text(none, "NCCL cannot be used: it is not loaded, and no file of it can be (libno_nccl.so.2: ");
+  expect_text(none, "NCCL cannot be loaded; install the package nvidia-nccl (libno_nccl.so.2: ");
   expect_text(none, "; libno_other.so.2: ");
-  expect_text(problem_of({"libm.so.6"}), "libm.so.6 has no ncclGetErrorString; NCCL 2.18.0 or later is needed");
+  expect_text(problem_of({"libm.so.6"}),
+              "libm.so.6 has no ncclGetErrorString, and NCCL 2.18.0 or later is needed; update ");
   set("stand_in_version", 21403);  // loads the stand-in, so no file is needed from here on
-  expect_text(problem_of({}), "libnccl.so.2 is NCCL 2.14.3, and 2.18.0 or later is needed");
+  expect_text(problem_of({}), "libnccl.so.2 is NCCL 2.14.3, and 2.18.0 or later is needed; update the framework that ");
   set("stand_in_version", 22705);
 }
 

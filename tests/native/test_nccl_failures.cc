@@ -158,6 +158,26 @@ void test_no_communicator() {
   for (const std::string& problem : problems) CHECK(!problem.empty());
 }
 
+/// The memory of results goes back, also where NCCL fails before they are there; what the pool keeps goes back when the
+/// ranks end.
+void test_memory_after_a_failure() {
+  set("stand_in_nccl_break", 0);
+  const size_t live = cuda().live();
+  const auto problems = run_on_devices(2, [&](DeviceRank& rank) {
+    const DeviceNumbers numbers(own(rank, 1000), rank.rank());
+    rank.finish(*rank.sum("warm", numbers), numbers);
+    if (rank.rank() == 0) set("stand_in_nccl_break", 6);
+    rank.finish(*rank.start(request_of(Kind::Allgather), DeviceRank::tensor("x", numbers, nullptr, {1000})), numbers);
+    rank.staging().require_results();
+    std::this_thread::sleep_for(milliseconds(500));
+    rank.staging().require_results();
+  });
+  set("stand_in_nccl_break", 0);
+  for (const std::string& problem : problems) CHECK(!problem.empty());
+  for (int i = 0; i < 5000 && cuda().live() > live; ++i) std::this_thread::sleep_for(milliseconds(1));
+  CHECK(cuda().live() <= live);
+}
+
 /// NCCL that is too old: host memory, or a sentence where NCCL is demanded. The job goes on.
 void test_an_old_library() {
   set("stand_in_version", 21403);
@@ -177,8 +197,8 @@ void test_an_old_library() {
         CHECK(error.kind == ErrorKind::Invalid);
         CHECK_EQ(std::string(error.what()),
                  "'x': NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLGATHER), and cannot be used: rank 0 "
-                 "cannot (NCCL cannot be used: libnccl.so.2 is NCCL 2.14.3, and 2.18.0 or later is needed); give every "
-                 "rank a GPU of its own and the same NCCL, or set MPI there, which stands for host memory");
+                 "cannot (libnccl.so.2 is NCCL 2.14.3, and 2.18.0 or later is needed; update the framework that brings "
+                 "it, or the package nvidia-nccl); or set MPI there, which stands for host memory");
         const DeviceNumbers numbers(own(rank, 10), rank.rank());
         rank.finish(*rank.sum("y", numbers), numbers);
         CHECK(numbers.read() == std::vector<float>(10, 3));
@@ -232,6 +252,7 @@ int main() {
   test_a_failure();
   test_devices_that_break();
   test_no_communicator();
+  test_memory_after_a_failure();
   test_an_old_library();
   test_mixed_memory();
   CHECK_EQ(nccl::count("stand_in_nccl_strays"), 0);

@@ -223,6 +223,7 @@ void test_memory_is_given_back() {
   });
   for (int i = 0; i < 5000 && cuda().live() > live; ++i) std::this_thread::sleep_for(milliseconds(1));
   CHECK(cuda().live() <= live);
+  CHECK(cuda().calls("cuMemPoolTrimTo") > 0);  // the ranks have ended
 }
 
 /// Rank 0 joins, and takes part on its device: zeros for sums, no rows, memory for what it does not want.

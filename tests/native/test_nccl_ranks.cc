@@ -1,6 +1,8 @@
 // Operations among GPUs by NCCL, over stand-ins whose streams run late: results, order, the ranks' choice.
+#include <atomic>
 #include <string>
 
+#include "base/log.h"
 #include "engine/device_agreement.h"
 #include "nccl_stand_in.h"
 
@@ -121,9 +123,9 @@ void test_the_choice() {
   CHECK(!decide(given).uses_nccl(Kind::Allreduce));
   CHECK(decide(given).uses_nccl(Kind::Broadcast));
   given[2].gpu = given[1].gpu;
-  CHECK_EQ(decide(given).why_not, "ranks 1 and 2 are on the same GPU");
+  CHECK_EQ(decide(given).why_not, "ranks 1 and 2 are on the same GPU; let each use the one at its local rank");
   given[1].version = 21800;
-  CHECK_EQ(decide(given).why_not, "rank 0 has NCCL 2.27.5, and rank 1 has 2.18.0");
+  CHECK_EQ(decide(given).why_not, "rank 0 has NCCL 2.27.5, and rank 1 has 2.18.0; install one version on all hosts");
   given[1].is_able = false;
   std::string("no NCCL").copy(given[1].why_not.data(), 7);
   CHECK_EQ(decide(given).why_not, "rank 1 cannot (no NCCL)");
@@ -137,10 +139,21 @@ void test_the_choice() {
   CHECK(!decide(given).refusal(request));
 }
 
-/// Ranks that share a GPU go through host memory, from an operation that was submitted in device memory on.
+std::atomic<int> warnings{0};
+
+void note_warning(LogLevel level, const char* line) noexcept {
+  if (level == LogLevel::Warning && std::string(line).find("through host memory, because ranks 0 and 1 are on the same "
+                                                           "GPU; let each") != std::string::npos)
+    ++warnings;
+}
+
+/// Ranks that share a GPU go through host memory, from an operation that was submitted in device memory on. One of them
+/// says so.
 void test_a_shared_gpu() {
   cuda().share(1);
+  set_log_sink(note_warning);
   must_run(2, sums, false);
+  CHECK_EQ(warnings, 1);
   GpuOptions demanded;
   demanded.by_nccl[static_cast<size_t>(Kind::Allreduce)] = true;
   must_run(
@@ -152,18 +165,18 @@ void test_a_shared_gpu() {
         CHECK(error.kind == ErrorKind::Invalid);
         CHECK_EQ(std::string(error.what()),
                  "'x': NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLREDUCE), and cannot be used: ranks 0 "
-                 "and 1 are on the same GPU; give every rank a GPU of its own and the same NCCL, or set MPI there, "
-                 "which stands for host memory");
+                 "and 1 are on the same GPU; let each use the one at its local rank; or set MPI there, which stands "
+                 "for host memory");
         broadcasts(rank);  // the job goes on
       },
       false, demanded);
-  cuda().share(0);
-}
-
-void test_settings() {
+  warnings = 0;
   GpuOptions host;
   host.through_host.fill(true);
-  must_run(2, sums, false, host);
+  must_run(2, sums, false, host);  // as it was asked for
+  CHECK_EQ(warnings, 0);
+  set_log_sink(nullptr);
+  cuda().share(0);
 }
 
 /// A rank that works on several GPUs cannot use NCCL; one that began with NCCL is told.
@@ -210,7 +223,6 @@ int main() {
   for (const std::string& problem : run_on_devices(2, mixed_group)) check::equal(problem, std::string());
   for (const std::string& problem : run_on_devices(3, joins)) check::equal(problem, std::string());
   test_a_shared_gpu();
-  test_settings();
   test_several_gpus();
   CHECK_EQ(cuda().error(), 0);
   return check::report();

@@ -130,7 +130,7 @@ def test_a_tensor_on_a_device_and_one_on_the_cpu(kind: type[DeviceArray]) -> Non
             other.allreduce(mine, name="x")
         assert str(caught.value) == (
             "'allreduce.x': device differs between ranks (ranks 0 and 2: CUDA tensor; rank 1: CPU tensor); "
-            "use one device on every rank"
+            "give tensors on GPUs on every rank, or on the CPU"
         )
         np.testing.assert_array_equal(hvd.allreduce(kind.of(values), name="x", op=hvd.Sum).read(), np.full(5, 3))
 

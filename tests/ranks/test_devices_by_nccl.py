@@ -158,8 +158,8 @@ def test_two_ranks_on_one_gpu(route: str) -> None:
                 hvd.allreduce(mine, op=hvd.Sum, name="x")
             assert str(caught.value) == (
                 "'allreduce.x': NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLREDUCE), and cannot be "
-                "used: ranks 0 and 1 are on the same GPU; give every rank a GPU of its own and the same NCCL, or set "
-                "MPI there, which stands for host memory"
+                "used: ranks 0 and 1 are on the same GPU; let each use the one at its local rank; or set MPI there, "
+                "which stands for host memory"
             )
         else:
             np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Sum).read(), np.full(9, 2))
