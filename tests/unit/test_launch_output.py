@@ -1,5 +1,6 @@
 """Where lines go."""
 
+import errno
 import io
 import re
 import threading
@@ -78,3 +79,28 @@ def test_no_line_tears_another() -> None:
             thread.join()
     expected = [f"[{rank}] " + f"{rank}" * 50 for rank in range(4) for _ in range(200)]
     assert sorted(stdout.getvalue().splitlines()) == expected
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    """As the line comes, or if that went well as the file is closed; once."""
+    file = tmp_path / "rank.0" / "stdout"
+    file.parent.mkdir()
+    file.symlink_to("/dev/full")
+    told = f"No space left on device: '{file}'"
+    with Output(1, directory=tmp_path, stdout=io.StringIO()) as output, pytest.raises(OSError, match=told):
+        output(0, "stdout", "a")
+
+
+class _Late(io.StringIO):
+    name = "rank.0/stdout"
+
+    def close(self) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+
+def test_a_file_that_is_not_whole_when_it_is_closed_is_told(tmp_path: Path) -> None:
+    told = "cannot write rank.0/stdout: Disk quota exceeded"
+    with pytest.raises(ConfigError, match=told), Output(1, directory=tmp_path, stdout=io.StringIO()) as output:
+        output._files[0, "stdout"].close()
+        output._files[0, "stdout"] = _Late()
+        output(0, "stdout", "a")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import signal
 import socket
 import sys
@@ -259,3 +260,12 @@ def test_messages_that_are_stopped() -> None:
     os.close(theirs)
     assert not reader.is_alive() and len(raised) == 1
     messages.stop()  # closed already
+
+
+def test_a_host_with_another_python_is_named(tmp_path: Path) -> None:
+    """Its path is the same, as that of the system's Python on hosts of different age."""
+    (tmp_path / "sitecustomize.py").write_text("import platform\nplatform.python_version = lambda: '3.9.2'\n")
+    shell = stand_in(tmp_path, f"export PYTHONPATH={tmp_path}\n")
+    told = f"{sys.executable} is Python 3.9.2 there, and {platform.python_version()} on"
+    with pytest.raises(HostsError, match=told), SshBackend([HOST], shell).open_agents([HOST]):
+        raise AssertionError("it was taken")

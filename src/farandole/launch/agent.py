@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
-from importlib.metadata import version
 from typing import Any
 
 from farandole.handshake import split_address
@@ -20,6 +19,7 @@ from farandole.launch.backends.local import LocalAgent
 from farandole.launch.failures import Failure, to_payload
 from farandole.launch.messages import MARKER, Messages
 from farandole.launch.processes import GRACE
+from farandole.launch.versions import own_versions
 from farandole.limits import naming_process_limit
 from farandole.topology import own_addresses
 
@@ -75,7 +75,7 @@ class _Service:
         self._messages.send(
             "hello",
             {
-                "version": version("farandole"),
+                **own_versions(),
                 "identity": self._local.identity,
                 "client": client,
                 "server": server,

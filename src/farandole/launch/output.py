@@ -45,21 +45,29 @@ class Output:
                         self._files[rank, stream] = file
             except OSError as error:
                 raise ConfigError("output_filename", f"cannot write {error.filename}: {error.strerror}") from error
-            self._open = undo.pop_all()
+            undo.pop_all()
+        self._incomplete = False  # a file has refused a line, which was told
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
-        """Write one line; raises `OSError` when the stream is closed."""
+        """Write one line; raises `OSError` when the stream is closed, or a file cannot be written, which it names."""
         stamp = self.stamp(datetime.now()) if self._timestamp else ""
         text = f"{stamp}{self.heading(rank, stream)}{line}\n"
         out = self._streams[stream]
         with self._one_at_a_time:
             if self._files:
-                self._files[rank, stream].write(f"{stamp}{line}\n")
+                self._write_to_file(self._files[rank, stream], f"{stamp}{line}\n")
             try:
                 out.write(text)
             except UnicodeEncodeError:
                 out.write(text.encode(out.encoding, "backslashreplace").decode(out.encoding))
             out.flush()
+
+    def _write_to_file(self, file: TextIO, text: str) -> None:
+        try:
+            file.write(text)
+        except OSError as error:
+            self._incomplete = True
+            raise OSError(error.errno, error.strerror, file.name) from error
 
     def heading(self, rank: int, stream: str) -> str:
         """Return what stands before a line of `rank` on the stream "stdout" or "stderr"."""
@@ -75,4 +83,12 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        """Close the files; raises `ConfigError` naming one that lacks lines, unless a call has done so."""
+        problems = []
+        for file in self._files.values():
+            try:
+                file.close()
+            except OSError as error:  # as a disk's quota, or a network's file system, may say only now
+                problems.append(f"cannot write {file.name}: {error.strerror}")
+        if problems and not self._incomplete and kind is None:
+            raise ConfigError("output_filename", problems[0])

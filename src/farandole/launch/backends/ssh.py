@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from importlib.metadata import version
 from typing import Any, Protocol
 
 from farandole.acceptor import BACKLOG
@@ -26,6 +25,7 @@ from farandole.launch.failures import OUTPUT_REFUSED, Failure, from_payload
 from farandole.launch.hosts import is_local, route_to
 from farandole.launch.messages import SILENCE, Messages
 from farandole.launch.processes import GRACE
+from farandole.launch.versions import check_versions
 from farandole.topology import interface_addresses
 
 __all__ = ["Shell", "Ssh", "SshBackend"]
@@ -167,12 +167,7 @@ class SshAgent:
         try:
             self._messages.skip_banner(ANSWER)
             _, hello, _ = self._messages.receive()
-            mine = version("farandole")
-            if hello["version"] != mine:
-                raise OSError(
-                    f"it has farandole {hello['version']} in {sys.executable}, this machine {mine}; "
-                    "install the same version"
-                )
+            check_versions(hello)
         except BaseException as error:
             why = self._why(error)
             self._messages.close()
