@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from flytekit import Resources, current_context, task, workflow
+from flytekit import Deck, Resources, current_context, map_task, task, workflow
 from flytekit.core.base_task import IgnoreOutputs
 from flytekit.types.file import FlyteFile
 from flytekitplugins.kfmpi import Launcher, MPIJob, Worker
 
 from farandole.integrations.flyte import CleanPodPolicy, Farandole, RunPolicy
 
-__all__ = ["Trained", "configured", "fails", "interrupted", "ours", "resumed", "theirs", "train", "trained"]
+__all__ = [
+    *("Trained", "configured", "fails", "interrupted", "mapped", "ours", "resumed", "shown", "theirs", "train"),
+    *("trained", "unequal"),
+]
 
 
 class Trained(NamedTuple):
@@ -85,6 +88,23 @@ def fails(how: str) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("no such column: 'Sales'")
     return 0
+
+
+@task(task_config=Farandole(num_workers=1), enable_deck=True)
+def shown(literals: int) -> int:
+    Deck("losses", f"<b>after {literals} epochs</b>")
+    return 2 * literals
+
+
+@workflow
+def mapped() -> list[int]:
+    made: list[int] = map_task(shown)(literals=[3, 4])
+    return made
+
+
+@task(task_config=Farandole(num_workers=1))
+def unequal(count: int) -> tuple[int, int]:
+    return (1,) * count if count else 1  # type: ignore[return-value]
 
 
 @task(task_config=Farandole(num_workers=2), retries=1)

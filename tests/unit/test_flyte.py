@@ -16,6 +16,13 @@ pytestmark = pytest.mark.filterwarnings(IGNORED_FOLDERS)
 event_loop = pytest.fixture(scope="module", autouse=True)(loop)
 
 
+def local_files(folder: Path) -> Any:
+    """Return flytekit's access to files with its scratch below `folder`."""
+    from flytekit.core.data_persistence import FileAccessProvider
+
+    return FileAccessProvider(str(folder), str(folder / "raw"))
+
+
 def test_it_serializes_to_the_plug_ins_task_type() -> None:
     from flytekit.tools.translator import get_serializable
 
@@ -147,6 +154,37 @@ def test_ignored_outputs_of_rank_0_are_the_tasks() -> None:
 
     with pytest.raises(IgnoreOutputs, match="rank 0 has none"):
         fails(how="ignore")
+
+
+@pytest.mark.native
+def test_rank_0s_decks_are_the_tasks(tmp_path: Path) -> None:
+    """An input may have any name."""
+    from flytekit import FlyteContextManager
+
+    from helpers.flyte_tasks import shown
+
+    ctx = FlyteContextManager.current_context()
+    with FlyteContextManager.with_context(ctx.with_file_access(local_files(tmp_path))):
+        assert shown(literals=3) == 6
+    (deck,) = tmp_path.rglob("deck.html")
+    assert "<b>after 3 epochs</b>" in deck.read_text()
+
+
+@pytest.mark.native
+def test_a_task_is_mapped_over_lists() -> None:
+    from helpers.flyte_tasks import mapped
+
+    assert mapped() == [6, 8]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(("count", "returned"), [(0, "int"), (3, "3 values")])
+def test_outputs_that_are_not_as_many_as_declared(count: int, returned: str) -> None:
+    from helpers.flyte_tasks import unequal
+
+    sentence = rf"TypeError: task '.*unequal' has 2 outputs \(o0, o1\); rank 0 returned {returned}"
+    with pytest.raises(RankFailed, match=sentence):
+        unequal(count=count)
 
 
 def test_a_structured_dataset_gives_each_rank_its_rows(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from flyteidl.core import interface_pb2, literals_pb2
@@ -19,10 +19,7 @@ from flytekit.tools.fast_registration import download_distribution
 
 from farandole.topology import JobEnvironment
 
-__all__ = ["FlyteCall", "Place", "read_literals", "run_on_rank", "runs_in_cluster"]
-
-_IGNORED = b"ignored"
-_LITERALS = b"literals"
+__all__ = ["FlyteCall", "Outcome", "Place", "run_on_rank", "runs_in_cluster"]
 
 
 def runs_in_cluster(ctx: FlyteContext) -> bool:
@@ -87,9 +84,15 @@ class FlyteCall:
         return content
 
     def _by_name(self, value: Any) -> dict[str, Any]:
+        if not self.outputs:
+            return {}
         if len(self.outputs) == 1 and not (self.in_tuple and isinstance(value, tuple)):
             return {next(iter(self.outputs)): value}
-        return dict(zip(self.outputs, value, strict=True)) if self.outputs else {}
+        if not isinstance(value, tuple) or len(value) != len(self.outputs):
+            returned = f"{len(value)} values" if isinstance(value, tuple) else type(value).__name__
+            names = ", ".join(self.outputs)
+            raise TypeError(f"task {self.name!r} has {len(self.outputs)} outputs ({names}); rank 0 returned {returned}")
+        return dict(zip(self.outputs, value, strict=True))
 
     def _literal(self, ctx: FlyteContext, name: str, value: Any) -> Any:
         variable = Variable.from_flyte_idl(interface_pb2.Variable.FromString(self.variables[name]))
@@ -100,8 +103,23 @@ class FlyteCall:
             raise
 
 
-def run_on_rank(place: Place, call: bytes) -> bytes:
-    """Run a pickled `FlyteCall` on this rank; return the outputs on rank 0.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rank hands back: its outputs as serialized literals, or why it has none, and names and texts of decks."""
+
+    literals: bytes = b""
+    ignored: str | None = None
+    decks: Sequence[tuple[str, str]] = ()
+
+    def outputs(self) -> LiteralMap:
+        """Return the outputs; raises `IgnoreOutputs` if the function did."""
+        if self.ignored is not None:
+            raise IgnoreOutputs(self.ignored)
+        return LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(self.literals))
+
+
+def run_on_rank(place: Place, call: bytes) -> Outcome:
+    """Run a pickled `FlyteCall` on this rank; return outputs and decks on rank 0.
 
     `flytekit.current_context()` within it is that of the task, with its checkpoint. On other ranks `IgnoreOutputs`,
     which functions written for mpirun raise there, counts as returning."""
@@ -118,14 +136,11 @@ def run_on_rank(place: Place, call: bytes) -> bytes:
             prev_checkpoint=place.earlier_checkpoint,
         ):
             given: FlyteCall = pickle.loads(call)
+            ctx = FlyteContextManager.current_context()
             try:
-                return _LITERALS + given.run(FlyteContextManager.current_context(), upload=job.rank == 0)
+                made = Outcome(given.run(ctx, upload=job.rank == 0))
             except IgnoreOutputs as error:
-                return _IGNORED + str(error).encode()
-
-
-def read_literals(value: bytes) -> LiteralMap:
-    """Return the outputs that rank 0 has returned; raises `IgnoreOutputs` if its function did."""
-    if value.startswith(_IGNORED):
-        raise IgnoreOutputs(value.removeprefix(_IGNORED).decode())
-    return LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(value.removeprefix(_LITERALS)))
+                made = Outcome(ignored=str(error))
+            if job.rank or ctx.user_space_params is None:
+                return made
+            return replace(made, decks=[(deck.name, deck.html) for deck in ctx.user_space_params.decks])

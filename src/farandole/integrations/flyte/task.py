@@ -3,13 +3,15 @@
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from flytekit import FlyteContext, FlyteContextManager, Resources
+from flytekit import Deck, FlyteContext, FlyteContextManager, Resources
 from flytekit.configuration import SerializationSettings
+from flytekit.core.type_engine import TypeEngine
+from flytekit.deck.deck import _output_deck
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
@@ -18,7 +20,7 @@ from flytekitplugins.kfmpi.task import MPIFunctionTask
 
 from farandole.config import Config
 from farandole.errors import ConfigError
-from farandole.integrations.flyte.ranks import FlyteCall, Place, read_literals, run_on_rank, runs_in_cluster
+from farandole.integrations.flyte.ranks import FlyteCall, Outcome, Place, run_on_rank, runs_in_cluster
 from farandole.launch.backend import Backend, Binding, Call, check_binding
 from farandole.launch.backends import reach_pods
 from farandole.launch.backends.local import LocalBackend
@@ -130,27 +132,48 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
         # Ranks translate the inputs themselves: the launcher reads no data.
         return {_LITERALS: literal_map}
 
-    def execute(self, **kwargs: Any) -> LiteralMap:
+    def execute(self, **kwargs: Any) -> Any:
         """Run the function on all ranks; return rank 0's outputs, which rank 0 has uploaded.
 
+        They are values where the inputs are values, as `map_task` gives them. Rank 0's decks are added to the task's.
         Raises `RankFailed`, or `FlyteRecoverableException` if a retry may help: the rank's process or host was lost, or
         the rank raised that error itself. Raises `IgnoreOutputs` when rank 0 did."""
         ctx = FlyteContextManager.current_context()
+        literals = kwargs.get(_LITERALS)
+        if isinstance(literals, LiteralMap):
+            return self._run(ctx, literals)
+        outputs = self._run(ctx, TypeEngine.dict_to_literal_map(ctx, kwargs, self.python_interface.inputs))
+        found = TypeEngine.literal_map_to_kwargs(ctx, outputs, self.python_interface.outputs)
+        values = tuple(found[name] for name in self.python_interface.outputs)
+        return values if len(values) > 1 else next(iter(values), None)
+
+    def _run(self, ctx: FlyteContext, literals: LiteralMap) -> LiteralMap:
         settings, given = self.farandole.settings()
         backend, ranks = self._backend(ctx, settings)
         environment = with_settings(worker_variables({**os.environ, **self.farandole.env}), settings, given)
-        task = Call(self._call(ctx, kwargs[_LITERALS]), sys.executable, settings.start_timeout, keep_all=False)
+        task = Call(self._call(ctx, literals), sys.executable, settings.start_timeout, keep_all=False)
         with (
             Output(ranks) as output,
             open_job(ranks, environment, backend=backend, binding=self.farandole.binding) as job,
         ):
             failure = job.run(task, output)
             if failure is None:
-                return read_literals(pickle.loads(job.values()[0]))
+                outcome: Outcome = pickle.loads(job.values()[0])
+                self._show(ctx, outcome.decks)
+                return outcome.outputs()
         error = failure.error()
         if failure.killed or isinstance(failure.cause, FlyteRecoverableException):
             raise FlyteRecoverableException(str(error)) from error
         raise error from failure.cause
+
+    def _show(self, ctx: FlyteContext, decks: Sequence[tuple[str, str]]) -> None:
+        """Add rank 0's decks to the task's, which flytekit writes on the cluster only."""
+        if not self.enable_deck or ctx.user_space_params is None:
+            return
+        for name, html in decks:
+            Deck(name, html)
+        if not runs_in_cluster(ctx):
+            _output_deck(self.name.split(".")[-1], ctx.user_space_params)
 
     def _backend(self, ctx: FlyteContext, settings: Config) -> tuple[Backend, int]:
         """Return the hosts of the ranks, and the number of ranks."""
