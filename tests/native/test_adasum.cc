@@ -93,9 +93,11 @@ double largest(const Values& values) {
 
 void check_close(DType dtype, const Values& got, const Values& expected, const std::string& what) {
   const double tolerance = 8 * epsilon(dtype) * largest(expected);
-  for (size_t i = 0; i < got.size(); ++i)
-    check::that(std::abs(got[i] - expected[i]) <= tolerance, "got is close to expected",
-                what + ": " + std::to_string(got[i]) + " for " + std::to_string(expected[i]));
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::abs(got[i] - expected[i]) <= tolerance) continue;  // millions are: a text for each would take long
+    check::fail(what + ": got " + std::to_string(got[i]) + ", expected " + std::to_string(expected[i]),
+                std::source_location::current());
+  }
 }
 
 const std::vector<size_t> kCounts = {1, 5, 64, 0, 700, 30'000};
