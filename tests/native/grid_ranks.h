@@ -48,8 +48,9 @@ class GridRanks {
   /// Closes all links of `rank`, like its death.
   void drop(int rank) { meshes_[static_cast<size_t>(rank)].reset(); }
 
-  /// Runs `body` on every rank; returns each rank's exception.
+  /// Runs `body` on every rank; returns each rank's exception. The deadline is that of one run.
   std::vector<std::optional<farandole::Error>> run(const Body& body) {
+    for (const auto& guard : guards_) guard->renew();
     std::vector<std::optional<farandole::Error>> errors(meshes_.size());
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < meshes_.size(); ++rank) {

@@ -72,6 +72,9 @@ class Deadline final : public farandole::Guard {
  public:
   explicit Deadline(std::chrono::milliseconds limit) : limit_(limit), end_(std::chrono::steady_clock::now() + limit) {}
 
+  /// Begins the time anew. Not while a rank waits.
+  void renew() { end_ = std::chrono::steady_clock::now() + limit_; }
+
   void check() override {
     if (std::chrono::steady_clock::now() > end_)
       throw farandole::Error::timeout("", {}, std::chrono::duration<double>(limit_).count());
@@ -112,8 +115,9 @@ class Ranks {
   /// Closes all links of `rank`, like its death.
   void drop(int rank) { meshes_[static_cast<size_t>(rank)].reset(); }
 
-  /// Runs `body` on every rank; returns each rank's exception.
+  /// Runs `body` on every rank; returns each rank's exception. The deadline is that of one run.
   std::vector<std::optional<farandole::Error>> run(const Body& body) {
+    for (const auto& guard : guards_) guard->renew();
     std::vector<std::optional<farandole::Error>> errors(static_cast<size_t>(size_));
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < errors.size(); ++rank) {
