@@ -1,7 +1,7 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each target sets up first what it needs.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-programs test-without test-oldest test-tensorflow test-pythons test-compilers test-native test-gpu lint fmt docs \
-  bench check tsan asan clean
+.PHONY: help setup demo test test-programs test-without test-oldest test-tensorflow test-pythons test-compilers test-wheel test-native test-gpu lint fmt \
+  docs bench check tsan asan clean
 
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
@@ -46,6 +46,9 @@ test-pythons: setup  ## build with each Python from 3.11 on, or PYTHONS=..., and
 
 test-compilers: setup  ## build with the oldest compilers that are promised, or COMPILERS=..., and run the native tests
 	@tools/compilers.sh $(COMPILERS)
+
+test-wheel: setup  ## build the wheel, install it alone into an environment, and run the conformance tests there
+	@tools/wheel.sh $(ARGS)
 
 test-gpu: setup  ## run the tests of CUDA tensors; needs a GPU and make setup TORCH=cuda
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "test-gpu: PyTorch finds no GPU")'
