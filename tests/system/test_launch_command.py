@@ -227,6 +227,15 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_streams_that_were_closed_before_the_start(closed: str, tmp_path: Path) -> None:
+    """A rank's lines are in its file; what nobody wants to see is no failure."""
+    line = " ".join(command("run", "-np", "2", "--output-filename", str(tmp_path), "echo", "line"))
+    done = subprocess.run(["sh", "-c", f"{line} {closed}"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [(tmp_path / f"rank.{rank}" / "stdout").read_text() for rank in range(2)] == ["line\n", "line\n"]
+
+
 @pytest.mark.native
 def test_a_rank_killed_from_outside_in_the_middle_of_training(tmp_path: Path) -> None:
     script = """

@@ -41,12 +41,15 @@ def test_hostfile(tmp_path: Path) -> None:
     assert read_hostfile(file) == (Host("a", 2), Host("b", 3), Host("c", 1))
 
 
-def test_hostfile_that_is_not_there_or_empty(tmp_path: Path) -> None:
+def test_hostfile_without_hosts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         read_hostfile(tmp_path / "none")
     (tmp_path / "empty").write_text("# nothing\n")
     with pytest.raises(ConfigError, match="names no host"):
         read_hostfile(tmp_path / "empty")
+    (tmp_path / "binary").write_bytes(b"\x9f\x00")
+    with pytest.raises(ConfigError, match="no text in UTF-8"):
+        read_hostfile(tmp_path / "binary")
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", socket.gethostname()])

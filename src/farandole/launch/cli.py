@@ -110,6 +110,7 @@ def launch(
     """Read `words` by `parser` and run the program with `environment` for its ranks; returns the exit code.
 
     `output` prints what the ranks write."""
+    _replace_closed_streams()
     given = parser.parse_args(words, namespace=Given())
     _log_to_stderr(given)
     if given.check_build:
@@ -224,6 +225,16 @@ def _check_program(program: str, environment: Mapping[str, str]) -> int | None:
     where = "the file is not executable" if os.sep in program else "the file here is not on PATH"
     log.error("cannot run %r: %s%s", program, where, hint)
     return NOT_EXECUTABLE
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device in place of standard streams that this process was started without, as some daemons do it.
+
+    Else a connection could get the number of one, and with it what is written there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            lowest = os.open(os.devnull, os.O_RDWR)  # of the numbers that are free, so the stream's own
+            setattr(sys, name, os.fdopen(lowest, mode, encoding="utf-8"))
 
 
 def _log_to_stderr(given: Given) -> None:

@@ -21,6 +21,8 @@ def read_hostfile(path: Path, slots: int = 1) -> tuple[Host, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError("hostfile", f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("hostfile", f"cannot read {path}: it is no text in UTF-8") from error
     hosts = []
     for line in lines:
         name, *words = line.partition("#")[0].split() or [""]
