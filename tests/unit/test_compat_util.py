@@ -50,7 +50,7 @@ def test_what_is_built() -> None:
         0,
         0,
     )
-    assert util.gpu_available("torch") is False
+    assert util.gpu_available("torch") is True
     assert not util.extension_available("caffe")
     with pytest.raises(ImportError, match=r"Extension horovod\.caffe has not been built"):
         util.check_extension("horovod.caffe", "HOROVOD_WITH_CAFFE", __file__)

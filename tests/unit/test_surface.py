@@ -84,7 +84,8 @@ def test_constants_and_builds(framework: str) -> None:
     hvd = importlib.import_module(f"farandole.{framework}")
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
     assert hvd.gloo_built() and hvd.gloo_enabled()
-    assert not any((hvd.mpi_built(), hvd.mpi_enabled(), hvd.ccl_built(), hvd.ddl_built(), hvd.cuda_built()))
+    assert not any((hvd.mpi_built(), hvd.mpi_enabled(), hvd.ccl_built(), hvd.ddl_built()))
+    assert hvd.cuda_built() is True  # tensors on GPUs are taken
     assert not hvd.rocm_built()
     assert not hvd.sycl_built()
     assert hvd.nccl_built() == 0

@@ -57,7 +57,7 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether tensors on GPUs can be reduced."""
+    """Return whether tensors may lie on GPUs, also where there is none, as Horovod built for GPUs does."""
     return builds.cuda_built() or builds.rocm_built()
 
 
