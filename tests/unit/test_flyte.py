@@ -1,5 +1,7 @@
 """Flyte tasks of type `Farandole`: the serialized task, and local executions on real ranks."""
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,30 @@ def test_a_task_is_mapped_over_lists() -> None:
     from helpers.flyte_tasks import mapped
 
     assert mapped() == [6, 8]
+
+
+PROGRAM = """
+from flytekit import task
+from farandole.integrations.flyte import Farandole
+
+@task(task_config=Farandole(num_workers=1))
+def doubled(x: int) -> int:
+    return 2 * x
+"""
+
+
+@pytest.mark.native
+def test_ranks_import_a_module_whose_folder_has_left_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `pyflyte run flows/training.py doubled` does it."""
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "__init__.py").touch()
+    (tmp_path / "flows" / "training.py").write_text(PROGRAM)
+    with monkeypatch.context() as loading:
+        loading.syspath_prepend(str(tmp_path))
+        training = importlib.import_module("flows.training")
+    monkeypatch.delitem(sys.modules, "flows")
+    assert training.doubled(x=21) == 42
+    monkeypatch.delitem(sys.modules, "flows.training")
 
 
 @pytest.mark.native

@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from flyteidl.core import interface_pb2, literals_pb2
@@ -19,12 +20,24 @@ from flytekit.tools.fast_registration import download_distribution
 
 from farandole.topology import JobEnvironment
 
-__all__ = ["FlyteCall", "Outcome", "Place", "run_on_rank", "runs_in_cluster"]
+__all__ = ["FlyteCall", "Outcome", "Place", "folder_of", "run_on_rank", "runs_in_cluster"]
 
 
 def runs_in_cluster(ctx: FlyteContext) -> bool:
     """Return whether the task runs in a pod of Flyte's, not in a local execution."""
     return ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
+
+
+def folder_of(function: Callable[..., Any]) -> str | None:
+    """Return the folder from which the function's module is imported; None where there is none.
+
+    `pyflyte run` takes it from `sys.path` as soon as it has loaded the module, and ranks load that again."""
+    name = function.__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name == "__main__" or file is None:
+        return None
+    path = Path(file).resolve()
+    return str(path.parents[name.count(".") + (path.name == "__init__.py")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +131,19 @@ class Outcome:
         return LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(self.literals))
 
 
-def run_on_rank(place: Place, call: bytes) -> Outcome:
-    """Run a pickled `FlyteCall` on this rank; return outputs and decks on rank 0.
+def run_on_rank(place: Place, folder: str | None, call: bytes) -> Outcome:
+    """Run a pickled `FlyteCall` of a module in this folder on this rank; return outputs and decks on rank 0.
 
     `flytekit.current_context()` within it is that of the task, with its checkpoint. On other ranks `IgnoreOutputs`,
     which functions written for mpirun raise there, counts as returning."""
     job = JobEnvironment.read()
     assert job is not None, "a launcher of ours has started this process"
-    with tempfile.TemporaryDirectory(prefix="farandole-flyte-") as folder:
+    if folder is not None and folder not in sys.path:
+        sys.path.append(folder)
+    with tempfile.TemporaryDirectory(prefix="farandole-flyte-") as archive:
         if place.code is not None:
-            download_distribution(place.code, folder)
-            sys.path.insert(0, folder)
+            download_distribution(place.code, archive)
+            sys.path.insert(0, archive)
         with setup_execution(
             raw_output_data_prefix=place.raw_outputs,
             output_metadata_prefix=place.outputs,

@@ -20,7 +20,7 @@ from flytekitplugins.kfmpi.task import MPIFunctionTask
 
 from farandole.config import Config
 from farandole.errors import ConfigError
-from farandole.integrations.flyte.ranks import FlyteCall, Outcome, Place, run_on_rank, runs_in_cluster
+from farandole.integrations.flyte.ranks import FlyteCall, Outcome, Place, folder_of, run_on_rank, runs_in_cluster
 from farandole.launch.backend import Backend, Binding, Call, check_binding
 from farandole.launch.backends import reach_pods
 from farandole.launch.backends.local import LocalBackend
@@ -200,7 +200,7 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
             in_tuple=bool(self.python_interface.output_tuple_name),
             literals=literals.to_flyte_idl().SerializeToString(),
         )
-        return dump_call(run_on_rank, (Place.of(ctx), dump(call, self.name)), {})
+        return dump_call(run_on_rank, (Place.of(ctx), folder_of(self.task_function), dump(call, self.name)), {})
 
 
 TaskPlugins.register_pythontask_plugin(Farandole, FarandoleTask)
