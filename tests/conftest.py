@@ -23,6 +23,9 @@ CHECK_JAVA = Path(__file__).parent.parent / "tools" / "check_java.sh"
 # A session takes ten seconds on a quiet machine, and each job a few more.
 SPARK_SECONDS = 240
 
+# XLA compiles each small model anew; its optimizations take longer than all that they could save here.
+QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
 # How long an example takes says more about the machine than about the code; pytest's timeout ends what hangs.
 hypothesis.settings.register_profile("steady", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("steady")
@@ -35,6 +38,7 @@ IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 def pytest_configure() -> None:
     """Prepare this process and those that tests start."""
     os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_archive.java_options())
+    os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
     _take_default_signals()
 
 

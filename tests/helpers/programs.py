@@ -27,7 +27,7 @@ LARGEST_REQUEST = 1 << 20
 MOST_DESCRIPTORS = 32
 ABOVE_ALL = 200  # descriptors that come are kept from here on until they get the numbers that were asked for
 ROOM = 1 << 16  # bytes in which forked programs show their command line, and their environment
-STARTING = 60.0  # seconds to import a framework, on a busy machine
+STARTING = 150.0  # seconds to import a framework, on a busy machine
 # Read once, when a library is loaded: what the launcher sets for two ranks on two cores.
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

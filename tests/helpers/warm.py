@@ -40,6 +40,7 @@ FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "tensorflow": ("numpy", "sklearn.datasets", "tensorflow", *SPARK),
     "any": (*TORCH, "tensorflow"),
 }
+KERAS_ON = "tensorflow"  # the backend of the Keras that TensorFlow imports
 ALONE = frozenset("uBEIsSP")  # options of Python that may stand before a program and change nothing that is tested
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -101,6 +102,7 @@ class Program:
 def preload(framework: str) -> None:
     """Import the modules of `framework` here, and let children be forked."""
     global _staying, _site
+    os.environ["KERAS_BACKEND"] = KERAS_ON
     _site = [each for each in sys.path if each not in _python_path() and each != os.path.dirname(__file__)]
     for name in FRAMEWORKS[framework]:
         with contextlib.suppress(ImportError):  # a program that needs the module says so itself
@@ -188,6 +190,8 @@ def _close_descriptors(keep: Sequence[int]) -> None:
 def _reset() -> None:
     """Make the interpreter as new: modules, exit functions, signals, streams, path, random numbers."""
     global _staying
+    if os.environ.get("KERAS_BACKEND", KERAS_ON) != KERAS_ON:
+        _staying -= {"keras"}
     _frozen_importlib._module_locks.clear()  # type: ignore[attr-defined]  # also those of threads of the parent
     for name, module in list(sys.modules.items()):
         unfinished = getattr(getattr(module, "__spec__", None), "_initializing", False)
