@@ -6,17 +6,21 @@ from pyspark.sql import DataFrame
 
 from farandole.spark.converter import ROW_GROUP_BYTES, SparkDatasetConverter
 from farandole.spark.converter import make_spark_converter as convert
+from farandole.spark.session import active_session
 
 __all__ = ["make_spark_converter"]
 
 
 def make_spark_converter(
-    df: DataFrame,
+    df: DataFrame | str,
     parquet_row_group_size_bytes: int = ROW_GROUP_BYTES,
     compression_codec: str | None = None,
     dtype: Literal["float32", "float64"] | None = "float32",
 ) -> SparkDatasetConverter:
     """Make loaders of `df` possible; see `farandole.spark.converter.make_spark_converter`.
 
-    Columns of floating point, and arrays and vectors of them, become float32 unless `dtype` says otherwise."""
+    Columns of floating point, and arrays and vectors of them, become float32 unless `dtype` says otherwise. A string
+    is the path or URL of Parquet files, whose rows are read by Spark and stay as they are."""
+    if isinstance(df, str):
+        df, dtype = active_session().read.parquet(df), None
     return convert(df, parquet_row_group_size_bytes, compression_codec, dtype)
