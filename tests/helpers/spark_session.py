@@ -113,9 +113,9 @@ def end_java() -> None:
 
 
 def rest(spark: SparkSession, path: str) -> list[dict[str, object]]:
-    """Ask Spark's REST interface about this application."""
+    """Ask Spark's REST interface about this application; its first answer takes long on a busy machine."""
     url = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}/{path}"
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=100) as answer:
         found: list[dict[str, object]] = json.load(answer)
         return found
 
