@@ -34,7 +34,7 @@ __all__ = ["FRAMEWORKS", "become", "preload"]
 SPARK = ("pandas", "pyarrow.parquet", "pyspark.worker", "pyspark.sql", "pyspark.ml")
 TORCH = ("numpy", "sklearn.datasets", "torch", "torch._dynamo", "torch.utils.data", "lightning.pytorch", *SPARK)
 # By the framework's name: the modules that are imported before the programs. "any" is for tasks of Spark sessions that
-# tests of several frameworks share.
+# tests of several frameworks share; where it is there, it stands for each of the others.
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
     "torch": TORCH,
     "tensorflow": ("numpy", "sklearn.datasets", "tensorflow", *SPARK),
