@@ -89,6 +89,8 @@ def _start(master: str, settings: Mapping[str, str]) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "OFF",
         "spark.sql.shuffle.partitions": "2",
+        # Until the Python worker of a killed task is gone, the task's thread spins.
+        "spark.python.task.killTimeout": "200ms",
         **settings,
     }.items():
         builder = builder.config(name, value)
