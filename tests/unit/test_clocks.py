@@ -11,6 +11,7 @@ WALL_CLOCK = re.compile(
     r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow)\(|\bsystem_clock\b|\bCLOCK_REALTIME\b|\bgettimeofday\b"
 )
 READERS = {
+    "compat/output.py": "times of lines, for people",
     "event_file.py": "times of curves, for people",
     "data/cache.py": "the age of files that an earlier job has left",
     "data/s3_requests.py": "times in signatures, which the store compares with its own clock",
