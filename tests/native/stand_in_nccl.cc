@@ -57,7 +57,8 @@ int ncclCommInitRankConfig(Comm** comm, int size, Id id, int rank, const Config*
 }
 
 int ncclCommGetAsyncError(Comm* comm, int* code) {
-  *code = broken != 0 ? broken.load() : comm->group->arrived < comm->group->size || comm->busy > 0 ? kInProgress : 0;
+  const bool waits = comm->group->arrived < comm->group->size || comm->busy > 0 || !comm->is_finalized();
+  *code = broken != 0 ? broken.load() : waits ? kInProgress : 0;
   return 0;
 }
 
@@ -69,9 +70,11 @@ int ncclCommAbort(Comm* comm) {
   delete comm;
   return 0;
 }
+/// The work that is in streams ends first.
 int ncclCommFinalize(Comm* comm) {
   note_call(*comm);
-  return 0;
+  comm->finalizes = true;
+  return comm->is_finalized() ? 0 : kInProgress;
 }
 int ncclCommDestroy(Comm* comm) {
   note_call(*comm);

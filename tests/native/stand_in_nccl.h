@@ -104,11 +104,15 @@ struct Comm {
   std::map<std::pair<int, int>, uint64_t> transfers;  // by sender and receiver
   std::atomic<int> busy{0};
   std::shared_ptr<std::atomic<bool>> aborted = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<std::atomic<int>> in_streams = std::make_shared<std::atomic<int>>(0);  // work that has not ended
+  bool finalizes = false;
   std::map<int, double> operators;
   int device = 0;  // the current one when it was made
 
   /// Returns whether its last call has settled: others may not be made before.
   [[nodiscard]] bool is_ready() const { return group->arrived >= group->size && busy == 0; }
+  /// Returns false while it waits for its work before its end.
+  [[nodiscard]] bool is_finalized() const { return !finalizes || *in_streams == 0; }
 };
 
 /// A call in a stream.
@@ -116,6 +120,7 @@ struct Work {
   std::shared_ptr<Group> group;
   std::shared_ptr<Round> round;
   std::shared_ptr<std::atomic<bool>> aborted;
+  std::shared_ptr<std::atomic<int>> in_streams;
   int rank = 0;
   Call call;
 };
@@ -132,6 +137,7 @@ struct Side {
 /// The sends and receives of a group in a stream.
 struct Exchange {
   std::shared_ptr<std::atomic<bool>> aborted;
+  std::shared_ptr<std::atomic<int>> in_streams;
   std::vector<Side> sides;
 };
 
@@ -293,6 +299,7 @@ inline bool step(void* cookie) {
     void* to = takes ? memory(call.out, bytes) : nullptr;
     if (to != nullptr) std::memcpy(to, round.result.data() + from, bytes);
   }
+  --*work->in_streams;
   delete work;
   return true;
 }
@@ -319,6 +326,7 @@ inline bool transfer(void* cookie) {
     done = done && each.done;
   }
   if (!done && !own->aborted->load()) return false;
+  --*own->in_streams;
   delete own;
   return true;
 }
@@ -333,7 +341,10 @@ inline int enqueue_transfer(Comm* comm, Stream* stream, bool sends, int peer, ui
   if (!comm->is_ready()) return kInvalidArgument;
   const int from = sends ? comm->rank : peer, to = sends ? peer : comm->rank;
   const uint64_t number = comm->transfers[{from, to}]++ / (from == to ? 2 : 1);  // a rank's own: both are its calls
-  if (!exchange) exchange = std::make_unique<Exchange>(Exchange{comm->aborted, {}});
+  if (!exchange) {
+    ++*comm->in_streams;
+    exchange = std::make_unique<Exchange>(Exchange{comm->aborted, comm->in_streams, {}});
+  }
   exchange->sides.push_back({comm->group->transfer(from, to, number), sends, address, bytes, from != to});
   exchange_stream = stream;
   members.push_back(comm);
@@ -344,8 +355,10 @@ inline int enqueue(Comm* comm, Stream* stream, const Call& call) {
   if (depth == 0) return kInvalidUsage;  // not used like this
   if (!comm->is_ready()) return kInvalidArgument;
   members.push_back(comm);
+  ++*comm->in_streams;
   collected.push_back([comm, stream, call, number = comm->rounds++] {
-    put(stream, step, new Work{comm->group, comm->group->round(number), comm->aborted, comm->rank, call});
+    put(stream, step,
+        new Work{comm->group, comm->group->round(number), comm->aborted, comm->in_streams, comm->rank, call});
   });
   return 0;
 }
