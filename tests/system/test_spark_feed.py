@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,14 +160,12 @@ def _expressions() -> list[str]:
 def held_files(scratch: Path) -> list[str]:
     """Files of rows that some process still has open; they have no name by which to look for them."""
     found = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            target = os.readlink(link)
-        except OSError:
-            continue  # it has just been closed
-        if target.startswith(f"{scratch}/") and target.endswith(" (deleted)"):
-            found.append(target)
-    return found
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            for link in os.listdir(process / "fd"):
+                with suppress(OSError):  # it has just been closed
+                    found.append(os.readlink(process / "fd" / link))
+    return [each for each in found if each.startswith(f"{scratch}/") and each.endswith(" (deleted)")]
 
 
 @pytest.mark.parametrize("end", ["success", "failure", "kill -9"])
