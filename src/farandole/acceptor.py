@@ -278,15 +278,16 @@ class Acceptor:
 
     def _converse(self, peer: _Unproven) -> bool:
         """Answer the peer; return False once it is admitted."""
-        heard = bytes(peer.inbox)
+        data = bytes(peer.inbox)
         peer.inbox.clear()
         if peer.steps is None:
             self._silent.remove(peer)
             self._speaking.add(peer)
             peer.steps = handshake_steps(self._secret, me=self._me, accept=True, where=peer.where)
-            assert next(peer.steps) == len(heard)
+            wanted = next(peer.steps)
+            assert wanted == len(data)
         try:
-            wish = peer.steps.send(heard)
+            wish = peer.steps.send(data)
             while isinstance(wish, bytes):
                 # A few hundred bytes fit into the smallest buffer of a new connection.
                 if peer.sock.send(wish) != len(wish):

@@ -6,6 +6,8 @@ import os
 import re
 import resource
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -278,3 +280,27 @@ class TestDialing:
     def test_a_host_without_an_address(self) -> None:
         with pytest.raises(OSError, match=r"the host name nowhere\.invalid has no address here"):
             come("nowhere.invalid:80")
+
+
+def test_members_are_admitted_without_assertions() -> None:
+    """`python -O` leaves out assert statements, and what they call."""
+    program = """if True:
+        import socket
+        from datetime import timedelta
+
+        from farandole.acceptor import AcceptingThread, Acceptor
+        from farandole.dialer import dial
+        from farandole.handshake import Deadline, join_address
+
+        came = []
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = join_address(*listener.getsockname())
+        thread = AcceptingThread(Acceptor([listener], b"s" * 32, me=b"host", service="it"), came.append, name="accept")
+        connection, host = dial(address, b"s" * 32, me=b"peer", deadline=Deadline(timedelta(seconds=20)))
+        connection.close()
+        thread.close()
+        print(host, came[0].who)
+        came[0].sock.close()
+        """
+    done = subprocess.run([sys.executable, "-O", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "b'host' b'peer'\n", done.stderr
