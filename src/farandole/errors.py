@@ -161,7 +161,7 @@ class RankFailed(FarandoleError, RuntimeError):
     def __str__(self) -> str:
         attempt = f" in attempt {len(self.earlier) + 1}" if self.earlier else ""
         parts = [f"rank {self.rank} failed{attempt}: {self.reason}"]
-        parts += [f"attempt {number}: {told}" for number, told in enumerate(self.earlier, 1)]
+        parts += [f"attempt {number}: {reason}" for number, reason in enumerate(self.earlier, 1)]
         if self.traceback:
             parts += [f"--- traceback of rank {self.rank} ---", self.traceback.rstrip("\n")]
         if self.tail:

@@ -65,7 +65,7 @@ class Meeting:
         """Accept the payload of `caller`, which waits until `deadline` at most."""
         if caller.size != self.size or caller.rank >= self.size:
             # Check this before the generation: a rank of another job must not end the rounds of this one.
-            problem = f"this job has {self.size} ranks, but rank {caller.rank} was told of {caller.size}"
+            problem = f"this job has {self.size} ranks, but rank {caller.rank} was started as one of {caller.size}"
             return {ticket: RendezvousError(problem)}
         answers = self._begin(caller.generation)
         refusal = self._refusal(caller)
@@ -141,7 +141,7 @@ class Meeting:
             return late
         room = self._rooms.get(caller.round)
         if room is not None and rank in room.payloads:
-            return RendezvousError(f"rank {rank} came twice: two processes were told to be rank {rank}")
+            return RendezvousError(f"rank {rank} came twice: two processes were started as rank {rank}")
         gone = [each for each in self._gone if room is None or each not in room.payloads]
         return RendezvousError(self._gone[gone[0]], missing=gone) if gone else None
 

@@ -47,14 +47,14 @@ class OtherLaunch:
 
 
 def find_other_launch(env: Mapping[str, str] | None = None) -> OtherLaunch | None:
-    """Return the launch of several processes that `env` (default: `os.environ`) tells of; None for a single process.
+    """Return the launch of several processes that `env` (default: `os.environ`) describes; None for a single process.
 
     A Slurm batch script is a single process, however many tasks its job may start."""
     return next(_launches(os.environ if env is None else env), None)
 
 
 def note_launches(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that tells a rank which launches its own launcher was started by: they are not the rank's."""
+    """Return the variable that lists the launches around a rank's own launcher: they are not the rank's."""
     return {OUTER: " ".join(f"{each.variable}={each.value}" for each in _launches(env))}
 
 

@@ -283,21 +283,21 @@ class _SharedState:
         with self._changed:
             now, ticket = time.monotonic(), next(self._tickets)
             deadline = now + timeout.total_seconds()
-            self._tell(self.meeting.arrive(ticket, caller, payload, now=now, deadline=deadline))
+            self._answer(self.meeting.arrive(ticket, caller, payload, now=now, deadline=deadline))
             try:
                 while ticket not in self._answers:
                     self._changed.wait(deadline - time.monotonic())
-                    self._tell(self.meeting.expire(time.monotonic()))
+                    self._answer(self.meeting.expire(time.monotonic()))
             except BaseException:
-                self._tell(self.meeting.leave(ticket))
+                self._answer(self.meeting.leave(ticket))
                 raise
             return self._answers.pop(ticket)
 
     def depart(self, rank: int) -> None:
         with self._changed:
-            self._tell(self.meeting.depart(rank, f"rank {rank} has closed its rendezvous"))
+            self._answer(self.meeting.depart(rank, f"rank {rank} has closed its rendezvous"))
 
-    def _tell(self, answers: dict[int, Answer]) -> None:
+    def _answer(self, answers: dict[int, Answer]) -> None:
         if answers:
             self._answers.update(answers)
             self._changed.notify_all()

@@ -160,11 +160,11 @@ class RendezvousServer:
         for admitted in self._acceptor.poll():
             self._begin(admitted)
         now = time.monotonic()
-        self._tell(self._meeting.expire(now))
+        self._answer(self._meeting.expire(now))
         for generation, rank in [each for each, until in self._absent.items() if until <= now]:
             del self._absent[generation, rank]
             if generation == self._meeting.generation:
-                self._tell(self._meeting.depart(rank, f"rank {rank} has ended while it waited for the others"))
+                self._answer(self._meeting.depart(rank, f"rank {rank} has ended while it waited for the others"))
         for caller in [each for each in self._callers.values() if each.deadline <= now]:
             self._refuse(caller, "it was too slow")
         return False
@@ -174,7 +174,7 @@ class RendezvousServer:
         self._bell.recv(4096)
         with contextlib.suppress(queue.Empty):
             while (departure := self._departures.get_nowait()) is not None:
-                self._tell(self._meeting.depart(*departure))
+                self._answer(self._meeting.depart(*departure))
             return True
         return False
 
@@ -214,15 +214,15 @@ class RendezvousServer:
             return
         caller.inbox += more
         if len(caller.inbox) == caller.wanted:
-            heard = bytes(caller.inbox)
+            data = bytes(caller.inbox)
             caller.inbox.clear()
-            self._advance(caller, heard)
+            self._advance(caller, data)
 
-    def _advance(self, caller: _Caller, heard: bytes | None) -> None:
-        """Continue the conversation with `heard` (None: begin it) until it needs more input."""
+    def _advance(self, caller: _Caller, data: bytes | None) -> None:
+        """Continue the conversation with `data` (None: begin it) until it needs more input."""
         try:
-            wish = next(caller.steps) if heard is None else caller.steps.send(heard)
-            assert isinstance(wish, int)  # the answer comes later, by `_tell`
+            wish = next(caller.steps) if data is None else caller.steps.send(data)
+            assert isinstance(wish, int)  # the answer comes later, by `_answer`
             caller.wanted = wish
         except StopIteration as done:
             self._arrive(caller, *done.value)
@@ -234,9 +234,9 @@ class RendezvousServer:
         now = time.monotonic()
         caller.waits, caller.deadline = True, float("inf")  # from here on the meeting's deadline holds
         self._absent.pop((caller.who.generation, caller.who.rank), None)
-        self._tell(self._meeting.arrive(caller.ticket, caller.who, payload, now=now, deadline=now + seconds))
+        self._answer(self._meeting.arrive(caller.ticket, caller.who, payload, now=now, deadline=now + seconds))
 
-    def _tell(self, answers: dict[int, Answer]) -> None:
+    def _answer(self, answers: dict[int, Answer]) -> None:
         written: dict[int, bytes] = {}  # ranks of one round share one answer, so encode it once
         for ticket, answer in answers.items():
             caller = self._callers[ticket]
@@ -271,7 +271,7 @@ class RendezvousServer:
             with contextlib.suppress(OSError):
                 line.sock.send(FRAME_LENGTH.pack(len(frame)) + frame)
         if lost.generation == self._meeting.generation:
-            self._tell(self._meeting.depart(lost.rank, reason))
+            self._answer(self._meeting.depart(lost.rank, reason))
 
     def _close_line(self, line: _Caller) -> None:
         del self._lines[line.ticket]
@@ -298,7 +298,7 @@ class RendezvousServer:
     def _refuse(self, caller: _Caller, why: str) -> None:
         log.warning("the rendezvous at %s ended its connection with %s: %s", self.address, caller.where, why)
         self._forget(caller)
-        self._tell(self._meeting.leave(caller.ticket))
+        self._answer(self._meeting.leave(caller.ticket))
         if caller.waits and not caller.answered and caller.who is not None:
             self._absent[caller.who.generation, caller.who.rank] = time.monotonic() + REJOIN_SECONDS
 

@@ -296,7 +296,7 @@ def test_a_listener_that_fails_ends_the_rank() -> None:
     exit = process.wait(LONG)
     assert process.wait_gone(LONG)
     assert exit is not None
-    assert exit.reason == "was ended because nobody could take its output: [Errno 32] Broken pipe"
+    assert exit.reason == "was ended because its output could not be written: [Errno 32] Broken pipe"
 
 
 def test_many_from_a_thread_that_ends() -> None:

@@ -10,7 +10,7 @@ from farandole.bootstrap.interconnects import find_interconnects
 from farandole.bootstrap.mpi import MpiProcess
 from farandole.config import Config
 from farandole.core.wiring import fabric
-from farandole.core.wiring.fabric import NO_MPI, Offer, decide, offer, tell
+from farandole.core.wiring.fabric import NO_MPI, Offer, decide, log_choice, offer
 from farandole.errors import ConfigError
 from farandole.handshake import Deadline
 from farandole.launch.doctor.facts import _machine
@@ -133,7 +133,7 @@ def test_what_is_logged(
     second: tuple[str, int, str], hosts: list[str], said: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger=fabric.log.name):
-        tell(offers(("auto", 0, "mlx5_0"), second), hosts, Process())
+        log_choice(offers(("auto", 0, "mlx5_0"), second), hosts, Process())
     assert [record.getMessage() for record in caplog.records] == ([said] if said else [])
 
 

@@ -88,7 +88,7 @@ def test_rank_0_is_found_by_the_pods_own_name(monkeypatch: pytest.MonkeyPatch) -
     assert address_of(find_rendezvous(Config(), env)) == "train-0.train.team.svc.cluster.local:29400"
     for name in ("train-12", "node.example", "train-2.train.team"):
         monkeypatch.setattr(socket, "getfqdn", lambda name=name: name)
-        with pytest.raises(ConfigError, match=rf"is not set, and the name of this pod \({name}\) does not tell"):
+        with pytest.raises(ConfigError, match=rf"is not set, and the name of this pod \({name}\) does not show"):
             find_rendezvous(Config(), env)
 
 

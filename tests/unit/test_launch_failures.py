@@ -78,11 +78,6 @@ def test_error_carries_the_cause() -> None:
     assert error.args == (1, "KeyError: 'x'", "trace", ("line",), ())
 
 
-def test_signal_has_a_name() -> None:
-    assert ended(-signal.SIGKILL).signal_name == "SIGKILL"
-    assert ended(0).signal_name == ""
-
-
 class WithAList(Exception):
     """An exception whose `__init__` does not take its `args`."""
 

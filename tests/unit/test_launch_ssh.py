@@ -97,7 +97,7 @@ def test_output_that_nobody_takes_ends_the_rank(agent: Agent, error: Exception) 
     rank = agent.start(place(), Command(PRINT), refuse, ends.end)
     assert ends.ended.wait(30), "the rank runs on, and nobody hears of it"
     assert ends.failure is not None
-    assert ends.failure.reason == f"was ended because nobody could take its output: {error}"
+    assert ends.failure.reason == f"was ended because its output could not be written: {error}"
     assert rank.wait_gone(WAIT)
     assert agent.reserve_port() > 0
 

@@ -233,7 +233,7 @@ class TestTcp:
             first, second = tcp(server, 2), tcp(server, 2)
             waits = pool.submit(gather, first[0], b"rank 0")
             _until(lambda: server._meeting.next_deadline() is not None)
-            assert "rank 0 came twice: two processes were told to be rank 0" in str(gather(second[0]))
+            assert "rank 0 came twice: two processes were started as rank 0" in str(gather(second[0]))
             assert gather(first[1], b"rank 1") == everybody(2) == waits.result(60)
 
     def test_a_rank_that_dies_while_it_waits_can_come_again(self) -> None:
@@ -264,7 +264,7 @@ class TestTcp:
     def test_another_idea_of_the_size(self) -> None:
         with RendezvousServer(2, SECRET) as server:
             answer = gather(TcpRendezvous(server.address, 0, 3, SECRET))
-        assert "this job has 2 ranks, but rank 0 was told of 3" in str(answer)
+        assert "this job has 2 ranks, but rank 0 was started as one of 3" in str(answer)
 
     def test_closing_the_server_ends_every_wait(self) -> None:
         with ThreadPoolExecutor(1) as pool:

@@ -26,10 +26,10 @@ def test_plain_lines_when_the_output_is_no_terminal() -> None:
     console = Console(file=io.StringIO(), force_terminal=False, width=40)
     with Display("fit", console) as display:
         for step in range(1, 11):
-            display.hear(1, message(step))
-        display.hear(0, {"kind": "epoch", "epoch": 2, "steps": 10, "seconds": 1.0, "loss": 0.5, "rows_per_s": 9e3})
-        display.hear(0, {"kind": "something else"})
-        display.hear(0, message(10, waited=None))
+            display.show(1, message(step))
+        display.show(0, {"kind": "epoch", "epoch": 2, "steps": 10, "seconds": 1.0, "loss": 0.5, "rows_per_s": 9e3})
+        display.show(0, {"kind": "something else"})
+        display.show(0, message(10, waited=None))
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         "[1] epoch 2/3 step 1/10 loss 0.2500 1,234 rows/s, 12% waiting for data",
@@ -44,7 +44,7 @@ def test_a_table_of_all_ranks_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     console = Console(file=out, force_terminal=True, width=100)
     before = sys.stdout
     with Display("fit of run_1", console) as display, ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda rank: display.hear(rank, message(3, loss=rank / 2)), range(4)))
+        list(pool.map(lambda rank: display.show(rank, message(3, loss=rank / 2)), range(4)))
         sys.stdout.write("a rank's own line\n")
     assert sys.stdout is before
     shown = out.getvalue()
@@ -71,8 +71,8 @@ def test_one_picture_with_bars_in_a_notebook(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(notebook, "display", display)
     with Display("fit <1>", Console(force_jupyter=True)) as display:
         for step in range(1, 11):
-            display.hear(0, message(step))
-        display.hear(1, message(10, epoch=3))
+            display.show(0, message(step))
+        display.show(1, message(10, epoch=3))
     (shown,) = pictures.values()
     assert 2 <= len(shown) < 11  # a few per second, and the last state
     assert '<progress value="11" max="30">' in shown[0]
@@ -91,7 +91,7 @@ def test_nothing_is_shown_before_a_rank_reports() -> None:
 
 def test_a_message_without_numbers_is_refused() -> None:
     with pytest.raises(ValueError, match="without a number for loss"):
-        Display("fit", Console(file=io.StringIO())).hear(0, message(1, loss=None))
+        Display("fit", Console(file=io.StringIO())).show(0, message(1, loss=None))
 
 
 def test_a_rank_reports_now_and_then_and_at_the_end_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ class HostedRendezvous(TcpRendezvous):
 
 
 def meet(exchange: Exchange, config: Config, deadline: Deadline) -> HostedRendezvous:
-    """Serve a rendezvous on rank 0, tell all ranks of it by `exchange`, and choose an address that all reach.
+    """Serve a rendezvous on rank 0, give all ranks its addresses by `exchange`, and choose an address that all reach.
 
     Blocks until every rank has come, up to `deadline`; raises `RendezvousError`."""
     server, card = None, b""

@@ -91,7 +91,7 @@ def _address_of_rank_0(rank: int) -> str:
     if not dot or not pod.endswith(f"-{rank}"):
         raise ConfigError(
             RENDEZVOUS,
-            f"is not set, and the name of this pod ({pod}{dot}{domain}) does not tell rank 0's: give the Job's pods a "
+            f"is not set, and the name of this pod ({pod}{dot}{domain}) does not show rank 0's: give the Job's pods a "
             f"subdomain and a headless Service of that name, or set it to JOB-0.SERVICE:{PORT}",
         )
     return join_address(f"{pod.removesuffix(f'-{rank}')}-0.{domain}", PORT)

@@ -28,7 +28,7 @@ def environment_of_ranks() -> dict[str, str]:
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Return rank and size as the launcher's variables tell them, (0, 1) where there are none. `init()` may come later.
+    """Return rank and size from the launcher's variables, (0, 1) where there are none. `init()` may come later.
 
     Raises `RuntimeError` when a launcher has set one of the two alone."""
     for rank, size in _PLACES:

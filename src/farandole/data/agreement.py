@@ -33,20 +33,20 @@ def together(act: Callable[[], T], gather: Gather | None) -> T:
         done, failure = act(), None
     except Exception as error:  # any kind: the other ranks must not wait for this one
         failure = error
-    told = gather("" if failure is None else _spell(failure))
+    problems = gather("" if failure is None else _spell(failure))
     if failure is not None:
         raise failure
-    for rank, text in enumerate(told):
-        if text:
-            raise SourceError(f"rank {rank}", text)
+    for rank, problem in enumerate(problems):
+        if problem:
+            raise SourceError(f"rank {rank}", problem)
     return done
 
 
 def place_in(gather: Gather) -> tuple[int, int]:
     """Return this rank, and the number of ranks; collective."""
     mine = uuid.uuid4().hex
-    told = gather(mine)
-    return told.index(mine), len(told)
+    tokens = gather(mine)
+    return tokens.index(mine), len(tokens)
 
 
 def from_first(act: Callable[[], T], gather: Gather, rank: int) -> T:
@@ -71,16 +71,16 @@ def _in_groups(items: Iterator[T], gather: Gather, ahead: int) -> Iterator[T]:
     count = 1
     while True:
         made, failure = _take(items, count)
-        told: list[tuple[int, str, int]] = gather((len(made), "" if failure is None else _spell(failure), ahead))
-        failed = min(((number, rank) for rank, (number, text, _) in enumerate(told) if text), default=None)
+        reports: list[tuple[int, str, int]] = gather((len(made), "" if failure is None else _spell(failure), ahead))
+        failed = min(((number, rank) for rank, (number, text, _) in enumerate(reports) if text), default=None)
         yield from made if failed is None else made[: failed[0]]
         if failed is not None:
             if failure is not None and len(made) == failed[0]:
                 raise failure
-            raise SourceError(f"rank {failed[1]}", told[failed[1]][1])
+            raise SourceError(f"rank {failed[1]}", reports[failed[1]][1])
         if len(made) < count:
             return
-        count = min(wish for _, _, wish in told)
+        count = min(wish for _, _, wish in reports)
 
 
 def _take(items: Iterator[T], count: int) -> tuple[list[T], Exception | None]:

@@ -50,8 +50,8 @@ class Arrived:
 class Seen:
     """The files that were read before: two numbers for each, which stand for its path and for its content."""
 
-    def __init__(self, told: Iterable[int] = ()) -> None:
-        numbers = list(told)
+    def __init__(self, pairs: Iterable[int] = ()) -> None:
+        numbers = list(pairs)
         self._content = dict(zip(numbers[::2], numbers[1::2], strict=True))
 
     def numbers(self) -> list[int]:

@@ -48,9 +48,9 @@ class AzureClient(PagedStore):
                 began = time.monotonic()
                 answer = await blob.download_blob(**asked, **condition)
                 self.flight.answered(began)
-                told = answer.properties
-                size = int(told.content_range.rpartition("/")[2])  # its own size is that of the range
-                return Part(span.first, bytes(await answer.readall()), size, _mark(told.etag))
+                properties = answer.properties
+                size = int(properties.content_range.rpartition("/")[2])  # its own size is that of the range
+                return Part(span.first, bytes(await answer.readall()), size, _mark(properties.etag))
 
         return self._run(path, ask).complete(span)
 
@@ -59,8 +59,8 @@ class AzureClient(PagedStore):
 
         async def ask() -> File:
             async with self._blob(path) as blob:
-                told = await blob.get_blob_properties()
-                return File(path, int(told.size), _mark(told.etag))
+                properties = await blob.get_blob_properties()
+                return File(path, int(properties.size), _mark(properties.etag))
 
         return self._run(path, ask)
 

@@ -1,6 +1,6 @@
 """Data files of a table at one version, in pieces of rows that the table's log alone makes known.
 
-A loader takes a piece for a row group. A log tells the rows and bytes of each file, but not its row groups. So large
+A loader takes a piece for a row group. A log lists the rows and bytes of each file, but not its row groups. So large
 files are cut by rows, and reading a piece decodes the row groups that it touches."""
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ PIECE_BYTES = 64 << 20  # of a file, compressed as it is
 WHOLE_BYTES = 1 << 20  # of a far file that is fetched with one request, whatever the columns
 _OPENERS = 16
 _FIELD_ID = b"PARQUET:field_id"
-_TEXT_FACTOR = 4  # bytes in memory for a byte in a file, where types do not tell
+_TEXT_FACTOR = 4  # bytes in memory for a byte in a file, where types leave it open
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A Parquet file of the table.
 
-    rows: in the file, those deleted too; -1 if the log does not tell. constants: values of columns that are the same in
+    rows: in the file, those deleted too; -1 if the log does not say. constants: values of columns that are the same in
     all rows, by name. kept: a bit per row, False for deleted ones; None if there are none."""
 
     file: File
@@ -74,10 +74,10 @@ class TableColumn:
 
 
 class TableSource:
-    """Rows of a table at one version, of which the log has told files, rows and columns.
+    """Rows of a table at one version, whose files, rows and columns the log lists.
 
     `gone` ends the sentence about a file that is no longer there. Opens no file when it is made, unless the log does
-    not tell its rows. Raises `SourceError` for files that are not what the log says."""
+    not say its rows. Raises `SourceError` for files that are not what the log says."""
 
     def __init__(self, files: Files, data: Sequence[DataFile], columns: Sequence[TableColumn], gone: str) -> None:
         self._files = replace(files, gone=gone)
@@ -109,10 +109,10 @@ class TableSource:
         """Estimate from types, and from the bytes of the files for columns whose types do not tell."""
         rows, held = int(rows_in(self.row_groups).sum()), sum(each.file.size for each in self._data)
         widths = {name: _width(column.field.type) for name, column in self._columns.items()}
-        untold = sum(width is None for width in widths.values())
-        each_untold = _TEXT_FACTOR * held // max(1, untold)
-        told = (widths[name] for name in columns)
-        return sum(each_untold if width is None else rows * width for width in told)
+        unknown = sum(width is None for width in widths.values())
+        each_unknown = _TEXT_FACTOR * held // max(1, unknown)
+        chosen = (widths[name] for name in columns)
+        return sum(each_unknown if width is None else rows * width for width in chosen)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns of a piece; raises `SourceError` naming the file, `DataError` for a column."""
@@ -243,8 +243,8 @@ def same_within(found: pa.DataType, asked: pa.DataType) -> bool:
 
 
 def _id_of(field: pa.Field) -> int | None:
-    told = (field.metadata or {}).get(_FIELD_ID)
-    return None if told is None else int(told)
+    text = (field.metadata or {}).get(_FIELD_ID)
+    return None if text is None else int(text)
 
 
 def _count(data: DataFile, piece: int) -> int:

@@ -49,7 +49,7 @@ class DeltaSource(TableSource):
 
     `options` are those of the file system, as for `ParquetSource`. deltalake reads the log: for s3, options and
     credentials of the URL are translated for it; for other stores, `log_options` are its own. No data file is opened,
-    unless the log does not tell its rows. Raises `SourceError` for a folder without a table, a version that is gone,
+    unless the log does not say its rows. Raises `SourceError` for a folder without a table, a version that is gone,
     and a feature that is not supported, by its name; `MissingExtra` without deltalake.
     """
 
@@ -123,7 +123,7 @@ class DeltaSource(TableSource):
         partitions = {}
         for name in table.metadata().partition_columns if paths else ():
             if f"partition.{name}" not in self._known.column_names:
-                raise SourceError(self._url, f"is partitioned by {name}, but its log tells no values of that")
+                raise SourceError(self._url, f"is partitioned by {name}, but its log has no values of that")
             partitions[name] = self._known[f"partition.{name}"].to_pylist()
         layout = hashlib.sha256(repr([(column.field, column.names) for column in columns]).encode()).hexdigest()[:8]
         facts = zip(*(self._known[name].to_pylist() for name in _FACTS), strict=True)
@@ -188,12 +188,12 @@ def _check_features(url: str, table: "DeltaTable") -> None:
 
 def _columns(url: str, table: "DeltaTable") -> list[TableColumn]:
     schema = pa.schema(table.schema().to_arrow())
-    told = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
+    declared = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
     mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none") == "name"
     columns = []
     for field in schema:
-        physical = told[field.name].get("metadata", {}).get(_PHYSICAL, field.name) if mapped else field.name
-        if mapped and _renamed_within(told[field.name]["type"]):
+        physical = declared[field.name].get("metadata", {}).get(_PHYSICAL, field.name) if mapped else field.name
+        if mapped and _renamed_within(declared[field.name]["type"]):
             raise DataError(field.name, f"has fields that column mapping renamed in {url}, which is not supported")
         columns.append(TableColumn(field=field.with_nullable(True).remove_metadata(), names=(physical,)))
     return columns

@@ -181,7 +181,7 @@ def check_names(schema: pa.Schema, names: Iterable[str]) -> None:
 def plan_fields(schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table, options: FieldOptions) -> list[Field]:
     """Choose a field for each column; `first_rows` are the same for all ranks.
 
-    They tell the length of arrays that declare none. Raises `DataError` naming a column that is not there or that no
+    They show the length of arrays that declare none. Raises `DataError` naming a column that is not there or that no
     tensor can hold, `ConfigError` for an option that names no column.
     """
     check_names(schema, columns)
@@ -212,7 +212,7 @@ def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOpt
 
 def _plan_vectors(name: str, known: pa.Array, fill: object, *, sparse: bool) -> Field:
     if not len(known):
-        raise DataError(name, "the first row group has no vector that would tell their width")
+        raise DataError(name, "the first row group has no vector that would show their width")
     kinds, sizes, _, values = known.flatten()
     any_sparse = sparse and bool((_view(kinds) == _SPARSE).any())
     width = sizes[0].as_py() if kinds[0].as_py() == _SPARSE else len(values[0])

@@ -132,7 +132,7 @@ class Files:
             try:
                 return look_at(self.client, paths)
             except Exception as error:
-                with self.telling(str(error) if isinstance(error, FileNotFoundError) else paths[0]):
+                with self.translating(str(error) if isinstance(error, FileNotFoundError) else paths[0]):
                     raise
         if self.local:
             return [self._look(path) for path in paths]
@@ -152,7 +152,7 @@ class Files:
 
     def exists(self, path: str) -> bool:
         """Return whether there is a file at `path`, or files in it, if it ends in "/"; raises `SourceError`."""
-        with self.telling(path):
+        with self.translating(path):
             if self.client is not None and not self.web:
                 return any(file.path == path or path.endswith("/") for file in self.client.first_page(path))
             self.fs.invalidate_cache()
@@ -160,7 +160,7 @@ class Files:
 
     def paths_in(self, folder: str) -> list[str]:
         """Return what lies in a folder, as it is now; raises `SourceError`, also for a folder that is not there."""
-        with self.telling(folder):
+        with self.translating(folder):
             if self.client is not None and not self.web:
                 listed = self.client.listing(f"{folder}/", None)
                 if not listed:
@@ -171,7 +171,7 @@ class Files:
 
     def content(self, path: str) -> bytes:
         """Return the bytes of a file, as it is now; raises `SourceError`."""
-        with self.telling(path):
+        with self.translating(path):
             if self.client is None:
                 return bytes(self.fs.cat_file(path))
             with RangeFile(self.client, File(path, -1, "")) as far:
@@ -201,7 +201,7 @@ class Files:
             raise
         except Exception as error:  # each file system has its own
             self.check([file])  # a change explains the error better
-            raise self._told(file.path, "cannot be read", error) from hide_cause(error, *self._secrets)
+            raise self._failure(file.path, "cannot be read", error) from hide_cause(error, *self._secrets)
 
     @contextmanager
     def _opened(self, file: File) -> Iterator[pa.NativeFile]:
@@ -220,12 +220,12 @@ class Files:
     def _secrets(self) -> list[str]:
         return secret_values(self.fs.storage_options)
 
-    def _told(self, path: str, problem: str, error: Exception) -> SourceError:
+    def _failure(self, path: str, problem: str, error: Exception) -> SourceError:
         """Return an error with the file system's text, without its secrets."""
         return SourceError(path, mask(f"{problem}: {error}", *self._secrets))
 
     @contextmanager
-    def telling(self, path: str) -> Iterator[None]:
+    def translating(self, path: str) -> Iterator[None]:
         """Turn errors of the file system in the body into a `SourceError` for `path`."""
         try:
             yield
@@ -235,10 +235,10 @@ class Files:
             problem = self.gone or "is not there, or has vanished since it was listed"
             raise SourceError(path, problem) from hide_cause(error)
         except Exception as error:  # each file system has its own
-            raise self._told(path, "cannot be looked at", error) from hide_cause(error, *self._secrets)
+            raise self._failure(path, "cannot be looked at", error) from hide_cause(error, *self._secrets)
 
     def _look(self, path: str) -> File:
-        with self.telling(path):
+        with self.translating(path):
             found = self.fs.info(path)
         marks = (found.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"))
         return File(path, int(found["size"]), str(next((mark for mark in marks if mark is not None), "")))
@@ -250,7 +250,7 @@ class Files:
         plain = [place for place in places if not any(sign in place for sign in "*?[")]
         by_client = None
         if self.client is not None and plain:
-            with self.telling(urls[0]):
+            with self.translating(urls[0]):
                 by_client = list_places(self.client, plain)
         known = dict(zip(plain, by_client or (), strict=by_client is not None))
         files: dict[str, File] = {}
@@ -269,7 +269,7 @@ class Files:
                 files[place] = File(place, -1, "")
                 tops.add(posixpath.dirname(place))
             else:
-                with self.telling(url):
+                with self.translating(url):
                     more, folders = self._list(url, place, suffix, growing)
                 paths.update(more)
                 tops.update(folders)

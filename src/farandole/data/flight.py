@@ -20,7 +20,7 @@ T = TypeVar("T")
 LEAST_IN_FLIGHT, FIRST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 16, 64
 # As many requests are in flight as give this many per second at the latency that was measured last.
 _PER_SECOND = 500
-_MEASURED = 32  # requests, of which the fastest tells the latency: busy threads make others slower
+_MEASURED = 32  # requests, of which the fastest shows the latency: busy threads make others slower
 
 _ATTEMPTS = 6
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds; each pause is twice the one before
@@ -124,7 +124,7 @@ def _certificate_problem(failure: BaseException) -> str:
     """Return what is wrong with a certificate, if that is behind a failure: clients wrap it in errors of their own."""
     each: BaseException | None = failure
     while each is not None:
-        if isinstance(each, ssl.SSLCertVerificationError) and (told := getattr(each, "verify_message", "")):
-            return str(told)  # which aiohttp's error of this class lacks
+        if isinstance(each, ssl.SSLCertVerificationError) and (message := getattr(each, "verify_message", "")):
+            return str(message)  # which aiohttp's error of this class lacks
         each = each.__cause__ or each.__context__
     return ""

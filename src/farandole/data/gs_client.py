@@ -58,8 +58,8 @@ class GsClient(PagedStore):
         _, body = self.flight.call(
             self.url(prefix), lambda: self._ask(prefix, f"b/{quote(bucket, safe='')}/o", **asked)
         )
-        told = json.loads(body)
-        return [_file(bucket, each) for each in told.get("items", ())], str(told.get("nextPageToken", ""))
+        page = json.loads(body)
+        return [_file(bucket, each) for each in page.get("items", ())], str(page.get("nextPageToken", ""))
 
     def _ask(self, path: str, place: str, **asked: Any) -> tuple[Mapping[str, str], bytes]:
         """Return headers and body of an answer; raises as `RangeClient.fetch` does, and gcsfs's errors."""
@@ -76,5 +76,5 @@ class GsClient(PagedStore):
         return headers, bytes(body)
 
 
-def _file(bucket: str, told: Mapping[str, str]) -> File:
-    return File(f"{bucket}/{told['name']}", int(told["size"]), str(told["generation"]))
+def _file(bucket: str, item: Mapping[str, str]) -> File:
+    return File(f"{bucket}/{item['name']}", int(item["size"]), str(item["generation"]))

@@ -113,8 +113,8 @@ class IcebergSource(TableSource):
         kind = self._columns[column].field.type
         sides = []
         for side in ("lower_bounds", "upper_bounds"):
-            told = [(getattr(entry, side) or {}).get(field.field_id) for entry in self._entries]
-            found = [None if raw is None else from_bytes(_type_of(field.field_type, raw), raw) for raw in told]
+            raws = [(getattr(entry, side) or {}).get(field.field_id) for entry in self._entries]
+            found = [None if raw is None else from_bytes(_type_of(field.field_type, raw), raw) for raw in raws]
             sides.append(_array(found, kind))
         nulls = [(entry.null_value_counts or {}).get(field.field_id, -1) for entry in self._entries]
         return sides[0], sides[1], np.array(nulls, np.int64)
@@ -243,7 +243,7 @@ def _plain(table: str, column: str, kind: pa.DataType) -> pa.DataType:
 def _identity_partitions(
     table: "Table", entry: "Entry", columns: Sequence[TableColumn]
 ) -> Iterator[tuple[str, object]]:
-    """Yield columns whose value in the whole file the partition tells; files of other programs may leave them out."""
+    """Yield columns with the value that the partition gives them in the whole file, which may lack them."""
     from pyiceberg.transforms import IdentityTransform
 
     by_id = {column.field_id: column for column in columns}

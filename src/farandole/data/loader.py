@@ -236,7 +236,7 @@ class Loader:
             log.warning(text, len(rows), self._size)
 
     def _look(self) -> None:
-        """Plan the columns; reads the first row group if the schema does not tell the length of arrays."""
+        """Plan the columns; reads the first row group if the schema does not declare the length of arrays."""
         source = self._source
         first = next((group for group in source.row_groups if group.rows), None)
         if first is None:
@@ -336,6 +336,6 @@ class Loader:
 
     def _empty(self) -> Columns:
         if self._none is None:
-            # From no rows a transform could not tell the types of its result.
+            # Without rows the types of a transform's result are unknown.
             self._none = self._few_rows() if self.transforms else self._no_rows
         return empty_like(self._none)

@@ -38,8 +38,8 @@ class ParquetFiles:
         self._listed, footers = [file for file, _ in opened], [footer for _, footer in opened]
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
         schema = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
-        self._told = partition_fields([file.path for file in self._listed], schema)
-        self.schema = pa.schema([*schema, *self._told])
+        self._partitions = partition_fields([file.path for file in self._listed], schema)
+        self.schema = pa.schema([*schema, *self._partitions])
         rows = [footer.row_group(number).num_rows for footer in footers for number in range(footer.num_row_groups)]
         counts = [footer.num_row_groups for footer in footers]
         self.row_groups: Sequence[RowGroup] = RowGroups(self._listed, counts, rows)
@@ -56,20 +56,20 @@ class ParquetFiles:
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read these columns; raises `SourceError` naming the file."""
-        told = [field for field in self._told if field.name in columns]
-        held = [name for name in columns if all(name != field.name for field in told)]
+        partitions = [field for field in self._partitions if field.name in columns]
+        held = [name for name in columns if all(name != field.name for field in partitions)]
         footer = self._footers[row_group.file.path]
         buffered = not self._files.local and self._files.client is None
         with self._files.fetching(row_group.file) as opened:
             opened.fetch(lambda: spans_of(footer, [row_group.number], held))
-            # Arrow reads beyond the columns of old writers, whose footers tell too few bytes.
+            # Arrow reads beyond the columns of old writers, whose footers state too few bytes.
             old = _OLD_WRITER.match(footer.whole.created_by or "")
             stream = opened.stream if old else opened.fetched()
             with pq.ParquetFile(stream, metadata=footer.whole, pre_buffer=buffered) as parquet:
                 table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
         if self._files.client is None:  # which checks the file with each range
             self._files.check([row_group.file])
-        return add_partitions(with_types(table, self.schema), row_group.file.path, told)
+        return add_partitions(with_types(table, self.schema), row_group.file.path, partitions)
 
     @property
     def in_flight(self) -> int:
@@ -92,7 +92,7 @@ class ParquetFiles:
         field = self.schema.field(column)
         if not bounded_kind(field.type):
             return None
-        if field in self._told:
+        if field in self._partitions:
             values = pa.array([value_in_path(group.file.path, field) for group in self.row_groups], field.type)
             nulls = [0 if value.is_valid else group.rows for value, group in zip(values, self.row_groups, strict=True)]
             return Bounds(values, values, np.array(nulls, np.int64))
@@ -120,8 +120,8 @@ class ParquetFiles:
         known = footers_in(summaries[0], listed, local=self._files.local) if summaries else {}
         unknown = [file for file in listed if file.path not in known]
         mine = together(lambda: self._open_some(unknown[rank::size]), gather)
-        told = [mine] if gather is None else gather(mine)
-        opened = iter([told[place % size][place // size] for place in range(len(unknown))])
+        parts = [mine] if gather is None else gather(mine)
+        opened = iter([parts[place % size][place // size] for place in range(len(unknown))])
         made = []
         for file in listed:
             if file.path in known:

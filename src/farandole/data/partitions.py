@@ -15,11 +15,12 @@ def partition_fields(paths: Iterable[str], own: pa.Schema) -> list[pa.Field]:
     """Return the columns that all of these paths name and that the files do not have.
 
     A column is int64 if every value is an integer, and text otherwise, as Spark infers it."""
-    told = [_values(path) for path in paths]
-    names = [name for name in (told[0] if told else {}) if all(name in each for each in told) and name not in own.names]
+    each_path = [_values(path) for path in paths]
+    first = each_path[0] if each_path else {}
+    names = [name for name in first if all(name in each for each in each_path) and name not in own.names]
     fields = []
     for name in names:
-        values = [each[name] for each in told if each[name] is not None]
+        values = [each[name] for each in each_path if each[name] is not None]
         numbers = all(re.fullmatch(r"-?\d{1,18}", value) for value in values if value is not None)
         fields.append(pa.field(name, pa.int64() if values and numbers else pa.string()))
     return fields

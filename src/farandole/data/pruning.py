@@ -78,7 +78,7 @@ def may_hold(condition: Condition, bounds: Bounds, rows: Sequence[int]) -> NDArr
     elif operator == "in" and not floating:  # which `in` compares in the column's own precision
         each = [holds("<=", bounds.least, one) & holds(">=", bounds.most, one) for one in listed]
         possible = np.logical_or.reduce([np.zeros(len(rows), bool), *each])
-    elif operator == "!=" and not floating:  # where NaN, which no bound tells of, is another value
+    elif operator == "!=" and not floating:  # where NaN, which no bound covers, is another value
         possible = holds("!=", bounds.least, value) | holds("!=", bounds.most, value)
     else:
         return np.ones(len(rows), bool)

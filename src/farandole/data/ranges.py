@@ -88,7 +88,7 @@ class RangeClient(Protocol):
         ...
 
     def first_page(self, prefix: str) -> list[File]:
-        """List the first files whose paths begin with `prefix`, as many as one request tells."""
+        """List the first files whose paths begin with `prefix`, as many as one request returns."""
         ...
 
     def look(self, path: str) -> File:
@@ -97,7 +97,7 @@ class RangeClient(Protocol):
 
 
 class PagedStore(ABC):
-    """The listings of a store that tells them in pages."""
+    """The listings of a store that returns them in pages."""
 
     @abstractmethod
     def page(self, prefix: str, more: str) -> tuple[list[File], str]:
@@ -157,7 +157,7 @@ class RangeFile(io.RawIOBase):
         return made
 
     def fetch_tail(self) -> None:
-        """Fetch the end of the file, which tells its size and mark."""
+        """Fetch the end of the file, which shows its size and mark."""
         part = self._get(None)
         self.file = replace(self.file, size=part.size, mark=part.mark)
         self._keep(part)

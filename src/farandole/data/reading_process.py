@@ -76,7 +76,7 @@ class ReadingProcesses:
             if number in idle:
                 connection.close()
             else:
-                child.kill()  # the thread that waits for it hears of that, and is done with the connection
+                child.kill()  # the thread that waits for it notices, and is done with the connection
         for child, _ in self._children:
             try:
                 child.wait(_PATIENCE)

@@ -170,9 +170,9 @@ def fingerprint(row_groups: Sequence[RowGroup], *, of_table: bool) -> int:
 
     Those of a table also count with their marks, which stand for columns and deleted rows, and move with the table."""
     if not of_table:
-        told = ", ".join(map(str, rows_in(row_groups).tolist()))
+        text = ", ".join(map(str, rows_in(row_groups).tolist()))
     else:
         spell = lru_cache(json.dumps)  # row groups of one file follow each other
-        told = ", ".join(f"[{group.rows}, {spell(group.file.mark)}]" for group in row_groups)
-    digest = hashlib.sha256(f"[{told}]".encode())  # as JSON, which states of before have
+        text = ", ".join(f"[{group.rows}, {spell(group.file.mark)}]" for group in row_groups)
+    digest = hashlib.sha256(f"[{text}]".encode())  # as JSON, which states of before have
     return int.from_bytes(digest.digest()[:7])  # 56 bits: exact also for readers of JSON that know doubles only

@@ -59,10 +59,10 @@ class S3Client(PagedStore):
                 found = str(answer["ETag"]), answer.get("ContentRange"), self._body(answer["Body"].read)
         if found is None:  # a suffix of an object without bytes
             return Part(0, b"", 0, mark)
-        own, told, body = found
+        own, content_span, body = found
         if condition and own != mark:
             raise ChangedFile(f"its mark {mark} is now {own}")
-        first, size = content_range(told or f"bytes 0-0/{len(body)}")
+        first, size = content_range(content_span or f"bytes 0-0/{len(body)}")
         return Part(first, body, size, own)
 
     def _get(self, path: str, bucket: str, key: str, asked: str, mark: str) -> tuple[str, str | None, bytes] | None:
@@ -105,7 +105,7 @@ class S3Client(PagedStore):
         return [File(f"{bucket}/{key}", size, mark) for key, size, mark in found], next_page
 
     def _own_page(self, bucket: str, asked: Mapping[str, str]) -> Page | None:
-        """Return a page; None if the client must ask, or tell what is wrong."""
+        """Return a page; None if the client must ask, which also explains what is wrong."""
         requests, began = self._connected()[1], time.monotonic()
         names = {"Prefix": "prefix", "ContinuationToken": "continuation-token"}
         query = {names[name]: value for name, value in asked.items()}

@@ -13,7 +13,7 @@ Page: TypeAlias = tuple[list[tuple[str, int, str]], str]
 
 
 def page_of(body: bytes) -> Page:
-    """Return what the body of an answer tells; raises `PassingFailure` for one that is no page."""
+    """Return the page in the body of an answer; raises `PassingFailure` for one that is no page."""
     try:
         root = ElementTree.fromstring(body)
     except ElementTree.ParseError as error:

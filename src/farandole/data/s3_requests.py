@@ -49,8 +49,8 @@ class S3Requests:
 
     def listing(self, bucket: str, query: Mapping[str, str]) -> Answer | None:
         """Ask for a page of a listing; as `get`."""
-        told = "&".join(f"{quote(name, safe='')}={quote(query[name], safe='')}" for name in sorted(query))
-        return self._send(bucket, "", f"?{told}", {"User-Agent": "farandole"})
+        query_text = "&".join(f"{quote(name, safe='')}={quote(query[name], safe='')}" for name in sorted(query))
+        return self._send(bucket, "", f"?{query_text}", {"User-Agent": "farandole"})
 
     def _send(self, bucket: str, key: str, query: str, headers: Mapping[str, str]) -> Answer | None:
         begin = self._begin(bucket)

@@ -13,7 +13,7 @@ from farandole.errors import DataError, SourceError
 
 __all__ = ["FORMATS", "IMAGES", "Block", "Decode", "Format", "Images", "Json", "Lines", "Shards", "Whole", "format_of"]
 
-# A sample, as its format tells it, to its columns.
+# From a sample, as its format yields it, to its columns.
 Decode: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -240,11 +240,11 @@ def _tar_files(stream: io.BufferedIOBase) -> Iterator[_Member]:
         stream.seek(place)
     stream.seek(place)
     with tarfile.open(fileobj=stream, mode="r:") as rest:
-        for told in rest:
-            if told.size < 0 or told.issparse():
-                raise tarfile.ReadError(f"{told.name} has {'a negative size' if told.size < 0 else 'holes'}")
-            if told.isfile():
-                yield _Member(told.name, told.offset, told.offset_data, told.size)
+        for entry in rest:
+            if entry.size < 0 or entry.issparse():
+                raise tarfile.ReadError(f"{entry.name} has {'a negative size' if entry.size < 0 else 'holes'}")
+            if entry.isfile():
+                yield _Member(entry.name, entry.offset, entry.offset_data, entry.size)
         _check_end(stream, rest.offset)
 
 
@@ -285,10 +285,10 @@ FORMATS = ("bytes", "images", "jsonl", "tar", "text")
 
 
 def format_of(paths: Sequence[str]) -> str:
-    """Return the format that the suffixes of all files tell; raises `DataError` where they tell none, or several."""
-    told = {"images": IMAGES, "jsonl": Json().suffixes, "tar": Shards().suffixes, "text": Lines().suffixes}
+    """Return the format that the suffixes of all files have; raises `DataError` if they have none, or several."""
+    suffixes_of = {"images": IMAGES, "jsonl": Json().suffixes, "tar": Shards().suffixes, "text": Lines().suffixes}
     ends = {posixpath.splitext(path)[1].lower() for path in paths}
-    found = [name for name, suffixes in told.items() if ends & set(suffixes)]
+    found = [name for name, suffixes in suffixes_of.items() if ends & set(suffixes)]
     if len(found) != 1:
         raise DataError("", f"files end in {', '.join(sorted(ends)[:8])}; say format= one of {', '.join(FORMATS)}")
     return found[0]

@@ -46,7 +46,7 @@ def files(
 
     `urls` are folders, files, globs, or a list of these, in any file system of fsspec, or a path. Of a `FlyteDirectory`
     the place in the store is read, without a download. `format` is "images" (a folder
-    per class), "jsonl", "text", "tar" or "bytes"; by default the files' suffixes tell it. `decode` gets a sample as a
+    per class), "jsonl", "text", "tar" or "bytes"; by default the files' suffixes decide. `decode` gets a sample as a
     dictionary and returns its columns: numbers, texts, bytes and arrays; it runs on the loader's threads, or in its
     processes with `Reading(processes=True)`. `where` chooses files by name. `size` = (height, width) is that of images.
     `options` are those of the file system. With `gather`, all ranks open together, and share the looking.
@@ -169,8 +169,8 @@ class FileSource:
         mine = together(find, gather)
         if shared is None:
             return mine
-        told = shared(mine)
-        return [told[place % size][place // size] for place in range(len(self._listed))]
+        parts = shared(mine)
+        return [parts[place % size][place // size] for place in range(len(self._listed))]
 
     def _blocks_of(self, file: File) -> list[Block]:
         with self._files.fetching(file) as opened:

@@ -34,7 +34,7 @@ class SavedDataset:
 
     def __init__(self, url: str, *, options: Mapping[str, object] | None = None) -> None:
         self._files, folder = Files.at(url, options), open_url(url, options or {})[1].rstrip("/")
-        with self._files.telling(url):
+        with self._files.translating(url):
             if self._files.exists(f"{folder}/{SPLITS}"):
                 splits = json.loads(self._files.content(f"{folder}/{SPLITS}")).get("splits", [])
                 raise SourceError(url, f"holds the splits {', '.join(splits)}; name the folder of one of them")
@@ -84,7 +84,7 @@ class SavedDataset:
         self._files.check(self._listed)
 
     def bounds(self, column: str) -> Bounds | None:
-        """Return None: streams tell no bounds."""
+        """Return None: streams have no bounds."""
         return None
 
     def _index(self, file: File) -> tuple[pa.Schema, list[tuple[Span, int]]]:

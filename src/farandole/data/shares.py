@@ -112,10 +112,10 @@ def _extremes(column: pa.Array) -> list[int]:
 
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        told = pc.list_value_length(column)
+        measures = pc.list_value_length(column)
     elif pa.types.is_struct(kind) and kind.num_fields and pa.types.is_integer(kind.field(0).type):
-        told = pc.struct_field(column, [0])  # a vector's kind, dense or sparse
+        measures = pc.struct_field(column, [0])  # a vector's kind, dense or sparse
     else:
         return []
-    extremes = pc.min_max(told).values()
-    return [pc.index(told, extreme).as_py() for extreme in extremes if extreme.is_valid]
+    extremes = pc.min_max(measures).values()
+    return [pc.index(measures, extreme).as_py() for extreme in extremes if extreme.is_valid]

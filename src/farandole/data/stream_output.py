@@ -49,7 +49,7 @@ class StreamSource(ParquetFiles):
         return self._batch
 
     def at(self, version: int) -> "StreamSource":
-        """Open the batches up to another one; raises `SourceError` if the log does not tell them."""
+        """Open the batches up to another one; raises `SourceError` if the log does not list them."""
         return StreamSource(self._url, batch=version, options=self._options)
 
 
@@ -102,10 +102,10 @@ def _listed(url: str, folder: str, logs: Mapping[str, str]) -> list[File]:
             raise SourceError(url, f"has a log that is not supported: {_LOG}/{name} begins with {first[:40]!r}")
         for line in filter(None, lines):
             try:
-                told = json.loads(line)
-                path = _place(folder, str(told["path"]))
-                file = File(path, int(told["size"]), str(told["modificationTime"]))
-                removed = told["action"] == "delete"
+                entry = json.loads(line)
+                path = _place(folder, str(entry["path"]))
+                file = File(path, int(entry["size"]), str(entry["modificationTime"]))
+                removed = entry["action"] == "delete"
             except (KeyError, TypeError, ValueError) as error:
                 raise SourceError(url, f"has a damaged log: {_LOG}/{name}: {error!r}") from error
             if removed:

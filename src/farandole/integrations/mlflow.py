@@ -23,7 +23,7 @@ class MLflowLogger:
     TensorBoard's curves, such as "train/loss", and the epoch as step. Raises MLflow's errors when no run can be had."""
 
     def __init__(self, run_id: str | None = None) -> None:
-        # Epochs come on another thread, which has no active run; so the client is told the run.
+        # Epochs come on another thread, which has no active run; so the client names the run.
         self.run_id: str = run_id or (mlflow.active_run() or mlflow.start_run()).info.run_id
 
     def log_epoch(self, record: Mapping[str, float]) -> None:

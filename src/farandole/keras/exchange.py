@@ -27,7 +27,7 @@ def keyed(groups: int | Iterable[Iterable[Any]] | None, key_of: Callable[[Any], 
 class Exchange:
     """Knows which gradients are reduced, together with which others, and under which names.
 
-    A gradient is told by its variable's key. `groups` is a number, or keys that are reduced together. Gradients of
+    The key of its variable identifies a gradient. `groups` is a number, or keys that are reduced together. Gradients of
     variables that are `local` are not reduced, but divided by the number of ranks with `scale_local`: the others'
     share in the averaged loss does not depend on them. With `summed`, gradients of several passes are added up and not
     averaged."""
@@ -70,7 +70,7 @@ class Exchange:
 
     @property
     def alone(self) -> bool:
-        """Return whether there is nobody to exchange gradients with."""
+        """Return whether this rank is alone, with no gradients to exchange."""
         return self.size == 1
 
     def reduce(self, gradients: Sequence[Tensor], keys: Sequence[Hashable]) -> list[Tensor]:
@@ -118,7 +118,7 @@ class Exchange:
     def _named(self) -> str:
         """Return the optimizer's name on the wire: the nth one that trains, unless the user gave it a name.
 
-        Variables' names would not do: they tell how many layers and optimizers this rank has made before."""
+        Variables' names would not do: they depend on how many layers and optimizers this rank has made before."""
         if self._name is None:
             self._name = membership_of(self.options.process_set, "optimizer").wire_name("optimizer", None)
         return self._name

@@ -16,7 +16,7 @@ class Front:
     _exchange: Exchange  # of the class, which is made for one optimizer
 
     # Keras saves an optimizer under its __class__, which a reader has to find: a saved model needs no farandole.
-    @property  # type: ignore[misc]  # nobody assigns it
+    @property  # type: ignore[misc]  # it is never assigned
     def __class__(self) -> Any:
         return type(self).__bases__[1]
 
@@ -43,7 +43,7 @@ class Front:
         return self.__reduce_ex__(memo)
 
     def _key_of(self, variable: Any) -> Hashable:
-        """Return what tells the gradient of `variable` from others."""
+        """Return the key of the gradient of `variable`."""
         raise NotImplementedError
 
     @classmethod

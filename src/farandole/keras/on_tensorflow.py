@@ -81,7 +81,7 @@ def _arguments(options: Options, tensor: Tensor) -> dict[str, Any]:
         "prescale_factor": prescale,
         "postscale_factor": postscale,
         "process_set": options.process_set,
-        # Keras' scopes tell how many layers and optimizers this rank has made before.
+        # Keras' scopes depend on how many layers and optimizers this rank has made before.
         "ignore_name_scope": True,
     }
 

@@ -119,16 +119,16 @@ class _Service:
                 self._ranks[number] = rank = self._local.start(place, _task(fields, blob), self._line, self._end)
             with naming_process_limit(OSError):
                 gone = threading.Thread(
-                    target=self._tell_gone, args=(rank,), name=f"farandole-gone-{number}", daemon=True
+                    target=self._send_gone, args=(rank,), name=f"farandole-gone-{number}", daemon=True
                 )
                 gone.start()
         except OSError as error:
             failure = Failure(rank=number, reason=f"could not be started: {error}", code=126)
-            self._tell("end", {"rank": number, "failure": to_payload(failure)})
+            self._send("end", {"rank": number, "failure": to_payload(failure)})
             if number in self._ranks:  # it has no thread that waits for its end
                 self._ranks[number].terminate(timedelta(0))
                 self._ranks[number].wait_gone(GONE)
-            self._tell("gone", {"rank": number})
+            self._send("gone", {"rank": number})
 
     def _line(self, rank: int, stream: str, line: str) -> None:
         self._messages.send("line", {"rank": rank, "stream": stream, "line": line})
@@ -137,13 +137,13 @@ class _Service:
         with self._starting:  # a rank can end before the call that starts it returns
             rank = self._ranks[number]
         payload = None if failure is None else to_payload(failure)
-        self._tell("end", {"rank": number, "failure": payload}, rank.value() if failure is None else b"")
+        self._send("end", {"rank": number, "failure": payload}, rank.value() if failure is None else b"")
 
-    def _tell_gone(self, rank: Rank) -> None:
+    def _send_gone(self, rank: Rank) -> None:
         if rank.wait_gone(FOR_EVER):
-            self._tell("gone", {"rank": rank.rank})
+            self._send("gone", {"rank": rank.rank})
 
-    def _tell(self, kind: str, fields: Mapping[str, object], blob: bytes = b"") -> None:
+    def _send(self, kind: str, fields: Mapping[str, object], blob: bytes = b"") -> None:
         try:
             self._messages.send(kind, fields, blob)
         except OSError:

@@ -37,7 +37,7 @@ __all__ = [
     "open_channel",
 ]
 
-WORKER_FD = "FARANDOLE_WORKER_FD"  # the variable that tells a worker its end
+WORKER_FD = "FARANDOLE_WORKER_FD"  # the variable with a worker's descriptor
 LARGEST_MESSAGE = 64 * 1024  # bytes
 MOST_FILES = 64  # that orders bring; Linux passes no more than 253 at once
 PATIENCE = 2.0  # seconds that a message for the user waits for room
@@ -126,7 +126,7 @@ class _End:
 
 
 class LauncherEnd(_End):
-    """The launcher's end: hands over the call, lets it begin, hears its messages and its outcome."""
+    """The launcher's end: hands over the call, lets it begin, receives its messages and its outcome."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)

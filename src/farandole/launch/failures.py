@@ -24,7 +24,7 @@ __all__ = [
 
 # Errors that a rank raises because another rank failed or is missing.
 CONSEQUENCES = (PeerLost, EngineClosed, CollectiveTimeout, RendezvousError)
-OUTPUT_REFUSED = "was ended because nobody could take its output"  # and the error of the attempt
+OUTPUT_REFUSED = "was ended because its output could not be written"  # and the error of the attempt
 LONGEST_TEXT = 1 << 18  # characters; the end of a traceback is what matters
 # Native code that loses its peer calls abort or writes to the closed connection.
 OWN_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
@@ -65,11 +65,6 @@ class Exit:
     code: int  # as in subprocess: below zero the number of the signal
     at: float  # time.monotonic() of the end, taken on the rank's host
     reason: str
-
-    @property
-    def signal_name(self) -> str:
-        """The name of the signal that ended it; "" when it exited by itself."""
-        return _signal_name(-self.code) if self.code < 0 else ""
 
     @property
     def shell_code(self) -> int:

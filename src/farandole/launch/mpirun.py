@@ -28,8 +28,8 @@ __all__ = ["Asked", "Launcher", "become_mpirun", "command_of", "hosts_for_mpirun
 log = logging.getLogger(__name__)
 
 PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra")
-STAND_IN = "mpirun (farandole"  # how `farandole.compat.mpirun` tells its version
-SECONDS = 30  # for a launcher to tell its version
+STAND_IN = "mpirun (farandole"  # how `farandole.compat.mpirun --version` begins
+SECONDS = 30  # for a launcher to print its version
 MANY_HOSTS = 64  # from here on Open MPI connects to each host itself, as Horovod asked of it
 # Variables by which mpirun finds the hosts of its batch system.
 _BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
@@ -54,7 +54,7 @@ class Launcher:
 
     @classmethod
     def find(cls, env: Mapping[str, str]) -> "Launcher":
-        """Return the first launcher on the PATH of `env`, which tells its version; raises `ConfigError`."""
+        """Return the first launcher on the PATH of `env`, which prints its version; raises `ConfigError`."""
         path = env.get("PATH", os.defpath)
         name = next((each for each in PROGRAMS if shutil.which(each, path=path) is not None), None)
         if name is None:

@@ -46,7 +46,7 @@ class Output:
             except OSError as error:
                 raise ConfigError("output_filename", f"cannot write {error.filename}: {error.strerror}") from error
             undo.pop_all()
-        self._incomplete = False  # a file has refused a line, which was told
+        self._incomplete = False  # a file has refused a line, which was reported
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
         """Write one line; raises `OSError` when the stream is closed, or a file cannot be written, which it names."""

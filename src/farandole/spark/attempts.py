@@ -56,16 +56,16 @@ class Attempts:
             log.warning("%s; attempt %d of %d begins", self.earlier[-1], number, self.most)
         return True
 
-    def hearing(self, on_message: OnMessage | None) -> OnMessage:
+    def watching(self, on_message: OnMessage | None) -> OnMessage:
         """Return `on_message` such that finished epochs count as progress."""
 
-        def hear(rank: int, message: dict[str, object]) -> None:
+        def handle(rank: int, message: dict[str, object]) -> None:
             if message["kind"] == "epoch":
                 self.progress()
             if on_message is not None:
                 on_message(rank, message)
 
-        return hear
+        return handle
 
     def progress(self) -> None:
         """Note that the ranks have come further than in any attempt before."""

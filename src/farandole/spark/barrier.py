@@ -95,7 +95,7 @@ def run_barrier_job(
         host = _driver_host(spark, application, interface, patience)
         require_slots(spark, num_proc, patience=patience, profile=profile, ranks_per_task=ranks_per_task)
         secret = new_secret()
-        with _listen(application, host, secret, num_proc, show, attempts.hearing(on_message)) as driver_log:
+        with _listen(application, host, secret, num_proc, show, attempts.watching(on_message)) as driver_log:
             plan = TaskPlan(
                 job=secrets.token_hex(4),
                 num_proc=num_proc,
@@ -125,7 +125,7 @@ def _run_job(
     attempts: Attempts,
     description: str,
 ) -> list[Row]:
-    """Run one Spark job, and wait until its tasks have told the driver everything."""
+    """Run one Spark job, and wait until the driver has all messages of its tasks."""
     application = application_of(spark)
     driver_log.feeds_again = attempts.most > 1
     with (
@@ -133,7 +133,7 @@ def _run_job(
         application.handed_over(plan, secret) as orders,
     ):
         stage = _stage(spark, tasks, orders, plan)
-        # Spark hears of what a task says between two batches of its rows, which may be minutes later.
+        # Spark reads what a task returns between two batches of its rows, which may be minutes later.
         driver_log.on_lost_keeper = lambda: cancel() if driver_log.feeding else None
         if driver_log.feeds_again:
             stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
@@ -225,7 +225,7 @@ def _limit(application: Application, driver_log: DriverLog, attempts: Attempts, 
     def on_failure(stage: int, number: int, failure: Failure) -> None:
         if failure.consequence or attempts.go_on(failure):
             return
-        # Spark shows the task as failed, with its exception, only if it hears of that before it is told to cancel.
+        # Spark shows the task as failed, with its exception, only if the failure reaches it before the cancellation.
         give_up = time.monotonic() + NOTICED.total_seconds()
         while time.monotonic() < give_up and not application.has_failed(stage, number):
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What a rank's Keras training tells the driver."""
+"""Callbacks that send messages of a rank's Keras training to the driver."""
 
 import time
 from collections.abc import Mapping

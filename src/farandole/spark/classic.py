@@ -52,7 +52,7 @@ class ClassicApplication:
             return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
         asked: Any = self._spark.range(1)
         java = asked._build_java_profile(profile)  # another one each time, if the profile is from before the session
-        # Counting needs a registered profile, and Spark tells its listeners and its event log of each one.
+        # Counting needs a registered profile, and Spark reports each one to its listeners and its event log.
         known = manager.getEquivalentProfile(java)
         if known.isDefined():
             return int(context.maxNumConcurrentTasks(known.get()))

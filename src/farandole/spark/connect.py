@@ -37,7 +37,7 @@ _SPLITS = re.compile(r"splits=(?:Some\()?(\d+)")
 class ConnectApplication:
     """An `Application` that is asked by requests to the Spark Connect server.
 
-    The server tells neither which executors there are nor which attempts a stage has had."""
+    The server shows neither which executors there are nor which attempts a stage has had."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark: Any = spark
@@ -180,8 +180,8 @@ def _try_all(addresses: Sequence[str], secret: bytes, batches: Iterator[pa.Recor
         pass
     with ThreadPoolExecutor(len(addresses)) as pool:
         reached = list(pool.map(functools.partial(_reaches, secret), addresses))
-    told = " ".join(address for address, there in zip(addresses, reached, strict=True) if there)
-    yield pa.RecordBatch.from_pylist([{"address": told}], schema=_ARROW_REACHED)
+    reachable = " ".join(address for address, there in zip(addresses, reached, strict=True) if there)
+    yield pa.RecordBatch.from_pylist([{"address": reachable}], schema=_ARROW_REACHED)
 
 
 def _reaches(secret: bytes, address: str) -> bool:

@@ -79,7 +79,7 @@ def _number(dataframe: DataFrame, known: list[DataFrame]) -> int:
 def arrow_schema(dataframe: DataFrame) -> pa.Schema:
     """Return the columns as ranks get them; raises `DataError` naming one that Spark cannot hand over.
 
-    Refuses DataFrames of streams: a repeated batch would bring rows twice, unless a committed log tells its attempts
+    Refuses DataFrames of streams: a repeated batch would bring rows twice, unless a committed log sets its attempts
     apart."""
     if dataframe.isStreaming:
         raise DataError("", _STREAM)

@@ -1,4 +1,4 @@
-"""Where on an executor's disks rows may lie: in files without names, which nobody else can open or forget."""
+"""Files without names on an executor's disks, for rows: no other process can open them or leave them behind."""
 
 import os
 import tempfile

@@ -21,7 +21,7 @@ BAR = 20  # characters of a bar on a terminal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a rank is, as `farandole.spark.progress.Progress` tells it."""
+    """Where a rank is, as `farandole.spark.progress.Progress` reports it."""
 
     epoch: int
     epochs: int
@@ -29,7 +29,7 @@ class Place:
     steps: int
     loss: float
     rows_per_s: float
-    waited: float | None  # share of the time, when the rank tells it
+    waited: float | None  # share of the time, if the rank reports it
 
     @classmethod
     def read(cls, message: Mapping[str, object]) -> "Place":
@@ -66,7 +66,7 @@ HEADERS = ("epoch", "step", "loss", "rows/s", "waiting for data")
 
 
 class Display:
-    """Hears the messages of all ranks and shows them; pass `hear` as `on_message`.
+    """Table of the messages of all ranks; pass `show` as `on_message`.
 
     Shows nothing until a rank reports progress. On a terminal the table stays below all other output. Terminals and
     notebooks need the context manager, whose end shows the last state. Safe to call from several threads.
@@ -81,7 +81,7 @@ class Display:
         self._printed: dict[int, float] = {}
         self._lock = threading.Lock()
 
-    def hear(self, rank: int, message: Mapping[str, object]) -> None:
+    def show(self, rank: int, message: Mapping[str, object]) -> None:
         """Show a message of kind "progress" or "epoch"; ignore others."""
         with self._lock:
             if message.get("kind") == "progress":
@@ -170,5 +170,5 @@ class _Notebook:
 def _spell_epoch(message: Mapping[str, object]) -> str:
     numbers = {name: value for name, value in message.items() if isinstance(value, (int, float))}
     epoch, rows_per_s = numbers.pop("epoch"), numbers.pop("rows_per_s")
-    told = [f"{name} {value:.4f}" for name, value in numbers.items() if name not in ("steps", "seconds", "waited")]
-    return f"epoch {epoch:.0f}: {', '.join(told)}, {rows_per_s:,.0f} rows/s over all ranks"
+    parts = [f"{name} {value:.4f}" for name, value in numbers.items() if name not in ("steps", "seconds", "waited")]
+    return f"epoch {epoch:.0f}: {', '.join(parts)}, {rows_per_s:,.0f} rows/s over all ranks"

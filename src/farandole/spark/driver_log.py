@@ -110,7 +110,7 @@ class DriverLog:
 
     @property
     def lost_keepers(self) -> list[str]:
-        """The hosts whose keeper ended before it was told to, and their rows with it."""
+        """The hosts whose keeper ended before the driver dismissed it, and their rows with it."""
         with self._changed:
             return list(self._lost_keepers)
 
@@ -121,12 +121,12 @@ class DriverLog:
             return not self._fed
 
     def cancel(self, reason: str) -> None:
-        """Tell all tasks, connected or still to come, to end their ranks."""
+        """Have all tasks, connected or still to come, end their ranks."""
         with self._changed:
             self._cancelled = reason
             known = list(self._guests)
         for connection in known:
-            self._tell(connection, reason)
+            self._dismiss(connection, reason)
 
     def drain(self, patience: timedelta) -> None:
         """Let keepers go, and wait until all who have connected have said everything and left; `patience` at most."""
@@ -185,7 +185,7 @@ class DriverLog:
             with connection:
                 self._welcome(rank, connection)
                 while True:
-                    self._hear(rank, connection, json.loads(recv_frame(connection, LARGEST_FRAME)))
+                    self._handle(rank, connection, json.loads(recv_frame(connection, LARGEST_FRAME)))
         except (OSError, EOFError):
             pass  # it has said everything
         except (FarandoleError, ValueError) as error:
@@ -194,8 +194,8 @@ class DriverLog:
             with self._changed:
                 host = self._keepers.pop(connection, None)
                 # A keeper ends at the first word of the driver.
-                told = self._over or self._closing or self._cancelled is not None
-                lost = host is not None and not told
+                dismissed = self._over or self._closing or self._cancelled is not None
+                lost = host is not None and not dismissed
                 if host is not None and lost:
                     self._lost_keepers.append(host)
                 if connection in self._tasks and self._cancelled is None:
@@ -211,11 +211,11 @@ class DriverLog:
         with self._changed:
             reason = "too late" if self._over and rank == _KEEPER else self._cancelled
         if reason is not None:
-            self._tell(connection, reason)
+            self._dismiss(connection, reason)
         if rank == _KEEPER and self.on_keeper is not None:
             self.on_keeper()
 
-    def _tell(self, connection: socket.socket, reason: str) -> None:
+    def _dismiss(self, connection: socket.socket, reason: str) -> None:
         _send(connection, {"over": reason})
 
     def _dismiss_keepers(self) -> None:
@@ -223,10 +223,10 @@ class DriverLog:
             self._over = True
             keepers = [connection for connection, who in self._guests.items() if who == _KEEPER]
         for connection in keepers:
-            self._tell(connection, "nobody needs the rows any more")
+            self._dismiss(connection, "no rank needs the rows any more")
 
     def _meet(self, rank: int, connection: socket.socket, stage: int, text: str) -> None:
-        """Tell all ranks what each of them has said, when all have.
+        """Send all ranks what each of them has sent, once all have.
 
         Only if Spark does not begin the stage anew, or has not yet: tasks do not know which attempt they belong to, and
         those of two must not meet each other."""
@@ -236,11 +236,11 @@ class DriverLog:
                 return
             come, self._come = self._come, {}
         if not self.feeds_again or self.attempt_of(stage) == 1:
-            told = {"met": [come[each][1] for each in range(self._size)]}
+            message = {"met": [come[each][1] for each in range(self._size)]}
             for guest, _ in come.values():
-                _send(guest, told)
+                _send(guest, message)
 
-    def _hear(self, rank: int, connection: socket.socket, messages: list[dict[str, object]]) -> None:
+    def _handle(self, rank: int, connection: socket.socket, messages: list[dict[str, object]]) -> None:
         out: dict[str, list[str]] = {}
         for message in messages:
             kind, payload = message["kind"], message["payload"]
@@ -310,9 +310,9 @@ class DriverLog:
             log.exception("on_message failed for a message of rank %d", rank)
 
 
-def _send(connection: socket.socket, told: Mapping[str, object]) -> None:
-    with contextlib.suppress(OSError):  # who hears it has just ended by itself
-        send_frame(connection, json.dumps(told).encode())
+def _send(connection: socket.socket, message: Mapping[str, object]) -> None:
+    with contextlib.suppress(OSError):  # the other end has just gone
+        send_frame(connection, json.dumps(message).encode())
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -40,16 +40,16 @@ def run_local_ranks(
     `shows_lines` all lines of the ranks. `executable` is their Python, by default this process's. Blocks until all
     ranks have ended; raises the `RankFailed` of the last attempt from the rank's own exception."""
     attempts = Attempts(max_attempts, 1)
-    heard = attempts.hearing(on_message)
+    handle = attempts.watching(on_message)
     environment = {**os.environ, **env}
     timeout = Config.from_environment(environment).start_timeout if start_timeout is None else start_timeout
     call = Call(dump_call(task, (), {}), executable or sys.executable, timeout, runner=RUNNER, keep_all=False)
 
-    def hear(rank: int, kind: str, payload: Mapping[str, object]) -> None:
+    def take(rank: int, kind: str, payload: Mapping[str, object]) -> None:
         if kind == "log":
             show("stdout", f"{payload['text']}\n")
         else:
-            heard(rank, {**payload, "kind": kind})
+            handle(rank, {**payload, "kind": kind})
 
     def on_line(rank: int, stream: str, line: str) -> None:
         if shows_lines:
@@ -60,7 +60,7 @@ def run_local_ranks(
     while True:
         number += 1
         attempts.begin(number, failed)
-        with open_job(num_proc, environment, backend=LocalBackend(num_proc, hear)) as job:
+        with open_job(num_proc, environment, backend=LocalBackend(num_proc, take)) as job:
             failed = job.run(call, on_line)
             if failed is None:
                 value: T = pickle.loads(job.values()[0])

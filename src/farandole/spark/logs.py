@@ -1,4 +1,4 @@
-"""What a rank tells the driver while it trains: messages for the user, and its progress."""
+"""Messages of a rank to the driver while it trains: lines for the user, and its progress."""
 
 import sys
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def log_to_driver(message: str) -> None:
 
 
 def send(kind: str, payload: Mapping[str, object]) -> bool:
-    """Send plain values to the driver's `on_message`; False when nobody listens or the message was dropped.
+    """Send plain values to the driver's `on_message`; False when there is no driver or the message was dropped.
 
     Never blocks: messages that the driver cannot keep up with are counted and reported there. Raises `TypeError`
     for values that are not plain (JSON)."""

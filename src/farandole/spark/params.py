@@ -40,7 +40,7 @@ class CheckedParams(Params):
 
 
 class EstimatorParams(ForeignParams, CheckedParams):
-    """What an estimator is told; `set...` and `get...` for each parameter, as pyspark.ml does it.
+    """Parameters of an estimator; `set...` and `get...` for each parameter, as pyspark.ml does it.
 
     Setters raise `ConfigError` for values that cannot be right.
     """

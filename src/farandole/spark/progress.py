@@ -8,9 +8,9 @@ REPORT_EVERY = 0.25  # seconds between two messages of a rank
 
 
 class Progress:
-    """Counts a rank's steps and tells the driver a few times per second where it is; never blocks.
+    """Counts a rank's steps and reports its place to the driver a few times per second; never blocks.
 
-    `HorovodRunner` and the estimators show it. Outside a Spark job nobody listens, and nothing happens.
+    `HorovodRunner` and the estimators show it. Outside a Spark job there is no driver, and nothing happens.
     """
 
     def __init__(self, *, epochs: int, steps: int, epoch: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""A barrier task's connection to the driver's log: carries lines, messages and the rank's failure, delays nobody."""
+"""A barrier task's connection to the driver's log: lines, messages and the rank's failure, without blocking."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ BATCH_BYTES = 1 << 20
 class Relay:
     """Sends what it is given on a thread of its own.
 
-    `on_cancel` hears why the driver wants the rank to end, `on_met` what each rank has sent as "meet", once all have.
+    `on_cancel` gets the driver's reason to end the rank, `on_met` what each rank has sent as "meet", once all have.
     A driver that cannot be reached costs a warning, never the training."""
 
     def __init__(
@@ -106,10 +106,10 @@ class Relay:
         """The driver says two things at most: who has met, and that the job is over, and why."""
         while True:
             try:
-                told = json.loads(recv_frame(connection, LARGEST_FRAME))
+                message = json.loads(recv_frame(connection, LARGEST_FRAME))
             except (OSError, EOFError, FarandoleError):
                 return  # the driver went, or we did; a lost connection is no reason to end a training
-            if "met" in told:
-                self._on_met(told["met"])
+            if "met" in message:
+                self._on_met(message["met"])
             else:
-                self._on_cancel(told["over"])
+                self._on_cancel(message["over"])

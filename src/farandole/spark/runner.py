@@ -79,7 +79,7 @@ class HorovodRunner:
                 description=description,
                 verbosity=self.driver_log_verbosity,
                 results="first",
-                on_message=display.hear,
+                on_message=display.show,
                 on_pickled=lambda call: self._announce(main, call),
                 profile=self._profile,
                 ranks_per_task=self._ranks_per_task,

@@ -49,7 +49,7 @@ class Cluster:
     def read(cls, master: str, conf: Mapping[str, str], ranks_per_task: int = 1) -> "Cluster":
         """Take what matters from Spark's configuration `conf`."""
         instances, cores = _number(conf, "spark.executor.instances"), _number(conf, "spark.executor.cores")
-        # Only a standalone executor takes all cores of its machine unless told otherwise; elsewhere Spark takes one.
+        # Only a standalone executor takes all cores of its machine unless it is configured; elsewhere Spark takes one.
         if cores is None and not master.startswith("spark://"):
             cores = 1
         local_cluster = _LOCAL_CLUSTER.fullmatch(master)

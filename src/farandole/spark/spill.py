@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Arrow IPC streams in a file without a name; its space is free again when nobody holds it any more."""
+    """Arrow IPC streams in a file without a name; its space is free again when no process has it open any more."""
 
     file: BinaryIO
     rows: int
@@ -31,7 +31,7 @@ class Spill:
 def spill(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str, *, stop: Callable[[], bool]) -> Spill:
     """Write `batches` as an Arrow IPC stream to a file in `directory`, uncompressed, so that it can be mapped.
 
-    The file never has a name: however task and rank end, by `kill -9` too, the kernel frees it, and nobody else can
+    The file never has a name: however task and rank end, by `kill -9` too, the kernel frees it, and no one else can
     open it. `schema` serves when there is no batch. Ends early when `stop` says so after a batch.
     Raises `CacheError` naming the directory, when it is full for example."""
     started = time.monotonic()

@@ -252,8 +252,8 @@ class Task:
         """Exchange what each rank's task knows; the answer is an event, as is a rank's end, which may come before.
 
         By way of the driver's log, which takes milliseconds, and at the same time by Spark's all-gather, which takes a
-        second, as it looks for its answer that often, but needs no log and tells attempts of a stage apart. What comes
-        second says what came first. Returns the thread that waits for Spark."""
+        second, as it looks for its answer that often, but needs no log and sets attempts of a stage apart. Both bring
+        the same. Returns the thread that waits for Spark."""
         gpu = self.context.resources().get("gpu")
         texts = []
         for rank, gpus in zip(self.ranks, divide(gpu.addresses if gpu else [], len(self.ranks)), strict=True):
@@ -273,7 +273,7 @@ class Task:
         return thread
 
     def _place(self, rank: int, met: list[dict[str, object]]) -> dict[str, str]:
-        """Return the variables that tell a rank its place among all ranks."""
+        """Return the variables that give a rank its place among all ranks."""
         place = Topology.from_hosts(rank, [str(each["host"]) for each in met])
         rendezvous, torch_port = str(met[0]["rendezvous"]), met[0]["torch_port"]
         assert isinstance(torch_port, int)

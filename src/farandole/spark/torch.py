@@ -377,8 +377,8 @@ def _as_horovod(record: Mapping[str, float]) -> dict[str, object]:
     validation = {name.removeprefix("val_"): value for name, value in record.items() if name.startswith("val_")}
     train = {name: value for name, value in record.items() if name not in NO_SCORES and not name.startswith("val_")}
     parts = {"train": train, "validation": validation} if validation else {"train": train}
-    told: dict[str, object] = {"epoch": int(record["epoch"]) - 1}
+    logs: dict[str, object] = {"epoch": int(record["epoch"]) - 1}
     for part, values in parts.items():
         metrics = [{name: value} for name, value in values.items() if name != "loss"]
-        told[part] = {"loss": values["loss"], "all_metrics": metrics}
-    return told
+        logs[part] = {"loss": values["loss"], "all_metrics": metrics}
+    return logs

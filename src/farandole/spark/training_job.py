@@ -45,12 +45,12 @@ def run_training_job(
     display = Display(name) if verbose else None
     try:
         with display or nullcontext():
-            hear = _heard_by(display, shows_epochs, on_epoch)
+            on_message = _handler(display, shows_epochs, on_epoch)
             shows_lines = verbose > 1 if tasks.shows_lines is None else tasks.shows_lines
             shown = tasks.show or show_on_console
             if spark is None:
                 value = run_local_ranks(
-                    task, num_proc=num_proc, env=env, max_attempts=max_attempts, on_message=hear, show=shown,
+                    task, num_proc=num_proc, env=env, max_attempts=max_attempts, on_message=on_message, show=shown,
                     shows_lines=shows_lines, executable=tasks.executable, start_timeout=tasks.start_timeout,
                 )  # fmt: skip
                 return _value(value)
@@ -63,7 +63,7 @@ def run_training_job(
                 verbosity="all" if shows_lines else "log_callback_only",
                 show=shown,
                 env=env,
-                on_message=hear,
+                on_message=on_message,
                 results="first",
                 max_attempts=max_attempts,
                 executable=tasks.executable,
@@ -84,12 +84,12 @@ def _value(value: T | None) -> T:
     return value
 
 
-def _heard_by(display: Display | None, shows_epochs: bool, on_epoch: OnEpoch | None) -> OnMessage:
-    def hear(rank: int, message: dict[str, object]) -> None:
+def _handler(display: Display | None, shows_epochs: bool, on_epoch: OnEpoch | None) -> OnMessage:
+    def handle(rank: int, message: dict[str, object]) -> None:
         is_epoch = message["kind"] == "epoch"
         if display is not None and (shows_epochs or not is_epoch):
-            display.hear(rank, message)
+            display.show(rank, message)
         if is_epoch and on_epoch is not None:
             on_epoch({name: value for name, value in message.items() if isinstance(value, (int, float))})
 
-    return hear
+    return handle

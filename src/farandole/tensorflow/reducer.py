@@ -158,7 +158,7 @@ class Reducer:
 
 
 def identify(source: Source) -> int:
-    """Return a number that tells a source from others: a variable of Keras is the one of TensorFlow that it holds."""
+    """Return a number that identifies a source: a variable of Keras is the one of TensorFlow that it holds."""
     return id(getattr(source, "handle", source))
 
 

@@ -11,7 +11,7 @@ __all__ = ["merge_traces"]
 
 
 def merge_traces(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnings: Sequence[str]) -> Iterator[str]:
-    """Yield the text of one trace with a process per rank and a line per event; it tells how `clocks` were shifted."""
+    """Yield the text of one trace with a process per rank and a line per event, and the shifts of `clocks`."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     comma = ""
     for _, trace in sorted(ranks.items()):
@@ -36,8 +36,8 @@ def merge_traces(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnin
 
 
 def _events(trace: RankTrace) -> Iterator[Mapping[str, object]]:
-    told = {"host": trace.host, "size": trace.size}
-    args = {"name": f"rank {trace.rank}", **{key: value for key, value in told.items() if value is not None}}
+    facts = {"host": trace.host, "size": trace.size}
+    args = {"name": f"rank {trace.rank}", **{key: value for key, value in facts.items() if value is not None}}
     yield {"name": "process_name", "ph": "M", "pid": trace.rank, "args": args}
     yield {"name": "process_sort_index", "ph": "M", "pid": trace.rank, "args": {"sort_index": trace.rank}}
     numbers = {name: number for number, name in trace.tracks.items()}

@@ -45,7 +45,7 @@ class TorchAdapter:
             raise InvalidRequest(name, "the tensor is a lazily negated view; pass tensor.resolve_neg()")
 
     def overwrite(self, tensor: torch.Tensor, name: str) -> None:
-        """Check, and tell autograd that the tensor changes, so that a stale gradient is an error, not a number."""
+        """Check, and mark the tensor as changed for autograd, so that a stale gradient is an error, not a number."""
         if not isinstance(tensor, torch.Tensor) or tensor.is_neg():
             self.check(tensor, name)
         increment_version(tensor)

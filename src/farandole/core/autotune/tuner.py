@@ -34,7 +34,7 @@ class Tuner:
     def start(
         self, engine: Engine, topology: Topology, largest_slot: int, show: Callable[[dict[str, float]], None]
     ) -> None:
-        """Begin, on rank 0 of `topology`; `show` hears of every turn."""
+        """Begin, on rank 0 of `topology`; `show` gets every turn."""
         self._engine, self._topology, self._show = engine, topology, show
         hosts = topology.host_numbers
         space = space_of(self._config, len(set(hosts)), make_grid(hosts), largest_slot)

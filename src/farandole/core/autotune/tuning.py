@@ -25,7 +25,7 @@ Space: TypeAlias = Mapping[str, tuple[int, int] | None]
 Marks: TypeAlias = list[tuple[int, int]]
 
 # Two settings are compared in turns, so that what else the machine does falls on both. Who wins so many of so many
-# turns by chance alone is one in fifty; and below this gain nobody would notice.
+# turns by chance alone is one in fifty; and a smaller gain is not worth a turn.
 TURNS, WINS = 9, 8
 GAIN = 1.02
 FINALISTS = 2  # of the search, that are compared so
@@ -61,14 +61,14 @@ def load_optuna() -> ModuleType:
     """Import what proposes; raises `ConfigError` with the remedy when it is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("autotune", "needs optuna, which is not installed; pip install farandole[autotune]")
-    # Optuna keeps errors of what it looks for in vain, with the frames of who imports it first and all that these hold:
-    # in a thread of its own that is nothing of ours.
+    # Optuna keeps errors of packages that it does not find, with the frames of its first importer and their variables.
+    # The frames of a thread of its own hold none of ours.
     with ThreadPoolExecutor(1, thread_name_prefix="farandole-optuna") as thread:
         return thread.submit(importlib.import_module, "optuna").result()
 
 
 def space_of(config: Config, hosts: int, is_grid: bool, largest_slot: int) -> Space:
-    """Return the knobs that nobody has set and that change anything among so many hosts, each with its room."""
+    """Return the knobs that are left at their defaults and matter among so many hosts, each with its range."""
     space: dict[str, tuple[int, int] | None] = {"fusion_threshold": (16, 28)}
     if hosts == 1 or is_grid:
         space["slot_bytes"] = (14, min(largest_slot, LARGEST_SLOT).bit_length() - 1)
@@ -82,7 +82,7 @@ def space_of(config: Config, hosts: int, is_grid: bool, largest_slot: int) -> Sp
 def score(marks: Marks, steps: int, least_ns: int) -> float | None:
     """Return the bytes per second of the middle one of the steps between `marks` (ns, bytes).
 
-    None while there are fewer than `steps` of them, or they are too short together to tell."""
+    None while there are fewer than `steps` of them, or they are too short together to be measured."""
     if len(marks) <= steps or marks[-1][0] - marks[0][0] < least_ns:
         return None
     pairs = itertools.pairwise(marks)
@@ -155,12 +155,12 @@ def _study(space: Space, terms: Terms) -> "tuple[optuna.Study, dict[str, optuna.
     }
     sampler = optuna.samplers.TPESampler(seed=terms.seed, n_startup_trials=max(4, terms.samples // 3))
     # It would announce the study on stderr.
-    told = optuna.logging.get_verbosity()
+    verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         return optuna.create_study(direction="maximize", sampler=sampler), distributions
     finally:
-        optuna.logging.set_verbosity(told)
+        optuna.logging.set_verbosity(verbosity)
 
 
 def _parameters(knobs: Knobs, space: Space) -> dict[str, object]:

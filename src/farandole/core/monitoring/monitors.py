@@ -75,7 +75,7 @@ def _make_tuner(config: Config) -> "Tuner":
 
 
 def warn_of_idle(config: Config) -> None:
-    """Name the settings of autotune that are given where nobody has said whether to tune."""
+    """Warn of settings of autotune that are given while `autotune` itself is not."""
     names = [each.name for each in config.settings() if each.name.startswith("autotune_")]
     idle = [name for name in names if not config.leaves_free(name)]
     if idle and config.leaves_free("autotune"):

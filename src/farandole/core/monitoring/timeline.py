@@ -170,4 +170,4 @@ class Timeline:
         self._file = None
         for engine in self._engines:
             engine.stop_trace()
-            self._text.take(engine, "")  # forget what nobody will read
+            self._text.take(engine, "")  # drop what will not be read

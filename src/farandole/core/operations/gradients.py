@@ -50,8 +50,8 @@ def name_parameters(
     """Give each parameter of an optimizer's groups a name that is equal on all ranks.
 
     Raises `ValueError` when `named` holds something else than (name, parameter) pairs, a name twice, or misses a
-    parameter; without `named`, or with an empty one, names tell the place. What only `named` holds is left out: several
-    optimizers may share one model.
+    parameter. Without `named`, or with an empty one, a parameter's place is its name. Parameters that only `named`
+    holds are left out: several optimizers may share one model.
     """
     pairs = list(named) if named is not None else []
     if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):

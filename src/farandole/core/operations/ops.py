@@ -339,7 +339,7 @@ def join(device: int = -1) -> int:
     and arrives at barriers. `device` is Horovod's, and has no meaning here.
 
     Blocks until every rank has joined, however long the others work; no other operation can be started on this rank
-    meanwhile. Raises `CollectiveTimeout` naming who has not joined when nobody has asked for anything for
+    meanwhile. Raises `CollectiveTimeout` naming who has not joined when no rank has asked for anything for
     `Config.collective_timeout`, and `PeerLost`. On the ranks that ask, what would lose something raises
     `JoinedError`: a reducescatter, a broadcast whose root has joined, an alltoall that sends rows to a joined rank.
     """

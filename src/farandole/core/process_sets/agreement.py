@@ -173,7 +173,7 @@ class Sets:
 
 def _finish(engine: Engine) -> None:
     """Wait for what all members have asked for."""
-    # A set that has lost a rank has nothing more to wait for, and its operations have been told why.
+    # A set that has lost a rank has nothing more to wait for, and its operations have failed with the reason.
     with suppress(CollectiveError, EngineClosed):
         # The first may complete in the middle of a plan; the second is in a plan after that.
         for turn in ("first", "second"):

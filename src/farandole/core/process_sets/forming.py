@@ -1,4 +1,4 @@
-"""The rounds in which all ranks hear how the members of a new process set get on."""
+"""Rounds by which the members of a new process set connect, and all ranks learn whether they have."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ class Forming:
     """One attempt to form a set; `gather` is an all-gather over all ranks of the job.
 
     In each round every rank speaks. Rounds end, for all ranks alike, with the first in which a member says that it has
-    failed, or in which nobody has a payload left: members may take any number of rounds, and nobody counts them."""
+    failed, or in which no member has a payload left: members may take any number of rounds."""
 
     def __init__(self, gather: Callable[[bytes], list[bytes]], members: Sequence[int], name: str) -> None:
         self._everybody, self._members, self._name = gather, members, name
@@ -33,15 +33,15 @@ class Forming:
         """Say how it went here, and return when all members are done; raises the same for all when one has failed."""
         if self._over is not None:
             raise self._over
-        word = DONE if failure is None else FAILED + json.dumps(self._told(failure)).encode()
+        word = DONE if failure is None else FAILED + json.dumps(self._report(failure)).encode()
         try:
             while any(each.startswith(CARD) for each in self._round(word)):
                 pass
         except RendezvousError as error:
             raise error from failure
 
-    def _told(self, failure: Exception) -> tuple[str, list[int]]:
-        """Return what to tell the others of `failure`: a text, and the ranks of the job that were missed."""
+    def _report(self, failure: Exception) -> tuple[str, list[int]]:
+        """Return what the others get of `failure`: a text, and the ranks of the job that were missed."""
         if isinstance(failure, RendezvousError) and failure.missing:
             # Members count themselves from 0 among themselves, and its text speaks of them so.
             missed = [self._members[place] for place in failure.missing]

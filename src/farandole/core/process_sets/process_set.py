@@ -67,7 +67,7 @@ class ProcessSet:
         """Return whether this process is a member, None before the job knows the set."""
         return None if self.process_set_id is None else default.rank() in self._ranks
 
-    # The set is told from others by being this object, also in a copy of what holds it, such as an optimizer.
+    # The object's identity is the set's, also in a copy of what holds it, such as an optimizer.
 
     def __copy__(self) -> "ProcessSet":
         return self

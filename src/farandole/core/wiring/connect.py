@@ -1,6 +1,6 @@
 """From a rendezvous to wired peers: the ranks' places, one shared segment per host, sockets between hosts.
 
-Every rank opens its listeners, accepts from then on, tells all others its addresses, and then connects: to the first
+Every rank opens its listeners, accepts from then on, sends all others its addresses, and then connects: to the first
 rank of its host for the descriptor of the shared segment, and to lower ranks of other hosts: to those that it exchanges
 data with (`data_peers`) for a data socket, and to its parent in the tree of control connections for a control socket.
 Listeners exist only while this lasts. No byte of a peer is used before the peer has proved the job's secret.
@@ -19,7 +19,7 @@ from farandole._native import MpiComm, Segment, data_peers, make_grid
 from farandole.bootstrap.mpi import MpiProcess
 from farandole.config import Config
 from farandole.core.autotune.knobs import LARGEST_SLOT
-from farandole.core.wiring.fabric import Offer, decide, offer, tell
+from farandole.core.wiring.fabric import Offer, decide, log_choice, offer
 from farandole.core.wiring.gpus import connect_nccl_by
 from farandole.core.wiring.listeners import listen_tcp, listen_unix, unix_name
 from farandole.core.wiring.mpi import make_communicator
@@ -35,7 +35,7 @@ __all__ = ["Wiring", "connect"]
 # Among the ranks of one host, once they are connected: the rank that is missing, or that all is well.
 WORD = struct.Struct("!i")
 RUNS = -1
-GRACE = timedelta(seconds=5)  # when its time is over, the first rank of a host tells the others whom it has missed
+GRACE = timedelta(seconds=5)  # when its time is over, the first rank of a host names to the others whom it has missed
 
 
 @dataclass
@@ -50,38 +50,38 @@ class Wiring:
     remotes: list[tuple[int, int, int]] = field(default_factory=list)  # (peer, control fd or -1, data fd or -1)
     companions: dict[int, socket.socket] = field(default_factory=dict)
     mpi: MpiComm | None = None  # carries the data instead of sockets and the segment
-    lifeline: Lifeline | None = None  # the ranks of other hosts hear by it of this one's death, until `settle`
+    lifeline: Lifeline | None = None  # shows this rank's death to the ranks of other hosts, until `settle`
 
     def settle(self) -> None:
         """Say that this rank's engine runs, and wait until all of this host's do.
 
-        From then on the shared segment shows who dies; who has died before is marked dead there, so that nobody waits
-        for it. Raises `RendezvousError` naming who was missed here or by another rank of this host."""
+        From then on the shared segment shows who dies; who has died before is marked dead there, so that no rank
+        waits for it. Raises `RendezvousError` naming who was missed here or by another rank of this host."""
         leads = self.topology.rank == self.topology.local_ranks[0]
         if not leads:
-            self._tell(RUNS)
+            self._send(RUNS)
         for peer, sock in self.companions.items():
-            said = self._hear(peer, sock, timedelta(0) if leads else GRACE)
+            said = self._receive(peer, sock, timedelta(0) if leads else GRACE)
             if said is None:
                 self.segment.mark_dead(peer)
             elif said != RUNS:
                 raise RendezvousError(f"rank {peer} could not connect to all ranks", missing=(said,))
         if leads:
-            self._tell(RUNS)
+            self._send(RUNS)
         self._close()
 
     def abandon(self, error: BaseException) -> None:
-        """Let the ranks of this host that wait for this one hear whom it has missed, or else that it is gone."""
+        """Send the ranks of this host that wait for this one whom it has missed, or else that it is gone."""
         if isinstance(error, RendezvousError) and error.missing:
-            self._tell(error.missing[0])
+            self._send(error.missing[0])
         self._close(failed=not isinstance(error, RendezvousError))
 
-    def _tell(self, word: int) -> None:
+    def _send(self, word: int) -> None:
         for sock in self.companions.values():
-            with suppress(ConnectionError):  # it is gone; whoever listens to it hears that
+            with suppress(ConnectionError):  # it is gone; its listeners see that
                 sock.sendall(WORD.pack(word))
 
-    def _hear(self, peer: int, sock: socket.socket, grace: timedelta) -> int | None:
+    def _receive(self, peer: int, sock: socket.socket, grace: timedelta) -> int | None:
         """Return the message of `peer`, None when it is gone."""
         try:
             sock.settimeout(self.deadline.remaining() + grace.total_seconds())
@@ -184,7 +184,7 @@ def connect(
 def _meet(
     rendezvous: Rendezvous, payload: bytes, arrivals: Arrivals, timeout: timedelta
 ) -> tuple[list[bytes], Lifeline | None]:
-    """Exchange `payload` with all ranks; where the rendezvous can, it tells `arrivals` of ranks that die afterwards."""
+    """Exchange `payload` with all ranks. Where the rendezvous can, it reports later deaths of ranks to `arrivals`."""
     if isinstance(rendezvous, TcpRendezvous):
         return rendezvous.allgather_and_watch(payload, arrivals.lose, timeout=timeout)
     return rendezvous.allgather(payload, timeout=timeout), None
@@ -213,7 +213,7 @@ def _wire(
         offers = [card.offer for card in cards]
         by_mpi = decide(offers, topology.hosts)
         if rendezvous.rank == 0 and not isinstance(rendezvous, PartRendezvous):
-            tell(offers, topology.hosts, mpi)
+            log_choice(offers, topology.hosts, mpi)
         wiring.remotes = _connect_remotes(rendezvous, topology, cards, arrivals, deadline, by_mpi=by_mpi)
         if by_mpi and mpi is not None:
             wiring.mpi = make_communicator(mpi, [each.place for each in offers], deadline)
@@ -271,7 +271,7 @@ def _share_segment(
             arrived, sock = arrivals.take(expected, deadline)
             expected.discard(arrived)
             companions[arrived[0]] = sock
-            with suppress(ConnectionError):  # it has just died: `settle` hears of it
+            with suppress(ConnectionError):  # it has just died: `settle` sees that
                 socket.send_fds(sock, [b"s"], [segment.fd])
     except BaseException as error:
         Wiring(topology, segment, deadline, companions=companions).abandon(error)

@@ -14,7 +14,7 @@ from farandole.handshake import Deadline
 from farandole.other_launchers import find_other_launch
 from farandole.rendezvous import Rendezvous
 
-__all__ = ["NO_MPI", "Offer", "decide", "offer", "tell"]
+__all__ = ["NO_MPI", "Offer", "decide", "log_choice", "offer"]
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ NO_MPI = -1
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one rank tells the others of its setting `fabric` and its MPI."""
+    """One rank's setting `fabric` and its MPI, as the others get them."""
 
     fabric: str
     place: int  # in MPI_COMM_WORLD, or NO_MPI: tensors cannot go over MPI, or are not worth it
@@ -68,10 +68,10 @@ def decide(offers: Sequence[Offer], hosts: Sequence[str]) -> bool:
     return all(each.place != NO_MPI for each in offers) and len(set(hosts)) > 1
 
 
-def tell(offers: Sequence[Offer], hosts: Sequence[str], process: MpiProcess | None) -> None:
+def log_choice(offers: Sequence[Offer], hosts: Sequence[str], process: MpiProcess | None) -> None:
     """Log in one sentence what "auto" has chosen, where there was a choice: on several hosts with an interconnect.
 
-    It is a warning, because nobody has asked for MPI, and without the interconnect the job may be slow."""
+    It is a warning, because MPI was not asked for, and without the interconnect the job may be slow."""
     offered = [each for each in offers if each.fabric == "auto" and each.place != NO_MPI]
     if not offered or len(set(hosts)) == 1:
         return

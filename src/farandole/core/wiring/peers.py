@@ -107,7 +107,7 @@ class Arrivals:
             return self._lost
 
     def close(self) -> None:
-        """Stop accepting and close what nobody has taken; idempotent."""
+        """Stop accepting and close connections that were not taken; idempotent."""
         self._thread.close()
         with self._changed:
             for sock in self._arrived.values():
@@ -124,7 +124,7 @@ class Arrivals:
             self.lose(RendezvousError(f"rank {rank} could not connect to all ranks", missing=missed))
             return
         with self._changed:
-            # A peer comes twice when its first connection broke before it was told that it is welcome.
+            # A peer comes twice when its first connection broke before the answer that admits it came.
             earlier = self._arrived.pop((int(rank), purpose), None)
             if earlier is not None:
                 earlier.close()

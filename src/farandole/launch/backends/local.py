@@ -23,7 +23,7 @@ OnRankMessage: TypeAlias = Callable[[int, str, Mapping[str, object]], None]  # r
 
 
 def _ignore(rank: int, kind: str, payload: Mapping[str, object]) -> None:
-    """Drop a message that nobody asked for."""
+    """Drop a message without a handler."""
 
 
 class LocalBackend:

@@ -38,7 +38,7 @@ class Srun:
 def allocated_hosts(env: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the nodes of the allocation that this process may fill with ranks; none outside of an allocation.
 
-    A rank, and a task of several, start ranks on their own machine. Raises `ConfigError` if Slurm does not tell."""
+    A rank, and a task of several, start ranks on their own machine. Raises `ConfigError` if Slurm does not say it."""
     nodes, counts = env.get("SLURM_JOB_NODELIST", ""), env.get("SLURM_TASKS_PER_NODE", "")
     if not nodes or not counts or "FARANDOLE_RANK" in env or find_other_launch(env) is not None:
         return ()

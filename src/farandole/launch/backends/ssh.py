@@ -250,10 +250,10 @@ class SshAgent:
                         self._answers[kind] = fields
                         self._changed.notify_all()
                 else:
-                    self._ranks[fields["rank"]].hear(kind, fields, blob)
+                    self._ranks[fields["rank"]].handle(kind, fields, blob)
         except (EOFError, OSError) as error:  # TimeoutError too
             why = self._why(error)
-        except Exception as error:  # no rank may run on unheard
+        except Exception as error:  # no rank may run on unwatched
             log.exception("the agent of %s sent a message that cannot be read", self.host.name)
             why = f"its agent sent a message that cannot be read ({type(error).__name__}: {error})"
         with self._changed:
@@ -314,7 +314,7 @@ class _SshRank:
         self._ended = threading.Lock()  # held from the rank's end on
         self._gone = threading.Event()
 
-    def hear(self, kind: str, fields: Mapping[str, Any], blob: bytes) -> None:
+    def handle(self, kind: str, fields: Mapping[str, Any], blob: bytes) -> None:
         """Take a message about this rank."""
         if kind == "line":
             self._pass_on(fields["stream"], fields["line"])
@@ -337,14 +337,14 @@ class _SshRank:
         if self._ended.acquire(blocking=False):
             reason = f"its host {host} was lost: {why}"
             self._on_end(self.rank, Failure(rank=self.rank, reason=reason, code=255, killed=True))
-        self._gone.set()  # nothing more will be heard of it
+        self._gone.set()  # no message about it will come any more
 
     def _pass_on(self, stream: str, line: str) -> None:
         if self._line_error is None:
             try:
                 self._on_line(self.rank, stream, line)
             except Exception as error:
-                self._line_error = error  # the host's other ranks are heard on
+                self._line_error = error  # the host's other ranks go on
                 self.terminate(GRACE)
 
     def terminate(self, grace: timedelta) -> None:

@@ -85,7 +85,7 @@ class Kept:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         connection.settimeout(STALLED.total_seconds())
-        answer = self._hear()
+        answer = self._next_answer()
         self.address = str(answer["address"])
         self._local = connection.family == socket.AF_UNIX
         self._files: dict[int, BinaryIO] = {}
@@ -176,14 +176,14 @@ class Kept:
     def _ask(self, request: dict[str, object]) -> dict[str, Any]:
         try:
             send_frame(self._connection, json.dumps(request).encode())
-            answer = self._hear()
+            answer = self._next_answer()
         except (OSError, EOFError) as error:
             raise _lost(self.address, error) from error
         if "problem" in answer:
             raise CacheError(answer["folder"], answer["problem"])
         return answer
 
-    def _hear(self) -> dict[str, Any]:
+    def _next_answer(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(recv_frame(self._connection, LARGEST_REQUEST))
         return answer
 

@@ -10,7 +10,7 @@ it held.
 
 After the handshake a peer sends one of these, and is answered in frames of JSON:
 
-    {"do": "borrow"}                              a file to append to, which nobody else has, or what the disk said; it
+    {"do": "borrow"}                              a file to append to, of this task alone, or what the disk said; it
     {"do": "commit", "end": bytes}                is given back cut to what it was, if the connection ends without this
     {"do": "open", "file": n}                     a file to read, for those on this host
     {"do": "read", "file": n, "at": byte, "length": bytes}     the bytes themselves, for those on others
@@ -115,7 +115,7 @@ class Keeper:
                 self._take_back(borrowed)
 
     def _lend(self) -> tuple[_File, int]:
-        """Lend a file that nobody has, so that there are no more files than tasks at a time."""
+        """Lend a file that no task has, so that there are no more files than tasks at a time."""
         with self._lock:
             number = next((place for place, held in enumerate(self._files) if not held.lent), len(self._files))
             if number == len(self._files):

@@ -14,18 +14,16 @@ from numpy.typing import NDArray
 import farandole.keras as hvd
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
+from farandole.spark.trainers.first_row import SHAPE_ERRORS, TOGETHER, first_line, refused_model
 from farandole.spark.trainers.keras_callbacks import EpochEnd, EpochValues
 from farandole.spark.trainers.keras_devices import own_device, visible_gpus
 from farandole.spark.trainers.keras_model import Inputs, dump_state, load_model, load_object, load_state, outputs_of
 from farandole.spark.trainers.keras_module import KerasModule, Parts
 from farandole.spark.trainers.report import Record
-from farandole.spark.trainers.rows import TOGETHER
 from farandole.spark.trainers.run import Run, RunPlan
 from farandole.spark.trainers.run import train as train_with
 
 __all__ = ["KerasJob", "KerasTrainer", "train"]
-
-_OF_SHAPES = (IndexError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,13 +201,8 @@ class KerasTrainer:
             given = outputs_of(
                 self.model(keras.tree.map_structure(lambda each: each[:1], parts.inputs), training=False)
             )
-        except _OF_SHAPES as error:
-            told = str(error).splitlines()[0] if str(error) else ""
-            raise ConfigError(
-                "model",
-                f"fails on the first row: {type(error).__name__}: {told}. Its inputs: {job.inputs.describe(kinds)}; "
-                + TOGETHER,
-            ) from error
+        except SHAPE_ERRORS as error:
+            raise refused_model(first_line(error), job.inputs.describe(kinds), TOGETHER) from error
         names = job.plan.label_cols
         if len(given) != len(names):
             raise ConfigError("model", f"gives {len(given)} outputs; label_cols {list(names)} need one each")

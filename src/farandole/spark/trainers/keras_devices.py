@@ -31,7 +31,7 @@ def visible_gpus() -> tuple[int, str]:
 def own_device(gpu: int | None) -> AbstractContextManager[object]:
     """Let the rank compute on the GPU with this number, which alone it then sees, or on the CPU; enter it first.
 
-    Raises `ConfigError` if the backend has begun to use devices, so that it cannot be told any more."""
+    Raises `ConfigError` if the backend has begun to use devices, and its choice is final."""
     backend = keras.config.backend()
     if backend == "torch":
         import torch

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from farandole.data import Number
 from farandole.errors import ConfigError, DataError
+from farandole.spark.trainers.first_row import TOGETHER
 from farandole.spark.trainers.predict import BatchPredictor, Predict
-from farandole.spark.trainers.rows import TOGETHER
 
 __all__ = ["DumpedModel", "Inputs", "KerasPredictor", "dump_model", "dump_object", "load_model", "load_object"]
 

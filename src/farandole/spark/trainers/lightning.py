@@ -19,6 +19,7 @@ from farandole.core.operations.objects import allgather_object, broadcast_object
 from farandole.errors import ConfigError
 from farandole.lightning.packages import FABRICS
 from farandole.lightning.ranks import strategy_class
+from farandole.spark.trainers.first_row import SHAPE_ERRORS, first_line, refused_model
 from farandole.spark.trainers.lightning_callbacks import curves_logger, epochs_callback, seed_everything
 from farandole.spark.trainers.lightning_data import Loader, Tensors, queue_length
 from farandole.spark.trainers.lightning_files import BestWeights, dumped, loaded, moved, upload
@@ -26,7 +27,6 @@ from farandole.spark.trainers.lightning_plain import Losses, wrapped
 from farandole.spark.trainers.lightning_strategy import KEPT, InSteps
 from farandole.spark.trainers.module_batches import module_arguments
 from farandole.spark.trainers.report import Meter, Record
-from farandole.spark.trainers.rows import TOGETHER
 from farandole.spark.trainers.run import Run, RunPlan, sum_over_ranks
 from farandole.spark.trainers.run import train as train_with
 from farandole.spark.trainers.torch_devices import visible_gpus
@@ -41,7 +41,6 @@ _KNOWN = (
     "The `srun` command is available",
     "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
 )
-_OF_SHAPES = (IndexError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,11 +261,6 @@ def _probe(job: LightningJob, run: Run) -> list[tuple[str, tuple[int, ...]]] | N
         raise
     except NotImplementedError:
         return None
-    except _OF_SHAPES as error:
-        told = str(error).splitlines()[0] if str(error) else ""
-        raise ConfigError(
-            "model",
-            f"fails on the first row: {type(error).__name__}: {told}. Its inputs: {inputs.describe(run.rows.kinds)}; "
-            f"give input_shapes, or {TOGETHER}",
-        ) from error
+    except SHAPE_ERRORS as error:
+        raise refused_model(first_line(error), inputs.describe(run.rows.kinds)) from error
     return [(each.dtype, each.shape) for each in map(Output.of, outputs)]

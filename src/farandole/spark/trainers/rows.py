@@ -27,12 +27,6 @@ from farandole.spark.trainers.transformation import RowTransform, Transformation
 HASH = "hash"
 VALIDATES = "validates"
 
-# For a model that takes fewer inputs than there are columns.
-TOGETHER = (
-    "put the columns together into one: pyspark.ml.feature.VectorAssembler does it in Spark, "
-    'rows["x"] = rows[["a", "b"]].values.tolist() in pandas'
-)
-
 _ROWS_AT_ONCE = 1 << 14  # that are copied out of the file to look at them
 
 

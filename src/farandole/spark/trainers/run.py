@@ -66,7 +66,7 @@ def train(
 ) -> bytes | None:
     """Train until `plan.epochs` epochs are finished, starting after the last one that the store holds.
 
-    `path` is the rank's rows, by default those that its Spark task was fed. `gpus` tells which GPUs the framework sees.
+    `path` is the rank's rows, by default those that its Spark task was fed. `gpus` lists the framework's GPUs.
     Returns the last checkpoint, without the optimizer, on rank 0. Raises `DataError` for rows that no tensor holds,
     `ConfigError` when rank 0 and the driver see different stores, and for GPUs that are wanted and missing.
     """

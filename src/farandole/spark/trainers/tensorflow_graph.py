@@ -38,11 +38,11 @@ class FrozenGraph:
     def facts(self) -> dict[str, Any]:
         """Return everything but the graph, as JSON holds it."""
         ports = {"inputs": self.inputs, "outputs": self.outputs}
-        told: dict[str, Any] = {
+        description: dict[str, Any] = {
             kind: {name: [each.tensor, each.dtype, each.shape] for name, each in given.items()}
             for kind, given in ports.items()
         }
-        return {**told, "fills": list(self.fills)}
+        return {**description, "fills": list(self.fills)}
 
     @classmethod
     def revived(cls, graph: bytes, facts: Mapping[str, Any]) -> "FrozenGraph":

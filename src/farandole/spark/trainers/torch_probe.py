@@ -12,14 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farandole.data import ShardBatch
 from farandole.errors import ConfigError
 from farandole.spark.logs import log_to_driver
-from farandole.spark.trainers.rows import TOGETHER
+from farandole.spark.trainers.first_row import SHAPE_ERRORS, first_line, refused_model
 from farandole.spark.trainers.run import Run
 from farandole.spark.trainers.torch_tensors import Inputs
 
 __all__ = ["probe"]
 
 # Errors that a model or a loss raises for shapes and types that it does not take.
-_OF_SHAPES = (IndexError, RuntimeError, TypeError, ValueError)
 
 
 class _Job(Protocol):
@@ -58,12 +57,8 @@ def probe(judge: _Judge, run: Run, sample: ShardBatch | None) -> None:
             outputs = judge.predict(model, batch)
         except ConfigError:
             raise
-        except _OF_SHAPES as error:
-            raise ConfigError(
-                "model",
-                f"fails on the first row: {_told(error)}. Its inputs: {job.inputs.describe(run.rows.kinds)}; "
-                f"give input_shapes, or {TOGETHER}",
-            ) from error
+        except SHAPE_ERRORS as error:
+            raise refused_model(_located(error), job.inputs.describe(run.rows.kinds)) from error
         for place, (output, label) in enumerate(judge.pairs(batch, outputs)):
             _check(job.losses[place], job.label_cols[place], output, label)
 
@@ -79,8 +74,8 @@ def _check(loss: Any, name: str, output: Tensor, label: Tensor) -> None:
     with _Spreading(len(label)) as spreading:
         try:
             loss(output, label)
-        except _OF_SHAPES as error:
-            raise ConfigError("loss", f"fails on the first row: {_told(error)}; {shapes}") from error
+        except SHAPE_ERRORS as error:
+            raise ConfigError("loss", f"fails on the first row: {_located(error)}; {shapes}") from error
     if spreading.shapes is not None:
         log_to_driver(
             f"warning: the loss of {name!r} compares every row with every other one: it combines tensors of "
@@ -110,16 +105,16 @@ class _Spreading(TorchDispatchMode):
 
 
 def _row_count(sample: ShardBatch) -> int:
-    """Return a number of rows that no other dimension of the columns has, so that rows can be told from the rest."""
+    """Return a number of rows that no other dimension of the columns has: it marks the dimension of rows."""
     taken = {size for values in sample.columns.values() for size in values.shape}
     return next(number for number in (5, 7, 11, 13, 17, 19, 23) if number not in taken)
 
 
-def _told(error: Exception) -> str:
+def _located(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None
     place = f" ({last.filename}:{last.lineno})" if last is not None else ""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{place}"
+    return first_line(error) + place
 
 
 def _shape(tensor: Tensor) -> str:

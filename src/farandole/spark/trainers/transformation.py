@@ -32,7 +32,7 @@ _HELD = {
 
 @dataclass(frozen=True, kw_only=True)
 class Transformation:
-    """The function, as an estimator is told it, and the columns that the rows have before it."""
+    """The function, as an estimator is given it, and the columns that the rows have before it."""
 
     function: Callable[[dict[str, Any]], Any]
     edit_fields: tuple[Any, ...]  # (name, type, shape, nullable) of columns that it changes or adds
@@ -55,7 +55,7 @@ class RowTransform:
     rank: int
 
     def __call__(self, rows: NDArray[np.int64], turn: Sequence[int]) -> dict[str, NDArray[Any]]:
-        """Return the wanted columns of these rows; `turn` tells batches apart.
+        """Return the wanted columns of these rows; `turn` identifies the batch.
 
         Raises `DataError` for a row unlike the first one, and what the function raises."""
         if not len(rows):
@@ -124,9 +124,9 @@ def first_row_of_all(transform: RowTransform, rows: NDArray[np.int64], gather: G
     does not return what was promised, and when ranks get other types or shapes."""
     mine, problem = _look_at(transform, rows[:1])
     every = gather((mine, problem))
-    for rank, (_, told) in enumerate(every):
-        if told:
-            raise ConfigError(_SETTING, f"fails on the first row of rank {rank}: {told}")
+    for rank, (_, failure) in enumerate(every):
+        if failure:
+            raise ConfigError(_SETTING, f"fails on the first row of rank {rank}: {failure}")
     found = {rank: facts for rank, (facts, _) in enumerate(every) if facts}
     if not found:
         raise DataError(transform.wanted[0], "there are no rows")
@@ -150,7 +150,7 @@ def _look_at(transform: RowTransform, row: NDArray[np.int64]) -> tuple[Facts, st
         facts = {name: (values.dtype.name, tuple(values.shape[1:])) for name, values in made.items()}
     except (ConfigError, DataError) as error:
         return {}, str(error)
-    except Exception as error:  # any kind: the other ranks must hear of it
+    except Exception as error:  # any kind: the other ranks must raise it as well
         last = traceback.extract_tb(error.__traceback__)[-1]
         return {}, f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
     return facts, ""

@@ -52,7 +52,7 @@ class SideStreams:
 
 
 def note_use(tensor: Tensor) -> None:
-    """Tell torch's allocator that the thread's current stream uses `tensor`, which another stream may have made."""
+    """Register with torch's allocator that the current stream uses `tensor`, which another stream may have made."""
     if tensor.is_cuda:
         tensor.record_stream(cuda.current_stream(tensor.device))
 

@@ -33,7 +33,7 @@ def readable(tensor: Tensor, what: str) -> Tensor:
 
 
 def writable(tensor: Tensor, what: str) -> Tensor:
-    """Return the tensor for the engine to read and write; autograd is told of the change."""
+    """Return the tensor for the engine to read and write; autograd notes the change."""
     increment_version(tensor)
     return readable(tensor, what)
 

@@ -172,8 +172,8 @@ class Follower:
             if thread is not threading.current_thread():  # a callback may end the process group
                 thread.join()
 
-    def _follow(self, underway: Underway, told: Future[Any] | threading.Event) -> None:
-        self._queue.put((underway, told))
+    def _follow(self, underway: Underway, listener: Future[Any] | threading.Event) -> None:
+        self._queue.put((underway, listener))
         with self._lock:
             if self._thread is None:
                 # A daemon: a program may end without destroying its process group.
@@ -183,18 +183,18 @@ class Follower:
     def _run(self) -> None:
         streams = SideStreams()
         while (followed := self._queue.get()) is not None:
-            underway, told = followed
+            underway, listener = followed
             outcome: Results | Exception
             with streams.current(underway.gpus):
                 try:
                     outcome = underway.wait()
                 except Exception as error:
                     outcome = error
-                if isinstance(told, threading.Event):
-                    told.set()
+                if isinstance(listener, threading.Event):
+                    listener.set()
                 else:
-                    told.set_result(outcome)
-            del followed, underway, told, outcome  # drop the tensors too, while it waits for the next
+                    listener.set_result(outcome)
+            del followed, underway, listener, outcome  # drop the tensors too, while it waits for the next
 
 
 def _result_of(outcome: Future[Results | Exception]) -> Results:

@@ -86,8 +86,8 @@ class KerasProgram:
         for features, labels in batches:
             model.test_on_batch(self._inputs.arrays(features), labels)
         sums = [each for metric in model.metrics for each in metric.variables]
-        told = allgather_object([keras.ops.convert_to_numpy(each) for each in sums])
-        for variable, values in zip(sums, zip(*told, strict=True), strict=True):
+        every = allgather_object([keras.ops.convert_to_numpy(each) for each in sums])
+        for variable, values in zip(sums, zip(*every, strict=True), strict=True):
             variable.assign(np.sum(values, axis=0))
         return {name: np.asarray(value) for name, value in model.get_metrics_result().items()}
 

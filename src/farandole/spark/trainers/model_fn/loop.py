@@ -61,10 +61,10 @@ class _Loop:
         kinds = ", ".join(f"{name} {kind}" for name, kind in rows.kinds.items())
         self._say(f"{train} rows train, {held} validate, on {size()} ranks: {kinds}; {program.step} steps are made")
         for name, count in rows.nans.items():
-            told = (
+            warning = (
                 f"warning: column {name!r}: {count} of {train + held} rows hold NaN; fill them or drop these rows first"
             )
-            self._say(told, always=True)
+            self._say(warning, always=True)
 
     def run(self) -> None:
         """Make the steps that are left, of which there may be none."""
@@ -79,14 +79,14 @@ class _Loop:
             loss = program.train(next(batches))
             progress.step(rows=job.rows.batch_size, loss=loss)
             # All ranks stop and save at the same step; otherwise the others would wait for a rank that has stopped.
-            told = allgather_object((program.stops, self._save_is_due(), loss))
-            stopped = any(each[0] for each in told)
-            mean = math.fsum(each[2] for each in told) / len(told)
+            every = allgather_object((program.stops, self._save_is_due(), loss))
+            stopped = any(each[0] for each in every)
+            mean = math.fsum(each[2] for each in every) / len(every)
             self._watch(mean)
             last = stopped or program.step >= job.max_steps
             if self._folder is not None and (last or program.step % 100 == 0):
                 program.log("", {"loss": mean})
-            if last or told[0][1]:
+            if last or every[0][1]:
                 self._save(mean)
 
     def _save(self, loss: float) -> None:
