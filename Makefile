@@ -6,7 +6,8 @@
 BIN := .venv/bin
 CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h')
 ARGS ?=
-JOBS ?= 2
+# More than two cores, as tests wait for a third of their time.
+JOBS ?= 3
 WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
 PYTHONS ?=
