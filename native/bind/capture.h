@@ -45,7 +45,7 @@ struct Captured {
   LentBuffer buffer;                         // cheaper than an owner for the time of a call
   CudaDevice* device = nullptr;              // null: host memory; otherwise `data` is an address of the device
   CudaDevice::Stream stream = nullptr;       // of a tensor on a device: the work in it comes before a use of the memory
-  const dlpack::ExchangeApi* api = nullptr;  // the source of `stream`, if it can tell the current stream
+  const dlpack::ExchangeApi* api = nullptr;  // the source of `stream`, if it knows the current stream
 
   [[nodiscard]] size_t bytes() const;
   [[nodiscard]] bool has_owner() const { return owner.is_valid() || buffer.view().obj != nullptr; }

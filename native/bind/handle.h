@@ -26,7 +26,7 @@ void wait_for(Engine& engine, std::span<const OperationPtr> operations);
 struct StagedPart {
   std::shared_ptr<Staging> staging;
   std::shared_ptr<StagedCall> call;
-  const dlpack::ExchangeApi* api = nullptr;  // tells the stream that shall wait; null: the waiting thread waits
+  const dlpack::ExchangeApi* api = nullptr;  // knows the stream that shall wait; null: the waiting thread waits
 };
 
 /// A result of an operation on a device, of a size that came from the plan, still in memory of the engine.
@@ -37,7 +37,7 @@ class StagedResult {
 
   [[nodiscard]] nanobind::tuple shape() const;
   /// Copies the result to `tensor`, on the input's device and of the same type and size; works once. The calling
-  /// thread's stream has the copy, or, if the tensor's type does not tell the stream, the call blocks until it is done.
+  /// thread's stream has the copy, or, if the tensor's type does not name the stream, the call blocks until it is done.
   void copy_to(nanobind::handle tensor);
 
  private:

@@ -4,14 +4,14 @@
 namespace farandole {
 
 void link_barrier(Mesh& mesh) {
-  // After the step of distance d, a rank has heard, directly or through others, from the 2d - 1 ranks before it.
+  // After the step of distance d, the 2d - 1 ranks before a rank have arrived, as it knows directly or through others.
   for (int distance = 1; distance < mesh.size(); distance *= 2) {
     const int to = (mesh.rank() + distance) % mesh.size();
     const int from = (mesh.rank() + mesh.size() - distance) % mesh.size();
     std::byte token{1};
-    std::byte heard{};
+    std::byte received{};
     Outgoing send{&mesh.link(to), &token, 1};
-    Incoming receive{&mesh.link(from), &heard, 1};
+    Incoming receive{&mesh.link(from), &received, 1};
     exchange(mesh, {&send, 1}, {&receive, 1});
   }
 }

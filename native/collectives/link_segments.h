@@ -43,7 +43,7 @@ class SegmentReduce {
   [[nodiscard]] bool step();
   [[nodiscard]] bool done() const;
 
-  /// Tells `waiter` what the next step needs.
+  /// Adds what the next step needs to `waiter`.
   void want(LinkWaiter& waiter) const;
 
   /// The number of chunks of every segment that are complete in the outputs.

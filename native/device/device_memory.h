@@ -7,9 +7,9 @@
 
 namespace farandole {
 
-/// Memory of a device that is taken and given back in the order of streams, so that nobody waits; move-only.
+/// Memory of a device that is taken and given back in the order of streams, so that no thread waits; move-only.
 ///
-/// Whoever has it says when it is unused, by one of the two ends. Without that it stays allocated, because work on the
+/// Its owner says when it is unused, by one of the two ends. Without that it stays allocated, because work on the
 /// device may still use it.
 class DeviceMemory {
  public:

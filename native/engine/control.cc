@@ -58,7 +58,7 @@ void ControlStream::pull() {
   try {
     const size_t got = link_->try_recv(std::span(in_).subspan(in_end_));
     in_end_ += got;
-    if (got > 0) heard_.store(true, std::memory_order_relaxed);
+    if (got > 0) received_.store(true, std::memory_order_relaxed);
   } catch (const Error& error) {
     lost_ = error;
   }

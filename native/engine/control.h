@@ -46,7 +46,7 @@ class ControlStream {
   void send_heartbeat();
 
   /// Returns whether anything was received since the last call. For the watcher's thread.
-  [[nodiscard]] bool heard() { return heard_.exchange(false, std::memory_order_relaxed); }
+  [[nodiscard]] bool has_received() { return received_.exchange(false, std::memory_order_relaxed); }
 
   /// Returns whether bytes wait for room in the link.
   [[nodiscard]] bool has_unsent() const { return waiting_.load(std::memory_order_relaxed); }
@@ -67,7 +67,7 @@ class ControlStream {
 
   std::unique_ptr<Link> link_;
   std::atomic<bool> silent_{false};
-  std::atomic<bool> heard_{false};
+  std::atomic<bool> received_{false};
   std::atomic<bool> waiting_{false};  // out_ is not empty
   std::mutex sending_;                // guards the four members below
   Bytes out_;

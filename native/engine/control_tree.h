@@ -22,8 +22,8 @@ namespace farandole {
 /// A plan that this rank has received.
 struct AgreedPlan {
   Plan plan;
-  uint64_t heard = 0;  // Trace::now() at receipt
-  bool paced = false;  // on rank 0: mark the steps that follow the plan's knobs
+  uint64_t received_at = 0;  // Trace::now()
+  bool paced = false;        // on rank 0: mark the steps that follow the plan's knobs
 };
 
 /// Transport of requests and plans over the tree of control connections.
@@ -45,11 +45,11 @@ class ControlTree {
   [[nodiscard]] bool has_plans() const { return !plans_.empty(); }
 
   void note_departure(int rank);              // `rank` of this host has shut down
-  [[nodiscard]] bool has_departures() const;  // other ranks must hear of a neighbour's departure
+  [[nodiscard]] bool has_departures() const;  // other ranks must learn of a neighbour's departure
   [[nodiscard]] bool has_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
-  /// Tell the other ranks of departures. Receive all messages of the departed neighbours first. Throws PeerLost when
-  /// this rank has pending operations and has lost its path to the coordinator.
+  /// Announce departures to the other ranks. Receive all messages of the departed neighbours first. Throws PeerLost
+  /// when this rank has pending operations and has lost its path to the coordinator.
   void announce_departures();
   void announce_failure(const Departure& departure);  // to the ranks of other hosts
   [[nodiscard]] const std::optional<Error>& announced() const {

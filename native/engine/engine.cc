@@ -38,8 +38,7 @@ Engine::~Engine() {
 void Engine::require_own_process(const std::string& name) const {
   if (is_forked())
     throw Error::invalid(name,
-                         "this process was forked from a rank after its start, and only the "
-                         "rank itself can run "
+                         "this process was forked from a rank after its start, and only the rank itself can run "
                          "collectives; fork before init(), or start this process by spawn");
 }
 
@@ -52,7 +51,7 @@ void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
     operation->submitted_ticks = now_ticks;
   }
   pending_.add(operations);
-  // The other ranks would wait in the lane in vain.
+  // Otherwise the other ranks would wait for this one in the lane.
   if (operations.front()->request.kind == Kind::Join) wiring_.segment->lane().suspend();
   if (wake) driver_.wake(now);
 }

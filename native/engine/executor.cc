@@ -68,7 +68,7 @@ Executor::Executor(Wiring& wiring, const EngineOptions& options, Pending& pendin
 void Executor::run(const AgreedPlan& agreed) {
   if (trace_.marks_plans()) trace_.add_plan(agreed.plan.size());
   for (const auto& item : agreed.plan) {
-    if (const auto* bucket = std::get_if<Bucket>(&item)) run(*bucket, agreed.heard);
+    if (const auto* bucket = std::get_if<Bucket>(&item)) run(*bucket, agreed.received_at);
     else if (const auto* refusal = std::get_if<Refusal>(&item)) refuse(*refusal);
     else turn_to(std::get<Knobs>(item), agreed.paced);
   }

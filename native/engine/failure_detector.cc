@@ -39,7 +39,7 @@ FailureDetector::FailureDetector(const Wiring& wiring, const EngineOptions& opti
 void FailureDetector::watch(const std::vector<const TcpLink*>& links) {
   for (const TcpLink* link : links) {
     links_.push_back({link, Silence(ns(heartbeat_))});
-    links_.back().silence.hear();  // a new connection counts as a sign of life
+    links_.back().silence.note_life();  // a new connection counts as a sign of life
   }
 }
 
@@ -169,7 +169,7 @@ void FailureDetector::check_links(uint64_t now) {
   if (heartbeat_.count() == 0) return;
   for (WatchedLink& each : links_) {
     each.silence.look(now);
-    if (!each.link->is_unanswered()) each.silence.hear();
+    if (!each.link->is_unanswered()) each.silence.note_life();
     else if (each.silence.is_over_limit()) throw lost(each.link->rank(), Abort::Reason::Cut);
   }
 }

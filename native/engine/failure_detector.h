@@ -42,7 +42,7 @@ class FailureDetector final : public Guard {
   /// when another rank has ended the job.
   [[nodiscard]] std::optional<Error> find_lost();
 
-  /// End the job with `error`; only the first call counts. Tells all ranks, and fails pending operations.
+  /// End the job with `error`; only the first call counts. Announces it to all ranks, and fails pending operations.
   void poison(const Error& error) noexcept;
   void fail_pending(const Error& error);
   [[nodiscard]] bool has_failed() const { return failed_.load(); }  // any thread: the engine is poisoned

@@ -20,7 +20,7 @@ class SharedStaging {
     return made_;
   }
 
-  /// Returns the staging, or null if nobody has used it.
+  /// Returns the staging, or null before its first use.
   [[nodiscard]] std::shared_ptr<Staging> used() {
     const std::lock_guard lock(mu_);
     return made_;

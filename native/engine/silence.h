@@ -21,7 +21,7 @@ class Silence {
   }
 
   /// Notes a sign of life. Silence is measured from the first one on, because the peer may start later.
-  void hear() {
+  void note_life() {
     begun_ = true;
     silent_ = 0;
   }

@@ -86,14 +86,14 @@ void SocketWatcher::watch() noexcept {
     const uint64_t now = now_ns();
     for (Watched& each : watched_) {
       each.silence.look(now);
-      if (each.stream->heard()) each.silence.hear();
+      if (each.stream->has_received()) each.silence.note_life();
     }
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<size_t>(i)];
       if (event.data.u64 == kStop) return;
       Watched& each = watched_[event.data.u64];
       each.listening.store(false);
-      if ((event.events & EPOLLIN) != 0) each.silence.hear();
+      if ((event.events & EPOLLIN) != 0) each.silence.note_life();
       // Reading reports the end.
       if ((event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) each.ended.store(true);
     }
@@ -107,7 +107,7 @@ void SocketWatcher::look(uint64_t now) {
     if (each.ended.load() || !each.silence.is_over_limit()) continue;
     if (has_unread(each.stream->fd())) {
       // This rank is not listening, so the peer may lack room to send.
-      each.silence.hear();
+      each.silence.note_life();
       continue;
     }
     each.ended.store(true);

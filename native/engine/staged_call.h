@@ -55,7 +55,7 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
     std::shared_ptr<void> keep;
   };
 
-  /// Drops the memory, when no copy is under way, except results that nobody has copied yet. If the device does not say
+  /// Drops the memory, when no copy is under way, except results that were not copied yet. If the device does not say
   /// whether one is, the memory is kept until the process ends.
   void release(bool device_works);
 

@@ -233,7 +233,7 @@ bool Staging::advance(Lock& lock) {
       return moved;
     }
   } catch (const Error&) {
-    works = false;  // the user hears of it at the next operation
+    works = false;  // the next operation raises the reason
   }
   lock.lock();
   Leaving gone = std::move(leaving_.front());

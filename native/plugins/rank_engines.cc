@@ -82,17 +82,17 @@ Addressed addressed(const Request& request) {
   return {set->second.engine, set->second.staging, name};
 }
 
-/// Calls `perform` with the receiver of `request`; tells the listener what is thrown.
+/// Calls `perform` with the receiver of `request`; reports what is thrown to the listener.
 template <class Perform>
 void perform_for(const Request* request, const Listener* listener, Perform perform) noexcept {
   try {
     perform(addressed(*request));
   } catch (const NotStarted& error) {
-    tell(*listener, kNotInitialized, "'" + std::string(request->name) + "': " + error.what());
+    report(*listener, kNotInitialized, "'" + std::string(request->name) + "': " + error.what());
   } catch (const Error& error) {
-    tell(*listener, static_cast<int32_t>(error.kind), error.what());
+    report(*listener, static_cast<int32_t>(error.kind), error.what());
   } catch (const std::exception& error) {
-    tell(*listener, static_cast<int32_t>(ErrorKind::Internal), error.what());
+    report(*listener, static_cast<int32_t>(ErrorKind::Internal), error.what());
   }
 }
 

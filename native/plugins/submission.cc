@@ -30,7 +30,7 @@ TensorView tensor_view(const Tensor& tensor) {
 }
 
 /// Reports the end of operations without an error, of which `first` is one.
-void tell_success(const Listener& listener, const Operation& first) noexcept {
+void report_success(const Listener& listener, const Operation& first) noexcept {
   const Outcome outcome{-1, "", first.received_splits.data(), first.received_splits.size(), first.last_joined};
   listener.done(listener.cookie, &outcome);
 }
@@ -79,9 +79,9 @@ class Submission {
     const std::unique_ptr<Submission> self(this);
     for (const OperationPtr& operation : operations_) {
       if (!operation->error) continue;
-      return tell(listener_, static_cast<int32_t>(operation->error->kind), operation->error->what());
+      return report(listener_, static_cast<int32_t>(operation->error->kind), operation->error->what());
     }
-    tell_success(listener_, *operations_.front());
+    report_success(listener_, *operations_.front());
   }
 
   Listener listener_;
@@ -117,10 +117,10 @@ void run_on_device(const Request& request, const std::string& name, CudaDevice::
   call->hold(device, stream);
   for (size_t i = 0; i < call->size(); ++i)
     if (call->operation(i)->error) throw Error(*call->operation(i)->error);
-  tell_success(listener, *call->operation(0));
+  report_success(listener, *call->operation(0));
 }
 
-void tell(const Listener& listener, int32_t error, const std::string& text) noexcept {
+void report(const Listener& listener, int32_t error, const std::string& text) noexcept {
   const Outcome outcome{error, text.c_str(), nullptr, 0, -1};
   listener.done(listener.cookie, &outcome);
 }

@@ -24,6 +24,6 @@ void run_on_device(const Request& request, const std::string& name, CudaDevice::
                    Staging& staging);
 
 /// Reports a failure to `listener`.
-void tell(const Listener& listener, int32_t error, const std::string& text) noexcept;
+void report(const Listener& listener, int32_t error, const std::string& text) noexcept;
 
 }  // namespace farandole::plugins

@@ -25,7 +25,7 @@ class LaneRounds {
     Refused,  // the round is spoiled for this operation; ask the coordinator
   };
   /// Adds this rank to `round` for operation `number`. `instance` counts the operations that all ranks have run before.
-  /// It tells a recurring name from its earlier uses, so that an old spoiled round does not count.
+  /// It distinguishes a recurring name from its earlier uses, so that an old spoiled round does not count.
   Arrival arrive(uint32_t round, uint32_t number, uint32_t instance);
 
   enum class State { Open, Agreed, Spoiled };

@@ -19,7 +19,7 @@ namespace farandole {
 class NcclComm {
  public:
   /// Makes the communicator. `id` is the same on all ranks, from make_id() on one of them. Blocks until all ranks have
-  /// called it. Throws what the guard throws, or Error (Fabric). `before_abort` hears of the error that aborts the
+  /// called it. Throws what the guard throws, or Error (Fabric). `before_abort` gets the error that aborts the
   /// communicator, before operations on devices end by it.
   NcclComm(std::shared_ptr<const NcclLibrary> library, CudaDevice& device, const NcclLibrary::UniqueId& id, int rank,
            int size, Guard& guard, std::function<void(const Error&)> before_abort);

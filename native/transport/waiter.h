@@ -12,7 +12,7 @@
 
 namespace farandole {
 
-/// Tells the processor that this is a spin loop.
+/// Hints to the processor that this is a spin loop.
 void relax();
 
 /// How long a waiting thread spins before it sleeps. A spinning thread takes a core from computing ones, so the spin is

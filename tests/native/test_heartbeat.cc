@@ -34,15 +34,15 @@ void test_silence_is_measured_while_we_look() {
   };
   look_for(5000, 100);
   CHECK(!silence.is_over_limit());  // silence is measured from the first sign of life
-  silence.hear();
+  silence.note_life();
   look_for(900, 100);
   CHECK(!silence.is_over_limit());
   CHECK_EQ(silence.left(), 100 * kMs);
-  silence.hear();
+  silence.note_life();
   look_for(1000, 250);
   CHECK(silence.is_over_limit() && silence.left() == 0);
   // A gap without checks counts for at most a quarter: after a minute's stop there is time to read.
-  silence.hear();
+  silence.note_life();
   look_for(250, 50);
   silence.look(now += 60'000 * kMs);
   CHECK_EQ(silence.left(), 500 * kMs);
@@ -60,12 +60,12 @@ void test_silence_counts_what_was_looked_at() {
     uint64_t now = random();
     uint64_t expected = 0;
     silence.look(now);
-    silence.hear();
+    silence.note_life();
     for (int i = 0; i < 100; ++i) {
       const uint64_t gap = random() % (limit / 3);
       silence.look(now += gap);
       expected += std::min(gap, limit / 4);
-      if (random() % 10 == 0) silence.hear(), expected = 0;
+      if (random() % 10 == 0) silence.note_life(), expected = 0;
       CHECK_EQ(silence.is_over_limit(), expected >= limit);
       CHECK_EQ(silence.left(), expected >= limit ? 0 : limit - expected);
     }

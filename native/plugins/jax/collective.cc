@@ -210,7 +210,7 @@ const plugins::CoreTable* connected(const xla::Api& api, xla::Error*& error) {
   return table;
 }
 
-/// Starts a call on the CPU. A future tells XLA of its end, and no thread waits.
+/// Starts a call on the CPU. A future announces its end to XLA, and no thread waits.
 xla::Error* execute(xla::CallFrame& frame) {
   xla::Error* error = nullptr;
   const plugins::CoreTable* table = connected(*frame.api, error);

@@ -146,8 +146,8 @@ class Reducer:
             if gradient is not None and (gradient.coalesce().values() if gradient.is_sparse else gradient).any():
                 raise InvalidRequest(
                     self._names[parameter],
-                    "its gradient did not come in this rank's backward pass, and other gradients were looked at "
-                    "(clipped, unscaled, ...) before it was reduced: ranks would go apart. Call "
+                    "has no gradient from this rank's backward pass, but one from other ranks, and gradients were read "
+                    "(clipped, unscaled, ...) before it was reduced, so the ranks would differ. Call "
                     "optimizer.synchronize() after backward, and step in optimizer.skip_synchronize()",
                 )
 
