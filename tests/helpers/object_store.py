@@ -32,7 +32,8 @@ class Request:
     account: str = ""  # the access key that it is signed with
 
 
-# Returns what to do instead of an answer: a status, "reset", "cut" (half of the body), "expired", or None.
+# Returns what to do instead of an answer: a status, "reset", "cut" (half of the body), "expired", "trickle" (the first
+# line byte by byte, and then no more), or None.
 Fault = Callable[[Request], int | str | None]
 
 
@@ -241,6 +242,8 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "reset":
                 self.close_connection = True
                 self.connection.close()
+            elif fault == "trickle":
+                self._trickle()
             elif fault == "expired":
                 self.send(400, {}, b"<Error><Code>ExpiredToken</Code><Message>The token has expired</Message></Error>")
             elif isinstance(fault, int):
@@ -249,6 +252,13 @@ class Handler(BaseHTTPRequestHandler):
                 self.send(200, {"Content-Type": "application/xml"}, self.objects.listing(key.rstrip("/"), query))
             else:
                 self._give(method, key, cut=fault == "cut")
+
+    def _trickle(self) -> None:
+        self.close_connection = True
+        with suppress(OSError):  # its client has given up
+            for byte in b"HTTP/1.1 206 Partial Content\r\n":
+                self.connection.sendall(bytes([byte]))
+                time.sleep(0.02)
 
     def _give(self, method: str, key: str, *, cut: bool) -> None:
         body = self.objects.objects.get(key)

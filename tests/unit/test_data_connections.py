@@ -98,6 +98,8 @@ def test_bodies_in_chunks_and_without_a_length(client: Connections) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: nine\r\n\r\nbody", "no number"),
         (b"HTTP/1.1 200 OK\r\nContent-Le", "is cut"),
         (b"SSH-2.0-OpenSSH_9\r\n", "begins with"),
+        (b"HTTP/1.1 OK\r\n\r\n", "begins with"),
+        (b"HTTP/1.1 200 OK\r\na: " + b"b" * 140000 + b"\r\n\r\n", "too long"),
         (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 300 + b"\r\n", "too many headers"),
     ],
 )
@@ -106,10 +108,30 @@ def test_what_is_no_whole_answer_is_an_error(client: Connections, answer: bytes,
         client.get(server, "/", {}).body()
 
 
-def test_a_body_that_trickles_is_given_up() -> None:
+BEGIN = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "bit"),
+    [
+        (b"HT", b"T"),
+        (BEGIN + b"X: ", b"x"),
+        (BEGIN, b"a: b\r\n"),
+        (BEGIN + b"Content-Length: 50\r\n\r\n", b"x"),
+        (BEGIN + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (BEGIN + b"\r\n", b"x"),
+    ],
+    ids=["first line", "a header", "many headers", "a body", "chunks", "a body without a length"],
+)
+def test_an_answer_that_trickles_is_given_up(begin: bytes, bit: bytes) -> None:
     client = Connections(bundle=None, timeout=(5.0, 0.1), most=2)
-    trickling = [b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n", *[b"x"] * 15]
-    with serving([trickling]) as (server, _), pytest.raises(TimeoutError, match=r"of 50 bytes of the body have come"):
+    bits = b"TP/1.1 200 OK\r\nab" if bit == b"T" else bit * 16
+    size = len(bits) // 16
+    trickling = [begin, *(bits[place : place + size] for place in range(0, len(bits), size))]
+    with (
+        serving([trickling]) as (server, _),
+        pytest.raises(TimeoutError, match=r"only \d+ bytes have come within 0.1 s"),
+    ):
         client.get(server, "/", {}).body()
 
 

@@ -157,26 +157,30 @@ def test_an_object_that_is_closed_to_us_is_no_raw_error(folder: Path, kind: str)
         assert "secretsecret" not in str(told.value)
 
 
-def test_an_answer_that_does_not_come_is_asked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["not at all", "byte by byte"])
+def test_an_answer_that_does_not_come_is_asked_for_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     monkeypatch.setattr("farandole.data.s3_client._READ_TIMEOUT", 0.25)
     with store_of(folder, "s3") as (store, open_it):
         source = open_it()
         slow: set[str] = set()
 
-        def hang_once(request: Request) -> None:
-            if request.key.endswith("7.parquet") and request.key not in slow:
-                slow.add(request.key)
-                time.sleep(0.6)
+        def hang(request: Request) -> str | None:
+            if not request.key.endswith("7.parquet"):
+                return None
+            slow.add(request.key)
+            if how == "byte by byte":
+                return "trickle"
+            time.sleep(0.6)
+            return None
 
-        def hang(request: Request) -> None:
-            time.sleep(0.6 if request.key.endswith("7.parquet") else 0)
-
-        store.fault = hang_once
+        store.fault = lambda request: None if request.key in slow else hang(request)
         rows = [row for batch in Loader(source, batch_size=16, policy="join") for row in batch["row"].tolist()]
         assert sorted(rows) == list(range(FILES * ROWS))
         assert len(slow) == 3
         store.fault = hang
-        with pytest.raises(SourceError, match=r"7.parquet: .*imeout.* at attempt 4 of 4"):
+        with pytest.raises(SourceError, match=r"s3://.*7.parquet: .*imeout.* at attempt 4 of 4"):
             list(Loader(source, batch_size=16, policy="join"))
 
 

@@ -1,24 +1,21 @@
 """GET requests over kept connections, with less work for each than clients for any request and answer."""
 
-import http.client
-import io
 import os
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import cast
 from urllib.parse import urlsplit
 
 from farandole.errors import ConfigError
 
 __all__ = ["Answer", "BadAnswer", "Connections"]
 
-_LONGEST_LINE, _MOST_HEADERS = 64 << 10, 256
+_LONGEST_HEAD, _MOST_HEADERS = 64 << 10, 256
 _MOST_CHUNKS = 1 << 20
 _NO_BODY = {204, 304}
-# A body that comes slower than this is given up after the patience for bytes: each byte alone would renew that.
+# A head or body that comes slower than this is given up after the patience for bytes: each byte alone would renew that.
 _LEAST_PER_SECOND = 4096
 _MOST_AT_ONCE = 1 << 20  # bytes
 
@@ -99,23 +96,28 @@ class Connections:
             kept = self._kept.get(server)
             if kept:
                 return kept.pop()  # the one that was used last is the least likely to have been closed
-        return _Connection(self, server, self._open(server))
+        return _Connection(self, server, self._open(server), self._timeout[1])
 
-    def _open(self, server: str) -> http.client.HTTPConnection:
+    def _open(self, server: str) -> socket.socket:
         parts = urlsplit(server)
         host, (patience, reading) = parts.hostname or "", self._timeout
-        if parts.scheme == "https":
-            with self._lock:
-                if self._context is None:  # reading the certificates takes long
-                    self._context = _context_of(self._bundle)
-            opened: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, parts.port, timeout=patience, context=self._context
-            )
-        else:
-            opened = http.client.HTTPConnection(host, parts.port, timeout=patience)
-        opened.connect()
-        opened.sock.settimeout(reading)
+        secure = parts.scheme == "https"
+        opened = socket.create_connection((host, parts.port or (443 if secure else 80)), patience)
+        try:
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if secure:
+                opened = self._trusting().wrap_socket(opened, server_hostname=host)
+        except BaseException:
+            opened.close()
+            raise
+        opened.settimeout(reading)
         return opened
+
+    def _trusting(self) -> ssl.SSLContext:
+        with self._lock:
+            if self._context is None:  # reading the certificates takes long
+                self._context = _context_of(self._bundle)
+            return self._context
 
 
 def _context_of(bundle: str | None) -> ssl.SSLContext:
@@ -135,22 +137,21 @@ def _context_of(bundle: str | None) -> ssl.SSLContext:
 class _Connection:
     """One connection, used by one thread at a time."""
 
-    def __init__(self, owner: Connections, server: str, opened: http.client.HTTPConnection) -> None:
-        self._owner, self.server, self._opened = owner, server, opened
-        self._stream = cast(io.BufferedReader, opened.sock.makefile("rb", 64 << 10))
-        self._patience = opened.sock.gettimeout() or 0.0
+    def __init__(self, owner: Connections, server: str, opened: socket.socket, patience: float) -> None:
+        self._owner, self.server, self._socket, self._patience = owner, server, opened, patience
+        self._rest = b""  # came with what was read before it
+        self._begin()
         self.used = False
 
     def send(self, request: bytes) -> None:
-        self._opened.sock.sendall(request)
+        self._socket.sendall(request)
 
     def close(self) -> None:
-        with suppress(OSError):  # the other end has closed it
-            self._stream.close()
-        self._opened.close()
+        self._socket.close()
 
     def head(self) -> tuple[int, dict[str, str]]:
         """Read the head of an answer."""
+        self._begin()
         status = 100
         while 100 <= status < 200:  # answers that only announce the one to come
             status, headers = self._one_head()
@@ -159,6 +160,7 @@ class _Connection:
 
     def body(self, status: int, headers: Mapping[str, str]) -> bytes:
         """Read the body of an answer."""
+        self._begin()
         try:
             data, whole = self._body(status, headers)
         except ValueError as error:
@@ -167,7 +169,7 @@ class _Connection:
         except BaseException:
             self.close()
             raise
-        if whole and headers.get("connection", "").lower() != "close":
+        if whole and not self._rest and headers.get("connection", "").lower() != "close":
             self._owner.keep(self)
         else:
             self.close()
@@ -181,53 +183,82 @@ class _Connection:
             return self._chunks(), True
         length = headers.get("content-length")
         if length is None:
-            return self._stream.read(), False
+            return self._until_closed(), False
         return self._exactly(int(length)), True
 
     def _chunks(self) -> bytes:
         parts: list[bytes] = []
         for _ in range(_MOST_CHUNKS):
-            size = int(self._line().partition(b";")[0], 16)
+            size = int(self._until(b"\r\n", "line").partition(b";")[0], 16)
             if not size:
-                while self._line():  # further headers
+                while self._until(b"\r\n", "line"):  # further headers
                     pass
                 return b"".join(parts)
             parts.append(self._exactly(size))
-            self._line()
+            self._until(b"\r\n", "line")
         raise BadAnswer("the body has too many chunks")
 
     def _exactly(self, length: int) -> bytes:
-        until = time.monotonic() + self._patience + length / _LEAST_PER_SECOND
-        parts: list[bytes] = []
-        left = length
+        part, self._rest = self._rest[:length], self._rest[length:]
+        left = length - len(part)
+        if not left:
+            return part
+        parts = [part]
         while left:
-            part = self._stream.read1(min(left, _MOST_AT_ONCE))
+            part = self._receive(min(left, _MOST_AT_ONCE))
             if not part:
                 raise BadAnswer(f"the body is {left} bytes short")
             parts.append(part)
             left -= len(part)
-            if left and time.monotonic() > until:
-                raise TimeoutError(f"{length - left} of {length} bytes of the body have come in time")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
+
+    def _until_closed(self) -> bytes:
+        parts = [self._rest]
+        while part := self._receive(_MOST_AT_ONCE):
+            parts.append(part)
+        return b"".join(parts)
 
     def _one_head(self) -> tuple[int, dict[str, str]]:
-        begin = self._stream.readline(_LONGEST_LINE)
-        if not begin:
-            raise _Closed("the server closed the connection without an answer")
-        version, _, rest = begin.partition(b" ")
-        if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-            raise BadAnswer(f"the answer begins with {begin[:40]!r}")
+        lines = self._until(b"\r\n\r\n", "head", begin=b"HTTP/1.").decode("latin-1").split("\r\n")
+        if len(lines) > _MOST_HEADERS:
+            raise BadAnswer("the answer has too many headers")
+        status = lines[0].partition(" ")[2][:3]
+        if not (status.isascii() and status.isdigit()):
+            raise BadAnswer(f"the answer begins with {lines[0][:40]!r}")
         headers: dict[str, str] = {}
-        for _ in range(_MOST_HEADERS):
-            line = self._line()
-            if not line:
-                return int(rest[:3]), headers
-            name, _, value = line.decode("latin-1").partition(":")
+        for line in lines[1:]:
+            name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
-        raise BadAnswer("the answer has too many headers")
+        return int(status), headers
 
-    def _line(self) -> bytes:
-        line = self._stream.readline(_LONGEST_LINE)
-        if not line.endswith(b"\n"):
-            raise BadAnswer("a line of the answer is cut or too long")
-        return line.rstrip(b"\r\n")
+    def _until(self, end: bytes, what: str, begin: bytes = b"") -> bytes:
+        """Read up to `end`, and leave that out; `what` ends there, and begins with `begin`."""
+        data = self._rest
+        while True:
+            if data[: len(begin)] != begin[: len(data)]:
+                raise BadAnswer(f"the answer begins with {data[:40]!r}")
+            if (place := data.find(end)) >= 0:
+                break
+            if len(data) > _LONGEST_HEAD:
+                raise BadAnswer(f"a {what} of the answer is too long")
+            more = self._receive(_LONGEST_HEAD)
+            if not more and begin and not data:
+                raise _Closed("the server closed the connection without an answer")
+            if not more:
+                raise BadAnswer(f"a {what} of the answer is cut")
+            data += more
+        self._rest = data[place + len(end) :]
+        return data[:place]
+
+    def _begin(self) -> None:
+        self._came, self._deadline = 0, time.monotonic() + self._patience
+
+    def _receive(self, most: int) -> bytes:
+        """Wait for bytes and return them, none when the server has closed; raises `TimeoutError`.
+
+        Bytes that come one by one each end a wait: from the patience's end on there must be enough of them."""
+        if self._came and time.monotonic() > self._deadline + self._came / _LEAST_PER_SECOND:
+            raise TimeoutError(f"only {self._came} bytes have come within {self._patience:g} s")
+        data = self._socket.recv(most)
+        self._came += len(data)
+        return data
