@@ -298,6 +298,21 @@ def test_columns_are_fetched_whatever_their_names(tmp_path: Path, columns: list[
         assert source.nbytes(columns) > 0
 
 
+def test_files_with_columns_in_another_order_are_fetched_where_theirs_lie(tmp_path: Path) -> None:
+    long = list(range(50_000))
+    pq.write_table(pa.table({"a": [1] * 50_000, "long": long, "z": [3] * 50_000}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"long": long, "z": [5] * 50_000, "a": [4] * 50_000}), tmp_path / "2.parquet")
+    with store_of(tmp_path, "s3") as (store, open_it):
+        source = open_it()
+        store.reset()
+        for columns in (["a"], ["z"], ["a", "z"], ["long"]):
+            for group, a, z in zip(source.row_groups, (1, 4), (3, 5), strict=True):
+                values = {"a": a, "z": z}
+                table = source.read(group, columns)
+                assert [table[name][7].as_py() for name in columns] == [values.get(name, 7) for name in columns]
+        assert store.requests == {"GET": 8}
+
+
 def test_lists_folders_and_pages_name_the_same_files(folder: Path) -> None:
     with ObjectStore.serving(folder) as store:
         store.page = 7

@@ -29,18 +29,23 @@ _LOOKERS = 16
 _IMAGE_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
 class OpenFile:
     """A file that is open for reading; `far` has its ranges, if it is read by ranges."""
 
-    stream: pa.NativeFile
-    listed: File
-    far: RangeFile | None = None
+    def __init__(self, listed: File, stream: pa.NativeFile | None, far: RangeFile | None = None) -> None:
+        self._listed, self._stream, self.far = listed, stream, far
+
+    @property
+    def stream(self) -> pa.NativeFile:
+        """The file for reading."""
+        if self._stream is None:
+            self._stream = pa.PythonFile(self.far, mode="r")
+        return self._stream
 
     @property
     def file(self) -> File:
         """The file as it is now, as far as that is known."""
-        return self.listed if self.far is None else self.far.file
+        return self._listed if self.far is None else self.far.file
 
     def fetch(self, spans: Callable[[], Iterable[Span]]) -> None:
         """Fetch ranges ahead of their reading, if the file is read by ranges."""
@@ -188,12 +193,11 @@ class Files:
         """Open as `open` does, for ranges that are fetched ahead of their reading."""
         try:
             if self.client is not None:
-                far = RangeFile(self.client, replace(file, mark="") if self.gone else file)
-                with far, pa.PythonFile(far, mode="r") as opened:
-                    yield OpenFile(opened, file, far)
+                with RangeFile(self.client, replace(file, mark="") if self.gone else file) as far:
+                    yield OpenFile(file, None, far)
             else:
                 with self._opened(file) as opened:
-                    yield OpenFile(opened, file)
+                    yield OpenFile(file, opened)
         except FileNotFoundError as error:
             problem = self.gone or "has vanished since it was listed; open the data again"
             raise SourceError(file.path, problem) from hide_cause(error)

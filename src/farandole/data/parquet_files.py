@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,8 @@ class ParquetFiles:
         self._listed, footers = [file for file, _ in opened], [footer for _, footer in opened]
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
         schema = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
+        self._known_leaves: tuple[Sequence[str], Any, list[int]] | None = None  # of the file that was read last
+        self._schemas: dict[tuple[str, ...], pa.Schema] = {}
         self._partitions = partition_fields([file.path for file in self._listed], schema)
         self.schema = pa.schema([*schema, *self._partitions])
         rows = [footer.row_group(number).num_rows for footer in footers for number in range(footer.num_row_groups)]
@@ -61,7 +64,7 @@ class ParquetFiles:
         footer = self._footers[row_group.file.path]
         buffered = not self._files.local and self._files.client is None
         with self._files.fetching(row_group.file) as opened:
-            opened.fetch(lambda: spans_of(footer, [row_group.number], held))
+            opened.fetch(lambda: self._spans(footer, row_group.number, held))
             # Arrow reads beyond the columns of old writers, whose footers state too few bytes.
             old = _OLD_WRITER.match(footer.whole.created_by or "")
             stream = opened.stream if old else opened.fetched()
@@ -69,7 +72,22 @@ class ParquetFiles:
                 table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
         if self._files.client is None:  # which checks the file with each range
             self._files.check([row_group.file])
-        return add_partitions(with_types(table, self.schema), row_group.file.path, partitions)
+        if table.schema != self._schema_of(tuple(held)):
+            table = with_types(table, self.schema)
+        return add_partitions(table, row_group.file.path, partitions)
+
+    def _spans(self, footer: Footer, number: int, columns: Sequence[str]) -> list[Span]:
+        """Return where these columns of a row group lie in their file."""
+        schema, known = footer.schema, self._known_leaves
+        # Most files are alike, and to look through a schema takes longer than to compare it.
+        if known is None or known[0] != columns or not known[1].equals(schema):
+            known = self._known_leaves = columns, schema, _leaves(footer, set(columns))
+        return _spans_in(footer.row_group(number), known[2])
+
+    def _schema_of(self, columns: tuple[str, ...]) -> pa.Schema:
+        if columns not in self._schemas:
+            self._schemas[columns] = pa.schema([self.schema.field(name) for name in columns])
+        return self._schemas[columns]
 
     @property
     def in_flight(self) -> int:
@@ -151,13 +169,15 @@ def _leaf(footer: Footer, column: str) -> int:
 def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
     """Return where these columns of row groups lie in their file."""
     leaves = _leaves(footer, set(columns))
+    return [span for number in row_groups for span in _spans_in(footer.row_group(number), leaves)]
+
+
+def _spans_in(row_group: Any, leaves: Iterable[int]) -> list[Span]:
     spans = []
-    for number in row_groups:
-        group = footer.row_group(number)
-        for leaf in leaves:
-            chunk = group.column(leaf)
-            first = chunk.dictionary_page_offset or chunk.data_page_offset
-            spans.append(Span(first, first + chunk.total_compressed_size))
+    for leaf in leaves:
+        chunk = row_group.column(leaf)
+        first = chunk.dictionary_page_offset or chunk.data_page_offset
+        spans.append(Span(first, first + chunk.total_compressed_size))
     return spans
 
 
