@@ -1,5 +1,6 @@
-"""Integers of several widths in the files of one source."""
+"""Integers of several widths in the files of one source, and times of several kinds."""
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,18 @@ def test_types_without_a_common_one_are_refused(tmp_path: Path, other: pa.DataTy
     pq.write_table(pa.table({"value": pa.array([1]).cast(other)}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"'value': is int32 in .*a\.parquet, but"):
         ParquetSource(str(tmp_path))
+
+
+@pytest.mark.parametrize("year", [1, 1500, 2300, 9999])
+def test_old_times_that_nanoseconds_do_not_reach_are_refused(tmp_path: Path, year: int) -> None:
+    times = pa.array(
+        [datetime(2020, 1, 2, 3, 4, 5, 678901), None, datetime(1900, 1, 1, 0, 0, 0, 1)], pa.timestamp("us")
+    )
+    pq.write_table(pa.table({"at": times}), tmp_path / "1.parquet", use_deprecated_int96_timestamps=True)
+    source = ParquetSource(str(tmp_path))
+    assert source.read(source.row_groups[0], ["at"])["at"].cast(pa.timestamp("us")).to_pylist() == times.to_pylist()
+    far = pa.array([datetime(2020, 1, 1), datetime(year, 12, 31)], pa.timestamp("us"))
+    pq.write_table(pa.table({"at": far}), tmp_path / "2.parquet", use_deprecated_int96_timestamps=True)
+    source = ParquetSource(str(tmp_path))
+    with pytest.raises(DataError, match=r"column 'at': .*2.parquet holds times before 1677 or after 2262 as INT96"):
+        source.read(source.row_groups[1], ["at"])

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from farandole.data.file_systems import Files
-from farandole.data.parquet_files import spans_of
+from farandole.data.parquet_files import check_int96, spans_of
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
@@ -132,6 +132,8 @@ class TableSource:
                 taken, skipped = _row_groups(parquet.metadata, first, last)
                 opened.fetch(lambda: spans_of(parquet.metadata, taken, names))
                 read = parquet.read_row_groups(taken, columns=names, use_threads=False) if names else None
+                if read is not None:
+                    check_int96(opened.stream, parquet.metadata, taken, read, data.file.path)
         read = None if read is None else read.slice(skipped, last - first)
         made = [self._make(name, found[name], read, data, last - first) for name in columns]
         table = pa.table(made, schema=pa.schema([self.schema.field(name) for name in columns]))

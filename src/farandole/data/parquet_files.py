@@ -19,7 +19,7 @@ from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups
 from farandole.errors import DataError, SourceError
 
-__all__ = ["ParquetFiles", "one_schema", "spans_of", "with_types"]
+__all__ = ["ParquetFiles", "check_int96", "one_schema", "spans_of", "with_types"]
 
 _OPENERS = 16
 _OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
@@ -70,6 +70,7 @@ class ParquetFiles:
             stream = opened.stream if old else opened.fetched()
             with pq.ParquetFile(stream, metadata=footer.whole, pre_buffer=buffered) as parquet:
                 table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
+            check_int96(stream, footer.whole, [footer.first + row_group.number], table, row_group.file.path)
         if self._files.client is None:  # which checks the file with each range
             self._files.check([row_group.file])
         if table.schema != self._schema_of(tuple(held)):
@@ -164,6 +165,32 @@ class ParquetFiles:
 
 def _leaf(footer: Footer, column: str) -> int:
     return next(leaf for leaf in range(footer.num_columns) if footer.schema.column(leaf).path == column)
+
+
+def check_int96(
+    stream: pa.NativeFile, footer: pq.FileMetaData, row_groups: Sequence[int], table: pa.Table, path: str
+) -> None:
+    """Raise `DataError` for times of type INT96, as Spark writes them, that Arrow's nanoseconds do not reach.
+
+    Arrow makes other times of these, without a word. So such columns are decoded once more, as microseconds."""
+    names = [field.name for field in table.schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]
+    if not names or not table.num_rows:
+        return
+    leaves = [footer.schema.column(leaf) for leaf in range(footer.num_columns)]
+    old = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    names = [name for name in names if name in old]
+    if not names:
+        return
+    with pq.ParquetFile(stream, metadata=footer, coerce_int96_timestamp_unit="us") as parquet:
+        again = parquet.read_row_groups(row_groups, columns=names, use_threads=False)
+    for name in names:
+        nanos, micros = (each[name].cast(pa.int64()).fill_null(0).to_numpy() for each in (table, again))
+        if np.abs(nanos // 1000 - micros).max() > 1:
+            raise DataError(
+                name,
+                f"{path} holds times before 1677 or after 2262 as INT96, which timestamp[ns] cannot hold; write them "
+                "as microseconds (spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS)",
+            )
 
 
 def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
