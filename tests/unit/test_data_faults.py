@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from farandole.data import Loader, ParquetSource, Reading
 from farandole.data.row_groups import RowGroup
-from farandole.errors import DataError, SourceError
+from farandole.errors import ConfigError, DataError, SourceError
 from helpers.datasets import write_rows
 
 LAYOUT = [[10, 10], [10, 10], [10, 10]]
@@ -84,8 +84,9 @@ def test_nothing_to_read_is_named(tmp_path: Path, url: str, text: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=text):
         ParquetSource(str(tmp_path / url))
-    with pytest.raises(SourceError, match="no URL"):
-        ParquetSource([])
+    for none in ([], "", [""]):
+        with pytest.raises(SourceError, match="no URL"):
+            ParquetSource(none)
 
 
 def test_a_scheme_that_nobody_knows_is_named() -> None:
@@ -103,6 +104,15 @@ def test_files_of_different_schemas_are_named(tmp_path: Path) -> None:
         pq.write_table(other, tmp_path / "2.parquet")
         with pytest.raises((DataError, SourceError), match=text):
             ParquetSource(str(tmp_path))
+
+
+def test_columns_of_one_name_and_no_columns_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "b": [1]}), tmp_path / "1.parquet")
+    with pytest.raises(ConfigError, match="columns: names no column"):
+        Loader(ParquetSource(str(tmp_path)), batch_size=1, policy="join", columns=[])
+    pq.write_table(pa.table([pa.array([1])] * 3, names=["a", "b", "b"]), tmp_path / "2.parquet")
+    with pytest.raises(DataError, match=r"column 'b': is in .*2.parquet more than once"):
+        ParquetSource(str(tmp_path))
 
 
 def test_too_few_rows_for_a_step_are_refused(tmp_path: Path) -> None:

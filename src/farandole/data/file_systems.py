@@ -104,8 +104,8 @@ class Files:
         A `growing` folder may be empty, or not there yet, and only files that end in `suffix` count.
         """
         asked = [urls] if isinstance(urls, str) else list(urls)
-        if not asked:
-            raise SourceError("[]", "no URL was given")
+        if not asked or "" in asked:  # fsspec takes no text for this process's folder
+            raise SourceError(repr(urls), "no URL was given")
         places = _open_urls(asked, options or {})
         fs = places[0][0]
         if any(other != fs for other, _ in places):

@@ -237,6 +237,8 @@ class Loader:
 
     def _look(self) -> None:
         """Plan the columns; reads the first row group if the schema does not declare the length of arrays."""
+        if not self._columns:
+            raise ConfigError("columns", "names no column that is to be read")
         source = self._source
         first = next((group for group in source.row_groups if group.rows), None)
         if first is None:

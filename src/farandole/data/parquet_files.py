@@ -229,6 +229,10 @@ def one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema
     A column of type null has the type that it has in other files, and integers have the width that holds all of them.
     """
     first = schemas[0]
+    for file, schema in zip(files, schemas, strict=True):
+        if len(set(schema.names)) < len(schema.names):
+            twice = next(name for name in schema.names if schema.names.count(name) > 1)
+            raise DataError(twice, f"is in {file.path} more than once; give each column a name of its own")
     fields = []
     for field in first:
         typed, of = field, files[0]
