@@ -66,7 +66,7 @@ _lock = threading.Lock()
 _thread = _Thread()
 _process: _ContextMembership | None = None
 _threads = 0  # blocks of `use` that some thread is in
-# What `membership` returns in every thread; None before `init()`, and while a thread is in `use`. A look at it takes
+# The result of `membership` in every thread; None before `init()`, and while a thread is in `use`. Reading it takes
 # less time than the call.
 shared: Membership | None = None
 # A context keeps its counters however often a thread enters `use`; they go when it goes.

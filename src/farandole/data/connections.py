@@ -21,7 +21,7 @@ _MOST_AT_ONCE = 1 << 20  # bytes
 
 
 class BadAnswer(OSError):
-    """What the server sent is no answer of HTTP/1.1, or is shorter than it said."""
+    """The server sent no answer of HTTP/1.1, or fewer bytes than it announced."""
 
 
 class _Closed(BadAnswer):

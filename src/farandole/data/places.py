@@ -1,4 +1,4 @@
-"""Where files are, as the user says it: texts and paths."""
+"""Places of files as users give them: texts and paths."""
 
 import os
 from collections.abc import Sequence

@@ -71,7 +71,7 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
         register(),
         [_result(shape, tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True)],
         has_side_effect=True,
-        # What is done to each element is done to a batch of them.
+        # Operations on each element work on a batch of them, too.
         vmap_method="broadcast_all" if keeps_shapes and op != Adasum else "sequential",
         input_output_aliases={place: place for place in range(len(tensors))} if keeps_shapes else None,
     )(*tensors, name=wire, numbers=_int64(numbers))

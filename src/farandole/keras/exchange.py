@@ -46,7 +46,7 @@ class Exchange:
         self.summed = summed
         # The variables whose gradients are about to be added up.
         self.pending: list[Hashable] | None = None
-        # What holds an optimizer may have another one in between, which decides on this rank's gradients alone.
+        # Whether an optimizer around this one, such as LossScaleOptimizer, looks at this rank's gradients alone.
         self.held_by_another = False
         self._name = self._given_name = name
         self._groups, self._scale_local = groups, scale_local

@@ -20,7 +20,7 @@ from farandole.launch.worker import run_call
 __all__ = ["ADDRESSES", "LARGEST_CALL", "SECRET", "main"]
 
 ADDRESSES, SECRET = "FARANDOLE_CALL_ADDRESSES", "FARANDOLE_CALL_SECRET"
-LARGEST_CALL = 1 << 40  # bytes; whoever sends them has proved the secret
+LARGEST_CALL = 1 << 40  # bytes; the sender has proved the secret
 AT_ONE_ADDRESS = timedelta(seconds=5)
 # The rank's variable of Open MPI, of MPICH and Intel MPI, and of launchers with PMIx.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")

@@ -22,7 +22,7 @@ class RankSide:
 
     @property
     def shard(self) -> Path | None:
-        """Where this rank's rows of the first DataFrame can be opened; None without one."""
+        """The path of a file with this rank's rows of the first DataFrame; None without one."""
         return self._path(0) if self._shard_fds else None
 
     def path_of(self, rows: FedRows) -> str:

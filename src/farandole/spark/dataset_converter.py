@@ -26,7 +26,7 @@ CACHE_SETTINGS = ("farandole.spark.converter.parentCacheDirUrl", "petastorm.spar
 
 
 class ConvertedRows(Protocol):
-    """Where a converter has its rows from."""
+    """The source of a converter's rows."""
 
     @property
     def url(self) -> str | None:

@@ -21,7 +21,7 @@ BAR = 20  # characters of a bar on a terminal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a rank is, as `farandole.spark.progress.Progress` reports it."""
+    """The place of a rank in its training, as `farandole.spark.progress.Progress` reports it."""
 
     epoch: int
     epochs: int

@@ -87,7 +87,7 @@ class DriverLog:
         self._accepting = AcceptingThread(acceptor, self._admit, name="farandole-driver-log")
 
     def address(self, host: str) -> str:
-        """Where executors find this server when `host` is their name for the driver."""
+        """Return the address of this server for executors that know the driver as `host`."""
         return join_address(host, self.port)
 
     @property

@@ -1,4 +1,4 @@
-"""Which rank failed first, and how to say so without two hundred lines of Java."""
+"""Failure of a Spark job: the rank that failed first, and its reason without Java's traces."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which columns of a DataFrame reach the ranks, and as what; settled from the schema alone, before any job."""
+"""Choice of the DataFrame's columns for the ranks, and their types, from the schema alone, before any job."""
 
 import difflib
 from collections.abc import Collection, Sequence

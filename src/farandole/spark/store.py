@@ -1,4 +1,4 @@
-"""Where runs keep checkpoints and logs: a folder on a local or shared disk, or in an object store.
+"""Stores of checkpoints and logs: folders on a local or shared disk, or in an object store.
 
 Layout: `<prefix>/runs/<run_id>/checkpoint` (the last finished epoch), `.../best` (the one that validated best) and
 `.../logs/` (TensorBoard event files). `fit_on_parquet` reads `<prefix>/intermediate_train_data` and

@@ -177,7 +177,7 @@ class Task:
             rows = self._rows(batches, stack)
             event = self._events.get()
             if event[0] == "broken":
-                # So it does when another task has failed, which then is the one that Spark names.
+                # The all-gather also breaks when another task has failed. Spark then names that one.
                 own = self._own_failures(event[1])
                 return {rank: dataclasses.replace(failure, consequence=True) for rank, failure in own.items()}
             if event[0] == "met":

@@ -14,7 +14,7 @@ __all__ = ["TaskSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """How tasks run ranks."""
+    """Settings by which tasks run ranks; those left out follow the session and the environment."""
 
     profile: ResourceProfile | None = None  # needs of each task; None: those of the configuration
     ranks_per_task: int = 1
@@ -26,5 +26,5 @@ class TaskSettings:
 
     @property
     def patience(self) -> timedelta:
-        """How long to wait for tasks and ranks to start."""
+        """The longest wait for tasks and ranks to start."""
         return Config.from_environment().start_timeout if self.start_timeout is None else self.start_timeout

@@ -75,7 +75,7 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
-# What a job of ranks calls the estimator's parameters.
+# The estimator's names of the settings of a job of ranks.
 _OWN_NAMES = {"num_proc": "numProc", "ranks_per_task": "ranksPerTask", "resource_profile": "resourceProfile"}
 
 

@@ -23,7 +23,7 @@ _PREDICTED = "__farandole_predicted"
 
 
 class DataFrameModel(Model, Saved):
-    """What an estimator's `fit` returns; `transform` keeps all columns and adds `<label>__output` for each label."""
+    """The result of an estimator's `fit`; `transform` keeps all columns and adds `<label>__output` for each label."""
 
     feature_columns = Param(
         Params._dummy(), "feature_columns", "columns that the model takes", names_of_columns("feature_columns")

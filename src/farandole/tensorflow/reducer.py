@@ -16,7 +16,7 @@ from farandole.tensorflow.place import size_op
 __all__ = ["Gradient", "Groups", "Reducer", "ReducerOptions", "Source", "choose_options", "identify"]
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
-# What is differentiated by: a variable of TensorFlow or Keras, or a tensor.
+# A variable of TensorFlow or Keras, or a tensor, with respect to which a gradient is computed.
 Source = object
 Groups = int | Sequence[Sequence[Source]] | None
 

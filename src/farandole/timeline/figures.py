@@ -121,9 +121,9 @@ def _buckets(trace: RankTrace) -> Iterable[list[Operation]]:
 def _count_lateness(ranks: Mapping[int, RankTrace]) -> tuple[Counter[int], Counter[int], int]:
     """Count how often each rank came last, and how long each other rank waited for it, in how many operations.
 
-    Who waited least from its request to the agreement has asked last."""
+    The rank that waited least from its request to the agreement came last."""
     last: Counter[int] = Counter()
-    waits: dict[tuple[int, int], list[Interval]] = defaultdict(list)  # by who was awaited and who waited
+    waits: dict[tuple[int, int], list[Interval]] = defaultdict(list)  # by the awaited rank and the waiting rank
     count = 0
     for meeting in find_meetings(ranks):
         asked = {rank: each.asked for rank, each in meeting.items() if each.asked is not None}

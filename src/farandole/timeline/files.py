@@ -1,4 +1,4 @@
-"""Where the ranks of a job write their timelines, seen from one of the files."""
+"""Paths of the timelines that a job's ranks write, from the path of one of them."""
 
 import os
 import re
@@ -8,7 +8,7 @@ __all__ = ["sibling_paths", "timeline_path"]
 
 
 def timeline_path(path: str | os.PathLike[str], rank: int) -> Path:
-    """Where `rank` writes: rank 0 at `path`, rank r beside it as `<stem>.rank<r><suffix>`."""
+    """Return the file of `rank`: `path` for rank 0, `<stem>.rank<r><suffix>` beside it for rank r."""
     whole = Path(path)
     return whole if rank == 0 else whole.with_name(f"{whole.stem}.rank{rank}{whole.suffix}")
 

@@ -1,4 +1,4 @@
-"""Which operations of several ranks are one and the same."""
+"""Operations of several ranks matched with each other."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -8,7 +8,8 @@ from farandole.timeline.trace import Operation, RankTrace
 
 __all__ = ["MEETINGS", "find_meetings", "spread_of"]
 
-# What ends on no rank before every rank has come. A broadcast's root need not wait, and who joins waits for the last.
+# Kinds that end on no rank before every rank has begun. A broadcast's root need not wait, and a rank that joins waits
+# for the last one.
 MEETINGS = ("allreduce", "allgather", "alltoall", "barrier", "reducescatter")
 
 _What = tuple[str, str]  # track and kind

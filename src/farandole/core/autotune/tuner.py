@@ -72,11 +72,11 @@ class Tuner:
         log.info("autotune is done: %s, %s the default setting", ", ".join(changed), better)
 
     def _search(self, space: Space, default: Knobs) -> tuple[Outcome | None, float]:
-        """Run the search; nothing, when this was closed before it ended. And the latest speed of what it has chosen."""
+        """Run the search; return its outcome, None if closed before, and the latest speed of the chosen knobs."""
         config, topology = self._config, self._topology
         saved = self._log.result(topology.size, topology.cross_size)
         if saved is not None:
-            # What is given now counts, whatever it was when that was found.
+            # The knobs outside of the search keep this job's settings.
             saved = Knobs(**{**asdict(default), **{name: asdict(saved)[name] for name in space}})
         steps = search(space, default, saved, Terms(config.autotune_warmup_samples, config.autotune_max_samples))
         latest: dict[Knobs, float] = {}

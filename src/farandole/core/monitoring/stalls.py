@@ -109,7 +109,7 @@ class StallInspector:
             del self._warned[key]
         due = []
         for stall in stalls:
-            # What is asked for anew starts from the beginning.
+            # Fewer seconds than at the last warning: the same name is waited for anew.
             warned = before.get((engine, stall.name), 0.0)
             if stall.seconds < warned or stall.seconds >= warned + self._after:
                 due.append(stall)

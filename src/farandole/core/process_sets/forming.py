@@ -7,7 +7,7 @@ from farandole.errors import RendezvousError, spell_ranks
 
 __all__ = ["Forming"]
 
-# What a rank says in a round.
+# First bytes of a rank's message in a round.
 CARD, DONE, FAILED = b"c", b"d", b"f"  # a member's payload; nothing more to say; a member's failure
 
 

@@ -1,4 +1,4 @@
-"""Which ranks take part: all of them, or a set of some, which works on its own as if it were a job of its own."""
+"""Process sets as users name them in calls: all ranks of the job, or some that work as if they were a job."""
 
 from collections.abc import Iterable
 
@@ -34,7 +34,7 @@ class ProcessSet:
             raise ValueError("a process set has the number that add_process_set or init(process_sets=...) gives it")
         super().__setattr__(name, value)
 
-    # What the job knows of a set belongs to the caller's context: many ranks may share one object, as threads.
+    # The context of the caller holds the state of the set, because ranks that are threads may share one object.
 
     @property
     def process_set_id(self) -> int | None:

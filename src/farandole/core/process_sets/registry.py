@@ -1,4 +1,4 @@
-"""Which process sets a job has, under which numbers: values in, values out, the same on every rank."""
+"""Registry of a job's process sets by number: the same values on every rank. Pure."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -35,7 +35,7 @@ __all__ = ["Wiring", "connect"]
 # Among the ranks of one host, once they are connected: the rank that is missing, or that all is well.
 WORD = struct.Struct("!i")
 RUNS = -1
-GRACE = timedelta(seconds=5)  # when its time is over, the first rank of a host names to the others whom it has missed
+GRACE = timedelta(seconds=5)  # after its deadline the first rank of a host names the missing ranks to the others
 
 
 @dataclass
@@ -106,7 +106,7 @@ class _Card:
     host: str
     unix: str  # name in the abstract namespace: no file that could stay behind
     tcp: str  # host:port
-    # What all ranks do as the first one says: connect to everybody beyond a grid, and make slots of so many bytes.
+    # Settings in which all ranks follow rank 0: links between all ranks, also where a grid would do, and bytes per slot.
     flat: bool
     slot_bytes: int
     offer: Offer  # of MPI
@@ -226,7 +226,7 @@ def _wire(
 
 
 def _first_met(rendezvous: Rendezvous) -> Rendezvous:
-    """Where the job's ranks met, of whom these may be only some."""
+    """Return the rendezvous of all ranks of the job; `rendezvous` may be that of a process set."""
     return rendezvous.whole if isinstance(rendezvous, PartRendezvous) else rendezvous
 
 
@@ -238,7 +238,7 @@ def _share_segment(
     deadline: Deadline,
 ) -> tuple[Segment, dict[int, socket.socket]]:
     local = topology.local_ranks
-    # Whoever exchanges data with all ranks does so with those of its own host by rings.
+    # Ranks with links to all others exchange data with those of their own host by rings of the segment.
     pair_rings = topology.local_size < topology.size and (cards[0].flat or not make_grid(topology.host_numbers))
 
     def make() -> Segment:

@@ -1,4 +1,4 @@
-"""Which transport carries the tensors of a job: what each rank offers, and what all of them decide from it."""
+"""Choice of the transport for a job's tensors: the offer of each rank, and the decision of all from the offers."""
 
 import logging
 from collections.abc import Sequence

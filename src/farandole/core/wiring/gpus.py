@@ -1,4 +1,4 @@
-"""How an engine treats tensors on GPUs: the files of NCCL, its interface, and what must or must not go by it."""
+"""Settings of an engine for tensors on GPUs: the files of NCCL, its interface, and the route of each operation."""
 
 import os
 import sysconfig

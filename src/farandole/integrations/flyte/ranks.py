@@ -118,7 +118,7 @@ class FlyteCall:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rank hands back: its outputs as serialized literals, or why it has none, and names and texts of decks."""
+    """The result of a rank: its outputs as serialized literals, or why it has none, and names and texts of decks."""
 
     literals: bytes = b""
     ignored: str | None = None

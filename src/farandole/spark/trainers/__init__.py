@@ -1,1 +1,1 @@
-"""What the ranks of an estimator run, one module per framework."""
+"""Trainers, which the ranks of an estimator run: one for each framework."""

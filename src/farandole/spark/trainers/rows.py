@@ -37,7 +37,7 @@ def fed_as(place: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsWanted:
-    """What the estimator asks of the rows; the same on every rank."""
+    """The estimator's settings for rows; the same on every rank."""
 
     columns: tuple[str, ...]
     validation: float | None  # fraction of rows; None: those that the validation column chose, if there is one

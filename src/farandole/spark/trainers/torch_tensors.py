@@ -27,7 +27,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """How feature columns become the model's inputs: one tensor per column, cast to the type of the parameters."""
+    """Conversion of feature columns to the model's inputs: one tensor per column, cast to the parameters' type."""
 
     columns: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...] | None  # -1 first, for the rows
