@@ -115,6 +115,19 @@ def test_an_offset_that_is_not_sure_is_not_applied() -> None:
     assert clock.spread > abs(clock.ahead) > 1 * MS and clock.shift == 0
 
 
+def test_late_ends_do_not_speak_of_another_clock() -> None:
+    def trace(rank: int, *times: tuple[int, int]) -> RankTrace:
+        operations = [Operation("t", "t", "allreduce", None, begin * MS, end * MS, 4) for begin, end in times]
+        return RankTrace(rank, "ab"[rank], None, operations)
+
+    first, late = trace(0, (10, 12), (20, 21)), trace(1, (12, 19), (20, 26))
+    _, clock = compare_clocks({0: first, 1: late})
+    assert clock.ahead == 6 * MS > clock.spread and clock.shift == 0
+    # A millisecond more, and the first operation begins on one host after its end on the other.
+    _, clock = compare_clocks({0: first, 1: trace(1, (13, 20), (21, 27))})
+    assert clock.shift == clock.ahead == 7 * MS
+
+
 def test_a_merged_trace_is_on_one_clock(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = tmp_path / "t.json"
     for rank in range(3):

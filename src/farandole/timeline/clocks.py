@@ -1,7 +1,8 @@
 """Puts ranks of several hosts on one clock.
 
-Each host's steady clock counts from its own start. What no rank can finish before every rank has come ends on all ranks
-at nearly the same time, so the median of the differences of these ends is the difference of the clocks."""
+Each host's steady clock counts from its own start. An operation that no rank can finish before every rank has begun it
+ends on all ranks at nearly the same time, so the median of the differences of these ends is the difference of the
+clocks. Where all such operations overlap as they stand, the clocks may be one, and a difference is only a late end."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -26,6 +27,7 @@ class Clock:
     ahead: int
     spread: int  # half of the differences are closer to `ahead` than this
     meetings: int  # how many differences there were; 0: the clock is unknown, and `ahead` 0
+    overlapping: bool = True  # no operation ended on these ranks before the first rank began it, nor the other way
     reference: bool = False
 
     @property
@@ -34,7 +36,7 @@ class Clock:
 
         This is `ahead` where it is sure and not explained by one clock.
         """
-        return self.ahead if abs(self.ahead) > max(ONE_CLOCK, self.spread) else 0
+        return self.ahead if not self.overlapping and abs(self.ahead) > max(ONE_CLOCK, self.spread) else 0
 
     def __str__(self) -> str:
         whose = f"the clock of {spell_ranks(self.ranks)}" + (f" (host {self.host})" if self.host else "")
@@ -56,10 +58,14 @@ def compare_clocks(ranks: Mapping[int, RankTrace]) -> list[Clock]:
         hosts[rank if trace.host is None else trace.host].append(rank)
     first = next((rank for rank, trace in sorted(ranks.items()) if trace.operations), None)
     found: dict[int, list[int]] = defaultdict(list)  # by rank: how much later than the first its operations end
+    apart: set[int] = set()  # ranks that cannot have the first one's clock
     for meeting in find_meetings(ranks):
         if first in meeting and meeting[first].kind in MEETINGS:
+            begin, end = meeting[first].begin, meeting[first].end
             for rank, operation in meeting.items():
-                found[rank].append(operation.end - meeting[first].end)
+                found[rank].append(operation.end - end)
+                if operation.end < begin or end < operation.begin:
+                    apart.add(rank)
     clocks = []
     for host, members in hosts.items():
         name = host if isinstance(host, str) else None
@@ -68,7 +74,7 @@ def compare_clocks(ranks: Mapping[int, RankTrace]) -> list[Clock]:
             continue
         later = [difference for rank in members for difference in found[rank]]
         ahead = round(median(later)) if later else 0
-        clocks.append(Clock(name, tuple(members), ahead, spread_of(later), len(later)))
+        clocks.append(Clock(name, tuple(members), ahead, spread_of(later), len(later), apart.isdisjoint(members)))
     return clocks
 
 

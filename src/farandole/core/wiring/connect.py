@@ -106,7 +106,7 @@ class _Card:
     host: str
     unix: str  # name in the abstract namespace: no file that could stay behind
     tcp: str  # host:port
-    # Settings in which all ranks follow rank 0: links between all ranks, also where a grid would do, and bytes per slot.
+    # Settings in which all ranks follow rank 0: links between all, even where a grid would do, and bytes per slot.
     flat: bool
     slot_bytes: int
     offer: Offer  # of MPI
