@@ -8,6 +8,8 @@ CXX_SOURCES = $(shell find native tests/native bench -name '*.cc' -o -name '*.h'
 ARGS ?=
 # More than two cores, as tests wait for a third of their time.
 JOBS ?= 3
+# So many failed tests run once more, alone. None at your desk.
+AGAIN ?= 0
 WITHOUT ?= pyspark tensorflow keras jax jaxlib
 ONLY ?=
 PYTHONS ?=
@@ -26,12 +28,10 @@ demo:  ## train on two Spark tasks and show what happens (needs Java 17 or newer
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: test-native  ## run the tests, but for test-programs; make test ARGS='-k name' runs some of the Python ones
-	@$(BIN)/python tools/spark_archive.py
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@tools/tests.sh $(JOBS) $(AGAIN) $(ARGS)
 
 test-programs: setup  ## run every program of README, guides and examples, and the notebooks' flows, to its end
-	@$(BIN)/python tools/spark_archive.py
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests/system/programs $(ARGS)
+	@tools/tests.sh $(JOBS) $(AGAIN) tests/system/programs $(ARGS)
 
 test-without: setup  ## run the Python tests where Spark, TensorFlow, Keras and JAX, or WITHOUT=..., are not installed
 	@$(BIN)/python tools/without.py $(WITHOUT) -- $(ARGS)

@@ -25,4 +25,5 @@ folder=build/native-$kind
 
 cmake -S . -B "$folder" -DFARANDOLE_PYTHON=OFF -DFARANDOLE_TESTS=ON "${choices[@]}" >/dev/null
 cmake --build "$folder" --parallel "$(nproc)"
-ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --timeout 300
+repeat=$((${AGAIN:-0} ? 2 : 1)) # ctest names what failed first
+ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --timeout 300 --repeat "until-pass:$repeat"
