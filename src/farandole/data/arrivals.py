@@ -10,6 +10,8 @@ import pyarrow as pa
 from farandole.data.agreement import Gather, together
 from farandole.data.file_systems import Files, open_url
 from farandole.data.parquet_files import ParquetFiles
+from farandole.data.partitions import base_of
+from farandole.data.places import Place, text_of
 from farandole.data.row_groups import File, RowGroup, Source, in_flight, rows_in
 from farandole.data.sample_formats import Decode, Format, Images, Json, Lines, Shards, Whole
 from farandole.data.samples import FileSource
@@ -99,7 +101,7 @@ class Growing:
 
     def __init__(
         self,
-        url: str,
+        url: Place,
         *,
         until: Until | None = None,
         format: str | None = None,
@@ -121,7 +123,7 @@ class Growing:
             raise ConfigError("least_files", problem)
         if isinstance(until, int) and format not in (None, "delta", "stream"):
             raise ConfigError("until", f"names a version, and {format} has none in a row")
-        self._url, self._until, self._format, self._options = url, until, format, options
+        self._url, self._until, self._format, self._options = text_of(url), until, format, options
         self._decode, self._size, self._classes = decode, size, tuple(classes)
         self._least_files, self.poll, self.patience = least_files, poll, patience
         self._store: Files | None = None
@@ -215,7 +217,7 @@ class _Folder:
     def open(self, arrived: Arrived, gather: Gather | None) -> Source:
         if self.samples is not None:
             return FileSource(self.opened, arrived.files, self.samples, self.decode, gather)
-        return _parquet(self.opened, arrived, gather)
+        return _parquet(self.opened, arrived, self.url, self.options, gather)
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ class _StreamOutput:
         return files, NO_VERSION if newest is None else newest
 
     def open(self, arrived: Arrived, gather: Gather | None) -> Source:
-        return _parquet(stream_files(self.url, self.opened), arrived, gather)
+        return _parquet(stream_files(self.url, self.opened), arrived, self.url, self.options, gather)
 
 
 @dataclass(frozen=True)
@@ -270,10 +272,13 @@ def _folder(url: str, options: Mapping[str, object] | None) -> str:
     return open_url(url, options or {})[1].rstrip("/")
 
 
-def _parquet(files: Files, arrived: Arrived, gather: Gather | None) -> Source:
+def _parquet(
+    files: Files, arrived: Arrived, url: str, options: Mapping[str, object] | None, gather: Gather | None
+) -> Source:
+    base = base_of([_folder(url, options)], [file.path for file in arrived.files], local=files.local)
     if files.client is None:  # perhaps the disk of each host
-        return together(lambda: ParquetFiles(files, arrived.files), gather)
-    return ParquetFiles(files, arrived.files, gather)
+        return together(lambda: ParquetFiles(files, arrived.files, base), gather)
+    return ParquetFiles(files, arrived.files, base, gather)
 
 
 def _by_file(source: Source) -> list[tuple[File, list[RowGroup]]]:

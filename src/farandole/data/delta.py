@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from farandole.data.data_files import DataFile, TableColumn, TableSource
 from farandole.data.file_systems import Files, open_url
+from farandole.data.places import Place, text_of
 from farandole.data.row_groups import File
 from farandole.data.store_options import delta_url, object_store_options
 from farandole.errors import ConfigError, DataError, FarandoleError, SourceError
@@ -55,7 +56,7 @@ class DeltaSource(TableSource):
 
     def __init__(
         self,
-        url: str,
+        url: Place,
         *,
         version: int | None = None,
         timestamp: datetime | None = None,
@@ -64,6 +65,7 @@ class DeltaSource(TableSource):
     ) -> None:
         if version is not None and timestamp is not None:
             raise ConfigError("version", "and timestamp exclude each other")
+        url = text_of(url)
         self._url, self._options, self._log_options = url, options, log_options
         self._folder = open_url(url, options or {})[1]
         table = self._open(version, timestamp)

@@ -1,5 +1,6 @@
 """Files of a data set in any file system of fsspec, and the check that they have not changed."""
 
+import os
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data.far_files import list_places, look_at, range_client
+from farandole.data.partitions import base_of
+from farandole.data.places import files_below, has_signs, local_path
 from farandole.data.ranges import RangeClient, RangeFile, Span, changed_file, difference_of
 from farandole.data.row_groups import File
 from farandole.data.store_options import arrow_s3_options
@@ -94,8 +97,9 @@ class Files:
         *,
         opened: "Files | None" = None,
         growing: bool = False,
-    ) -> tuple["Files", list[File]]:
-        """List the files of folders, globs and single files, sorted by path; `options` are the file system's.
+    ) -> tuple["Files", list[File], str]:
+        """List the files of folders, globs and single files, sorted by path, and return the folder below which folders
+        name columns (`base_of`); `options` are the file system's.
 
         In folders, names that begin with "_" or "." count as notes of other tools and are left out. So are files that
         do not end in `suffix`, unless no file does. Raises `SourceError` when there is nothing, when the URLs belong
@@ -113,7 +117,8 @@ class Files:
         files = cls(fs, client=None if opened is None else opened.client)
         listed, tops = files._list_all(asked, [place for _, place in places], suffix, growing)
         refuse_table_above(fs, sorted(tops), files.client)
-        return files, [listed[path] for path in sorted(listed)]
+        base = base_of([place for _, place in places], listed, local=files.local)
+        return files, [listed[path] for path in sorted(listed)], base
 
     def __repr__(self) -> str:
         return f"Files({type(self.fs).__name__})"
@@ -243,6 +248,9 @@ class Files:
 
     def _look(self, path: str) -> File:
         with self.translating(path):
+            if self.local:
+                of_target = os.stat(path)  # a link does not change when its file does
+                return File(path, of_target.st_size, str(of_target.st_mtime))
             found = self.fs.info(path)
         marks = (found.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"))
         return File(path, int(found["size"]), str(next((mark for mark in marks if mark is not None), "")))
@@ -251,7 +259,7 @@ class Files:
         self, urls: Sequence[str], places: Sequence[str], suffix: str | tuple[str, ...], growing: bool
     ) -> tuple[dict[str, File], set[str]]:
         """Return the files by path, and the folders that hold all of them: given, matched, or those of single files."""
-        plain = [place for place in places if not any(sign in place for sign in "*?[")]
+        plain = [place for place in places if not has_signs(place, local=self.local)]
         by_client = None
         if self.client is not None and plain:
             with self.translating(urls[0]):
@@ -281,15 +289,19 @@ class Files:
 
     def _list(self, url: str, place: str, suffix: str | tuple[str, ...], growing: bool) -> tuple[list[str], list[str]]:
         """Return files, and the folders that hold all of them: given, matched, or those of single files."""
-        if any(sign in place for sign in "*?["):
+        is_dir = os.path.isdir if self.local else self.fs.isdir  # fsspec does not follow links
+        if has_signs(place, local=self.local):
             found = [path for path in self.fs.glob(place) if not _is_note(path, "")]
-            folders = [path for path in found if self.fs.isdir(path)]
+            folders = [path for path in found if is_dir(path)]
             files = [path for path in found if path not in folders]
         else:
-            is_folder = self.fs.isdir(place) or (growing and not self.fs.exists(place))
+            is_folder = is_dir(place) or (growing and not self.fs.exists(place))
             folders, files = ([place], []) if is_folder else ([], [place])
         tops = [*folders, *{posixpath.dirname(path) for path in files}]
-        files += [path for folder in folders for path in self._chosen(folder, self.fs.find(folder), suffix, growing)]
+        for folder in folders:
+            there, links = files_below(folder) if self.local and is_dir(folder) else (self.fs.find(folder), [])
+            tops += links
+            files += self._chosen(folder, there, suffix, growing)
         if not files and not growing:
             raise SourceError(url, "holds no file of data")
         return files, tops
@@ -314,6 +326,9 @@ def _open_urls(urls: Sequence[str], options: Mapping[str, object]) -> list[tuple
     stores: dict[tuple[str, str, str], fsspec.AbstractFileSystem] = {}
     made = []
     for url in urls:
+        if local_path(url) is not None:
+            made.append(open_url(url, options))
+            continue
         parts = urlsplit(url)
         user, _, host = parts.netloc.rpartition("@")
         store = parts.scheme, user, parts.query
@@ -331,6 +346,8 @@ def open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFi
     """Find the file system of a URL: fsspec's, or Arrow's own (s3, gs, hdfs) if fsspec's package is not installed.
 
     Only Arrow's understands a URL of s3 with credentials or a query."""
+    if (path := local_path(url)) is not None:
+        return LocalFileSystem(**options), path
     secrets = secret_values(options)
     parts = urlsplit(url)
     if parts.scheme in ("s3", "s3a") and (parts.query or ":" in parts.netloc or "@" in parts.netloc):

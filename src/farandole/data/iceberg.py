@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from farandole.data.data_files import DataFile, TableColumn, TableSource
 from farandole.data.file_systems import Files, open_url
+from farandole.data.places import Place, text_of
 from farandole.data.row_groups import File
 from farandole.errors import ConfigError, FarandoleError, SourceError
 from farandole.extras import importing
@@ -47,7 +48,7 @@ class IcebergSource(TableSource):
 
     def __init__(
         self,
-        table: "str | Table",
+        table: "Place | Table",
         *,
         snapshot: int | None = None,
         timestamp: datetime | None = None,
@@ -55,10 +56,12 @@ class IcebergSource(TableSource):
     ) -> None:
         if snapshot is not None and timestamp is not None:
             raise ConfigError("snapshot", "and timestamp exclude each other")
+        with importing(__package__ or __name__):
+            from pyiceberg.table import Table
+        if not isinstance(table, Table):
+            table = text_of(table)
         self._asked, self._options = table, options
         self._name = table if isinstance(table, str) else ".".join(table.name())
-        with importing(__package__ or __name__):
-            import pyiceberg.table  # noqa: F401
         files, opened = _open(table, options or {})
         with _telling(self._name, secret_values(options or {})):
             self._version = _choose(self._name, opened, snapshot, timestamp)

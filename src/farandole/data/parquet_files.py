@@ -28,20 +28,20 @@ _OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
 class ParquetFiles:
     """Parquet files that are read as they are, without a table's log; opens each for its footer.
 
-    Files that a `_metadata` file in their folder describes are not opened.
+    Files that a `_metadata` file in their folder describes are not opened. Folders below `base` name columns.
 
     With `gather`, ranks that are given the same files of a store each open some of them and exchange the footers.
     Raises `SourceError` for files that are no Parquet, `DataError` for columns that differ between files."""
 
-    def __init__(self, files: Files, listed: Sequence[File], gather: Gather | None = None) -> None:
-        self._files = files
+    def __init__(self, files: Files, listed: Sequence[File], base: str, gather: Gather | None = None) -> None:
+        self._files, self._base = files, base
         opened = self._open_all(listed, gather if files.client is not None else None)
         self._listed, footers = [file for file, _ in opened], [footer for _, footer in opened]
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
         schema = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
         self._known_leaves: tuple[Sequence[str], Any, list[int]] | None = None  # of the file that was read last
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
-        self._partitions = partition_fields([file.path for file in self._listed], schema)
+        self._partitions = partition_fields([file.path for file in self._listed], schema, base)
         self.schema = pa.schema([*schema, *self._partitions])
         rows = [footer.row_group(number).num_rows for footer in footers for number in range(footer.num_row_groups)]
         counts = [footer.num_row_groups for footer in footers]
@@ -75,7 +75,7 @@ class ParquetFiles:
             self._files.check([row_group.file])
         if table.schema != self._schema_of(tuple(held)):
             table = with_types(table, self.schema)
-        return add_partitions(table, row_group.file.path, partitions)
+        return add_partitions(table, row_group.file.path, partitions, self._base)
 
     def _spans(self, footer: Footer, number: int, columns: Sequence[str]) -> list[Span]:
         """Return where these columns of a row group lie in their file."""
@@ -112,7 +112,8 @@ class ParquetFiles:
         if not bounded_kind(field.type):
             return None
         if field in self._partitions:
-            values = pa.array([value_in_path(group.file.path, field) for group in self.row_groups], field.type)
+            found = [value_in_path(group.file.path, field, self._base) for group in self.row_groups]
+            values = pa.array(found, field.type)
             nulls = [0 if value.is_valid else group.rows for value, group in zip(values, self.row_groups, strict=True)]
             return Bounds(values, values, np.array(nulls, np.int64))
         leaves = {path: _leaf(footer, column) for path, footer in self._footers.items()}

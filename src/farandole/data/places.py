@@ -1,19 +1,100 @@
-"""Places of files as users give them: texts and paths."""
+"""Places of files as users give them: texts and paths, and what lies at those of this machine."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import unquote
 
-__all__ = ["Places", "texts_of"]
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
-Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+from farandole.errors import ConfigError, SourceError
+
+__all__ = ["Place", "Places", "files_below", "has_signs", "local_path", "text_of", "texts_of"]
+
+Place = str | os.PathLike[str]
+Places = Place | Sequence[Place]
+
+_SIGNS = "*?["  # of globs
+_LOCAL = re.compile(r"(file|local):")
 
 
 def texts_of(places: Places) -> str | list[str]:
     """Return URLs and paths as texts; of a `FlyteDirectory` or `FlyteFile` the place in the store.
 
-    Its `__fspath__` would download all files."""
-    if isinstance(places, str):
-        return places
-    if isinstance(places, os.PathLike):
-        return str(getattr(places, "remote_source", None) or os.fspath(places))
-    return [each if isinstance(each, str) else str(texts_of(each)) for each in places]
+    Its `__fspath__` would download all files. Raises `ConfigError` for what is no place, or no collection of places."""
+    if isinstance(places, str | os.PathLike):
+        return text_of(places)
+    if not isinstance(places, Iterable) or isinstance(places, bytes | bytearray | Mapping):
+        raise _no_place(places)
+    return [text_of(each) for each in places]
+
+
+def text_of(place: Place) -> str:
+    """Return one place as `texts_of` does."""
+    if isinstance(place, str):
+        return place
+    if not isinstance(place, os.PathLike):
+        raise _no_place(place)
+    return str(getattr(place, "remote_source", None) or os.fspath(place))
+
+
+def _no_place(found: object) -> ConfigError:
+    return ConfigError("url", f"must be a URL or a path, not {type(found).__name__}")
+
+
+def local_path(url: str) -> str | None:
+    """Return the absolute path of a path or URL of this machine; None for URLs of other file systems.
+
+    "%20" in a URL stands for a space, unless there is a file or folder with this very name."""
+    if not _LOCAL.match(url):
+        if not url.startswith(("/", ".", "~")) and ("://" in url or _is_chain(url)):
+            return None
+        return str(LocalFileSystem._strip_protocol(url))
+    path = str(LocalFileSystem._strip_protocol(url))
+    fixed = os.path.dirname(re.split(r"[*?\[]", path)[0]) if has_signs(path) else path
+    return path if os.path.lexists(fixed) else unquote(path)
+
+
+def _is_chain(url: str) -> bool:
+    """Return whether fsspec takes the text for one file system on top of another: "simplecache::..."."""
+    first, sign, _ = url.partition("::")
+    return bool(sign) and first in fsspec.available_protocols()
+
+
+def has_signs(place: str, *, local: bool = True) -> bool:
+    """Return whether a path is a glob; names that are there on this machine are not, whatever signs they have."""
+    return any(sign in place for sign in _SIGNS) and not (local and os.path.lexists(place))
+
+
+def files_below(folder: str) -> tuple[list[str], list[str]]:
+    """Return the files in a folder of this machine and in all folders in it, and the links to folders that led there.
+
+    Raises `SourceError` for a link to a folder that it lies in, `OSError` for a folder that cannot be listed. Leaves
+    out such folders if their names say that they hold no data: "_x", ".x", "lost+found"."""
+    files: list[str] = []
+    links: list[str] = []
+    waiting: list[tuple[str, tuple[str, ...]]] = [(folder, (os.path.realpath(folder),))]
+    while waiting:
+        path, above = waiting.pop()
+        for entry in _entries(path):
+            if not entry.is_dir():
+                files.append(entry.path)
+                continue
+            real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(above[-1], entry.name)
+            if any(each == real or each.startswith(f"{real}/") for each in above):
+                raise SourceError(entry.path, "is a link to a folder that it lies in; remove it")
+            if entry.is_symlink():
+                links.append(entry.path)
+            waiting.append((entry.path, (*above, real)))
+    return files, links
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except PermissionError:
+        if os.path.basename(folder).startswith(("_", ".", "lost+found")):
+            return []
+        raise

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from farandole.data.file_systems import Files, open_url
 from farandole.data.parquet_files import one_schema, with_types
+from farandole.data.places import Place, text_of
 from farandole.data.pruning import Bounds
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup
@@ -32,7 +33,8 @@ class SavedDataset:
     Raises `SourceError` for a folder that is none, for one of several splits, and for files that are no Arrow streams;
     `DataError` for columns that differ between files, or are encoded with a dictionary."""
 
-    def __init__(self, url: str, *, options: Mapping[str, object] | None = None) -> None:
+    def __init__(self, url: Place, *, options: Mapping[str, object] | None = None) -> None:
+        url = text_of(url)
         self._files, folder = Files.at(url, options), open_url(url, options or {})[1].rstrip("/")
         with self._files.translating(url):
             if self._files.exists(f"{folder}/{SPLITS}"):

@@ -22,10 +22,10 @@ __all__ = ["ArrowSource", "ParquetSource"]
 class ParquetSource:
     """Parquet files: one URL, folder or glob, or a list of these; `options` are those of the file system.
 
-    Folders named "column=value" add a column. Reads all footers. The folder of a Delta or Iceberg table, or of a Spark
-    stream's output, is read as `DeltaSource`, `IcebergSource` and `StreamSource` do, at `version` or the newest one;
-    that of Hugging Face's `save_to_disk` as `SavedDataset` does. Of a `FlyteDirectory` the place in the store is read,
-    without a download.
+    Folders named "column=value" below the given one add a column. Reads all footers. The folder of a Delta or Iceberg
+    table, or of a Spark stream's output, is read as `DeltaSource`, `IcebergSource` and `StreamSource` do, at `version`
+    or the newest one; that of Hugging Face's `save_to_disk` as `SavedDataset` does. Of a `FlyteDirectory` the place in
+    the store is read, without a download.
     With `gather`, an all-gather of objects, all ranks open together: if one fails, all raise; of a store, rank 0 lists
     the files and each rank reads some of the footers. Raises `SourceError` for files that are no Parquet and for other
     tables, `DataError` for columns that differ between files.
@@ -98,20 +98,23 @@ def _open(
         return together(open_alone, gather)
     rank, _ = place_in(gather)
     files = together(lambda: Files.at(first, options, warn=rank == 0), gather)
-    table, listed = from_first(lambda: _find(urls, options, version, files), gather, rank)
+    table, listed, base = from_first(lambda: _find(urls, options, version, files), gather, rank)
     if table is not None:
-        return together(lambda: _open_found(files, options, version, table, listed), gather)
-    return _open_found(files, options, version, table, listed, gather)
+        return together(lambda: _open_found(files, options, version, table, listed, base), gather)
+    return _open_found(files, options, version, table, listed, base, gather)
 
 
 def _find(
     urls: str | Sequence[str], options: Mapping[str, object] | None, version: int | None, files: Files
-) -> tuple[TableFolder | None, list[File]]:
-    """Return a table's folder, or the files; makes the requests that one rank can make for all."""
+) -> tuple[TableFolder | None, list[File], str]:
+    """Return a table's folder, or the files and their base; makes the requests that one rank can make for all."""
     table = find_table(urls, options, files)
     if table is None and version is not None:
         raise ConfigError("version", f"is that of a table, and {mask(str(urls))} is none")
-    return table, [] if table is not None else Files.find(urls, ".parquet", options, opened=files)[1]
+    if table is not None:
+        return table, [], ""
+    _, listed, base = Files.find(urls, ".parquet", options, opened=files)
+    return None, listed, base
 
 
 def _open_found(
@@ -120,18 +123,19 @@ def _open_found(
     version: int | None,
     table: TableFolder | None,
     listed: Sequence[File],
+    base: str,
     gather: Gather | None = None,
 ) -> ParquetFiles | LoggedSource:
     if table is not None:
         return table.open(options, version)
-    return ParquetFiles(files, listed, gather)
+    return ParquetFiles(files, listed, base, gather)
 
 
 class ArrowSource:
     """Arrow IPC files (also called Feather 2), whose record batches are the row groups; URLs as for Parquet."""
 
     def __init__(self, urls: Places, options: Mapping[str, object] | None = None) -> None:
-        self._files, self._listed = Files.find(texts_of(urls), ".arrow", options)
+        self._files, self._listed, _ = Files.find(texts_of(urls), ".arrow", options)
         schemas, groups = [], []
         self._nbytes: dict[str, int] = {}
         for file in self._listed:

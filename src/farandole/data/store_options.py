@@ -1,8 +1,9 @@
 """Options of object stores: those of URLs and of fsspec's file systems, for Arrow's and deltalake's clients."""
 
-import os
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from farandole.data.places import local_path
 
 __all__ = ["arrow_s3_options", "botocore_options", "delta_url", "object_store_options"]
 
@@ -46,9 +47,9 @@ _IN_QUERIES = {"scheme", "endpoint_override", "allow_bucket_creation", "allow_bu
 
 def delta_url(url: str) -> str:
     """Return the URL as deltalake takes it: without credentials and options, of local folders the absolute path."""
+    if (path := local_path(url)) is not None:
+        return path
     parts = urlsplit(url)
-    if parts.scheme in ("", "file", "local"):
-        return os.path.abspath(unquote(parts.path) if parts.scheme else url)
     scheme = "s3" if parts.scheme == "s3a" else parts.scheme
     # The host may be an account's part of a container: abfss://container@account.
     host = parts.netloc.rpartition("@")[2] if scheme == "s3" else parts.netloc
@@ -59,9 +60,9 @@ def object_store_options(url: str, options: Mapping[str, object]) -> dict[str, s
     """Return deltalake's options for a URL and the options of its file system.
 
     Those of s3 are translated; of other stores, texts are passed on, and the rest is left to the environment."""
-    parts = urlsplit(url)
-    if parts.scheme in ("", "file", "local"):
+    if local_path(url) is not None:
         return {}
+    parts = urlsplit(url)
     if parts.scheme not in ("s3", "s3a"):
         return {name: value for name, value in options.items() if isinstance(value, str)}
     found = _told_by(url) | _flat(options)

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from farandole.data.file_systems import Files, open_url
 from farandole.data.parquet_files import ParquetFiles
+from farandole.data.places import Place, text_of
 from farandole.data.row_groups import File
 from farandole.errors import SourceError
 from farandole.masking import mask
@@ -32,7 +33,8 @@ class StreamSource(ParquetFiles):
     later ones, and files that are gone.
     """
 
-    def __init__(self, url: str, *, batch: int | None = None, options: Mapping[str, object] | None = None) -> None:
+    def __init__(self, url: Place, *, batch: int | None = None, options: Mapping[str, object] | None = None) -> None:
+        url = text_of(url)
         self._url, self._options = url, options
         files = Files.at(url, options)
         found, listed = files_of_batches(url, options, batch, files)
@@ -41,7 +43,7 @@ class StreamSource(ParquetFiles):
         if not listed:
             raise SourceError(url, "holds no file of data: no batch of this Spark stream had rows")
         self._batch = found
-        super().__init__(stream_files(url, files), listed)
+        super().__init__(stream_files(url, files), listed, open_url(url, options or {})[1].rstrip("/"))
 
     @property
     def version(self) -> int:

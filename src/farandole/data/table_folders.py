@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data.data_files import TableSource
 from farandole.data.file_systems import Files, open_url
+from farandole.data.places import has_signs
 from farandole.data.ranges import RangeClient
 from farandole.data.saved_dataset import SPLITS, STATE, SavedDataset
 from farandole.data.stream_output import StreamSource
@@ -63,7 +65,7 @@ def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None, 
     if len(asked) != 1:
         return None
     fs, place = open_url(asked[0], options or {})
-    if any(sign in place for sign in "*?["):  # in the path: a URL may have a query
+    if has_signs(place, local=isinstance(fs, LocalFileSystem)):  # in the path: a URL may have a query
         return None
     if place.endswith(".metadata.json"):
         return TableFolder(asked[0], ICEBERG)
