@@ -1,4 +1,4 @@
-"""Integers of several widths in the files of one source, and times of several kinds."""
+"""Types that differ between the files of one source: widths and forms; and times of several kinds."""
 
 from datetime import datetime
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -63,3 +64,49 @@ def test_old_times_that_nanoseconds_do_not_reach_are_refused(tmp_path: Path, yea
     source = ParquetSource(str(tmp_path))
     with pytest.raises(DataError, match=r"column 'at': .*2.parquet holds times before 1677 or after 2262 as INT96"):
         source.read(source.row_groups[1], ["at"])
+
+
+TENSOR = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4.0).reshape(1, 2, 2))
+NAMED = pa.ExtensionArray.from_storage(
+    pa.fixed_shape_tensor(pa.float64(), (2, 2), dim_names=["height", "width"]), TENSOR.storage
+)
+ALIKE: dict[str, list[pa.Array]] = {
+    "large text": [pa.array(["a"]), pa.array(["a"], pa.large_string())],
+    "text and views": [pa.array(["a"], pa.string_view()), pa.array(["a"])],
+    "views alone": [pa.array(["a"], pa.string_view())],
+    "bytes": [pa.array([b"a"]), pa.array([b"a"], pa.large_binary())],
+    "views of bytes": [pa.array([b"a"]), pa.array([b"a"], pa.binary_view())],
+    "categories": [pa.array(["a"]).cast(pa.dictionary(pa.int8(), pa.string())), pa.array(["a"]).dictionary_encode()],
+    "categories and text": [pa.array(["a"]).dictionary_encode(), pa.array(["a"]), pa.nulls(0)],
+    "lists": [pa.array([[1]], pa.list_(pa.int32())), pa.array([[1]], pa.large_list(pa.int64()))],
+    "lists without nulls": [
+        pa.array([[1]]),
+        pa.array([[1]], pa.list_(pa.field("element", pa.int64(), nullable=False))),
+    ],
+    "fixed lists": [pa.array([[1]], pa.list_(pa.int8(), 1)), pa.array([[1]], pa.list_(pa.int16(), 1))],
+    "tensors": [TENSOR, NAMED, TENSOR],
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+@pytest.mark.parametrize("backward", [False, True])
+def test_types_that_differ_in_their_form_only_are_one(tmp_path: Path, case: str, backward: bool) -> None:
+    if "views" in case and int(pa.__version__.partition(".")[0]) < 22:
+        pytest.skip("this pyarrow does not write views")
+    for number, array in enumerate(reversed(ALIKE[case]) if backward else ALIKE[case]):
+        pq.write_table(pa.table({"value": array}), tmp_path / f"{number}.parquet")
+    source = ParquetSource(str(tmp_path))
+    kind = source.schema.field("value").type
+    tables = [source.read(group, ["value"]) for group in source.row_groups if group.rows]
+    assert [table.schema.field("value").type for table in tables] == [kind] * len(tables)
+    rows = [row for batch in Loader(source, batch_size=8, policy="join") for row in batch["value"].tolist()]  # type: ignore[union-attr]
+    assert len(rows) == sum(map(len, ALIKE[case]))
+    assert all(row == rows[0] for row in rows)
+
+
+def test_tensors_of_different_shapes_are_refused(tmp_path: Path) -> None:
+    for number, shape in enumerate([(1, 2, 2), (1, 4, 1)]):
+        array = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4.0).reshape(shape))
+        pq.write_table(pa.table({"value": array}), tmp_path / f"{number}.parquet")
+    with pytest.raises(DataError, match=r"'value': is .*shape=\[2,2\].* but .*shape=\[4,1\]"):
+        ParquetSource(str(tmp_path))

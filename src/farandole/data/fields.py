@@ -1,6 +1,7 @@
 """Conversion of Arrow columns to NumPy arrays, planned once from the schema and a few rows, alike on all ranks."""
 
 import difflib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from farandole.data.schemas import axes_of, is_binary, is_text, plain_type
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.errors import ConfigError, DataError
 
@@ -56,6 +58,10 @@ class Field(ABC):
         whole = _one_array(column)
         if pa.types.is_dictionary(whole.type):
             whole = whole.dictionary_decode()
+        if isinstance(whole, pa.ExtensionArray):
+            whole = whole.storage
+        if whole.type != (plain := plain_type(whole.type)):
+            whole = whole.cast(plain)
         if whole.null_count:
             if self.fill is None:
                 raise DataError(
@@ -110,10 +116,11 @@ class Arrays(Field):
     """Arrays of numbers of one shape, as an array (rows, *shape)."""
 
     shape: tuple[int, ...]
+    flat: bool = False  # the rows are lists of all items, as Arrow's tensors are
 
     def _convert(self, column: pa.Array) -> Values:
         flat = column
-        for length in self.shape:
+        for length in [math.prod(self.shape)] if self.flat else self.shape:
             if pa.types.is_fixed_size_list(flat.type):
                 flat = flat.flatten()
                 continue
@@ -195,13 +202,20 @@ def _plan(name: str, kind: pa.DataType, seen: pa.ChunkedArray, options: FieldOpt
         kind = kind.value_type
     if _is_number(kind):
         return Numbers(name=name, kind=str(kind), fill=fill)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         if name in options.vocabulary:
             words = tuple(options.vocabulary[name])
             return Codes(name=name, kind=f"int64, one of {len(words)} words", fill=fill, words=words)
         return Objects(name=name, kind=str(kind), fill=fill)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if is_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return Objects(name=name, kind=str(kind), fill=fill)
+    if (
+        isinstance(kind, pa.FixedShapeTensorType)
+        and _is_number(kind.value_type)
+        and axes_of(kind) == sorted(axes_of(kind))
+    ):
+        shape = tuple(kind.shape)
+        return Arrays(name=name, kind=f"{kind.value_type}{list(shape)}", fill=fill, shape=shape, flat=True)
     known = _one_array(seen.drop_null())
     if is_vector(kind):
         return _plan_vectors(name, known, fill, sparse=name not in options.dense)

@@ -1,4 +1,4 @@
-"""Parquet files and their footers; and what files of any format share: one schema, and columns of its types."""
+"""Parquet files and their footers."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,10 @@ from farandole.data.partitions import add_partitions, partition_fields, value_in
 from farandole.data.pruning import Bounds, bounded_kind
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups
-from farandole.errors import DataError, SourceError
+from farandole.data.schemas import one_schema, with_types
+from farandole.errors import DataError
 
-__all__ = ["ParquetFiles", "check_int96", "one_schema", "spans_of", "with_types"]
+__all__ = ["ParquetFiles", "check_int96", "spans_of"]
 
 _OPENERS = 16
 _OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
@@ -222,56 +223,3 @@ def _leaves(footer: Footer | pq.FileMetaData, columns: set[str]) -> list[int]:
         if path in columns:
             found.append(leaf)
     return found
-
-
-def one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of all files.
-
-    A column of type null has the type that it has in other files, and integers have the width that holds all of them.
-    """
-    first = schemas[0]
-    for file, schema in zip(files, schemas, strict=True):
-        if len(set(schema.names)) < len(schema.names):
-            twice = next(name for name in schema.names if schema.names.count(name) > 1)
-            raise DataError(twice, f"is in {file.path} more than once; give each column a name of its own")
-    fields = []
-    for field in first:
-        typed, of = field, files[0]
-        for file, schema in zip(files, schemas, strict=True):
-            there = schema.field(field.name).type if field.name in schema.names else None
-            if there is None:
-                raise DataError(field.name, f"is in {files[0].path}, but not in {file.path}")
-            if there == typed.type or pa.types.is_null(there):
-                continue
-            kind = there if pa.types.is_null(typed.type) else _wider(typed.type, there)
-            if kind is None:
-                raise DataError(field.name, f"is {typed.type} in {of.path}, but {there} in {file.path}")
-            if kind != typed.type:
-                typed, of = field.with_type(kind), file
-        fields.append(typed)
-    for file, schema in zip(files, schemas, strict=True):
-        if more := sorted(set(schema.names) - set(first.names)):
-            raise SourceError(file.path, f"has columns that {files[0].path} has not: {', '.join(more)}")
-    return pa.schema(fields, first.metadata)
-
-
-def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give columns of type null, and integers, the type that they have in the schema."""
-    for place, field in enumerate(table.schema):
-        kind = schema.field(field.name).type
-        if pa.types.is_null(field.type):
-            table = table.set_column(place, field.with_type(kind), pa.nulls(table.num_rows, kind))
-        elif pa.types.is_integer(field.type) and field.type != kind:
-            table = table.set_column(place, field.with_type(kind), table.column(place).cast(kind))
-    return table
-
-
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the smallest type of integers that holds those of both types; None if there is none."""
-    if not (pa.types.is_integer(one) and pa.types.is_integer(other)):
-        return None
-    if pa.types.is_signed_integer(one) == pa.types.is_signed_integer(other):
-        return max(one, other, key=lambda kind: kind.bit_width)
-    signed, unsigned = (one, other) if pa.types.is_signed_integer(one) else (other, one)
-    bits = max(signed.bit_width, 2 * unsigned.bit_width)
-    return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits)

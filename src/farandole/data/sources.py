@@ -7,10 +7,11 @@ import pyarrow as pa
 
 from farandole.data.agreement import Gather, from_first, place_in, together
 from farandole.data.file_systems import Files, is_local
-from farandole.data.parquet_files import ParquetFiles, one_schema, with_types
+from farandole.data.parquet_files import ParquetFiles
 from farandole.data.places import Places, texts_of
 from farandole.data.pruning import Bounds
 from farandole.data.row_groups import File, RowGroup, in_flight, recheck
+from farandole.data.schemas import one_schema, with_types
 from farandole.data.table_folders import LoggedSource, TableFolder, find_table
 from farandole.data.versions import at_version, version_of
 from farandole.errors import ConfigError

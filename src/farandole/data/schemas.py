@@ -1,0 +1,128 @@
+"""One schema of several files, and tables of its types."""
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from farandole.data.row_groups import File
+from farandole.errors import DataError, SourceError
+
+__all__ = ["axes_of", "is_binary", "is_text", "one_schema", "plain_type", "with_types"]
+
+
+def one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the schema of all files, in which each column has a type that holds its values of all files.
+
+    A column of type null has the type that it has in other files, and integers have the width that holds all of them.
+    Texts and bytes are large where one file's are; views of them, and dictionaries of several types, become plain
+    values. Raises `DataError` for columns without such a type, `SourceError` for a file with more columns."""
+    first = schemas[0]
+    for file, schema in zip(files, schemas, strict=True):
+        if len(set(schema.names)) < len(schema.names):
+            twice = next(name for name in schema.names if schema.names.count(name) > 1)
+            raise DataError(twice, f"is in {file.path} more than once; give each column a name of its own")
+    fields = []
+    for field in first:
+        typed, of = field.with_type(plain_type(field.type)), files[0]
+        for file, schema in zip(files, schemas, strict=True):
+            there = schema.field(field.name).type if field.name in schema.names else None
+            if there is None:
+                raise DataError(field.name, f"is in {files[0].path}, but not in {file.path}")
+            if there == typed.type:
+                continue
+            kind = _common(typed.type, plain_type(there))
+            if kind is None:
+                raise DataError(field.name, f"is {typed.type} in {of.path}, but {there} in {file.path}")
+            if kind != typed.type:
+                typed, of = field.with_type(kind), file
+        fields.append(typed)
+    for file, schema in zip(files, schemas, strict=True):
+        if more := sorted(set(schema.names) - set(first.names)):
+            raise SourceError(file.path, f"has columns that {files[0].path} has not: {', '.join(more)}")
+    return pa.schema(fields, first.metadata)
+
+
+def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Give the columns the types that they have in the schema, which `one_schema` has made."""
+    for place, field in enumerate(table.schema):
+        kind = schema.field(field.name).type
+        if field.type == kind:
+            continue
+        column = table.column(place)
+        if pa.types.is_null(field.type):
+            column = pa.nulls(table.num_rows, kind)
+        elif isinstance(kind, pa.BaseExtensionType):
+            column = pa.chunked_array(
+                [pa.ExtensionArray.from_storage(kind, each.storage) for each in column.chunks], kind
+            )
+        else:
+            column = column.cast(kind)
+        table = table.set_column(place, field.with_type(kind), column)
+    return table
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether values of a type are texts."""
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether values of a type are bytes, of any length."""
+    return any(test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view))
+
+
+def axes_of(kind: pa.FixedShapeTensorType) -> list[int]:
+    """Return the order in which a tensor's axes lie in memory."""
+    return list(range(len(kind.shape)) if kind.permutation is None else kind.permutation)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return texts and bytes for views of them, for which Arrow lacks functions."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_binary_view(kind) else kind
+
+
+def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the smallest type that holds the values of both types; None if there is none."""
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if pa.types.is_dictionary(one) or pa.types.is_dictionary(other):
+        return _common(
+            *(plain_type(kind.value_type) if pa.types.is_dictionary(kind) else kind for kind in (one, other))
+        )
+    if isinstance(one, pa.FixedShapeTensorType) and isinstance(other, pa.FixedShapeTensorType):
+        # Names of dimensions say nothing about values.
+        same = (one.value_type, one.shape, axes_of(one)) == (other.value_type, other.shape, axes_of(other))
+        return one if same else None
+    for family, large in ((is_text, pa.large_string()), (is_binary, pa.large_binary())):
+        if family(one) and family(other):
+            return large
+    if pa.types.is_integer(one) and pa.types.is_integer(other):
+        return _wider(one, other)
+    return _common_list(one, other)
+
+
+def _common_list(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    plain: Callable[[pa.DataType], bool] = pa.types.is_list
+    large: Callable[[pa.DataType], bool] = pa.types.is_large_list
+    fixed: Callable[[pa.DataType], bool] = pa.types.is_fixed_size_list
+    if fixed(one) and fixed(other) and one.list_size == other.list_size:
+        item = _common(plain_type(one.value_type), plain_type(other.value_type))
+        return None if item is None else pa.list_(item, one.list_size)
+    if all(plain(kind) or large(kind) for kind in (one, other)):
+        item = _common(plain_type(one.value_type), plain_type(other.value_type))
+        make = pa.large_list if large(one) or large(other) else pa.list_
+        return None if item is None else make(item)
+    return None
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the smallest type of integers that holds those of both types; None if there is none."""
+    if pa.types.is_signed_integer(one) == pa.types.is_signed_integer(other):
+        return max(one, other, key=lambda kind: kind.bit_width)
+    signed, unsigned = (one, other) if pa.types.is_signed_integer(one) else (other, one)
+    bits = max(signed.bit_width, 2 * unsigned.bit_width)
+    return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits)
