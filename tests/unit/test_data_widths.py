@@ -1,5 +1,7 @@
 """Types that differ between the files of one source: widths and forms; and times of several kinds."""
 
+import zlib
+from base64 import b64decode
 from datetime import datetime
 from pathlib import Path
 
@@ -64,6 +66,26 @@ def test_old_times_that_nanoseconds_do_not_reach_are_refused(tmp_path: Path, yea
     source = ParquetSource(str(tmp_path))
     with pytest.raises(DataError, match=r"column 'at': .*2.parquet holds times before 1677 or after 2262 as INT96"):
         source.read(source.row_groups[1], ["at"])
+
+
+# What Arrow 22 wrote of three times, and its own name.
+OLD_ARROW = (
+    "eNoLcAwyFGUQDREN0RHlADLYRNlkGBgYmICYmZcj/chRbi4GhsctqgwvmDfmZW/8/3/dTRUGGLi0R5lBlEVSx5RBgq04OSM1N1GUCWiEKpMEU2IJgxiH"
+    "pIykjBqDjCibpCobgyRIUBQoKlYlVqXG4SkDtI0BqN5Gk01SjYkNaBxQgkMNKM2goVCQWFRYmlqim1xQoJtYVJRfrlCWWlScmZ+nYGSkZ6BnICkDcmUN"
+    "EAcAPQAAu40nEA=="
+)
+
+
+def test_old_times_that_old_arrow_wrote_are_read(tmp_path: Path) -> None:
+    (tmp_path / "1.parquet").write_bytes(zlib.decompress(b64decode(OLD_ARROW)))
+    source = ParquetSource(str(tmp_path))
+    times = source.read(source.row_groups[0], ["at"])["at"].cast(pa.timestamp("us")).to_pylist()
+    assert times == [
+        datetime(2020, 1, 2, 3, 4, 5, 678901),
+        None,
+        datetime(1900, 1, 1, 0, 0, 0, 1),
+        datetime(1700, 5, 6),
+    ]
 
 
 TENSOR = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4.0).reshape(1, 2, 2))

@@ -24,6 +24,9 @@ __all__ = ["ParquetFiles", "check_int96", "spans_of"]
 
 _OPENERS = 16
 _OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
+# Before Arrow 23 a time before 1970 as INT96 was a day and negative nanoseconds, modulo 2**64.
+_OLD_ARROW = re.compile(r"parquet-cpp-arrow version (1?\d|2[0-2])\.")
+_WRAPPED = 2**64 // 1000  # microseconds
 
 
 class ParquetFiles:
@@ -187,7 +190,10 @@ def check_int96(
         again = parquet.read_row_groups(row_groups, columns=names, use_threads=False)
     for name in names:
         nanos, micros = (each[name].cast(pa.int64()).fill_null(0).to_numpy() for each in (table, again))
-        if np.abs(nanos // 1000 - micros).max() > 1:
+        apart = micros - nanos // 1000
+        if _OLD_ARROW.match(footer.created_by or ""):
+            apart = np.where((nanos < 0) & (apart >= _WRAPPED), apart - _WRAPPED, apart)
+        if np.abs(apart).max() > 1:
             raise DataError(
                 name,
                 f"{path} holds times before 1677 or after 2262 as INT96, which timestamp[ns] cannot hold; write them "
