@@ -55,6 +55,8 @@ def test_types_without_a_common_one_are_refused(tmp_path: Path, other: pa.DataTy
 
 @pytest.mark.parametrize("year", [1, 1500, 2300, 9999])
 def test_old_times_that_nanoseconds_do_not_reach_are_refused(tmp_path: Path, year: int) -> None:
+    if year == 2300 and int(pa.__version__.partition(".")[0]) < 23:
+        pytest.skip("this pyarrow writes times before 1970 like those of 2262 to 2554")
     times = pa.array(
         [datetime(2020, 1, 2, 3, 4, 5, 678901), None, datetime(1900, 1, 1, 0, 0, 0, 1)], pa.timestamp("us")
     )

@@ -24,7 +24,8 @@ __all__ = ["ParquetFiles", "check_int96", "spans_of"]
 
 _OPENERS = 16
 _OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
-# Before Arrow 23 a time before 1970 as INT96 was a day and negative nanoseconds, modulo 2**64.
+# Before Arrow 23 a time before 1970 as INT96 was a day and negative nanoseconds, modulo 2**64. It cannot be told from
+# one of 2262 to 2554.
 _OLD_ARROW = re.compile(r"parquet-cpp-arrow version (1?\d|2[0-2])\.")
 _WRAPPED = 2**64 // 1000  # microseconds
 
