@@ -13,6 +13,7 @@ from farandole.data.meter import Metrics
 from farandole.data.plans import Policy
 from farandole.data.reading import Reading
 from farandole.data.row_groups import File, Source, rows_in
+from farandole.data.settings import check_loader
 from farandole.data.state import NO_VERSION
 from farandole.errors import ConfigError, DataError, SourceError
 
@@ -49,6 +50,9 @@ class GrowingLoader(Loader):
         wrap: Callable[[Source], Source] = lambda source: source,
         state: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(growing, Growing):
+            raise ConfigError("growing", f"must be Growing(url, ...), got {growing!r}")
+        check_loader(batch_size, policy, columns, rank, size)
         if policy == "drop":
             raise ConfigError("policy", "'drop' would leave out rows of each generation; take 'join' or 'pad'")
         if gather is None and size > 1:

@@ -17,6 +17,7 @@ from farandole.data.plans import GlobalPlan, LocalPlan, Policy
 from farandole.data.reading import Reading, checked_meanwhile, read_pieces, transformed
 from farandole.data.rounds import Columns, Reader
 from farandole.data.row_groups import Mixed, RowGroup, Source, fingerprint, in_flight, rows_in
+from farandole.data.settings import check_loader, check_source
 from farandole.data.shard_source import is_own
 from farandole.data.state import NO_SEED, NO_VERSION, State
 from farandole.data.versions import at_version, same_version, version_of
@@ -70,8 +71,8 @@ class Loader:
         report: Callable[[Metrics], None] | None = None,
         seed: int | None = None,
     ) -> None:
-        if not 0 <= rank < size:
-            raise ConfigError("rank", f"must be in 0..{size - 1}, got {rank}")
+        check_source(source)
+        check_loader(batch_size, policy, columns, rank, size)
         self._source, self._rank, self._size, self._batch_size = source, rank, size, batch_size
         self._reading, self._report = reading or Reading(), report
         if seed is not None:

@@ -27,6 +27,7 @@ from farandole.data.reading import Reading
 from farandole.data.rounds import Columns
 from farandole.data.row_groups import Source, rows_in
 from farandole.data.selection import Condition, Predicate, SelectedSource
+from farandole.data.settings import check_count
 from farandole.data.state import NO_VERSION
 from farandole.data.values import Ragged, SparseRows, Values
 from farandole.data.versions import same_version, version_of
@@ -99,8 +100,8 @@ class ReaderOptions:
                 raise ConfigError(name, why)
         if (self.cur_shard is None) != (self.shard_count is None):
             raise ConfigError("cur_shard", "and shard_count go together")
-        if self.num_epochs is not None and self.num_epochs < 1:
-            raise ConfigError("num_epochs", f"must be >= 1, or None for ever, got {self.num_epochs}")
+        if self.num_epochs is not None:  # for ever
+            check_count("num_epochs", self.num_epochs, 1)
         if self.reader_pool_type not in ("thread", "process", "dummy"):
             raise ConfigError("reader_pool_type", f"must be thread, process or dummy, got {self.reader_pool_type!r}")
         if self.cache_type not in (None, "null", "local-disk"):
@@ -330,6 +331,8 @@ def _columns(schema: pa.Schema, asked: Sequence[Any] | None) -> list[str]:
     """Return the columns that are asked for: by name, by pattern, or by objects that have a name."""
     if asked is None:
         return list(schema.names)
+    if isinstance(asked, str) or not all(isinstance(each, str) or hasattr(each, "name") for each in asked):
+        raise ConfigError("schema_fields", f"must be a list of names or fields, got {asked!r}")
     chosen: list[str] = []
     for each in asked:
         pattern = each if isinstance(each, str) else each.name

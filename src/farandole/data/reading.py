@@ -17,6 +17,7 @@ from farandole.data.pool import ReadPool
 from farandole.data.reading_process import ReadingProcesses
 from farandole.data.rounds import Columns, Reader, Transform, read_ahead, read_rounds
 from farandole.data.row_groups import RowGroup, in_flight
+from farandole.data.settings import check_count, check_seconds
 from farandole.errors import ConfigError, DataError
 
 __all__ = ["Reading", "checked_meanwhile", "read_pieces", "transformed"]
@@ -50,10 +51,14 @@ class Reading:
     def __post_init__(self) -> None:
         for name, least in (("seed", 0), ("lanes", 1), ("window", 1), ("workers", 0), ("ahead", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(name, f"must be >= {least}, got {value}")
-        if self.timeout <= 0:
-            raise ConfigError("timeout", f"must be > 0 seconds, got {self.timeout}")
+            if value is not None or name not in ("lanes", "window"):
+                check_count(name, value, least)
+        check_seconds("timeout", self.timeout)
+        transform: object = self.transform
+        if transform is not None and not callable(transform):
+            raise ConfigError("transform", f"must be a function of columns, got {transform!r}")
+        if not isinstance(self.fields, FieldOptions):
+            raise ConfigError("fields", f"must be FieldOptions(...), got {self.fields!r}")
         if self.processes and not self.workers:
             raise ConfigError("processes", "are as many as there are workers, of which there are none")
 

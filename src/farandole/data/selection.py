@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from farandole.data.fields import check_names
 from farandole.data.pruning import Bounded, Bounds, Condition, may_hold, rows_that_hold
 from farandole.data.row_groups import RowGroup, Source, in_flight, recheck
+from farandole.data.settings import check_source
 from farandole.data.versions import at_version, version_of
+from farandole.errors import ConfigError, DataError
 
 __all__ = ["Condition", "Predicate", "SelectedSource", "Where"]
 
 log = logging.getLogger(__name__)
 
 _SCANNERS = 4
+_OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
 
 
 @runtime_checkable
@@ -42,7 +45,8 @@ class SelectedSource:
     which holds.
 
     Making one reads the columns that `where` looks at, once, except row groups in which no condition can hold by the
-    least and greatest values in their files. Raises `DataError` for a column that is not there.
+    least and greatest values in their files. Raises `ConfigError` for what is no condition, `DataError` for a column
+    that is not there or that cannot be compared with the value.
     """
 
     def __init__(
@@ -50,10 +54,12 @@ class SelectedSource:
         source: Source,
         where: Where,
     ) -> None:
+        check_source(source)
         self._source, self._where = source, where
         self.schema = source.schema
         columns, choose, branches = _as_function(where)
         check_names(source.schema, columns)
+        _check_values(source.schema, branches)
         possible = _possible(source, branches)
         if not possible.all():
             log.info("%d of %d row groups cannot match and are not read", (~possible).sum(), len(possible))
@@ -123,13 +129,46 @@ def _as_function(
             return np.array([bool(where.do_include(row)) for row in table.to_pylist()], bool)
 
         return columns, include, []
-    branches: list[Any] = list(where)
-    if branches and isinstance(branches[0], tuple):
-        branches = [branches]
-    if not branches or not all(branches):
-        raise ValueError(f"where holds no condition: {where!r}")
+    branches = _branches(where)
     columns = sorted({condition[0] for branch in branches for condition in branch})
     return columns, lambda table: rows_that_hold(table, branches), branches
+
+
+def _branches(where: object) -> list[list[Condition]]:
+    """Return the lists of conditions; raises `ConfigError` for anything else."""
+    problem = f"must be a predicate, conditions such as ('age', '>=', 18), or lists of these, got {where!r}"
+    if not isinstance(where, Iterable) or isinstance(where, str | bytes | Mapping):
+        raise ConfigError("where", problem)
+    branches: list[Any] = list(where)
+    if branches and isinstance(branches[0], list | tuple) and branches[0] and isinstance(branches[0][0], str):
+        branches = [branches]
+    if not branches or not all(isinstance(branch, list | tuple) and branch for branch in branches):
+        raise ConfigError("where", problem)
+    return [[_condition(each) for each in branch] for branch in branches]
+
+
+def _condition(found: Any) -> Condition:
+    """Return a condition; raises `ConfigError`, with the condition, for anything else."""
+    if not isinstance(found, list | tuple) or len(found) != 3 or not isinstance(found[0], str):
+        raise ConfigError("where", f"has {found!r}; a condition is a column, an operator and a value")
+    name, operator, value = found
+    if operator not in _OPERATORS:
+        raise ConfigError("where", f"has {tuple(found)!r}; operators are {', '.join(_OPERATORS)}")
+    if operator in ("in", "not in"):
+        if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+            raise ConfigError("where", f"has {tuple(found)!r}; '{operator}' takes a list of values")
+        value = list(value)
+    return name, operator, value
+
+
+def _check_values(schema: pa.Schema, branches: Sequence[Sequence[Condition]]) -> None:
+    """Raise `DataError` for a value that the column's type cannot be compared with."""
+    for name, operator, value in (each for branch in branches for each in branch):
+        try:
+            rows_that_hold(schema.empty_table().select([name]), [[(name, operator, value)]])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            kind = schema.field(name).type
+            raise DataError(name, f"is {kind}, and cannot be compared: {operator} {value!r} ({error})") from error
 
 
 def _possible(source: Source, branches: Sequence[Sequence[Condition]]) -> NDArray[np.bool_]:
