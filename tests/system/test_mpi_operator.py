@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,7 +92,8 @@ class Pods:
         """Kill all that runs in a worker's pod, and start its server again, as the kubelet does with a container."""
         server = self.servers[worker]
         for each in [server.pid, *below(server.pid)]:
-            os.kill(each, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # its own guard was faster
+                os.kill(each, signal.SIGKILL)
         server.wait()
         self.serve(worker)
         self.servers[worker] = self.servers.pop()
@@ -105,7 +106,9 @@ class Pods:
 
 def below(process: int) -> list[int]:
     """Return the processes that a process and its children have started."""
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    children: list[str] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return [each for child in map(int, children) for each in (child, *below(child))]
 
 
