@@ -2,15 +2,28 @@
 
 import errno
 import io
+import logging
+import os
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from farandole.compat.output import HorovodOutput
 from farandole.errors import ConfigError
+from farandole.launch.cli import launch, run_parser
 from farandole.launch.output import Output
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
 
 
 def test_prefix_by_stream() -> None:
@@ -100,9 +113,39 @@ class _Late(io.StringIO):
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
 
+class _LateOutput(Output):
+    def __enter__(self) -> Self:
+        self._files[0, "stdout"].close()
+        self._files[0, "stdout"] = _Late()
+        return self
+
+
+TOLD = "output_filename: cannot write rank.0/stdout: Disk quota exceeded"
+
+
 def test_a_file_that_is_not_whole_when_it_is_closed_is_told(tmp_path: Path) -> None:
-    told = "cannot write rank.0/stdout: Disk quota exceeded"
-    with pytest.raises(ConfigError, match=told), Output(1, directory=tmp_path, stdout=io.StringIO()) as output:
-        output._files[0, "stdout"].close()
-        output._files[0, "stdout"] = _Late()
+    with pytest.raises(ConfigError, match=TOLD), _LateOutput(1, directory=tmp_path, stdout=io.StringIO()) as output:
         output(0, "stdout", "a")
+
+
+def test_a_file_that_is_not_whole_is_a_note_of_what_went_wrong_before(tmp_path: Path) -> None:
+    with pytest.raises(LookupError) as raised, _LateOutput(1, directory=tmp_path):
+        raise LookupError
+    assert raised.value.__notes__ == [TOLD]
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "said"), [("exit 3", 3, ["rank 0 failed: exited with code 3", TOLD]), (":", 2, [TOLD])]
+)
+def test_the_failure_of_a_rank_comes_before_a_file_that_is_not_whole(
+    program: str,
+    code: int,
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda number, handler: handler)
+    words = ["-np", "1", "--output-filename", str(tmp_path), "sh", "-c", program]
+    assert launch(run_parser(), words, os.environ, _LateOutput) == code
+    assert [record.message.splitlines()[0] for record in caplog.records if record.levelname == "ERROR"] == said

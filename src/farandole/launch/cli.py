@@ -147,6 +147,7 @@ def _run(given: Given, environment: Mapping[str, str], kind: type[Output]) -> in
     if unusable is not None:
         return unusable
     directory = None if given.output_filename is None else Path(given.output_filename)
+    failure: Failure | None = None
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
             signal.signal(number, _signaled)
@@ -162,6 +163,12 @@ def _run(given: Given, environment: Mapping[str, str], kind: type[Output]) -> in
     except _Signaled as end:
         log.error("ended by %s; all ranks have been ended", signal.Signals(end.number).name)
         return 128 + end.number
+    except ConfigError as error:
+        if failure is None:
+            raise
+        _report(failure, num_proc)  # the cause, and then what the end of the job has shown: a file that lacks lines
+        log.error("%s", error)
+        return failure.code
     if failure is None:
         return 0
     _report(failure, num_proc)

@@ -83,12 +83,17 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the files; raises `ConfigError` naming one that lacks lines, unless a call has done so."""
+        """Close the files; raises `ConfigError` naming one that lacks lines, unless a call has done so.
+
+        An `error` that is under way gets that as a note instead."""
         problems = []
         for file in self._files.values():
             try:
                 file.close()
-            except OSError as error:  # as a disk's quota, or a network's file system, may say only now
-                problems.append(f"cannot write {file.name}: {error.strerror}")
-        if problems and not self._incomplete and kind is None:
+            except OSError as late:  # as a disk's quota, or a network's file system, may say only now
+                problems.append(f"cannot write {file.name}: {late.strerror}")
+        if not problems or self._incomplete:
+            return
+        if error is None:
             raise ConfigError("output_filename", problems[0])
+        error.add_note(f"output_filename: {problems[0]}")
