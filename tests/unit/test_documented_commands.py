@@ -6,9 +6,11 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -16,8 +18,9 @@ from farandole.compat.horovodrun import run_commandline
 from farandole.compat.mpirun import main as mpirun
 from farandole.config import Config
 from farandole.launch import cli
-from farandole.launch.backend import Backend, Command
-from farandole.launch.backends.ssh import SshBackend
+from farandole.launch.backend import Backend, Command, Host
+from farandole.launch.backends.ssh import Shell
+from farandole.launch.mpirun import Asked, Launcher, command_of
 
 FOUR = "server1:4,server2:4,server3:4,server4:4"
 OPEN_MPI = "-bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH -mca pml ob1 -mca btl ^openib"
@@ -30,6 +33,7 @@ FILES = {
     "myhostfile": "aa slots=2\nbb slots=2\ncc slots=2\n",
     "hosts": "node1\nnode2\n",
     "discover_hosts.sh": "#!/bin/sh\necho host-1:4\necho host-2:4\necho host-3:4\n",
+    "horovod.yaml": "controller: gloo\nparams:\n  fusion_threshold_mb: 32\nautotune:\n  enabled: true\n",
     "only_names.sh": "#!/bin/sh\necho host-1\necho host-2\n",
 }
 
@@ -44,6 +48,7 @@ class Does:
     settings: Mapping[str, object] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     warns: str = ""
+    by_mpirun: str = ""  # words of the command of Open MPI's mpirun, which starts the ranks
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,53 @@ LINES: Mapping[str, Does | Refused] = {
         ranks=16, hosts="host1:4,host2:4,host3:4,host4:4", port="12345"
     ),
     f"horovodrun -np 16 -H {FOUR} python {BENCHMARK}": Does(ranks=16, hosts=FOUR),
+    f"horovodrun -np 16 -H {FOUR} python {BENCHMARK} --data_dir /path --data_name imagenet --num_batches=2000": Does(
+        ranks=16, hosts=FOUR
+    ),
+    "horovodrun -np 8 -H host1:4,host2:4 python keras_mnist_advanced.py": Does(ranks=8, hosts="host1:4,host2:4"),
+    "horovodrun -np 2 --hosts gpu-node-1:1,gpu-node-2:1 python tensorflow2_mnist_data_service.py /c.json": Does(
+        ranks=2, hosts="gpu-node-1:1,gpu-node-2:1"
+    ),
+    "horovodrun --gloo -np 2 python train.py": Does(ranks=2),
+    "horovodrun -np 2 -H localhost:2 --gloo python pytorch/pytorch_mnist.py --epochs 1": Does(ranks=2),
+    "horovodrun --gloo-timeout-seconds 600 -np 2 python train.py": Does(
+        ranks=2, warns="--gloo-timeout-seconds has no effect: see --collective-timeout and --start-timeout"
+    ),
+    "horovodrun -np 2 --mpi python train.py": Does(ranks=2, by_mpirun="--bind-to none --map-by slot"),
+    f'horovodrun -np 16 -H {FOUR} --mpi-args="-x NCCL_DEBUG=INFO" python train.py': Does(
+        ranks=16, hosts=FOUR, by_mpirun="--bind-to none --map-by slot -x NCCL_DEBUG=INFO"
+    ),
+    'horovodrun -np 6 --mpi-args="-gpu" python train.py': Does(ranks=6, by_mpirun="-gpu"),
+    'horovodrun --mpi --binding-args="-bind-to socket -map-by socket" -np 4 python train.py': Does(
+        by_mpirun="-bind-to socket -map-by socket"
+    ),
+    f"horovodrun --mpi --tcp -p 12345 -np 16 -H {FOUR} python train.py": Does(
+        ranks=16, hosts=FOUR, port="12345", by_mpirun="--mca pml ob1"
+    ),
+    # The launcher's other options, as its help has them
+    "horovodrun --start-timeout 600 -np 4 python train.py": Does(settings={"start_timeout": timedelta(minutes=10)}),
+    "horovodrun --network-interfaces eth0,eth1 -np 4 python train.py": Does(settings={"interface": "eth0,eth1"}),
+    "horovodrun --network-interface eth0 -np 4 python train.py": Does(settings={"interface": "eth0"}),
+    "horovodrun --disable-cache -np 4 python train.py": Does(warns="--disable-cache has no effect"),
+    "horovodrun --log-level DEBUG --verbose -np 4 python train.py": Does(settings={"log_level": "debug"}),
+    "HOROVOD_LOG_LEVEL=DEBUG horovodrun -np 4 python train.py": Does(settings={"log_level": "debug"}),
+    "horovodrun -np 2 --stall-check-warning-time-seconds 30 --stall-check-shutdown-time-seconds 120 python t.py": Does(
+        ranks=2, settings={"stall_check_time": timedelta(seconds=30), "stall_shutdown_time": timedelta(seconds=120)}
+    ),
+    "horovodrun -np 4 --no-stall-check python train.py": Does(settings={"stall_check_disable": True}),
+    "horovodrun -np 4 --config-file horovod.yaml python train.py": Does(settings=FUSED | {"autotune": True}),
+    "horovodrun -np 4 --hierarchical-allreduce python train.py": Does(warns="--hierarchical-allreduce has no effect"),
+    "horovodrun -np 4 --num-nccl-streams 2 python train.py": Does(warns="--num-nccl-streams has no effect"),
+    "HOROVOD_HIERARCHICAL_ALLREDUCE=1 horovodrun -np 4 python train.py": Does(
+        warns="HOROVOD_HIERARCHICAL_ALLREDUCE (the algorithm is chosen by size and topology)"
+    ),
+    "HOROVOD_DYNAMIC_PROCESS_SETS=1 horovodrun -np 4 python train.py": Does(),
+    "HOROVOD_ENABLE_XLA_OPS=1 horovodrun -np 4 python train.py": Does(warns="HOROVOD_ENABLE_XLA_OPS"),
+    "HOROVOD_CPU_OPERATIONS=CCL horovodrun -np 4 python train.py": Refused(
+        "HOROVOD_CPU_OPERATIONS: unknown fabric 'CCL'; use one of auto, tcp, mpi"
+    ),
+    "HOROVOD_THREAD_AFFINITY=53,71 horovodrun -np 4 python train.py": Does(warns="HOROVOD_THREAD_AFFINITY"),
+    "HOROVOD_CCL_CACHE=1 horovodrun -np 4 python train.py": Does(warns="HOROVOD_CCL_CACHE (oneCCL is not used)"),
     # Fusion, the timeline, tuning
     "HOROVOD_FUSION_THRESHOLD=33554432 horovodrun -np 4 python train.py": Does(settings=FUSED),
     "HOROVOD_FUSION_THRESHOLD=0 horovodrun -np 4 python train.py": Does(settings={"fusion_threshold": 0}),
@@ -102,6 +154,9 @@ LINES: Mapping[str, Does | Refused] = {
     "horovodrun -np 8 --host-discovery-script only_names.sh --slots 4 python train.py": Does(
         ranks=8, hosts="host-1:4,host-2:4"
     ),
+    f"horovodrun -np 8 --slots-per-host 4 --elastic-timeout 60 {DISCOVERY} python train.py": Does(ranks=8, hosts=FOUND),
+    f"horovodrun -np 8 --min-np 8 --max-num-proc 8 {DISCOVERY} python train.py": Does(ranks=8, hosts=FOUND),
+    "horovodrun -np 8 --host-discovery-script ./discover_hosts.sh python elastic.py": Does(ranks=8, hosts=FOUND),
     f"horovodrun -np 8 --min-np 4 --max-np 12 {DISCOVERY} python train.py": Refused(
         "min_np: is 4, but -np is 8: elastic training is not there yet; give both the same number"
     ),
@@ -149,8 +204,10 @@ class Started:
 
     ranks: int
     environment: Mapping[str, str]
-    backend: Backend
+    hosts: Sequence[Host]
+    shell: Shell | None  # none: this machine alone
     command: list[str] = field(default_factory=list)
+    mpirun: str = ""  # the command line that would have become of this process
 
     def run(self, task: Command, output: object) -> None:
         self.command = list(task.words)
@@ -174,10 +231,16 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Star
     def open_nothing(
         ranks: int, environment: Mapping[str, str], *, backend: Backend, binding: str
     ) -> Iterator[Started]:
-        jobs.append(Started(ranks, environment, backend))
+        jobs.append(Started(ranks, environment, backend.hosts, getattr(backend, "_shell", None)))
         yield jobs[-1]
 
+    def run_nothing(asked: Asked, words: Sequence[str], environment: Mapping[str, str], fabric: str) -> NoReturn:
+        command, _ = command_of(Launcher("/bin/mpirun", "mpirun", "Open MPI", 4), asked, words, environment)
+        jobs.append(Started(asked.ranks, environment, asked.hosts, asked.ssh, list(words), shlex.join(command)))
+        raise SystemExit(0)  # the real one does not return
+
     monkeypatch.setattr(cli, "open_job", open_nothing)
+    monkeypatch.setattr(cli, "become_mpirun", run_nothing)
     for module in ("farandole.launch.backends", "farandole.launch.backends.lsf"):
         monkeypatch.setattr(f"{module}.is_local", lambda name: name == "localhost")  # no name is looked up
     monkeypatch.setattr("signal.signal", lambda number, handler: handler)
@@ -221,11 +284,13 @@ def test_each_line_does_what_it_says_or_is_refused(
     (job,) = started
     assert job.ranks == expected.ranks
     assert job.command == words[words.index("python") :]
-    hosts = ",".join(f"{host.name}:{host.slots}" for host in job.backend.hosts)
+    hosts = ",".join(f"{host.name}:{host.slots}" for host in job.hosts)
     assert hosts == (expected.hosts or f"localhost:{expected.ranks}")
+    assert bool(job.mpirun) == bool(expected.by_mpirun)
+    assert f" {expected.by_mpirun} " in job.mpirun or not job.mpirun
     if expected.hosts:
-        assert isinstance(job.backend, SshBackend)
-        shell = job.backend._shell.words("host", "true")
+        assert job.shell is not None
+        shell = job.shell.words("host", "true")
         assert ([shell[shell.index("-p") + 1]] if "-p" in shell else []) == expected.port.split()
     assert "PATH" in job.environment and {**job.environment, **expected.variables} == job.environment
     assert expected.warns in said and bool(expected.warns) == ("no effect" in said)
