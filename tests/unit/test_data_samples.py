@@ -169,6 +169,56 @@ def test_arrays_of_several_lengths_are_ragged(tmp_path: Path) -> None:
     assert [row.tolist() for row in batch["ids"].rows()] == [list(range(n)) for n in range(6)]  # type: ignore[union-attr]
 
 
+class ByTable:
+    """A source whose columns are converted from Arrow's, as those of a cache are."""
+
+    def __init__(self, source: FileSource) -> None:
+        self.schema, self.row_groups = source.schema, source.row_groups
+        self.nbytes, self.read, self.check = source.nbytes, source.read, source.check
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_columns_are_those_of_the_table_and_the_batch_s_own(tmp_path: Path, shuffle: bool) -> None:
+    write(tmp_path, "bytes", [4, 3])
+    shared = np.arange(6, dtype=np.int16).reshape(2, 3)
+
+    def decode(sample: dict[str, Any]) -> Mapping[str, Any]:
+        number = int(sample["data"])
+        return {"image": shared, "other": shared * number, "row": number, "text": str(number), "ids": np.arange(3.0)}
+
+    source = files(str(tmp_path), format="bytes", decode=decode)
+    reading = Reading(shuffle=shuffle)
+    found, expected = (
+        list(Loader(each, batch_size=3, policy="join", reading=reading)) for each in (source, ByTable(source))
+    )
+    for one, other in zip(found, expected, strict=True):
+        for name, values in one.items():
+            assert isinstance(values, np.ndarray)
+            assert values.dtype == other[name].dtype  # type: ignore[union-attr]
+            assert values.tolist() == other[name].tolist()  # type: ignore[union-attr]
+    found[0]["image"][:] = 7  # type: ignore[index]
+    assert shared.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_samples_unlike_the_first_are_named_by_either_way(tmp_path: Path) -> None:
+    write(tmp_path, "bytes", [3])
+    shapes = {"0": (2, 2), "1": (2, 2), "2": (4, 1)}
+    for unlike in (
+        lambda data: {"x": np.zeros(shapes[data])},
+        lambda data: {"x": np.zeros((2, 2), "f4" if data == "2" else "f8")},
+        lambda data: {"x": 1, "y": 2} if data != "2" else {"x": 1},
+    ):
+        source = files(
+            str(tmp_path), format="bytes", decode=lambda sample, unlike=unlike: unlike(sample["data"].decode())
+        )
+        texts = []
+        for each in (source, ByTable(source)):
+            with pytest.raises(DataError, match=r"2\.bin has ") as failed:
+                list(Loader(each, batch_size=3, policy="join", reading=Reading(shuffle=False)))
+            texts.append(failed.value.problem.rpartition("class0")[2])
+        assert texts[0] == texts[1]
+
+
 def test_names_choose_files(tmp_path: Path) -> None:
     write(tmp_path, "bytes", [3, 3])
     for where in ("*/class1/*", ["3.bin", "4.bin", "5.bin"], lambda path: "class1" in path):

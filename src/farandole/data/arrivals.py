@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, together
-from farandole.data.file_systems import Files, open_url
+from farandole.data.file_systems import Files
 from farandole.data.parquet_files import ParquetFiles
 from farandole.data.partitions import base_of
 from farandole.data.places import Place, text_of
@@ -16,6 +16,7 @@ from farandole.data.row_groups import File, RowGroup, Source, in_flight, rows_in
 from farandole.data.sample_formats import Decode, Format, Images, Json, Lines, Shards, Whole
 from farandole.data.samples import FileSource
 from farandole.data.state import NO_VERSION
+from farandole.data.store_urls import open_url
 from farandole.data.stream_output import files_of_batches, stream_files
 from farandole.data.table_folders import find_table
 from farandole.data.tables import DELTA, ICEBERG, STREAM

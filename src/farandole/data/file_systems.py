@@ -10,21 +10,20 @@ from urllib.parse import urlsplit
 
 import fsspec
 import pyarrow as pa
-import pyarrow.fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data.far_files import list_places, look_at, range_client
 from farandole.data.partitions import base_of
-from farandole.data.places import files_below, has_signs, local_path
+from farandole.data.places import files_below, has_signs
 from farandole.data.ranges import RangeClient, RangeFile, Span, changed_file, difference_of
 from farandole.data.row_groups import File
-from farandole.data.store_options import arrow_s3_options
+from farandole.data.store_urls import open_url, open_urls
 from farandole.data.tables import is_web, refuse_listed_table, refuse_table_above
 from farandole.errors import FarandoleError, SourceError
 from farandole.masking import hide_cause, mask, secret_values
 
-__all__ = ["Files", "OpenFile", "is_local", "open_url"]
+__all__ = ["Files", "OpenFile"]
 
 # Looking at remote files is waiting, not work.
 _LOOKERS = 16
@@ -110,7 +109,7 @@ class Files:
         asked = [urls] if isinstance(urls, str) else list(urls)
         if not asked or "" in asked:  # fsspec takes no text for this process's folder
             raise SourceError(repr(urls), "no URL was given")
-        places = _open_urls(asked, options or {})
+        places = open_urls(asked, options or {})
         fs = places[0][0]
         if any(other != fs for other, _ in places):
             raise SourceError(asked[0], "the URLs belong to several file systems; copy the data to one of them")
@@ -196,13 +195,29 @@ class Files:
     @contextmanager
     def fetching(self, file: File) -> Iterator[OpenFile]:
         """Open as `open` does, for ranges that are fetched ahead of their reading."""
-        try:
+        with self._reading(file):
             if self.client is not None:
                 with RangeFile(self.client, replace(file, mark="") if self.gone else file) as far:
                     yield OpenFile(file, None, far)
             else:
                 with self._opened(file) as opened:
                     yield OpenFile(file, opened)
+
+    def read_here(self, file: File, first: int, last: int) -> bytes:
+        """Return bytes `first` to `last`, -1 for the end, of a file of this machine; raises as `open` and `check` do.
+
+        Takes a third of the time of `open`, of which small files have most."""
+        with self._reading(file), open(file.path, "rb") as opened:
+            opened.seek(first)
+            data = opened.read() if last < 0 else opened.read(last - first)
+        self.check([file])
+        return data
+
+    @contextmanager
+    def _reading(self, file: File) -> Iterator[None]:
+        """Turn errors in the body, which reads a file, into a `SourceError`."""
+        try:
+            yield
         except FileNotFoundError as error:
             problem = self.gone or "has vanished since it was listed; open the data again"
             raise SourceError(file.path, problem) from hide_cause(error)
@@ -314,74 +329,6 @@ class Files:
         found = [path for path in everything if not _is_note(path, folder)]
         chosen = [path for path in found if path.endswith(suffix)]
         return chosen if chosen or growing else found
-
-
-def is_local(url: str, options: Mapping[str, object] | None) -> bool:
-    """Return whether the URL is a place on this machine."""
-    return isinstance(open_url(url, options or {})[0], LocalFileSystem)
-
-
-def _open_urls(urls: Sequence[str], options: Mapping[str, object]) -> list[tuple[fsspec.AbstractFileSystem, str]]:
-    """Open each URL; URLs of one store with the same options share Arrow's client, of which each would be another."""
-    stores: dict[tuple[str, str, str], fsspec.AbstractFileSystem] = {}
-    made = []
-    for url in urls:
-        if local_path(url) is not None:
-            made.append(open_url(url, options))
-            continue
-        parts = urlsplit(url)
-        user, _, host = parts.netloc.rpartition("@")
-        store = parts.scheme, user, parts.query
-        if store in stores:
-            made.append((stores[store], f"{host}{parts.path}".rstrip("/")))
-            continue
-        fs, place = open_url(url, options)
-        if isinstance(fs, ArrowFSWrapper) and parts.scheme in ("s3", "s3a"):
-            stores[store] = fs
-        made.append((fs, place))
-    return made
-
-
-def open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Find the file system of a URL: fsspec's, or Arrow's own (s3, gs, hdfs) if fsspec's package is not installed.
-
-    Only Arrow's understands a URL of s3 with credentials or a query."""
-    if (path := local_path(url)) is not None:
-        return LocalFileSystem(**options), path
-    secrets = secret_values(options)
-    parts = urlsplit(url)
-    if parts.scheme in ("s3", "s3a") and (parts.query or ":" in parts.netloc or "@" in parts.netloc):
-        return _open_by_arrow(url, options, "takes no options in a URL")
-    try:
-        fs, path = fsspec.core.url_to_fs(url, **options)
-    except ImportError as missing:
-        if options and parts.scheme not in ("s3", "s3a"):
-            raise SourceError(url, f"its file system needs a package for these options: {missing}") from missing
-        return _open_by_arrow(url, options, str(missing))
-    except Exception as error:  # each file system has its own
-        raise SourceError(url, mask(f"cannot be opened: {error}", *secrets)) from hide_cause(error, *secrets)
-    return fs, path
-
-
-def _open_by_arrow(
-    url: str, options: Mapping[str, object], without_fsspec: str
-) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Open a URL with Arrow's client; `without_fsspec` is the reason, for errors."""
-    secrets = secret_values(options)
-    try:
-        arrow, path = _open_s3(url, options) if options else pyarrow.fs.FileSystem.from_uri(url)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        problem = mask(f"cannot be opened by Arrow ({error}), nor by fsspec ({without_fsspec})", *secrets)
-        raise SourceError(url, problem) from hide_cause(error, *secrets)
-    return ArrowFSWrapper(arrow), path
-
-
-def _open_s3(url: str, options: Mapping[str, object]) -> tuple[pyarrow.fs.FileSystem, str]:
-    """Open Arrow's client with options of fsspec's; credentials and queries belong into one of both."""
-    parts = urlsplit(url)
-    if parts.query or parts.username is not None:
-        raise ValueError("the URL has options, too; give them all in one place")
-    return pyarrow.fs.S3FileSystem(**arrow_s3_options(options)), f"{parts.netloc}{parts.path}".rstrip("/")
 
 
 def _is_note(path: str, folder: str) -> bool:

@@ -17,9 +17,10 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from numpy.typing import NDArray
 
 from farandole.data.data_files import DataFile, TableColumn, TableSource
-from farandole.data.file_systems import Files, open_url
+from farandole.data.file_systems import Files
 from farandole.data.places import Place, text_of
 from farandole.data.row_groups import File
+from farandole.data.store_urls import open_url
 from farandole.errors import ConfigError, FarandoleError, SourceError
 from farandole.extras import importing
 from farandole.masking import hide_cause, mask, secret_values

@@ -3,8 +3,9 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,17 +37,31 @@ class Reader:
 
     def __call__(self, row_group: RowGroup) -> Columns:
         """Return all columns of the row group; raises `DataError` and `SourceError`, which name it."""
-        return self.convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
+        columns: Callable[[RowGroup, Sequence[Field]], Columns] | None = getattr(self.source, "columns", None)
+        if columns is None:
+            return self.convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
+        with self._telling(row_group):
+            made = columns(row_group, self.fields)
+        self._check(row_group, len(next(iter(made.values()))))
+        return made
 
     def convert(self, row_group: RowGroup, table: pa.Table) -> Columns:
         """Convert the table that was read of the row group; raises as a call does."""
-        if table.num_rows != row_group.rows:
+        self._check(row_group, table.num_rows)
+        with self._telling(row_group):
+            return {field.name: field.values(table[field.name]) for field in self.fields}
+
+    def _check(self, row_group: RowGroup, rows: int) -> None:
+        if rows != row_group.rows:
             raise SourceError(
                 row_group.file.path,
-                f"row group {row_group.number} has {table.num_rows} rows, not the {row_group.rows} of the plan",
+                f"row group {row_group.number} has {rows} rows, not the {row_group.rows} of the plan",
             )
+
+    @contextmanager
+    def _telling(self, row_group: RowGroup) -> Iterator[None]:
         try:
-            return {field.name: field.values(table[field.name]) for field in self.fields}
+            yield
         except DataError as error:
             raise DataError(error.column, f"{row_group}: {error.problem}") from error
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from farandole.errors import DataError
 
-__all__ = ["columns_of", "schema_of"]
+__all__ = ["check_columns", "column_of", "columns_of", "schema_of", "stacked"]
 
 
 def schema_of(sample: Mapping[str, Any], name: str) -> pa.Schema:
@@ -22,12 +23,17 @@ def schema_of(sample: Mapping[str, Any], name: str) -> pa.Schema:
 
 def columns_of(samples: Sequence[Mapping[str, Any]], names: Sequence[str], schema: pa.Schema) -> pa.Table:
     """Make a table of decoded samples; raises `DataError` naming column and sample where one is not of the schema."""
+    check_columns(samples, names, schema)
+    arrays = [column_of([sample[field.name] for sample in samples], names, field) for field in schema]
+    return pa.table(arrays, schema=schema)
+
+
+def check_columns(samples: Sequence[Mapping[str, Any]], names: Sequence[str], schema: pa.Schema) -> None:
+    """Raise `DataError` for a sample that lacks a column."""
     for sample, name in zip(samples, names, strict=True):
         missing = [field.name for field in schema if field.name not in sample]
         if missing:
             raise DataError(missing[0], f"{name} has no such column, but the first sample has")
-    arrays = [_column([sample[field.name] for sample in samples], names, field) for field in schema]
-    return pa.table(arrays, schema=schema)
 
 
 def _type_of(column: str, value: Any, name: str) -> pa.DataType:
@@ -48,31 +54,46 @@ def _type_of(column: str, value: Any, name: str) -> pa.DataType:
     return kind
 
 
-def _column(values: list[Any], names: Sequence[str], field: pa.Field) -> pa.Array:
+def column_of(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> pa.Array:
+    """Make one column of the samples' values; raises as `columns_of` does."""
     if not pa.types.is_nested(field.type):
         try:
             return pa.array(values, field.type)
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise _unlike(field, values, names, error) from error
-    shape, kind = _shape_of(field.type)
-    arrays = [np.asarray(value) for value in values]
-    for array, name in zip(arrays, names, strict=True):
-        same = array.ndim == 1 if shape is None else array.shape == shape
-        if not same or array.dtype != kind.to_pandas_dtype():
-            wanted = f"{kind}{list(shape) if shape else ' of one dimension'}"
-            found = f"{array.dtype}{list(array.shape)}"
-            raise DataError(
-                field.name, f"{name} has {found}, and the first sample has {wanted}; make them alike in decode"
-            )
-    flats = [array.reshape(-1) for array in arrays]
+    shape, _ = _shape_of(field.type)
+    flats = [array.reshape(-1) for array in _alike(values, names, field)]
     flat = flats[0] if len(flats) == 1 else np.concatenate(flats)
     if shape is None:
-        ends = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int32)
+        ends = np.cumsum([0, *map(len, flats)], dtype=np.int32)
         return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat))
     made = pa.array(flat)
     for length in reversed(shape):
         made = pa.FixedSizeListArray.from_arrays(made, length)
     return made
+
+
+def stacked(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> NDArray[Any]:
+    """Return arrays of one shape as one read-only array (samples, *shape); raises as `columns_of` does."""
+    arrays = _alike(values, names, field)
+    rows = arrays[0][np.newaxis] if len(arrays) == 1 else np.stack(arrays)
+    rows.flags.writeable = False  # perhaps it is the user's
+    return rows
+
+
+def _alike(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> list[NDArray[Any]]:
+    shape, kind = _shape_of(field.type)
+    arrays = [np.asarray(value) for value in values]
+    wanted_type = np.dtype(kind.to_pandas_dtype())
+    for array, name in zip(arrays, names, strict=True):
+        same = array.ndim == 1 if shape is None else array.shape == shape
+        if not same or array.dtype != wanted_type:
+            wanted = f"{kind}{list(shape) if shape else ' of one dimension'}"
+            found = f"{array.dtype}{list(array.shape)}"
+            raise DataError(
+                field.name, f"{name} has {found}, and the first sample has {wanted}; make them alike in decode"
+            )
+    return arrays
 
 
 def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
@@ -86,7 +107,7 @@ def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
     return tuple(shape), kind
 
 
-def _unlike(field: pa.Field, values: list[Any], names: Sequence[str], error: Exception) -> DataError:
+def _unlike(field: pa.Field, values: Sequence[Any], names: Sequence[str], error: Exception) -> DataError:
     for value, name in zip(values, names, strict=True):
         try:
             pa.array([value], field.type)

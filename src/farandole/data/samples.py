@@ -11,13 +11,16 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, from_first, place_in, together
-from farandole.data.file_systems import Files, is_local
+from farandole.data.fields import Arrays, Field
+from farandole.data.file_systems import Files
 from farandole.data.flight import MOST_IN_FLIGHT
 from farandole.data.places import Places, texts_of
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup, RowGroups, rows_in
-from farandole.data.sample_columns import columns_of, schema_of
+from farandole.data.sample_columns import check_columns, column_of, columns_of, schema_of, stacked
 from farandole.data.sample_formats import FORMATS, Block, Decode, Format, Images, Json, Lines, Shards, Whole, format_of
+from farandole.data.store_urls import is_local
+from farandole.data.values import Values
 from farandole.errors import ConfigError, DataError, SourceError
 
 __all__ = ["FileSource", "Named", "files"]
@@ -125,6 +128,22 @@ class FileSource:
         table = columns_of([sample for _, sample in decoded], [name for name, _ in decoded], self.schema)
         return table.select(list(columns))
 
+    def columns(self, row_group: RowGroup, fields: Sequence[Field]) -> dict[str, Values]:
+        """Read, decode and convert samples; raises as `read` does, and as `Field.values`.
+
+        Arrays do not become Arrow's on the way, which would take half as long as to decode a small image."""
+        decoded = self._decoded(row_group)
+        samples, names = [sample for _, sample in decoded], [name for name, _ in decoded]
+        check_columns(samples, names, self.schema)
+        return {field.name: self._values(field, samples, names) for field in fields}
+
+    def _values(self, field: Field, samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Values:
+        kind = self.schema.field(field.name)
+        values = [sample[field.name] for sample in samples]
+        if isinstance(field, Arrays) and pa.types.is_fixed_size_list(kind.type):
+            return stacked(values, names, kind)
+        return field.values(pa.chunked_array([column_of(values, names, kind)]))
+
     def check(self) -> None:
         """Do nothing: each file is checked when it is read."""
 
@@ -146,6 +165,8 @@ class FileSource:
     def _bytes(self, row_group: RowGroup) -> bytes:
         file = row_group.file
         block = self._blocks[file.path][row_group.number] if self._blocks else Block(1)
+        if self._files.local:
+            return self._files.read_here(file, block.first, block.last)
         with self._files.fetching(file) as opened:
             end = block.last if block.last >= 0 else max(file.size, _FIRST_BYTES if file.size < 0 else 0)
             opened.fetch(lambda: [Span(block.first, end)] if end else [])

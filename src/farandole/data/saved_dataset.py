@@ -10,12 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from farandole.data.file_systems import Files, open_url
+from farandole.data.file_systems import Files
 from farandole.data.places import Place, text_of
 from farandole.data.pruning import Bounds
 from farandole.data.ranges import Span
 from farandole.data.row_groups import File, RowGroup
 from farandole.data.schemas import one_schema, with_types
+from farandole.data.store_urls import open_url
 from farandole.errors import DataError, SourceError
 
 __all__ = ["STATE", "SavedDataset"]

@@ -6,12 +6,13 @@ from copy import copy
 import pyarrow as pa
 
 from farandole.data.agreement import Gather, from_first, place_in, together
-from farandole.data.file_systems import Files, is_local
+from farandole.data.file_systems import Files
 from farandole.data.parquet_files import ParquetFiles
 from farandole.data.places import Places, texts_of
 from farandole.data.pruning import Bounds
 from farandole.data.row_groups import File, RowGroup, in_flight, recheck
 from farandole.data.schemas import one_schema, with_types
+from farandole.data.store_urls import is_local
 from farandole.data.table_folders import LoggedSource, TableFolder, find_table
 from farandole.data.versions import at_version, version_of
 from farandole.errors import ConfigError

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
-from farandole.data.file_systems import Files, open_url
+from farandole.data.file_systems import Files
 from farandole.data.parquet_files import ParquetFiles
 from farandole.data.places import Place, text_of
 from farandole.data.row_groups import File
+from farandole.data.store_urls import open_url
 from farandole.errors import SourceError
 from farandole.masking import mask
 

@@ -9,10 +9,11 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from farandole.data.data_files import TableSource
-from farandole.data.file_systems import Files, open_url
+from farandole.data.file_systems import Files
 from farandole.data.places import has_signs
 from farandole.data.ranges import RangeClient
 from farandole.data.saved_dataset import SPLITS, STATE, SavedDataset
+from farandole.data.store_urls import open_url
 from farandole.data.stream_output import StreamSource
 from farandole.data.tables import DELTA, ICEBERG, STREAM, TableKind, is_web, kind_of
 from farandole.errors import ConfigError, MissingExtra, SourceError

@@ -106,6 +106,9 @@ def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str,
     if not arrays or len(parts) == 1:
         return pick_rows(join_values(parts), rows)
     count = sum(len(array) for array in arrays)
+    if count == len(arrays):  # a row each, as of image files: they are copied once
+        picked = empty_aligned((len(rows), *arrays[0].shape[1:]), arrays[0].dtype)
+        return np.concatenate([arrays[row] for row in rows.tolist()], out=picked) if len(rows) else picked
     if name not in scratch or len(scratch[name]) < count:
         scratch[name] = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
     return pick_rows(np.concatenate(arrays, out=scratch[name][:count]), rows)
