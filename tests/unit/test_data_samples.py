@@ -184,7 +184,17 @@ def test_columns_are_those_of_the_table_and_the_batch_s_own(tmp_path: Path, shuf
 
     def decode(sample: dict[str, Any]) -> Mapping[str, Any]:
         number = int(sample["data"])
-        return {"image": shared, "other": shared * number, "row": number, "text": str(number), "ids": np.arange(3.0)}
+        return {
+            "image": shared,
+            "other": shared * number,
+            "row": number,
+            "text": str(number),
+            "ids": np.arange(3.0),
+        } | {
+            "odd": number % 2 == 1,
+            "half": number / 2,
+            "small": np.int8(number),
+        }
 
     source = files(str(tmp_path), format="bytes", decode=decode)
     reading = Reading(shuffle=shuffle)
@@ -206,6 +216,8 @@ def test_samples_unlike_the_first_are_named_by_either_way(tmp_path: Path) -> Non
     for unlike in (
         lambda data: {"x": np.zeros(shapes[data])},
         lambda data: {"x": np.zeros((2, 2), "f4" if data == "2" else "f8")},
+        lambda data: {"x": {"0": 1, "1": 2, "2": 2**70}[data]},
+        lambda data: {"x": {"0": 1, "1": 2, "2": "two"}[data]},
         lambda data: {"x": 1, "y": 2} if data != "2" else {"x": 1},
     ):
         source = files(

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from farandole.errors import DataError
 
-__all__ = ["check_columns", "column_of", "columns_of", "schema_of", "stacked"]
+__all__ = ["check_columns", "column_of", "columns_of", "numbers_of", "schema_of", "stacked"]
+
+_PLAIN = {pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
 
 
 def schema_of(sample: Mapping[str, Any], name: str) -> pa.Schema:
@@ -79,6 +81,17 @@ def stacked(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> NDA
     rows = arrays[0][np.newaxis] if len(arrays) == 1 else np.stack(arrays)
     rows.flags.writeable = False  # perhaps it is the user's
     return rows
+
+
+def numbers_of(values: Sequence[Any], kind: pa.DataType) -> NDArray[Any] | None:
+    """Return numbers of Python as an array; None where Arrow has to look at them: of other types, or too large."""
+    plain = _PLAIN.get(kind)
+    if plain is None or any(type(value) is not plain for value in values):
+        return None
+    try:
+        return np.array(values, kind.to_pandas_dtype())
+    except OverflowError:
+        return None
 
 
 def _alike(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> list[NDArray[Any]]:
