@@ -12,6 +12,9 @@ from farandole.errors import DataError
 __all__ = ["check_columns", "column_of", "columns_of", "numbers_of", "schema_of", "stacked"]
 
 _PLAIN = {pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
+# Arrow's own answer loads pandas, or fails without it.
+_NUMBERS = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+_DTYPES = {pa.from_numpy_dtype(code): np.dtype(code) for code in _NUMBERS}
 
 
 def schema_of(sample: Mapping[str, Any], name: str) -> pa.Schema:
@@ -89,7 +92,7 @@ def numbers_of(values: Sequence[Any], kind: pa.DataType) -> NDArray[Any] | None:
     if plain is None or any(type(value) is not plain for value in values):
         return None
     try:
-        return np.array(values, kind.to_pandas_dtype())
+        return np.array(values, _DTYPES[kind])
     except OverflowError:
         return None
 
@@ -97,10 +100,9 @@ def numbers_of(values: Sequence[Any], kind: pa.DataType) -> NDArray[Any] | None:
 def _alike(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> list[NDArray[Any]]:
     shape, kind = _shape_of(field.type)
     arrays = [np.asarray(value) for value in values]
-    wanted_type = np.dtype(kind.to_pandas_dtype())
     for array, name in zip(arrays, names, strict=True):
         same = array.ndim == 1 if shape is None else array.shape == shape
-        if not same or array.dtype != wanted_type:
+        if not same or array.dtype != _DTYPES.get(kind):
             wanted = f"{kind}{list(shape) if shape else ' of one dimension'}"
             found = f"{array.dtype}{list(array.shape)}"
             raise DataError(
