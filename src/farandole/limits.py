@@ -1,11 +1,14 @@
-"""Limits on processes and threads, as errors that name the limit."""
+"""Limits on processes, threads and open files, as errors that name the limit."""
 
 import contextlib
 import errno
+import os
 import resource
 from collections.abc import Callable, Iterator
 
-__all__ = ["naming_process_limit"]
+__all__ = ["naming_process_limit", "require_open_files"]
+
+SPARE = 64  # open files beside those that are asked for
 
 
 @contextlib.contextmanager
@@ -24,3 +27,12 @@ def naming_process_limit(error_of: Callable[[str], Exception]) -> Iterator[None]
             f"the system refuses another thread or process; raise the limit on processes of this user ({limit}) or "
             "start fewer ranks"
         ) from error
+
+
+def require_open_files(more: int, purpose: str, error_of: Callable[[str], Exception]) -> None:
+    """Raise `error_of(problem)` unless this process may open `more` files, and some for itself; `problem` names both.
+
+    `purpose` is what needs them, as "1000 ranks"."""
+    most, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], more + max(SPARE, len(os.listdir("/proc/self/fd")))
+    if 0 <= most < needed:
+        raise error_of(f"{purpose} need {needed} open files in this process, which may have {most}; raise ulimit -n")

@@ -1,11 +1,11 @@
 """Server of the rendezvous, in the launcher: one thread, however many ranks and strangers connect."""
 
 import contextlib
+import functools
 import ipaddress
 import itertools
 import logging
 import queue
-import resource
 import selectors
 import socket
 import struct
@@ -18,6 +18,7 @@ from typing import Self
 from farandole.acceptor import BACKLOG, Acceptor, Admitted
 from farandole.errors import ConfigError, FarandoleError, RendezvousError
 from farandole.handshake import FRAME_LENGTH, LEAST_SECRET, Steps, join_address
+from farandole.limits import require_open_files
 from farandole.meeting import Answer, Caller, Meeting, write_answer
 
 __all__ = ["GOODBYE", "MAX_PAYLOAD", "REQUEST", "RendezvousServer", "answer_limit"]
@@ -77,11 +78,8 @@ class RendezvousServer:
             raise ConfigError("size", f"must be >= 1, got {size}")
         if len(secret) < LEAST_SECRET:
             raise ConfigError("secret", f"must be at least {LEAST_SECRET} bytes long, got {len(secret)}")
-        # Every waiting rank holds a connection, and this process has other open files.
-        most, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], size + 64
-        if 0 <= most < needed:
-            problem = f"{size} ranks need {needed} open files in this process, which may have {most}; raise ulimit -n"
-            raise ConfigError("size", problem)
+        # Every waiting rank holds a connection.
+        require_open_files(size, f"{size} ranks", functools.partial(ConfigError, "size"))
         self._meeting = Meeting(size)
         self._tickets = itertools.count()
         self._callers: dict[int, _Caller] = {}

@@ -3,6 +3,7 @@
 import logging
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from farandole.acceptor import BACKLOG
-from farandole.errors import HostsError
+from farandole.errors import ConfigError, HostsError
 from farandole.launch.backend import Agent, Command, Host, Place
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.failures import Failure
@@ -149,6 +150,18 @@ def test_a_rank_that_its_host_cannot_start_has_failed(tmp_path: Path) -> None:
         with pytest.raises(HostsError, match=rf"{HOST.name}: .*Too many open files"):
             for _ in range(40):
                 agents[HOST].reserve_port()
+
+
+def test_more_hosts_than_open_files_are_refused_before_any_is_reached(
+    ssh: Ssh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
+    hosts = [Host(f"host{number}.invalid", 1) for number in range(250)]
+    monkeypatch.setattr("farandole.launch.backends.ssh.is_local", lambda name: False)
+    monkeypatch.setattr("farandole.launch.backends.ssh.SshAgent", None)
+    told = r"hosts: 250 hosts need 1[0-9]+ open files in this process, which may have 1024; raise ulimit -n"
+    with pytest.raises(ConfigError, match=told), SshBackend(hosts, ssh).open_agents(hosts):
+        raise AssertionError
 
 
 def test_all_hosts_may_connect_at_once(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:

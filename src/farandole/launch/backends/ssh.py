@@ -1,6 +1,7 @@
 """Launcher for ranks on other machines: one ssh connection per host, to an agent that starts the host's ranks."""
 
 import contextlib
+import functools
 import logging
 import os
 import shlex
@@ -17,7 +18,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from farandole.acceptor import BACKLOG
-from farandole.errors import HostsError
+from farandole.errors import ConfigError, HostsError
 from farandole.handshake import join_address
 from farandole.launch.backend import Agent, Call, Host, OnEnd, OnLine, Place, Task
 from farandole.launch.backends.local import LocalAgent
@@ -26,12 +27,14 @@ from farandole.launch.hosts import is_local, route_to
 from farandole.launch.messages import SILENCE, Messages
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import check_versions
+from farandole.limits import require_open_files
 from farandole.topology import interface_addresses
 
 __all__ = ["Shell", "Ssh", "SshBackend"]
 
 log = logging.getLogger(__name__)
 
+FILES = 4  # open files of this process for each host
 AT_ONCE = 32  # connections that are opened at the same time
 CONNECT = 30.0  # seconds in which ssh has to reach a host
 ANSWER = 120.0  # seconds for an agent to start, or to answer; a busy Slurm takes its time for a step
@@ -75,9 +78,11 @@ class SshBackend:
     def open_agents(self, hosts: Sequence[Host]) -> Iterator[Mapping[Host, Agent]]:
         """Start the agents of all hosts at the same time, and find the address at which they reach this machine.
 
-        Raises `HostsError` naming every host that cannot be used, with its reason."""
+        Raises `HostsError` naming every host that cannot be used, with its reason, and `ConfigError` for more hosts
+        than this process may have open files for."""
         named = interface_addresses(self._interface) if self._interface is not None else []
         remote = [host for host in hosts if not is_local(host.name)]
+        require_open_files(FILES * len(remote), f"{len(remote)} hosts", functools.partial(ConfigError, "hosts"))
         with contextlib.ExitStack() as stack:
             started: dict[Host, SshAgent] = {}
             opened: dict[Host, SshAgent] = {}
