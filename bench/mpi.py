@@ -86,7 +86,7 @@ def measure(
         words = ["--rounds", str(rounds), "--most", str(most), "--as-rank", str(file)]
         done = subprocess.run(
             [*command, "-n", str(ranks), sys.executable, __file__, *words],
-            env={**os.environ, **variables},
+            env={"OMP_NUM_THREADS": "1", **os.environ, **variables},  # else idle threads of BLAS spin on the cores
             capture_output=True,
             text=True,
             timeout=TIMEOUT,
