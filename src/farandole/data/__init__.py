@@ -1,6 +1,7 @@
 """Loaders and readers of rows: every row exactly once per epoch, the same number of steps on every rank.
 
-Names are loaded on first use: modules that read files load slowly, and ranks that are fed rows do not need them."""
+Names are imported on first use: modules that read files load slowly, and ranks that get a DataFrame's rows do not need
+them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -91,8 +92,8 @@ __all__ = [
     "validation_mask",
 ]
 
-# Module: the names that are its own.
-_HOMES = {
+# Modules, and the public names that each defines.
+_NAMES_BY_MODULE = {
     "agreement": "Gather together",
     "arrivals": "Growing",
     "batches": "Batch",
@@ -120,13 +121,13 @@ _HOMES = {
     "values": "Ragged SparseRows Values",
 }
 
-if not TYPE_CHECKING:  # else every name would count as there
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:  # PEP 562
-        for home, names in _HOMES.items():
+        for module, names in _NAMES_BY_MODULE.items():
             if name in names.split():
                 with _importing(__name__):
-                    return getattr(import_module(f"{__name__}.{home}"), name)
+                    return getattr(import_module(f"{__name__}.{module}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

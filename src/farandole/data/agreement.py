@@ -10,14 +10,14 @@ from farandole.masking import mask
 
 __all__ = ["Gather", "agree", "from_first", "in_step", "place_in", "together"]
 
-MOST_AHEAD = 16  # items: then the exchange no longer shows
-AHEAD_BYTES = 1 << 20
+MOST_AHEAD = 16  # items per exchange; its cost per item is then negligible
+AHEAD_BYTES = 1 << 20  # of items per exchange
 
 T = TypeVar("T")
 
 
 class Gather(Protocol):
-    """An all-gather of small objects: every rank's, in rank order; for example `hvd.allgather_object`."""
+    """An all-gather of small objects, such as `hvd.allgather_object`; returns every rank's object in rank order."""
 
     def __call__(self, obj: T, /) -> list[T]: ...
 
@@ -25,13 +25,14 @@ class Gather(Protocol):
 def together(act: Callable[[], T], gather: Gather | None) -> T:
     """Call `act` and return its result on this rank; if it fails on any rank, all ranks raise.
 
-    A rank on which `act` failed raises its own error, the others `SourceError` with the first one's rank and text.
+    A rank on which `act` failed raises its own error. The others raise `SourceError` with the rank and text of the
+    first failure. Collective with `gather`; without it, only calls `act`.
     """
     if gather is None:
         return act()
     try:
         done, failure = act(), None
-    except Exception as error:  # any kind: the other ranks must not wait for this one
+    except Exception as error:  # of any class: the other ranks wait for this rank's report
         failure = error
     problems = gather("" if failure is None else _spell(failure))
     if failure is not None:
@@ -58,10 +59,10 @@ def from_first(act: Callable[[], T], gather: Gather, rank: int) -> T:
 
 
 def in_step(items: Iterator[T], gather: Gather | None, item_bytes: int) -> Iterator[T]:
-    """Yield the items, each one when all ranks have theirs; all ranks must have equally many.
+    """Yield each item when all ranks have made theirs; all ranks must have the same number of items.
 
-    If one fails on any rank, all ranks raise as `together` does, before any of them has that item. After the first,
-    small items are made and asked for several at a time."""
+    If an item fails on any rank, all ranks raise as `together` does, before any of them yields that item. Each exchange
+    covers one item at first, and then up to `MOST_AHEAD` items of `item_bytes`, within `AHEAD_BYTES`."""
     if gather is None:
         return items
     return _in_groups(items, gather, max(1, min(MOST_AHEAD, AHEAD_BYTES // max(1, item_bytes))))
@@ -84,11 +85,11 @@ def _in_groups(items: Iterator[T], gather: Gather, ahead: int) -> Iterator[T]:
 
 
 def _take(items: Iterator[T], count: int) -> tuple[list[T], Exception | None]:
-    """Return `count` items, or the items before a failure, and the failure."""
+    """Return up to `count` items, and the failure that ended them early; None if there was none."""
     made: list[T] = []
     try:
         made.extend(itertools.islice(items, count))
-    except Exception as error:  # any kind: the other ranks must not wait for this one
+    except Exception as error:  # of any class: the other ranks wait for this rank's report
         return made, error
     return made, None
 

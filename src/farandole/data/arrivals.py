@@ -1,4 +1,4 @@
-"""Folders and tables that grow: the files that have arrived since the last look, and whether more will come."""
+"""Folders and tables that grow: files that have arrived since the last listing, and whether more will follow."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,9 +40,9 @@ _SAMPLES: dict[str, Callable[..., Format]] = {
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Files that are read together. After the `last` ones nothing comes.
+    """Files that are read together as one generation; `last` is True if no generation follows.
 
-    `version` is that of their table, NO_VERSION for a folder; `format` says how to open them."""
+    `version` is the table's version, NO_VERSION for a folder; `format` names the way to open the files."""
 
     files: tuple[File, ...]
     version: int
@@ -51,22 +51,22 @@ class Arrived:
 
 
 class Seen:
-    """The files that were read before: two numbers for each, which stand for its path and for its content."""
+    """The files that were read before, as two hashes for each: of its path, and of its size and mark."""
 
     def __init__(self, pairs: Iterable[int] = ()) -> None:
         numbers = list(pairs)
         self._content = dict(zip(numbers[::2], numbers[1::2], strict=True))
 
     def numbers(self) -> list[int]:
-        """Return what makes an equal object."""
+        """Return all hashes as one list; `Seen(numbers)` makes an equal object."""
         return [number for pair in self._content.items() for number in pair]
 
     def add(self, files: Iterable[File]) -> None:
-        """Count these files as read."""
+        """Add files that were read."""
         self._content |= {_number(file.path): _number(f"{file.size} {file.mark}") for file in files}
 
     def new_of(self, files: Sequence[File]) -> list[File]:
-        """Return the files that were not read before; raises `SourceError` for one that has changed since."""
+        """Return the files that were not read before; raises `SourceError` for one that changed after it was read."""
         new = []
         for file in files:
             known = self._content.get(_number(file.path))
@@ -77,7 +77,7 @@ class Seen:
         return new
 
     def lacks_none(self, files: Iterable[File]) -> bool:
-        """Return whether `files` hold all files that were read before."""
+        """Return whether `files` contain every file that was read before."""
         return self._content.keys() <= {_number(file.path) for file in files}
 
 
@@ -88,13 +88,14 @@ def _number(text: str) -> int:
 class Growing:
     """A folder or table at `url` to which files are added while it is read; for `GrowingLoader`.
 
-    `until` ends it: the name of a file in the folder, which is written after the last data; the last version of a Delta
-    table, or the last batch of a Spark stream; or a function that is called on rank 0 with the paths of all files, and
-    returns True when they are complete. Without it, more may always come. `format` is "parquet", "delta", "iceberg",
-    "stream" (the output of a Spark stream), or a format of `files`. By default a table is known by its folder, and
-    everything else is Parquet. `decode` and `size` are those of `files`. `classes` are the folders of images, in the
-    order of their labels. `options` are those of the file system. `least_files` is the number of new files to wait for
-    before reading goes on, `poll` the seconds between looks, and `patience` the seconds to wait for new files.
+    `until` ends the data. It is the name of a file in the folder that is written after the last data; the last version
+    of a Delta table, or the last batch of a Spark stream; or a function that rank 0 calls with the paths of all files,
+    and that returns True when they are complete. Without `until` the data never ends. `format` is "parquet", "delta",
+    "iceberg", "stream" (the output of a Spark stream), or a format of `files`. By default a table is recognized by its
+    folder, and all other files are read as Parquet. `decode` and `size` are arguments of `files`. `classes` are the
+    folders of images, in the order of their labels. `options` are the file system's. `least_files` is the number of new
+    files to wait for before they are read, `poll` the seconds between listings, and `patience` the seconds to wait for
+    new files.
 
     Files must appear complete: rename them into the folder, or write them to an object store. Raises `ConfigError` for
     settings that exclude each other.
@@ -118,12 +119,12 @@ class Growing:
         if format not in (None, *known):
             raise ConfigError("format", f"must be one of {', '.join(known)}, got {format!r}")
         if (format == "images") != bool(classes):
-            raise ConfigError("classes", "and format='images' go together: folders that come later have labels, too")
+            raise ConfigError("classes", "and format='images' need each other: later folders must have labels, too")
         if least_files < 1 or poll < 0 or patience <= 0:
             problem = f"must be >= 1, and poll >= 0 and patience > 0 seconds, got {least_files}, {poll} and {patience}"
             raise ConfigError("least_files", problem)
         if isinstance(until, int) and format not in (None, "delta", "stream"):
-            raise ConfigError("until", f"names a version, and {format} has none in a row")
+            raise ConfigError("until", f"is a version, but {format} has no consecutive versions")
         self._url, self._until, self._format, self._options = text_of(url), until, format, options
         self._decode, self._size, self._classes = decode, size, tuple(classes)
         self._least_files, self.poll, self.patience = least_files, poll, patience
@@ -133,11 +134,11 @@ class Growing:
         return mask(self._url)
 
     def look(self, seen: Seen) -> Arrived | None:
-        """Return the files that are not `seen`; None if more are waited for. Makes requests: for one rank.
+        """Return the files that are not in `seen`; None if they are too few yet. Makes requests: call it on one rank.
 
-        Raises `SourceError` for files that changed or, in a table, vanished after they were read."""
+        Raises `SourceError` for files that changed after they were read, or that a table no longer has."""
         opened = self._opened(warn=True)
-        # Before the files are listed, to miss none.
+        # Checked before the files are listed: the listing then has every file that was written before the marker.
         marked = isinstance(self._until, str) and opened.exists(f"{_folder(self._url, self._options)}/{self._until}")
         format = self._format or self._found_format(opened)
         kind = self._kind(format, opened)
@@ -154,7 +155,7 @@ class Growing:
         return Arrived(tuple(new), version, format, last) if last or len(new) >= self._least_files else None
 
     def open(self, arrived: Arrived, gather: Gather | None) -> Source:
-        """Open files that `look` returned; collective with `gather`. Raises as `ParquetSource` and `files` do."""
+        """Open files that `look` returned; collective with `gather`; raises as `ParquetSource` and `files` do."""
         opened = together(lambda: self._opened(warn=False), gather)
         return self._kind(arrived.format, opened).open(arrived, gather)
 
@@ -187,10 +188,10 @@ class Growing:
 
 
 class _Kind(Protocol):
-    """The way in which files are added."""
+    """Kind of place to which files are added: a folder, the output of a stream, or a table."""
 
     def listed(self, most: int | None) -> tuple[Sequence[File], int]:
-        """Return all files, and the version, at most `most`."""
+        """Return all files of the newest version, but at most version `most`, and that version."""
         ...
 
     def open(self, arrived: Arrived, gather: Gather | None) -> Source:
@@ -208,7 +209,7 @@ class _Folder:
 
     def listed(self, most: int | None) -> tuple[Sequence[File], int]:
         if most is not None:
-            return [], NO_VERSION  # its log is not there yet
+            return [], NO_VERSION  # `until` is a version, so a table's log will appear
         suffixes = self.samples.suffixes or "" if self.samples is not None else ".parquet"
         listed = Files.find(self.url, suffixes, self.options, opened=self.opened, growing=True)[1]
         if self.opened.web:
@@ -277,7 +278,7 @@ def _parquet(
     files: Files, arrived: Arrived, url: str, options: Mapping[str, object] | None, gather: Gather | None
 ) -> Source:
     base = base_of([_folder(url, options)], [file.path for file in arrived.files], local=files.local)
-    if files.client is None:  # perhaps the disk of each host
+    if files.client is None:  # the folder may be on the local disk of each host
         return together(lambda: ParquetFiles(files, arrived.files, base), gather)
     return ParquetFiles(files, arrived.files, base, gather)
 
@@ -290,7 +291,7 @@ def _by_file(source: Source) -> list[tuple[File, list[RowGroup]]]:
 
 
 class _Added:
-    """The row groups of some files of a table."""
+    """Source of the row groups in some files of a table."""
 
     def __init__(self, source: Source, paths: set[str]) -> None:
         self._source, self.schema = source, source.schema
@@ -299,7 +300,7 @@ class _Added:
         )
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate from the share of rows."""
+        """Estimate the bytes from the table's, by the share of rows."""
         rows = int(rows_in(self._source.row_groups).sum())
         return self._source.nbytes(columns) * int(rows_in(self.row_groups).sum()) // max(1, rows)
 

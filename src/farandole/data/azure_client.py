@@ -1,4 +1,4 @@
-"""Ranges of blobs in Azure's stores, by adlfs's service client: its credentials, and its repetition of requests."""
+"""Ranges of blobs in Azure's stores, by adlfs's service client, which has the credentials and repeats requests."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -14,12 +14,12 @@ __all__ = ["AzureClient"]
 
 T = TypeVar("T")
 
-_TIMEOUT = 300.0  # seconds for a request, with its repetitions by Azure's client
-_ATTEMPTS = 2  # Azure's client makes four of each
+_TIMEOUT = 300.0  # seconds for a request, including its repetitions by Azure's client
+_ATTEMPTS = 2  # in each, Azure's client sends a request up to four times
 
 
 class AzureClient(PagedStore):
-    """Access to containers. The mark of a blob is its ETag, which each read asks for."""
+    """Access to containers. The mark of a blob is its ETag; each read requests the blob with that ETag."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = fs
@@ -30,7 +30,7 @@ class AzureClient(PagedStore):
         return f"abfs://{path}"
 
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
-        """See `RangeClient.fetch`. The end of a blob takes a look at its size before: Azure knows no suffixes."""
+        """See `RangeClient.fetch`. A blob's end takes one more request, for its size: Azure has no suffix ranges."""
         from azure.core import MatchConditions
 
         if span is None:
@@ -49,7 +49,7 @@ class AzureClient(PagedStore):
                 answer = await blob.download_blob(**asked, **condition)
                 self.flight.answered(began)
                 properties = answer.properties
-                size = int(properties.content_range.rpartition("/")[2])  # its own size is that of the range
+                size = int(properties.content_range.rpartition("/")[2])  # `properties.size` is the size of the range
                 return Part(span.first, bytes(await answer.readall()), size, _mark(properties.etag))
 
         return self._run(path, ask).complete(span)
@@ -84,7 +84,7 @@ class AzureClient(PagedStore):
         return self._fs.service_client.get_blob_client(container=container, blob=name)
 
     def _run(self, path: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return what a request returns; raises as `RangeClient.fetch` does, and Azure's errors."""
+        """Return the result of a request; raises as `RangeClient.fetch` does, and Azure's other errors."""
         from azure.core.exceptions import (
             IncompleteReadError,
             ResourceModifiedError,
@@ -105,5 +105,5 @@ class AzureClient(PagedStore):
 
 
 def _mark(etag: str) -> str:
-    """Return an ETag in quotes, which listings leave out."""
+    """Return an ETag in quotes; listings return ETags without them."""
     return f'"{etag.strip(chr(34))}"'

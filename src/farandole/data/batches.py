@@ -14,11 +14,11 @@ __all__ = ["Batch", "BatchBuffer", "empty_like", "fill_up", "rows_of"]
 
 
 class Batch(dict[str, Values]):
-    """Rows of one rank in one step: columns by name. Their memory is the batch's own."""
+    """Rows of one rank in one step: columns by name. Their memory belongs to the batch alone."""
 
-    rows: int  # with the repeated ones
-    weight = 1.0  # makes the plain average over ranks the mean over all rows of the step
-    repeated = 0  # rows that "pad" has visited before, at the end
+    rows: int  # including repeated ones
+    weight = 1.0  # with losses times this, the average over ranks is the mean over all rows of the step
+    repeated = 0  # rows at the end that policy "pad" repeats
 
     @classmethod
     def of(cls, columns: Columns, rows: int, weight: float = 1.0, repeated: int = 0) -> Self:
@@ -29,14 +29,14 @@ class Batch(dict[str, Values]):
 
 
 def rows_of(columns: Columns) -> int:
-    """Return how many rows these columns have."""
+    """Return the number of rows of these columns."""
     return len(next(iter(columns.values()))) if columns else 0
 
 
 class BatchBuffer:
-    """Cuts the columns that `pieces` yields into batches; time spent in `pieces` counts as waiting.
+    """Buffer that cuts the columns from `pieces` into batches; `meter` counts the time spent in `pieces` as waiting.
 
-    When the pieces end early, `take` raises `SourceError`, or with `open_end` returns the rows that are left."""
+    When the pieces end early, `take` raises `SourceError`; with `open_end` it returns the rows that are left."""
 
     def __init__(self, pieces: Iterator[Columns], meter: Meter, *, open_end: bool = False) -> None:
         self._pieces, self._meter, self._open_end = pieces, meter, open_end
@@ -59,7 +59,7 @@ class BatchBuffer:
         return {name: join_values([part[name] for part in parts]) for name in (parts[0] if parts else {})}
 
     def _more(self, missing: int) -> bool:
-        """Go to the next piece with rows if this one has none left; return False at an open end."""
+        """Go to the next piece with rows if the current piece has none left; return False at an open end."""
         while self._at == self._end:
             with self._meter.waiting():
                 piece = next(self._pieces, None)
@@ -73,12 +73,12 @@ class BatchBuffer:
 
 
 def empty_like(columns: Columns) -> Columns:
-    """Return no rows of the same types and shapes."""
+    """Return columns of the same types and shapes without rows."""
     return {name: pick_rows(values, np.arange(0)) for name, values in columns.items()}
 
 
 def fill_up(columns: Columns, source: Columns, rows: int) -> Columns:
-    """Add rows of `source`, again and again, until there are `rows` of them."""
+    """Append the rows of `source`, repeatedly, until there are `rows` rows; `source` must have a row."""
     missing = np.arange(rows - rows_of(columns)) % rows_of(source)
     if not rows_of(columns):
         return {name: pick_rows(values, missing) for name, values in source.items()}

@@ -1,4 +1,4 @@
-"""Row groups of far files, kept on local disk within a limit."""
+"""Cache of row groups of remote files on the local disk, within a limit."""
 
 import errno
 import hashlib
@@ -29,10 +29,10 @@ _ABANDONED = 3600.0  # seconds after which an unfinished file counts as left beh
 class CachedSource:
     """A cache of `source`: each row group is read once, and then mapped from a file in `folder`.
 
-    The name of a file is made of path, size and time of change of the original, row group and columns. So all ranks of
-    a host, and later jobs, share a folder, and changed files are read anew. The files that were used longest ago are
-    removed when there are more than `limit` bytes; ranks that write at the same time may exceed it by a row group each.
-    Raises `CacheError` when the folder cannot be written, a full disk included.
+    A cache file's name is a hash of the original's path, size and mark, of the row group, and of the columns' names. So
+    the ranks of a host, and later jobs, can share a folder, and changed files are read anew. When the folder would hold
+    more than `limit` bytes, the files that were used longest ago are removed; ranks that write at the same time may
+    exceed the limit by a row group each. Raises `CacheError` when the folder cannot be written or the disk is full.
     """
 
     def __init__(self, source: Source, folder: Path, limit: int) -> None:
@@ -48,16 +48,16 @@ class CachedSource:
             raise CacheError(str(folder), f"cannot be used ({error.strerror}); name another folder") from error
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Return the estimate of the source."""
+        """Return the source's estimate."""
         return self._source.nbytes(columns)
 
     def bounds(self, column: str) -> Bounds | None:
-        """Return the bounds of the source, if it knows any."""
+        """Return the source's bounds of a column; None if it has none."""
         return self._source.bounds(column) if isinstance(self._source, Bounded) else None
 
     @property
     def version(self) -> int:
-        """The version of the source, if it reads a table."""
+        """The version of the table that the source reads; `NO_VERSION` if it reads none."""
         return version_of(self._source)
 
     def at(self, version: int) -> "CachedSource":
@@ -70,11 +70,11 @@ class CachedSource:
         return in_flight(self._source)
 
     def check(self) -> None:
-        """Check the source: its files must not change although they are read once."""
+        """Check all files of the source: they must not change, although cached row groups are not read again."""
         recheck(self._source)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns, from the cache if they are there."""
+        """Read these columns of a row group, from the cache if it holds them."""
         path = self._folder / (_name(row_group, columns) + _SUFFIX)
         found = self._load(path)
         if found is None:
@@ -106,7 +106,7 @@ class CachedSource:
                 try:
                     os.replace(name, path)
                 except FileNotFoundError:
-                    # By a job whose clock is more than an hour ahead of the file's.
+                    # A job removed it whose clock is more than an hour ahead of the file's.
                     log.warning("%s was removed before it was complete; its row group is read again next time", name)
             except BaseException:
                 Path(name).unlink(missing_ok=True)
@@ -118,13 +118,13 @@ class CachedSource:
             ) from error
 
     def _make_room(self, nbytes: int) -> None:
-        """Remove the files that were used longest ago. A process that has one mapped keeps its rows."""
+        """Remove the files that were used longest ago. A process that has mapped one of them keeps its rows."""
         entries = []
         for path in self._folder.glob(f"*{_SUFFIX}"):
             try:
                 found = path.stat()
             except FileNotFoundError:
-                continue  # another rank was quicker
+                continue  # another rank has removed it
             entries.append((found.st_mtime_ns, found.st_size, path))
         held = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
@@ -138,7 +138,7 @@ def _remove_if_abandoned(path: Path) -> None:
     try:
         written = path.stat().st_mtime
     except FileNotFoundError:
-        return  # complete by now, or removed by another rank
+        return  # its rank has completed it, or another rank has removed it
     if time.time() - written > _ABANDONED:
         path.unlink(missing_ok=True)
 

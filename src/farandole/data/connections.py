@@ -1,4 +1,4 @@
-"""GET requests over kept connections, with less work for each than clients for any request and answer."""
+"""GET requests over connections that are kept open, at less cost per request than general HTTP clients."""
 
 import os
 import socket
@@ -15,13 +15,14 @@ __all__ = ["Answer", "BadAnswer", "Connections"]
 _LONGEST_HEAD, _MOST_HEADERS = 64 << 10, 256
 _MOST_CHUNKS = 1 << 20
 _NO_BODY = {204, 304}
-# A head or body that comes slower than this is given up after the patience for bytes: each byte alone would renew that.
+# Bytes per second that a head or body must have once the timeout for bytes has passed. Otherwise a server that sends
+# single bytes would restart the socket's timeout with each of them.
 _LEAST_PER_SECOND = 4096
 _MOST_AT_ONCE = 1 << 20  # bytes
 
 
 class BadAnswer(OSError):
-    """The server sent no answer of HTTP/1.1, or fewer bytes than it announced."""
+    """The server's answer is not HTTP/1.1, or has fewer bytes than it announced."""
 
 
 class _Closed(BadAnswer):
@@ -29,22 +30,22 @@ class _Closed(BadAnswer):
 
 
 class Answer:
-    """The head of an answer, with the names of headers in lower case; its body is still to be read, once."""
+    """The head of an answer, with header names in lower case; the body can be read once."""
 
     def __init__(self, connection: "_Connection") -> None:
         self._connection = connection
         self.status, self.headers = connection.head()
 
     def body(self) -> bytes:
-        """Read the body, and give the connection back; blocks until it is there. Raises `OSError`."""
+        """Read the body, and give the connection back; blocks until the body has arrived. Raises `OSError`."""
         return self._connection.body(self.status, self.headers)
 
 
 class Connections:
-    """GET requests to servers; used from any thread. A connection is kept for the next request to the same server.
+    """GET requests to servers, from any thread. A connection is kept for the next request to the same server.
 
-    `timeout` has the seconds to connect, and those to wait for bytes. `bundle` is a file or folder of certificates to
-    trust; None: any certificate will do. Keeps at most `most` connections."""
+    `timeout` is the seconds to connect and the seconds to wait for bytes. `bundle` is a file or folder of certificates
+    to trust; with None, certificates are not verified. Keeps at most `most` connections per server."""
 
     def __init__(self, *, bundle: str | None, timeout: tuple[float, float], most: int) -> None:
         self._bundle, self._timeout, self._most = bundle, timeout, most
@@ -54,9 +55,9 @@ class Connections:
         self._closed = False
 
     def get(self, server: str, target: str, headers: Mapping[str, str]) -> Answer:
-        """Ask a server ("https://host:port") for a target ("/bucket/key"); blocks until the answer begins.
+        """Request a target ("/bucket/key") from a server ("https://host:port"); blocks until the head has arrived.
 
-        Text of headers is ASCII. Raises `OSError`; `ConfigError` if the file of certificates cannot be read."""
+        Headers must be ASCII. Raises `OSError`, and `ConfigError` if the file of certificates cannot be read."""
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         request = f"GET {target} HTTP/1.1\r\nHost: {urlsplit(server).netloc}\r\n{head}\r\n".encode("ascii")
         while True:
@@ -67,14 +68,14 @@ class Connections:
                 return Answer(connection)
             except (_Closed, ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 connection.close()
-                if not used:  # a kept connection may have been closed for its age; a new one has not
+                if not used:  # the server may have closed a kept connection for its age, but not a new one
                     raise
             except BaseException:
                 connection.close()
                 raise
 
     def close(self) -> None:
-        """Close the connections that are kept, and keep none from now on."""
+        """Close the kept connections; later ones are closed after their answer."""
         with self._lock:
             self._closed = True
             kept, self._kept = self._kept, {}
@@ -83,7 +84,7 @@ class Connections:
                 connection.close()
 
     def keep(self, connection: "_Connection") -> None:
-        """Keep a connection whose answer was read."""
+        """Keep a connection whose answer has been read to its end."""
         with self._lock:
             kept = self._kept.setdefault(connection.server, [])
             if len(kept) < self._most and not self._closed:
@@ -95,7 +96,7 @@ class Connections:
         with self._lock:
             kept = self._kept.get(server)
             if kept:
-                return kept.pop()  # the one that was used last is the least likely to have been closed
+                return kept.pop()  # used last, so least likely to have been closed by the server
         return _Connection(self, server, self._open(server), self._timeout[1])
 
     def _open(self, server: str) -> socket.socket:
@@ -115,7 +116,7 @@ class Connections:
 
     def _trusting(self) -> ssl.SSLContext:
         with self._lock:
-            if self._context is None:  # reading the certificates takes long
+            if self._context is None:  # made once: reading the certificates is slow
                 self._context = _context_of(self._bundle)
             return self._context
 
@@ -135,11 +136,11 @@ def _context_of(bundle: str | None) -> ssl.SSLContext:
 
 
 class _Connection:
-    """One connection, used by one thread at a time."""
+    """A connection to a server, used by one thread at a time."""
 
     def __init__(self, owner: Connections, server: str, opened: socket.socket, patience: float) -> None:
         self._owner, self.server, self._socket, self._patience = owner, server, opened, patience
-        self._rest = b""  # came with what was read before it
+        self._rest = b""  # bytes that were received and not yet consumed
         self._begin()
         self.used = False
 
@@ -153,7 +154,7 @@ class _Connection:
         """Read the head of an answer."""
         self._begin()
         status = 100
-        while 100 <= status < 200:  # answers that only announce the one to come
+        while 100 <= status < 200:  # interim answers, before the final one
             status, headers = self._one_head()
         self.used = True
         return status, headers
@@ -176,7 +177,7 @@ class _Connection:
         return data
 
     def _body(self, status: int, headers: Mapping[str, str]) -> tuple[bytes, bool]:
-        """Return the body, and whether the connection is at its end."""
+        """Return the body, and whether the connection can be used again."""
         if status in _NO_BODY:
             return b"", True
         if headers.get("transfer-encoding", "identity").lower() != "identity":
@@ -191,7 +192,7 @@ class _Connection:
         for _ in range(_MOST_CHUNKS):
             size = int(self._until(b"\r\n", "line").partition(b";")[0], 16)
             if not size:
-                while self._until(b"\r\n", "line"):  # further headers
+                while self._until(b"\r\n", "line"):  # trailers
                     pass
                 return b"".join(parts)
             parts.append(self._exactly(size))
@@ -232,7 +233,7 @@ class _Connection:
         return int(status), headers
 
     def _until(self, end: bytes, what: str, begin: bytes = b"") -> bytes:
-        """Read up to `end`, and leave that out; `what` ends there, and begins with `begin`."""
+        """Read a `what` of the answer, which begins with `begin`; return it without `end`, which ends it."""
         data = self._rest
         while True:
             if data[: len(begin)] != begin[: len(data)]:
@@ -254,9 +255,9 @@ class _Connection:
         self._came, self._deadline = 0, time.monotonic() + self._patience
 
     def _receive(self, most: int) -> bytes:
-        """Wait for bytes and return them, none when the server has closed; raises `TimeoutError`.
+        """Wait for bytes and return them, b"" when the server has closed the connection; raises `TimeoutError`.
 
-        Bytes that come one by one each end a wait: from the patience's end on there must be enough of them."""
+        Once the patience has passed, raises it also if fewer than `_LEAST_PER_SECOND` bytes per second arrive."""
         if self._came and time.monotonic() > self._deadline + self._came / _LEAST_PER_SECOND:
             raise TimeoutError(f"only {self._came} bytes have come within {self._patience:g} s")
         data = self._socket.recv(most)

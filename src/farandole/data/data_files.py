@@ -1,7 +1,7 @@
-"""Data files of a table at one version, in pieces of rows that the table's log alone makes known.
+"""Data files of a table at one version, in pieces of rows that are planned from the table's log alone.
 
-A loader takes a piece for a row group. A log lists the rows and bytes of each file, but not its row groups. So large
-files are cut by rows, and reading a piece decodes the row groups that it touches."""
+A log lists the rows and bytes of each file, but not its row groups. So large files are cut into pieces by rows. A
+loader treats a piece as a row group; reading a piece decodes the row groups that overlap it."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,19 +21,20 @@ from farandole.errors import DataError, SourceError
 
 __all__ = ["DataFile", "TableColumn", "TableSource"]
 
-PIECE_BYTES = 64 << 20  # of a file, compressed as it is
-WHOLE_BYTES = 1 << 20  # of a far file that is fetched with one request, whatever the columns
+PIECE_BYTES = 64 << 20  # compressed bytes of a file per piece
+WHOLE_BYTES = 1 << 20  # a remote file of at most this size is fetched whole, with one request
 _OPENERS = 16
 _FIELD_ID = b"PARQUET:field_id"
-_TEXT_FACTOR = 4  # bytes in memory for a byte in a file, where types leave it open
+_TEXT_FACTOR = 4  # estimated bytes in memory per byte in a file, for types without a fixed width
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A Parquet file of the table.
 
-    rows: in the file, those deleted too; -1 if the log does not say. constants: values of columns that are the same in
-    all rows, by name. kept: a bit per row, False for deleted ones; None if there are none."""
+    rows: the number of rows in the file, including deleted ones; -1 if the log does not list it. constants: by name,
+    the value of each column that has the same value in all rows. kept: a bit per row, False for a deleted row; None if
+    no row is deleted."""
 
     file: File
     rows: int
@@ -41,25 +42,26 @@ class DataFile:
     kept: NDArray[np.uint8] | None = None
 
     def span(self, piece: int) -> tuple[int, int]:
-        """Return the first row of a piece, and the row after its last."""
+        """Return the half-open range of rows of a piece."""
         count = self.pieces
         return piece * self.rows // count, (piece + 1) * self.rows // count
 
     @property
     def pieces(self) -> int:
-        """Pieces that the file is read in."""
+        """The number of pieces of the file."""
         return max(1, min(self.rows, -(-self.file.size // PIECE_BYTES)))
 
     def mask(self, first: int, last: int) -> NDArray[np.bool_] | None:
-        """Return for each of these rows whether it is still there; None if all are."""
+        """Return for each row from `first` to `last` whether it is kept; None if the file has no deleted rows."""
         return None if self.kept is None else np.unpackbits(self.kept, count=self.rows)[first:last].astype(bool)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumn:
-    """A column of the table, and the column of a file that holds it.
+    """A column of the table, and the way to find it in a file.
 
-    It is found by `field_id` in files that have such ids, else by `names`. Rows of files without it have `default`."""
+    A file that has field ids holds the column under `field_id`, another file under one of `names`. In files without the
+    column, its value is `default`."""
 
     field: pa.Field
     names: tuple[str, ...]
@@ -67,17 +69,17 @@ class TableColumn:
     default: object = None
 
     def find(self, schema: pa.Schema, *, by_id: bool) -> pa.Field | None:
-        """Return the field of a file's schema that holds the column; None if the file was written without it."""
+        """Return the field of a file's schema that holds the column; None if the file does not have it."""
         if by_id:
             return next((each for each in schema if _id_of(each) == self.field_id), None)
         return next((schema.field(name) for name in self.names if name in schema.names), None)
 
 
 class TableSource:
-    """Rows of a table at one version, whose files, rows and columns the log lists.
+    """Rows of a table at one version, from the files, row counts and columns that its log lists.
 
-    `gone` ends the sentence about a file that is no longer there. Opens no file when it is made, unless the log does
-    not say its rows. Raises `SourceError` for files that are not what the log says."""
+    `gone` is the problem in the error for a file that no longer exists. Making a source opens only files whose row
+    count the log does not list. Raises `SourceError` for files that differ from the log."""
 
     def __init__(self, files: Files, data: Sequence[DataFile], columns: Sequence[TableColumn], gone: str) -> None:
         self._files = replace(files, gone=gone)
@@ -86,13 +88,13 @@ class TableSource:
         self._by_path = {each.file.path: each for each in self._data}
         if len(self._by_path) < len(self._data):
             raise SourceError(self._data[0].file.path, "the table's log has a file twice")
-        self._footers: dict[str, pq.FileMetaData] = {}  # of files in several pieces, and of far ones
+        self._footers: dict[str, pq.FileMetaData] = {}  # of files in several pieces, and of remote files
         self.schema = pa.schema([column.field for column in columns])
         counts = [each.pieces for each in self._data]
         self.row_groups: Sequence[RowGroup] = RowGroups([each.file for each in self._data], counts, self._sizes(counts))
 
     def _sizes(self, counts: Sequence[int]) -> NDArray[np.int64]:
-        """Return the rows of all pieces, those that are still there."""
+        """Return the number of rows of each piece, without deleted rows."""
         of_file = np.repeat(np.arange(len(counts)), counts)
         pieces = np.array(counts, np.int64)
         starts = np.cumsum(pieces) - pieces
@@ -106,7 +108,7 @@ class TableSource:
         return sizes
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate from types, and from the bytes of the files for columns whose types do not tell."""
+        """Estimate from the types' widths; for types without one, from the sizes of the files."""
         rows, held = int(rows_in(self.row_groups).sum()), sum(each.file.size for each in self._data)
         widths = {name: _width(column.field.type) for name, column in self._columns.items()}
         unknown = sum(width is None for width in widths.values())
@@ -115,13 +117,13 @@ class TableSource:
         return sum(each_unknown if width is None else rows * width for width in chosen)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns of a piece; raises `SourceError` naming the file, `DataError` for a column."""
+        """Read these columns of a piece; raises `SourceError` naming the file, `DataError` naming the column."""
         data = self._by_path[row_group.file.path]
         first, last = data.span(row_group.number)
         with self._files.fetching(data.file) as opened:
             known = self._footers.get(data.file.path)
             if data.file.size <= WHOLE_BYTES or (data.pieces == 1 and len(columns) == len(self._columns)):
-                opened.fetch(lambda: [Span(0, data.file.size)])  # with its footer, in one request
+                opened.fetch(lambda: [Span(0, data.file.size)])  # data and footer in one request
             elif known is None:
                 opened.fetch_tail()
             buffered = not self._files.local and opened.far is None
@@ -146,14 +148,14 @@ class TableSource:
         return self._files.client.flight.most if self._files.client is not None else 0
 
     def check(self) -> None:
-        """Raise `SourceError` if a file of this machine has changed or vanished.
+        """Raise `SourceError` if a local file has changed or vanished.
 
-        Files of a table are written once. Far ones are not looked at: one that is gone is an error when it is read."""
+        Files of a table are written once, so remote files are not checked here; reading a missing one is an error."""
         if self._files.local:
             self._files.check([each.file for each in self._data])
 
     def bounds(self, column: str) -> Bounds | None:
-        """Return a column's bounds in each piece, from the log; None if it has none."""
+        """Return a column's bounds in each piece, from the log; None if the log has none."""
         field = self.schema.field(column)
         if not bounded_kind(field.type):
             return None
@@ -162,14 +164,14 @@ class TableSource:
             return None
         least, most, nulls = found
         places = np.repeat(np.arange(len(self._data)), [each.pieces for each in self._data])
-        # A count is that of a whole file, and of the rows deleted since, too.
+        # The log counts the nulls of a whole file, including those of rows that were deleted later.
         whole = np.array([each.pieces == 1 and each.kept is None for each in self._data], bool)
         counts = np.where(whole, nulls, -1)
         kind = field.type
         return Bounds(least.cast(kind).take(pa.array(places)), most.cast(kind).take(pa.array(places)), counts[places])
 
     def _file_bounds(self, column: str) -> tuple[pa.Array, pa.Array, NDArray[np.int64]] | None:
-        """Return the column's least and greatest values and nulls in each file; -1 for nulls that are not known."""
+        """Return a column's least value, greatest value and count of nulls in each file; -1 for an unknown count."""
         values = [each.constants.get(column) for each in self._data]
         if not self._data or any(column not in each.constants for each in self._data):
             return None
@@ -178,9 +180,9 @@ class TableSource:
         return array, array, np.array(nulls, np.int64)
 
     def _with_rows(self, data: Sequence[DataFile]) -> tuple[DataFile, ...]:
-        untold = [each for each in data if each.rows < 0]
+        unknown = [each for each in data if each.rows < 0]
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
-            counts = dict(zip((each.file.path for each in untold), pool.map(self._rows_in_footer, untold), strict=True))
+            counts = dict(zip((each.file.path for each in unknown), pool.map(self._rows_in_footer, unknown), strict=True))
         return tuple(replace(each, rows=counts.get(each.file.path, each.rows)) for each in data)
 
     def _rows_in_footer(self, data: DataFile) -> int:
@@ -198,7 +200,7 @@ class TableSource:
         by_id = any(_id_of(field) is not None for field in schema)
         if not by_id and any(column.field_id is not None and not column.names for column in columns):
             raise SourceError(
-                data.file.path, "has no field ids, and the table has no name mapping that says which columns are whose"
+                data.file.path, "has no field ids, and the table has no name mapping that tells which column is which"
             )
         ids = [column.field_id is not None and by_id for column in columns]
         return {
@@ -230,7 +232,7 @@ class TableSource:
 
 
 def same_within(found: pa.DataType, asked: pa.DataType) -> bool:
-    """Return whether a cast keeps fields in their places: structs within have the same names, in the same order."""
+    """Return whether a cast keeps all fields: nested structs must have the same names in the same order."""
     if pa.types.is_struct(asked) or pa.types.is_struct(found):
         if not (pa.types.is_struct(asked) and pa.types.is_struct(found)) or found.num_fields != asked.num_fields:
             return False
@@ -256,7 +258,7 @@ def _count(data: DataFile, piece: int) -> int:
 
 
 def _row_groups(footer: pq.FileMetaData, first: int, last: int) -> tuple[list[int], int]:
-    """Return the row groups that hold rows `first` to `last` (half-open), and how many of their rows come before."""
+    """Return the row groups that overlap rows `first` to `last` (half-open), and the number of rows before `first`."""
     taken: list[int] = []
     start, passed = 0, 0
     for number in range(footer.num_row_groups):
@@ -269,7 +271,7 @@ def _row_groups(footer: pq.FileMetaData, first: int, last: int) -> tuple[list[in
 
 
 def _width(kind: pa.DataType) -> int | None:
-    """Return the bytes of a value in memory; None where they differ."""
+    """Return the bytes of a value in memory; None for types whose values differ in size."""
     try:
         width = int(kind.bit_width)
     except ValueError:

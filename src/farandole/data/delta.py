@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaSource"]
 
-# Features of a table that its readers must know: those that change which rows or columns a file holds are followed,
-# those of the log are deltalake's.
+# Supported features of a table's readers. This module implements those that change which rows or columns a file holds;
+# deltalake implements those of the log.
 _FEATURES = {
     "columnMapping",
     "deletionVectors",
@@ -42,17 +42,17 @@ _FEATURES = {
 _PHYSICAL = "delta.columnMapping.physicalName"
 _ARROW = "\u21b3"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# Writers cut times in the log to milliseconds.
+# Writers truncate the bounds of times in the log to milliseconds.
 _CUT = timedelta(milliseconds=1)
 
 
 class DeltaSource(TableSource):
-    """Rows of a Delta table at one version: the newest, `version`, or the one that was the newest at `timestamp`.
+    """Rows of a Delta table at one version: the newest, `version`, or the newest at `timestamp` (UTC if it is naive).
 
-    `options` are those of the file system, as for `ParquetSource`. deltalake reads the log: for s3, options and
-    credentials of the URL are translated for it; for other stores, `log_options` are its own. No data file is opened,
-    unless the log does not say its rows. Raises `SourceError` for a folder without a table, a version that is gone,
-    and a feature that is not supported, by its name; `MissingExtra` without deltalake.
+    `options` are the file system's, as for `ParquetSource`. deltalake reads the log. For s3, `options` and the URL's
+    credentials are translated for it; for other stores, pass deltalake's own options as `log_options`. Opens only data
+    files whose row count the log does not list. Raises `SourceError` for a folder without a table, a version that is
+    gone, and a feature that is not supported, which it names; `MissingExtra` without deltalake.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class DeltaSource(TableSource):
 
     @property
     def version(self) -> int:
-        """The version of the table."""
+        """The version of the table that is read."""
         return self._version
 
     def at(self, version: int) -> "DeltaSource":
-        """Open another version; raises `SourceError` if the log or its files no longer have it."""
+        """Open another version; raises `SourceError` if the log no longer has it."""
         return DeltaSource(self._url, version=version, options=self._options, log_options=self._log_options)
 
     def _open(self, version: int | None, timestamp: datetime | None) -> "DeltaTable":
@@ -102,7 +102,7 @@ class DeltaSource(TableSource):
                 self._go_to(table, timestamp)
         except FarandoleError:
             raise
-        except Exception as error:  # deltalake raises its own classes, and those of the store's client
+        except Exception as error:  # deltalake and the store's client have error classes of their own
             lacking = "" if version is None else f"version {version} "
             advice = "" if version is None else "; it may have been vacuumed, or never have been there"
             problem = mask(f"{lacking}cannot be opened as a Delta table: {_in_a_line(error)}{advice}", *secrets)
@@ -111,14 +111,14 @@ class DeltaSource(TableSource):
 
     def _go_to(self, table: "DeltaTable", timestamp: datetime) -> None:
         asked = timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
-        # For a time before all commits of the log, deltalake takes the oldest version.
+        # deltalake would take the oldest version for a time before the log's first commit.
         oldest = min(datetime.fromtimestamp(each["timestamp"] / 1000, UTC) for each in table.history())
         if oldest > asked:
             raise SourceError(self._url, f"had no version at {asked}: the oldest that its log has is of {oldest}")
         table.load_as_version(asked)
 
     def _data_files(self, table: "DeltaTable", columns: Sequence[TableColumn]) -> list[DataFile]:
-        """Return the files in the order of their paths; sorts the table of the log's facts alike."""
+        """Return the files sorted by path; sorts `self._known`, the log's table of files, in the same order."""
         paths = [self._place(path) for path in self._known["path"].to_pylist()]
         order = np.argsort(np.array(paths, object), kind="stable")
         self._known = self._known.take(pa.array(order))
@@ -149,7 +149,7 @@ class DeltaSource(TableSource):
         return posixpath.join(self._folder, unquote(path))
 
     def _deletion_vectors(self, table: "DeltaTable") -> dict[str, tuple[NDArray[np.uint8], str]]:
-        """Return for files with deleted rows a bit per row, False for those, and a mark of the bits."""
+        """Return for files with deleted rows, by path, a bit per row, False for a deleted one, and the bits' hash."""
         found: dict[str, tuple[NDArray[np.uint8], str]] = {}
         if "deletionVectors" not in (table.protocol().reader_features or ()):
             return found
@@ -203,7 +203,7 @@ def _columns(url: str, table: "DeltaTable") -> list[TableColumn]:
 
 
 def _renamed_within(kind: Any) -> bool:
-    """Return whether a struct within a type of Delta's schema has other names in files."""
+    """Return whether column mapping gives a field of a nested struct another name in files."""
     if isinstance(kind, list):
         return any(_renamed_within(each) for each in kind)
     if not isinstance(kind, dict):
@@ -222,7 +222,7 @@ def _widened(values: pa.Array, by: timedelta) -> pa.Array:
 
 
 def _in_a_line(error: Exception) -> str:
-    """Return an error's first line and the causes that deltalake writes below it, each after an arrow."""
+    """Return one line: an error's first line, and the causes that deltalake writes below it after arrows."""
     first, *rest = str(error).strip().split("\n")
     causes = [_COLOUR.sub("", line).strip() for line in rest if _ARROW in line]
     return ": ".join([first, *(cause.removeprefix(_ARROW).strip() for cause in causes)])

@@ -1,4 +1,4 @@
-"""Choice of the client that reads ranges of a store, and listings of its files."""
+"""Clients that read ranges of remote files, one kind per store, and listings of a store's files."""
 
 import bisect
 import logging
@@ -18,15 +18,15 @@ __all__ = ["list_places", "look_at", "range_client"]
 
 log = logging.getLogger(__name__)
 
-_PAGE = 1000  # objects in a page of a listing
+_PAGE = 1000  # objects per page of a listing
 
 
 def range_client(
     url: str, options: Mapping[str, object], fs: fsspec.AbstractFileSystem, *, warn: bool
 ) -> RangeClient | None:
-    """Return a client for the store of a URL; None for stores that are read through their file system alone.
+    """Return a client for the store of a URL; None for stores that are read through fsspec's file system alone.
 
-    With `warn`, logs a warning where a client for the store exists and cannot be made."""
+    With `warn`, logs a warning if this kind of store has a client, but the client cannot be made."""
     # Imported here: each needs a package that other stores do not need.
     if is_web(fs):
         from farandole.data.web_client import WebClient
@@ -61,7 +61,7 @@ def range_client(
 def list_places(client: RangeClient, places: Sequence[str]) -> list[tuple[list[File], bool]] | None:
     """Return for each place its files, and whether it is a folder; None if the store has no listings.
 
-    Lists the places together if that takes few requests. Raises as `Flight.call` does."""
+    Lists all places with one listing if that takes few requests. Raises as `Flight.call` does."""
     shared = _shared(places)
     common = client.listing(shared, _most_pages(len(places))) if len(places) > 1 and "/" in shared else None
     if common is not None:
@@ -72,24 +72,26 @@ def list_places(client: RangeClient, places: Sequence[str]) -> list[tuple[list[F
 
 
 class _Listing:
-    """Files in the order of their paths, as stores list them."""
+    """Files sorted by path, the order in which stores list them."""
 
     def __init__(self, files: Sequence[File]) -> None:
         self._files, self._paths = files, [file.path for file in files]
 
     def at(self, place: str) -> tuple[list[File], bool]:
-        """Return the file at this place, or the files in the folder, and whether it is a folder."""
+        """Return the file at `place` or the files in folder `place`, and whether it is a folder."""
         here = bisect.bisect_left(self._paths, place)
         if self._paths[here : here + 1] == [place]:
             return [self._files[here]], False
         folder = place.rstrip("/")
-        first, last = (bisect.bisect_left(self._paths, folder + sign) for sign in "/0")  # "0" follows "/"
-        # Stores keep empty objects in the place of folders.
+        first, last = (bisect.bisect_left(self._paths, folder + sign) for sign in "/0")  # "0" comes after "/"
+        # Some tools mark folders with empty objects whose paths end in "/".
         return [file for file in self._files[first:last] if not file.path.endswith("/")], True
 
 
 def look_at(client: RangeClient, paths: Sequence[str]) -> list[File]:
-    """Look at each file anew, by one listing if that takes fewer requests; raises `FileNotFoundError`."""
+    """Return the current size and mark of each file; raises `FileNotFoundError` for a file that is gone.
+
+    Uses one listing if that takes fewer requests than one for each file."""
     shared = _shared(paths)
     if len(paths) > 2 and "/" in shared:
         listed = client.listing(shared, _most_pages(len(paths)))
@@ -110,7 +112,7 @@ def look_at(client: RangeClient, paths: Sequence[str]) -> list[File]:
 
 
 def _shared(paths: Sequence[str]) -> str:
-    """Return the longest text that all begin with; not a whole folder's name, as prefixes of listings need not be."""
+    """Return the longest common prefix of the paths, which may end within a name; listings accept any prefix."""
     least, most = min(paths), max(paths)
     length = next(
         (place for place, (one, other) in enumerate(zip(least, most, strict=False)) if one != other), len(least)
