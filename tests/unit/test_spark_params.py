@@ -256,7 +256,7 @@ def test_settings_that_do_not_go_together() -> None:
 
 def test_fits_of_a_grid_do_not_share_a_run(tmp_path: Path) -> None:
     estimator = TorchEstimator(store=Store.create(str(tmp_path)), run_id="mine")
-    with pytest.raises(ConfigError, match="run_id: names one run, with which each of several fits would go on"):
+    with pytest.raises(ConfigError, match="run_id: names one run, which each of several fits would resume"):
         estimator.fitMultiple(None, [{estimator.epochs: 1}, {estimator.epochs: 2}])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="run_id: names one run"):
         estimator.fitMultiple(None, [{estimator.run_id: "one", estimator.epochs: 2}, {estimator.run_id: "one"}])  # type: ignore[arg-type]

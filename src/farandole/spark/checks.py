@@ -1,4 +1,4 @@
-"""Checks of estimators' parameters: each returns the value made right, or raises `ConfigError`."""
+"""Checks of estimators' parameters. Each returns the value in its final type, or raises `ConfigError`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,7 +47,7 @@ def flag(name: str) -> Callable[[object], bool]:
 
 
 def text(name: str) -> Callable[[object], str]:
-    """Return a check for texts."""
+    """Return a check for strings."""
 
     def check(value: object) -> str:
         if not isinstance(value, str):
@@ -58,14 +58,14 @@ def text(name: str) -> Callable[[object], str]:
 
 
 def data_module(value: object) -> Callable[..., Any]:
-    """Check for a subclass of `DataModule`."""
+    """Check a subclass of `DataModule`."""
     if not isinstance(value, type) or not issubclass(value, DataModule):
         raise ConfigError("data_module", f"must be a subclass of farandole.spark.data_module.DataModule, got {value!r}")
     return value
 
 
 def loggers(value: object) -> list[Any]:
-    """Check for a list of objects with `log_epoch`; one object counts as a list of one."""
+    """Check a list of objects with `log_epoch`; one object counts as a list of one."""
     given = list(value) if isinstance(value, (list, tuple)) else [value]
     for each in given:
         if not callable(getattr(each, "log_epoch", None)) or isinstance(each, type):
@@ -102,7 +102,7 @@ def transformation(value: object) -> Callable[[dict[str, Any]], Any]:
 
 
 def edit_fields(value: object) -> list[tuple[Any, ...]]:
-    """Check the columns that a function of rows changes or adds, as tuples or fields of Petastorm."""
+    """Check the columns that `transformation_fn` changes or adds: tuples, or fields of Petastorm."""
     fields = [tuple(each) for each in value] if isinstance(value, (list, tuple)) and _are_fields(value) else []
     if not fields or not all(_is_field(each) for each in fields):
         raise ConfigError(
@@ -133,7 +133,7 @@ def weights(value: object) -> list[float]:
 
 
 def shapes(name: str, of: str) -> Callable[[object], list[tuple[int, ...]]]:
-    """Return a check for shapes, one per `of`. It puts -1 before the shape of one row."""
+    """Return a check for a list of shapes, one per `of`. It adds a missing -1 in front of a shape."""
 
     def check(value: object) -> list[tuple[int, ...]]:
         given = [tuple(each) for each in value] if isinstance(value, (list, tuple)) else []
@@ -156,7 +156,7 @@ def backend(value: object) -> SparkBackend:
 
 
 def profile(name: str) -> Callable[[object], ResourceProfile]:
-    """Return the check of the resource profile that parameter `name` holds."""
+    """Return a check for resource profiles."""
 
     def check(value: object) -> ResourceProfile:
         if not isinstance(value, ResourceProfile):
@@ -167,7 +167,7 @@ def profile(name: str) -> Callable[[object], ResourceProfile]:
 
 
 def validation(value: object) -> float | str:
-    """Check a fraction or the name of a column."""
+    """Check a fraction, which becomes a float, or the name of a column."""
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
@@ -183,7 +183,7 @@ def store(value: object) -> FilesystemStore:
 
 
 def verbose(value: object) -> int:
-    """Check how much to show."""
+    """Check a level of output."""
     if value not in (0, 1, 2) or isinstance(value, bool):
         raise ConfigError("verbose", f"must be 0 (quiet), 1 (progress) or 2 (all output of the ranks), got {value!r}")
     return at_least("verbose", 0)(value)

@@ -1,4 +1,4 @@
-"""Fits a model to a DataFrame on the ranks of one Spark barrier stage; what all frameworks' estimators share."""
+"""Base class of all estimators, which fit a model to rows on the ranks of a Spark barrier stage or of this machine."""
 
 import logging
 import os
@@ -41,12 +41,13 @@ _NO_TASKS = "is for tasks of Spark; the ranks of a fit without Spark are process
 
 
 class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
-    """Feeds a DataFrame's rows to ranks, every row exactly once per epoch, and returns the model that they trained.
+    """Estimator that feeds a DataFrame's rows to ranks, each row exactly once per epoch, and returns the trained model.
 
-    A framework adds its parameters and its trainer. Ranks, rows, checkpoints, reports and saving are the same for all.
+    A subclass adds the parameters and the trainer of its framework. Ranks, rows, checkpoints, reports and saving are
+    the same for all frameworks.
     """
 
-    _kind: ClassVar[str]  # of its runs, whose state another kind cannot read; begins names that the user did not give
+    _kind: ClassVar[str]  # stored with each run: other kinds cannot read its state. Generated run ids begin with it
 
     @abstractmethod
     def _check(self) -> None:
@@ -54,21 +55,21 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
 
     @abstractmethod
     def _task(self, plan: RunPlan) -> Callable[[], bytes | None]:
-        """Return what each rank runs: `trainers.run.train` with the framework's trainer."""
+        """Return the function that each rank calls: `trainers.run.train` with the framework's trainer."""
 
     @abstractmethod
     def _trained(self, run_id: str, checkpoint: Checkpoint) -> M:
         """Return the model in a checkpoint."""
 
     def _environment(self) -> dict[str, str]:
-        """Return the variables that ranks need."""
-        # Frameworks take a GPU that they see.
+        """Return the environment variables of the ranks."""
+        # Frameworks use the GPUs that they see, so ranks on the CPU must see none.
         hidden = {} if self._wanted_gpu() is not False else {"CUDA_VISIBLE_DEVICES": ""}
         backend = self.getBackend()
         return hidden if backend is None else {**hidden, **backend.tasks().env}
 
     def _wanted_gpu(self) -> bool | None:
-        """Return whether each rank is to compute on a GPU; None: where every rank has one."""
+        """Return whether the ranks compute on GPUs; None: they do if every rank has one."""
         return self.getUseGpu() if self.isSet(self.use_gpu) else None
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
@@ -81,23 +82,24 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         return estimator
 
     def fit_on_parquet(self, params: dict[Param[Any], Any] | None = None, dataset_idx: int | None = None) -> M:
-        """Fit to Parquet files that are in the store already: `intermediate_train_data` and `intermediate_val_data`.
+        """Fit to the Parquet files in the store's folders `intermediate_train_data` and `intermediate_val_data`.
 
-        `dataset_idx` chooses among several, such as `intermediate_train_data.0`. Rows of the second folder validate, if
-        there is one. The ranks read the files themselves, each its share, from any URL that fsspec serves. Raises
-        `ConfigError` without a store or without training rows, `SourceError` and `DataError` for the files."""
+        `dataset_idx` selects numbered folders, such as `intermediate_train_data.0`. The second folder has the rows for
+        validation and may be missing. Each rank reads its share of the files itself, from any URL that fsspec serves.
+        Blocks until the ranks have ended. Raises `ConfigError` without a store or without training rows, `SourceError`
+        for files that cannot be read, `DataError` for their columns, and the errors of `fit`."""
         if params:
             return self.copy(params).fit_on_parquet(dataset_idx=dataset_idx)
         store = self.getStore()
         if store is None:
             raise ConfigError("store", "is not set; fit_on_parquet reads the Parquet files in it")
-        # Here, as it reads Parquet, which takes longer to load than what other fits need.
+        # Imported here: the modules for Parquet load slowly, and other fits do not need them.
         from farandole.spark.parquet_feed import StoredRows
 
         return self._fit_files(StoredRows.of_store(store, dataset_idx), active_session())
 
     def _fit_files(self, stored: "StoredRows", spark: SparkSession | None) -> M:
-        """Fit to the rows of files, which the ranks read themselves."""
+        """Fit to the rows of files that the ranks read themselves."""
         self._tasks(spark=spark is not None)
         validation = stored.validation(self.getValidation())
         self._check()
@@ -107,19 +109,19 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         return self._finished(replace(plan, rows=rows, files=stored.planned(feed)), saved, spark, None)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]) -> Iterator[tuple[int, M]]:
-        """Return an iterator over the index and the model of each map of parameters, as pyspark.ml has it.
+        """Return an iterator over (index, model) for the maps of parameters, as pyspark.ml does.
 
-        Raises `ConfigError` for a run of the store by which these fits would go on with each other's weights."""
+        Raises `ConfigError` if several fits would share a run id in the store: a fit would resume another one's run."""
         own = [given[self.run_id] for given in paramMaps if given.get(self.run_id) is not None]
-        # One map alone may stand for several fits: a CrossValidator comes with it for each fold.
+        # Even a single map may stand for several fits: a CrossValidator calls this method for each fold.
         shared = self.getRunId() is not None and not all(self.run_id in given for given in paramMaps)
         if self.getStore() is not None and (shared or len(set(own)) < len(own)):
-            raise ConfigError("run_id", "names one run, with which each of several fits would go on; leave it out")
+            raise ConfigError("run_id", "names one run, which each of several fits would resume; leave it out")
         fits: Iterator[tuple[int, M]] = super().fitMultiple(dataset, paramMaps)  # type: ignore[arg-type]
         return fits
 
     def _fit(self, dataset: Any) -> M:
-        """Fit to a Spark DataFrame, or without Spark to rows in another form; see `local_rows`."""
+        """Fit to a Spark DataFrame or, without Spark, to rows of a type that `local_rows` accepts."""
         if not isinstance(dataset, DataFrame):
             return self._fit_without_spark(dataset)
         self._tasks(spark=True)
@@ -130,7 +132,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         return self._finished(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
 
     def _fit_without_spark(self, dataset: object) -> M:
-        # Here, as they read Parquet, which takes longer to load than what other fits need.
+        # Imported here: the modules for Parquet load slowly, and other fits do not need them.
         from farandole.spark.local_rows import as_files, is_local
         from farandole.spark.parquet_feed import StoredRows
 
@@ -144,7 +146,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         needed = [*self._read(), *([validation] if isinstance(validation, str) else ())]
         with as_files(dataset, needed) as url:
             options = {} if store is None else store.storage_options
-            # Rows in memory are a Spark DataFrame's, files are what they are in a store.
+            # Rows in memory are shared out by content, as a Spark DataFrame's; files by row groups, as a store's.
             is_path = isinstance(dataset, (str, os.PathLike))
             return self._fit_files(StoredRows(url, None, options, by_content=not is_path), None)
 
@@ -155,7 +157,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         spark: SparkSession | None,
         frame: Callable[[int], DataFrame] | None,
     ) -> M:
-        """Train the epochs that are left, on the rows that `frame` gives for a number of ranks."""
+        """Train the remaining epochs; return the model. `frame` returns the rows for a number of ranks; None: files."""
         if saved is not None and (saved.epoch >= plan.epochs or saved.stopped):
             how = "a callback stopped it" if saved.stopped else "all of them are finished"
             log.info("%s: no epoch is left after %d; %s", plan.run_id, saved.epoch, how)
@@ -179,12 +181,12 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         )
 
     def _wanted(self) -> tuple[str, ...]:
-        """Return the columns that batches have."""
+        """Return the columns of a batch."""
         weight = self.getSampleWeightCol()
         return tuple(dict.fromkeys([*self.getFeatureCols(), *self.getLabelCols(), *([weight] if weight else [])]))
 
     def _read(self) -> tuple[str, ...]:
-        """Return the columns that rows have, but for those that a function of rows adds."""
+        """Return the columns to read. The data may lack those that `transformation_fn` adds."""
         return (*self._wanted(), *(self.getTransformationRemovedFields() or ()))
 
     def _transformation(self, feed: Feed) -> Transformation | None:
@@ -200,7 +202,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
 
     def _settle(self, feed: Feed, validation: float | str | None) -> tuple[RunPlan, Checkpoint | None]:
         store, asked_seed = self.getStore(), self.getRandomSeed()
-        # Fits of one second, as in a grid of parameters, are runs of their own.
+        # The random part separates fits that start in the same second, as in a grid of parameters.
         run_id = self.getRunId() or f"{self._kind}_{int(time.time())}_{secrets.token_hex(3)}"
         content = None if store is None else store.read(store.get_checkpoint_path(run_id))
         saved = None if content is None else Checkpoint.load(content)
@@ -237,9 +239,9 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         return plan, saved
 
     def _tasks(self, *, spark: bool) -> TaskSettings:
-        """Return what the parameters and the backend say of the tasks.
+        """Return the settings of the Spark tasks from the parameters and the backend.
 
-        Raises `ConfigError` for a setting that both give, and without Spark for those that only its tasks can have."""
+        Raises `ConfigError` for a setting that both contain and, without Spark, for a setting that needs its tasks."""
         backend, profile, ranks = self.getBackend(), self.getResourceProfile(), self.getRanksPerTask()
         given = TaskSettings() if backend is None else backend.tasks()
         twice = {
@@ -286,7 +288,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             )
             checkpoint = Checkpoint.load(trained)
             for record in checkpoint.history[plan.start.epoch :]:
-                epochs.add(record)  # the messages of a busy rank may be dropped
+                epochs.add(record)  # an epoch whose message was dropped; `add` ignores the others
         path = None if plan.store is None else plan.store.get_checkpoint_path(plan.run_id)
         if plan.store is not None and path is not None and plan.store.read(path) is None:
             log.warning("rank 0 wrote %s, which the driver does not see; use a store that all hosts share", path)

@@ -1,4 +1,4 @@
-"""Parameters of Horovod's estimators that mean nothing here: named in a warning, kept, and shown by their getters."""
+"""Horovod's estimator parameters without an effect here. Setting one logs a warning; its getter returns the value."""
 
 import difflib
 import logging
@@ -16,7 +16,7 @@ __all__ = ["ForeignParams", "refuse_unknown"]
 
 log = logging.getLogger(__name__)
 
-# Parameters whose setters and getters Horovod spells in another way.
+# Names in Horovod's setters and getters that differ from the parameter's own.
 _SPELLED: Mapping[str, str] = {
     "shuffling_buffer_size": "shuffle_buffer_size",
     "train_reader_num_worker": "train_reader_num_workers",
@@ -33,13 +33,13 @@ _DEFAULTS: Mapping[str, object] = {
 
 
 class ForeignParams(Params):
-    """Base of an estimator whose arguments may hold such parameters."""
+    """Base class of estimators that accept such parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         self._foreign: Mapping[str, object] = {}
 
-    if not TYPE_CHECKING:  # mypy would take every name for one that is there
+    if not TYPE_CHECKING:  # otherwise mypy would accept every attribute
 
         def __getattr__(self, name: str) -> "_Setter | _Getter":
             words = re.sub(r"(?<!^)(?=[A-Z])", "_", name[3:]).lower()
@@ -51,7 +51,7 @@ class ForeignParams(Params):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _take_others(self, others: Mapping[str, object], known: Iterable[str]) -> None:
-        """Keep arguments that mean nothing, with a warning; raise one `ConfigError` that names all unknown ones."""
+        """Keep arguments without an effect, and log a warning; raise one `ConfigError` that names all unknown ones."""
         given = {name: value for name, value in others.items() if value is not None}
         refuse_unknown(given, known)
         self._foreign = {**self._foreign, **given}
@@ -79,7 +79,7 @@ class _Getter(_Accessor):
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
-    """Warn of arguments that mean nothing any more; raise one `ConfigError` that names all others."""
+    """Log a warning for arguments without an effect; raise one `ConfigError` that names all unknown ones."""
     known, names = sorted(known), sorted(names)
     ignored = [name for name in names if name in IGNORED_PARAMS and name not in known]
     unknown = [name for name in names if name not in ignored]

@@ -1,4 +1,4 @@
-"""The parameters of a `LightningEstimator` beside those of a `TorchEstimator`, checked when they are set."""
+"""Parameters that a `LightningEstimator` has besides those of a `TorchEstimator`."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from farandole.spark.params import CheckedParams, param
 
 __all__ = ["LightningParams", "check_package", "check_trainer_args"]
 
-# Arguments of Lightning's Trainer that the estimator gives, and its parameter or the reason.
+# Arguments of Lightning's Trainer that the estimator sets, each with the parameter to use instead or the reason.
 _SETTLED: Mapping[str, str] = {
     "accelerator": "set use_gpu",
     "accumulate_grad_batches": "set backward_passes_per_step",
@@ -38,30 +38,32 @@ _SETTLED: Mapping[str, str] = {
 
 
 class LightningParams(CheckedParams):
-    """Parameters of the Lightning trainer, of callbacks and of loaders."""
+    """Parameters of Lightning's trainer, callbacks and loaders."""
 
-    callbacks = param("callbacks", "of Lightning, for every rank", checks.objects("callbacks"))
+    callbacks = param("callbacks", "Lightning callbacks, which run on every rank", checks.objects("callbacks"))
     trainer_args = param(
         "trainer_args", "further arguments of Lightning's Trainer, by name", lambda value: _args(value)
     )
-    logger = param("logger", "of Lightning; by default values go to the event file in the store", lambda value: value)
+    logger = param("logger", "Lightning logger; default: the event file in the store", lambda value: value)
     log_every_n_steps = param(
         "log_every_n_steps", "steps between two logged values", checks.at_least("log_every_n_steps", 1)
     )
-    profiler = param("profiler", "of Lightning, or its name", lambda value: value)
-    num_gpus = param("num_gpus", "GPUs of a rank: 1 as use_gpu=True, 0 as use_gpu=False", lambda value: _gpus(value))
+    profiler = param("profiler", "Lightning profiler, or its name", lambda value: value)
+    num_gpus = param(
+        "num_gpus", "GPUs of a rank: 1 means use_gpu=True, 0 means use_gpu=False", lambda value: _gpus(value)
+    )
     data_module = param(
         "data_module",
-        "LightningDataModule, a class, made with train_loader and val_loader of the rank's rows",
+        "class of LightningDataModule; each rank makes one with train_loader and val_loader of its rows",
         lambda value: _class(value),
     )
     loader_num_epochs = param(
         "loader_num_epochs",
-        "epochs that the loaders give; as many as are trained",
+        "no effect: the loaders have as many epochs as are trained",
         checks.at_least("loader_num_epochs", 1),
     )
     terminate_on_nan = param(
-        "terminate_on_nan", "end the fit when a loss is no number", checks.flag("terminate_on_nan")
+        "terminate_on_nan", "end the fit when a loss is not finite", checks.flag("terminate_on_nan")
     )
     debug_data_loader = param("debug_data_loader", "show each batch", checks.flag("debug_data_loader"))
     train_async_data_loader_queue_size = param(
@@ -71,7 +73,7 @@ class LightningParams(CheckedParams):
     )
     val_async_data_loader_queue_size = param(
         "val_async_data_loader_queue_size",
-        "the same in validation",
+        "batches that a thread makes ahead in validation: a number, or a share of its steps",
         lambda value: _queue("val_async_data_loader_queue_size", value),
     )
 
@@ -147,7 +149,7 @@ class LightningParams(CheckedParams):
 
 
 def check_package(package: Any, callbacks: Sequence[Any]) -> None:
-    """Raise `ConfigError` for callbacks that are none of `package`, whose trainer takes only its own."""
+    """Raise `ConfigError` for callbacks of another package than `package`, whose trainer takes only its own."""
     for each in callbacks:
         if isinstance(each, package.Callback):
             continue
@@ -157,7 +159,7 @@ def check_package(package: Any, callbacks: Sequence[Any]) -> None:
 
 
 def check_trainer_args(package: Any, given: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for arguments that the trainer of `package` does not know, or that the estimator settles."""
+    """Raise `ConfigError` for arguments that the trainer of `package` does not know, or that the estimator sets."""
     settled = [f"{name}: {_SETTLED[name]}" for name in sorted(given) if name in _SETTLED]
     if settled:
         raise ConfigError("trainer_args", f"may not hold arguments that the estimator gives: {'; '.join(settled)}")

@@ -1,4 +1,4 @@
-"""The parameters that all estimators share: names and defaults that Horovod's users know, checked when they are set."""
+"""Parameters that all estimators share, with Horovod's names and defaults."""
 
 from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 def param(name: str, doc: str, check: Callable[[object], T]) -> "Param[T]":
-    """Return a parameter whose values `check` makes right, or refuses with `ConfigError`."""
+    """Return a parameter. `check` converts its values and raises `ConfigError` for wrong ones."""
     return Param(Params._dummy(), name, doc, typeConverter=check)
 
 
 class CheckedParams(Params):
-    """Parameters that are read with a check of their values, also of those that `fit` is given."""
+    """Parameters whose values are checked when they are read, including those that are passed to `fit`."""
 
     def _value(self, param: "Param[T]") -> T | None:
-        # Values given to fit(df, {param: value}) come past the setters, so they are checked here.
+        # fit(df, {param: value}) bypasses the setters, so its values are checked here.
         if not self.isDefined(param):
             return None
         value = self.getOrDefault(param)
@@ -40,37 +40,53 @@ class CheckedParams(Params):
 
 
 class EstimatorParams(ForeignParams, CheckedParams):
-    """Parameters of an estimator; `set...` and `get...` for each parameter, as pyspark.ml does it.
+    """Parameters of an estimator, each with a setter and a getter as in pyspark.ml.
 
-    Setters raise `ConfigError` for values that cannot be right.
+    Setters raise `ConfigError` for wrong values.
     """
 
-    num_proc = param("num_proc", "ranks; by default as many as Spark has slots", checks.at_least("num_proc", 1))
+    num_proc = param(
+        "num_proc",
+        "number of ranks; default: one per slot of Spark, or per core without Spark",
+        checks.at_least("num_proc", 1),
+    )
     backend = param("backend", "SparkBackend with the number of ranks, in place of num_proc", checks.backend)
     feature_cols = param(
-        "feature_cols", "columns that the model takes, one input each", checks.names_of_columns("feature_cols")
+        "feature_cols", "columns that the model takes, one per input", checks.names_of_columns("feature_cols")
     )
     label_cols = param(
-        "label_cols", "columns that the loss compares outputs with", checks.names_of_columns("label_cols")
+        "label_cols",
+        "columns that the loss compares with the outputs, one per output",
+        checks.names_of_columns("label_cols"),
     )
     sample_weight_col = param(
-        "sample_weight_col", "column of numbers by which rows' losses count", checks.text("sample_weight_col")
+        "sample_weight_col", "column of numbers, the weights of the rows' losses", checks.text("sample_weight_col")
     )
     label_shapes = param(
-        "label_shapes", "shape of each label, -1 first; its output's", checks.shapes("label_shapes", "label column")
+        "label_shapes",
+        "shape of each label, -1 first; default: the shape of its output",
+        checks.shapes("label_shapes", "label column"),
     )
-    loss_weights = param("loss_weights", "share of each label's loss; equal shares", checks.weights)
-    validation = param("validation", "fraction of rows, or column whose true rows validate", checks.validation)
+    loss_weights = param("loss_weights", "weight of each label's loss; default: equal weights", checks.weights)
+    validation = param(
+        "validation", "fraction of the rows that validate, or a column that is true for them", checks.validation
+    )
     batch_size = param("batch_size", "rows per step and rank", checks.at_least("batch_size", 1))
-    val_batch_size = param("val_batch_size", "the same in validation; batch_size", checks.at_least("val_batch_size", 1))
-    epochs = param(
-        "epochs", "how often every row is learned, all fits of the run together", checks.at_least("epochs", 1)
+    val_batch_size = param(
+        "val_batch_size",
+        "rows per step and rank in validation; default: batch_size",
+        checks.at_least("val_batch_size", 1),
     )
+    epochs = param("epochs", "number of epochs, counted over all fits of the run", checks.at_least("epochs", 1))
     train_steps_per_epoch = param(
-        "train_steps_per_epoch", "steps of an epoch; every row once", checks.at_least("train_steps_per_epoch", 1)
+        "train_steps_per_epoch",
+        "steps of an epoch; default: one pass over all rows",
+        checks.at_least("train_steps_per_epoch", 1),
     )
     validation_steps_per_epoch = param(
-        "validation_steps_per_epoch", "the same in validation", checks.at_least("validation_steps_per_epoch", 1)
+        "validation_steps_per_epoch",
+        "steps of a validation; default: one pass over all rows",
+        checks.at_least("validation_steps_per_epoch", 1),
     )
     backward_passes_per_step = param(
         "backward_passes_per_step",
@@ -78,10 +94,14 @@ class EstimatorParams(ForeignParams, CheckedParams):
         checks.at_least("backward_passes_per_step", 1),
     )
     gradient_compression = param(
-        "gradient_compression", "Compression of the binding, for gradients that travel", lambda value: value
+        "gradient_compression",
+        "Compression of the framework's binding, for the exchange of gradients",
+        lambda value: value,
     )
     transformation_fn = param(
-        "transformation_fn", "function of a row, a dict, that returns one; on the ranks", checks.transformation
+        "transformation_fn",
+        "function that takes and returns a row, a dict; it runs on the ranks",
+        checks.transformation,
     )
     transformation_edit_fields = param(
         "transformation_edit_fields",
@@ -90,37 +110,45 @@ class EstimatorParams(ForeignParams, CheckedParams):
     )
     transformation_removed_fields = param(
         "transformation_removed_fields",
-        "further columns that transformation_fn takes, and that end there",
+        "further columns that transformation_fn takes and that batches do not have",
         checks.names_of_columns("transformation_removed_fields"),
     )
     inmemory_cache_all = param(
         "inmemory_cache_all",
-        "hold a rank's rows in memory, after transformation_fn",
+        "keep each rank's rows in memory, after transformation_fn",
         checks.flag("inmemory_cache_all"),
     )
     compress_sparse_cols = param(
-        "compress_sparse_cols", "vectors stay sparse on disk and in transit", checks.flag("compress_sparse_cols")
+        "compress_sparse_cols", "keep vectors sparse on disk and in transit", checks.flag("compress_sparse_cols")
     )
     data_module = param("data_module", "subclass of DataModule, which makes each rank's batches", checks.data_module)
     use_gpu = param(
         "use_gpu",
-        "True: each rank computes on a GPU of its own, or fit fails; False: none does; on GPUs if every rank has one",
+        "True: each rank computes on its own GPU, or fit fails; False: on the CPU; default: GPUs if every rank has one",
         checks.flag("use_gpu"),
     )
-    shuffle = param("shuffle", "another order of a rank's rows in each epoch", checks.flag("shuffle"))
-    random_seed = param("random_seed", "of orders, split and ranks; random", checks.at_least("random_seed", 0))
-    store = param("store", "where checkpoints and logs are kept; nowhere", checks.store)
+    shuffle = param("shuffle", "shuffle each rank's rows in each epoch", checks.flag("shuffle"))
+    random_seed = param(
+        "random_seed",
+        "seed of the order of rows, the validation split and the ranks; default: random",
+        checks.at_least("random_seed", 0),
+    )
+    store = param("store", "store of checkpoints and logs; default: nothing is written", checks.store)
     run_id = param("run_id", "name of the run in the store; fitting again resumes it", checks.text("run_id"))
     max_attempts = param(
         "max_attempts",
-        "times that Spark runs the ranks in one fit; 1: the first failure ends it",
+        "attempts of one fit, the first one included; 1: the first failure ends it",
         checks.at_least("max_attempts", 1),
     )
     ranks_per_task = param(
-        "ranks_per_task", "ranks of each Spark task, which divide its GPUs", checks.at_least("ranks_per_task", 1)
+        "ranks_per_task",
+        "ranks of each Spark task; they divide its GPUs among themselves",
+        checks.at_least("ranks_per_task", 1),
     )
     resource_profile = param(
-        "resource_profile", "needs of each task; those of the configuration", checks.profile("resource_profile")
+        "resource_profile",
+        "resources of each task; default: those of Spark's configuration",
+        checks.profile("resource_profile"),
     )
     loggers = param("loggers", "objects whose log_epoch the driver calls with the values of each epoch", checks.loggers)
     verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
@@ -257,7 +285,7 @@ class EstimatorParams(ForeignParams, CheckedParams):
         return self._value(self.data_module)
 
     def _batch_maker(self) -> Callable[..., object] | None:
-        """Return what makes batches; None if they are the rank's rows as they are."""
+        """Return the class of the data module; None if batches are the rank's rows, unchanged."""
         return None if self.getDataModule() is PetastormDataModule else self.getDataModule()
 
     def setUseGpu(self, value: bool) -> Self:
@@ -322,14 +350,14 @@ class EstimatorParams(ForeignParams, CheckedParams):
 
 
 def check_together(estimator: EstimatorParams, losses: int) -> None:
-    """Raise `ConfigError` for parameters that do not go together, whatever the framework; `losses` is their number."""
+    """Raise `ConfigError` for parameters of any framework that do not go together; `losses` is the number of losses."""
     labels = estimator.getLabelCols()
     if losses not in (1, len(labels)):
         raise ConfigError("loss", f"has {losses} functions for {len(labels)} label columns")
     for setting, given in (("loss_weights", estimator.getLossWeights()), ("label_shapes", estimator.getLabelShapes())):
         if given is not None and len(given) != len(labels):
-            what = setting.partition("_")[2]
-            raise ConfigError(setting, f"has {len(given)} {what} for {len(labels)} label columns")
+            items = setting.partition("_")[2]
+            raise ConfigError(setting, f"has {len(given)} {items} for {len(labels)} label columns")
     removed = estimator.getTransformationRemovedFields() or []
     wanted = [*estimator.getFeatureCols(), *labels, estimator.getSampleWeightCol()]
     if estimator.getTransformationFn() is None and (removed or estimator.getTransformationEditFields()):
