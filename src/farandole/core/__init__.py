@@ -1,1 +1,1 @@
-"""The part that all frameworks share: context, operations, and the decisions of a distributed optimizer."""
+"""Core that all frameworks share: context, operations, and the decisions of a distributed optimizer."""

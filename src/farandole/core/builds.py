@@ -1,4 +1,4 @@
-"""Answers to Horovod's questions about the build (`mpi_built` and its kind). Nothing here is chosen at build time."""
+"""Horovod's queries about the build, such as `mpi_built`. In farandole nothing of this is chosen at build time."""
 
 from farandole.core import default
 from farandole.errors import ConfigError
@@ -19,37 +19,37 @@ __all__ = [
 
 
 def mpi_threads_supported() -> bool:
-    """Return True if tensors go over MPI, which then allows calls of several threads; otherwise raise `ConfigError`."""
+    """Return True if tensors go over MPI, which then supports several threads; otherwise raise `ConfigError`."""
     if default.context().is_over_mpi:
         return True
     raise ConfigError("mpi_threads_supported", "MPI is not enabled; farandole connects the ranks itself")
 
 
 def mpi_enabled() -> bool:
-    """Return whether tensors go over MPI: `fabric` is "mpi", or "auto" has chosen so."""
+    """Return whether tensors go over MPI: `fabric` is "mpi", or is "auto" and has chosen MPI."""
     return default.is_initialized() and default.context().is_over_mpi
 
 
 def mpi_built() -> bool:
-    """Return False: nothing is built against MPI."""
+    """Return False: farandole is not built against an MPI library."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """Return True: programs ask it to learn that ranks can talk without MPI, and they can."""
+    """Return True: programs use it to find out whether ranks can communicate without MPI."""
     return True
 
 
 def gloo_built() -> bool:
-    """Return True: programs ask it to learn that ranks can talk without MPI, and they can."""
+    """Return True: programs use it to find out whether ranks can communicate without MPI."""
     return True
 
 
 def nccl_built() -> int:
-    """Return 0, the version of NCCL of the build: NCCL is opened at run time.
+    """Return 0: farandole is not built with NCCL, but opens it at run time.
 
-    Programs ask it to scale the learning rate of Adasum, which Horovod's build with NCCL averages within a host first.
-    Adasum is the same without that here."""
+    Programs use the version to scale the learning rate of Adasum, because Horovod with NCCL averages within each host
+    first. farandole does not."""
     return 0
 
 
@@ -64,15 +64,15 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Return True: programs ask it to learn that tensors may lie on GPUs, and they may. The driver is opened then."""
+    """Return True: programs use it to find out whether tensors may be on GPUs. CUDA's driver is opened when needed."""
     return True
 
 
 def rocm_built() -> bool:
-    """Return False: tensors on GPUs of AMD are refused."""
+    """Return False: tensors on AMD GPUs are refused."""
     return False
 
 
 def sycl_built() -> bool:
-    """Return False: tensors on GPUs of Intel are refused. Horovod's development after 0.28.1 has this name."""
+    """Return False: tensors on Intel GPUs are refused. Horovod has this function after 0.28.1."""
     return False

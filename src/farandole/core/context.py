@@ -1,4 +1,4 @@
-"""One rank: its place among the others, its configuration, its engine."""
+"""Context of one rank: its topology, configuration and engine."""
 
 import os
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ __all__ = ["Context"]
 
 
 class Context:
-    """A rank that has met the others. Several can live in one process, as threads.
+    """One rank's membership in a job. One process can hold the contexts of several ranks, one per thread.
 
-    Making one blocks until every rank has come to `rendezvous`, up to `config.start_timeout`, and starts one native
-    thread. Raises `RendezvousError` naming who is missing. `host` overrides the identity of this host; ranks with
-    different identities talk over sockets. When these are only some ranks of a larger job, `members` are their numbers
-    in it and `process_set` is what people call them: errors speak of the ranks so."""
+    The constructor blocks until every rank has reached `rendezvous`, up to `config.start_timeout`, and starts one
+    native thread. It raises `RendezvousError` with the missing ranks. `host` overrides the identity of this host; ranks
+    with different identities use sockets between them. If the ranks are only some ranks of a larger job, `members` are
+    their ranks in that job, and `process_set` is the name of the set; error messages use both."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Context:
         show_messages(self.config)
         self._rendezvous = rendezvous
         self._process = os.getpid()
-        # Opened before anything else starts: a path that cannot be written is the user's slip.
+        # Open the files first, so that an unwritable path is reported before anything starts.
         here = host_identity() if host is None else host
         self._monitors = Monitors(rendezvous.rank, rendezvous.size, here, self.config)
         if rendezvous.rank == 0 and not members:
@@ -68,7 +68,7 @@ class Context:
         return self._monitors.timeline
 
     def metrics(self) -> dict[str, float]:
-        """Return what this rank has done so far, in all its process sets: `Metrics.read` says what each number is."""
+        """Return the counters of this rank in all its process sets; `Metrics.read` describes each one."""
         return self._monitors.metrics.read()
 
     @property
@@ -101,15 +101,15 @@ class Context:
         return self.topology.cross_size
 
     def empty_shared(self, nbytes: int) -> object:
-        """Return `nbytes` of uninitialized memory that the other ranks of this host can reach, for DLPack.
+        """Return `nbytes` of uninitialized memory that the other ranks of this host can read, for DLPack.
 
-        An allreduce in place of such memory on every rank copies nothing. It goes back when the last view of it dies,
-        also after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` when this rank's room
-        for it is exhausted."""
+        An in-place allreduce copies nothing if every rank uses such memory. The memory is freed with its last view,
+        also after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` if this rank's part
+        of the arena is exhausted."""
         return self.engine.shared_buffer(nbytes)
 
     def shutdown(self) -> None:
-        """Leave the job and its process sets; operations in flight fail, here and on the other ranks. Idempotent.
+        """Leave the job and its process sets. Operations in flight fail, here and on the other ranks. Idempotent.
 
         Does nothing in a forked child: the engine, its peers and the timeline are the parent's."""
         if os.getpid() != self._process:

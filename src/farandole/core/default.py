@@ -1,7 +1,7 @@
-"""The one context that functions without a context argument use, per process or per thread.
+"""Default context of functions without a context argument, per process or per thread.
 
-The only module with mutable state. `init()` sets the process' context; `use()` overrides it for one thread, so that
-many ranks can live in one process.
+This is the only module with mutable state. `init()` sets the context of the process. `use()` overrides it for one
+thread, so that one process can hold several ranks.
 """
 
 import atexit
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class RankSet(Protocol):
-    """Some of the job's ranks: a `ProcessSet`."""
+    """Interface of `ProcessSet` that this module needs."""
 
     @property
     def ranks(self) -> list[int] | None: ...
@@ -65,11 +65,11 @@ class _Thread(threading.local):
 _lock = threading.Lock()
 _thread = _Thread()
 _process: _ContextMembership | None = None
-_threads = 0  # blocks of `use` that some thread is in
-# The result of `membership` in every thread; None before `init()`, and while a thread is in `use`. Reading it takes
-# less time than the call.
+_threads = 0  # `use` blocks that are open, in all threads
+# The result of `membership` in every thread; None before `init()`, and while a `use` block is open. Reading it takes
+# less time than calling `membership`.
 shared: Membership | None = None
-# A context keeps its counters however often a thread enters `use`; they go when it goes.
+# One `Counters` per context, for all `use` blocks; deleted with the context.
 _counters: WeakKeyDictionary[Context, Counters] = WeakKeyDictionary()
 _atexit_registered = False
 
@@ -92,7 +92,7 @@ def context() -> Context:
 
 @contextmanager
 def use(context: Context) -> Iterator[Context]:
-    """Make `context` the one that this thread's calls use, until the block ends."""
+    """Make `context` the default of this thread until the block ends."""
     global _threads
     before = _thread.membership
     with _lock:
@@ -109,7 +109,7 @@ def use(context: Context) -> Iterator[Context]:
 
 
 def _share() -> None:
-    """Set `shared`, with the lock held."""
+    """Update `shared`; the caller holds the lock."""
     global shared
     shared = _process if _threads == 0 else None
 
@@ -121,13 +121,13 @@ def init(
     config: Config | None = None,
     rendezvous: Rendezvous | None = None,
 ) -> None:
-    """Meet the other ranks and start the engine; does nothing while already running.
+    """Connect to the other ranks and start the engine; does nothing if the job is running already.
 
-    Blocks until every rank has come or `Config.start_timeout` has passed. `farandole run`, `mpirun`, `srun` or
-    `torchrun` may have started the ranks. Without a launcher this process is the only rank. Ends by itself at
-    interpreter exit. `process_sets` are added as `add_process_set` does, in this order; "dynamic" adds none, and sets
-    can be added later in any case. Raises `RendezvousError` naming the ranks that are missing, `ConfigError` for a
-    `comm` other than all ranks or when a launcher's processes cannot meet, and `ValueError` for a set given twice.
+    Blocks until every rank has called or `Config.start_timeout` has passed. `farandole run`, `mpirun`, `srun` or
+    `torchrun` may have started the ranks. Without a launcher this process is the only rank. `shutdown` is called at
+    interpreter exit. `process_sets` are added in this order, as `add_process_set` does; "dynamic" adds none. Sets can
+    be added later in any case. Raises `RendezvousError` with the missing ranks, `ConfigError` for a `comm` other than
+    all ranks or for a launcher whose processes cannot exchange bytes, and `ValueError` for a duplicate set.
     """
     global _process, _atexit_registered
     sets = _checked_sets(process_sets)
@@ -142,7 +142,7 @@ def init(
             _add_sets(made, sets)
             return
     _require_all_ranks(comm, size())
-    unknown = [each for each in sets if context().sets.number_of(each) is None]
+    unknown = [process_set for process_set in sets if context().sets.number_of(process_set) is None]
     if unknown:
         raise ConfigError("process_sets", f"the job is running already; use add_process_set to add {unknown}")
 
@@ -167,14 +167,14 @@ def _checked_sets(process_sets: Sequence[RankSet] | str | None) -> Sequence[Rank
 
 
 def _are_sets(given: object) -> bool:
-    return isinstance(given, Sequence) and all(hasattr(each, "ranks") for each in given)
+    return isinstance(given, Sequence) and all(hasattr(process_set, "ranks") for process_set in given)
 
 
 def _add_sets(context: Context, sets: Sequence[RankSet]) -> None:
     global _process
     try:
-        for each in sets:
-            context.sets.add(each, each.ranks or ())
+        for process_set in sets:
+            context.sets.add(process_set, process_set.ranks or ())
     except BaseException:
         _process = None
         _share()
@@ -210,7 +210,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether the caller has a context."""
+    """Return whether the caller has a default context."""
     return (_thread.membership or _process) is not None
 
 
@@ -225,12 +225,12 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return this rank's place among those on its host."""
+    """Return this rank's number among the ranks of its host."""
     return context().local_rank
 
 
 def process_local_rank() -> int | None:
-    """Return the local rank of the whole process; None before `init()`, and where threads are ranks."""
+    """Return the local rank of the process; None before `init()`, and where each thread is a rank."""
     found = _process
     return None if found is None else found.context.local_rank
 
@@ -241,7 +241,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the place of this host among those that have a rank with this local rank."""
+    """Return the number of this host among the hosts that have a rank with this local rank."""
     return context().cross_rank
 
 
@@ -256,24 +256,24 @@ def is_homogeneous() -> bool:
 
 
 def metrics() -> dict[str, float]:
-    """Return what this rank has done since `init()`, in numbers; `Metrics.read` says what each one is.
+    """Return the counters of this rank since `init()`; `Metrics.read` describes each one.
 
     Raises `NotInitializedError` before `init()`."""
     return context().metrics()
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Write from now on what this rank does: rank 0 to `file_path`, rank r beside it as `<stem>.rank<r><suffix>`.
+    """Start to write this rank's timeline: rank 0 to `file_path`, rank r beside it to `<stem>.rank<r><suffix>`.
 
-    Each rank writes if it calls, and waits for no other. The file can be read at any time; it is complete after
-    `stop_timeline` or `shutdown`, or when another one is started, and holds nothing from before this call.
-    `mark_cycles` marks each plan that ranks have agreed on, as there are no cycles. Raises `NotInitializedError` before
-    `init()`, and `ConfigError` when the file cannot be written: then nothing has changed."""
+    Only ranks that call it write a file; it waits for no other rank. The file holds events from this call on. It can be
+    read at any time, and is complete after `stop_timeline`, `shutdown` or the next `start_timeline`. `mark_cycles`
+    marks each plan, because farandole has no cycles. Raises `NotInitializedError` before `init()`. Raises `ConfigError`
+    if the file cannot be written; a timeline that is being written then goes on."""
     context().timeline.start(file_path, mark_plans=mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Complete the file of the timeline; when none is being written, that is logged.
+    """Complete the file of the timeline; logs a warning if none is being written.
 
     Raises `NotInitializedError` before `init()`."""
     context().timeline.stop()

@@ -1,4 +1,4 @@
-"""The core's functions for a framework's plugin, and the numbers under which it finds ranks and process sets."""
+"""Interface to the plugins of frameworks: the core's function table, and the numbers of ranks and process sets."""
 
 from pathlib import Path
 
@@ -14,20 +14,21 @@ Address = tuple[int, int]  # the caller's rank id, and the number of a process s
 
 
 def plugin_path(framework: str) -> Path:
-    """Return where a framework's plugin was installed: beside the core."""
+    """Return the path of a framework's plugin, which is installed beside the core."""
     return Path(_native.__file__).with_name(f"_{framework}.so")
 
 
 def core_table() -> int:
-    """Return the address of the functions that plugins call."""
+    """Return the address of the table of functions that plugins call."""
     return _native.core_table()
 
 
 def address_of(process_set: ProcessSet, what: str) -> Address:
-    """Return how an operation that runs later finds the caller's engine for `process_set`.
+    """Return the address by which an operation that runs later finds the caller's engine for `process_set`.
 
-    Without `init()` it is that of the next one, as far as all ranks go. Raises `InvalidRequest` for a set that the job
-    does not know, or that the caller is no member of; `what` is being asked for."""
+    Before `init()` only the global process set has an address: it then finds the engine that `init()` starts. Raises
+    `InvalidRequest` for a set that is not registered, or whose member the caller is not; `what` is the request's
+    name."""
     if isinstance(process_set, GlobalProcessSet):
         return default.context().rank_id if default.is_initialized() else 0, GLOBAL
     require_registered(process_set, what)

@@ -1,4 +1,4 @@
-"""The public names that every binding shares. A binding imports them all and lists them in its own `__all__`."""
+"""Public names that all bindings share. Each binding imports them all and lists them in its own `__all__`."""
 
 from farandole.core.builds import (
     ccl_built,

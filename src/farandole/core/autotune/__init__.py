@@ -1,1 +1,1 @@
-"""The settings that change while a job runs, and the search for good ones."""
+"""Autotune: the knobs, which can change while a job runs, and the search for good values of them."""

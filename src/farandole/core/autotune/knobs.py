@@ -1,4 +1,4 @@
-"""The settings that can be turned while a job runs."""
+"""Knobs: the settings that can change while a job runs."""
 
 from dataclasses import asdict, dataclass
 from typing import Self
@@ -8,12 +8,12 @@ from farandole.config import Config
 
 __all__ = ["LARGEST_SLOT", "Knobs"]
 
-LARGEST_SLOT = 512 << 10  # bytes that autotune makes room for
+LARGEST_SLOT = 512 << 10  # bytes per slot of the segment if autotune may change the size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knobs:
-    """The settings of all ranks between two turns; `Config` documents each one."""
+    """The knobs of all ranks from one turn to the next; `Config` documents each one."""
 
     fusion_threshold: int
     slot_bytes: int
@@ -23,7 +23,7 @@ class Knobs:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """Return the knobs as they are set."""
+        """Return the knobs that `config` sets."""
         return cls(
             fusion_threshold=config.fusion_threshold,
             slot_bytes=config.slot_bytes,
@@ -34,7 +34,7 @@ class Knobs:
 
     @classmethod
     def of_engine(cls, knobs: _native.Knobs) -> Self:
-        """Return the knobs with which an engine works."""
+        """Return the knobs of an engine."""
         return cls(
             fusion_threshold=knobs.fusion_threshold,
             slot_bytes=knobs.slot_bytes,
@@ -44,5 +44,5 @@ class Knobs:
         )
 
     def for_engine(self) -> _native.Knobs:
-        """Return what an engine is given."""
+        """Return the knobs in the form that an engine takes."""
         return _native.Knobs(**asdict(self))

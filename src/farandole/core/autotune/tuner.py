@@ -1,4 +1,4 @@
-"""Autotune at work: on rank 0, a thread takes samples of the running job and turns the knobs of all ranks."""
+"""Autotune on rank 0: a thread that samples the speed of the running job and changes the knobs of all ranks."""
 
 import logging
 import threading
@@ -16,14 +16,15 @@ __all__ = ["Tuner"]
 
 log = logging.getLogger(__name__)
 
-LEAST_NS = 50_000_000  # of a sample: shorter ones are the machine's moods
-SHORTEST_NAP, LONGEST_NAP = 0.002, 0.5  # seconds between two looks
+LEAST_NS = 50_000_000  # of a sample; shorter samples are mostly noise
+SHORTEST_NAP, LONGEST_NAP = 0.002, 0.5  # seconds between two reads of the engine's marks
 
 
 class Tuner:
-    """Looks for good knobs while the job runs; has a thread from `start` on, until it has found them or is closed.
+    """Searches for good knobs while the job runs, in a thread from `start` until the search ends or `close` is called.
 
-    Making one reads the log of earlier jobs; raises `ConfigError` when it is no log, or when optuna is missing."""
+    The constructor reads the log of earlier jobs. It raises `ConfigError` if the file is not a log of autotune, or if
+    optuna is not installed."""
 
     def __init__(self, config: Config) -> None:
         load_optuna()
@@ -34,7 +35,7 @@ class Tuner:
     def start(
         self, engine: Engine, topology: Topology, largest_slot: int, show: Callable[[dict[str, float]], None]
     ) -> None:
-        """Begin, on rank 0 of `topology`; `show` gets every turn."""
+        """Start the search on rank 0 of `topology`. `show` is called with the new knobs at each turn."""
         self._engine, self._topology, self._show = engine, topology, show
         hosts = topology.host_numbers
         space = space_of(self._config, len(set(hosts)), make_grid(hosts), largest_slot)
@@ -46,7 +47,7 @@ class Tuner:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, for good; the knobs stay as they are. Idempotent."""
+        """End the search and its thread; the knobs stay as they are. Idempotent."""
         self._stop.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -58,7 +59,7 @@ class Tuner:
         try:
             outcome, reached = self._search(space, default)
         except Exception:
-            # Training goes on: what tuning is worth, it is not worth more than that.
+            # Autotune is optional, so its failure must not end the training.
             log.exception("autotune failed; the settings are the given ones again")
             self._turn(default, paced=False)
             return
@@ -72,11 +73,11 @@ class Tuner:
         log.info("autotune is done: %s, %s the default setting", ", ".join(changed), better)
 
     def _search(self, space: Space, default: Knobs) -> tuple[Outcome | None, float]:
-        """Run the search; return its outcome, None if closed before, and the latest speed of the chosen knobs."""
+        """Run the search. Return its outcome, None if `close` ended it, and the latest speed of the chosen knobs."""
         config, topology = self._config, self._topology
         saved = self._log.result(topology.size, topology.cross_size)
         if saved is not None:
-            # The knobs outside of the search keep this job's settings.
+            # Knobs that are not in the search keep this job's settings.
             saved = Knobs(**{**asdict(default), **{name: asdict(saved)[name] for name in space}})
         steps = search(space, default, saved, Terms(config.autotune_warmup_samples, config.autotune_max_samples))
         latest: dict[Knobs, float] = {}
@@ -95,7 +96,7 @@ class Tuner:
             return outcome, latest[outcome.knobs]
 
     def _sample(self, knobs: Knobs) -> float | None:
-        """Let all ranks work with `knobs` for some steps; returns the speed, or nothing when this is closed before."""
+        """Run all ranks with `knobs` for some steps. Return bytes per second, or None if `close` ended the search."""
         turns = self._engine.tuned()[1]
         self._turn(knobs, paced=True)
         nap = SHORTEST_NAP
@@ -110,7 +111,7 @@ class Tuner:
         return None
 
     def _rest(self, marks: Marks) -> float:
-        """Say how long it will take until there are enough, in seconds."""
+        """Return how many seconds to wait until there are enough marks for a score."""
         if len(marks) < 2:
             return SHORTEST_NAP
         passed = marks[-1][0] - marks[0][0]

@@ -1,6 +1,6 @@
-"""Search for good knobs: chooses what to try next and judges the samples. Pure; `tuner` takes the samples.
+"""Search for good knobs: a generator that chooses what to sample next and compares scores. Pure; `tuner` samples.
 
-Optuna's tree-structured Parzen estimator (Bergstra et al. 2011) proposes; it is the extra `autotune`."""
+Optuna's tree-structured Parzen estimator (Bergstra et al. 2011) proposes knobs. Optuna is in the extra `autotune`."""
 
 import importlib.util
 import itertools
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Marks", "Outcome", "Space", "Terms", "Trial", "load_optuna", "score", "search", "space_of"]
 
-# A knob's least and greatest power of two; nothing for a yes or no.
+# By knob: the smallest and largest exponent of its power of two, or None for a flag.
 Space: TypeAlias = Mapping[str, tuple[int, int] | None]
-Marks: TypeAlias = list[tuple[int, int]]
+Marks: TypeAlias = list[tuple[int, int]]  # at the end of each step: the time in ns, and the bytes so far
 
-# Two settings are compared in turns, so that what else the machine does falls on both. Who wins so many of so many
-# turns by chance alone is one in fifty; and a smaller gain is not worth a turn.
+# Two sets of knobs are sampled alternately, so that other load on the machine affects both. Knobs that are not faster
+# win 8 of 9 comparisons with a chance of one in fifty. A gain below 2% is not worth a change.
 TURNS, WINS = 9, 8
 GAIN = 1.02
-FINALISTS = 2  # of the search, that are compared so
-REFERENCE_EVERY = 5  # samples of the search, one is of the default
+FINALISTS = 2  # the best knobs of the search, which are compared in this way
+REFERENCE_EVERY = 5  # one of so many samples of the search is of the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The knobs to stay with, and how many times faster than the default ones they were, side by side."""
+    """The chosen knobs, and their speed divided by that of the default knobs."""
 
     knobs: Knobs
     gain: float
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The length of the search: `warmup` samples that do not count, then `samples`; `seed` is that of its chance."""
+    """The length of the search: `warmup` samples that do not count, then `samples`. `seed` is for the sampler."""
 
     warmup: int
     samples: int
@@ -58,17 +58,17 @@ class Terms:
 
 
 def load_optuna() -> ModuleType:
-    """Import what proposes; raises `ConfigError` with the remedy when it is not installed."""
+    """Import optuna; raises `ConfigError` with the remedy if it is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("autotune", "needs optuna, which is not installed; pip install farandole[autotune]")
-    # Optuna keeps errors of packages that it does not find, with the frames of its first importer and their variables.
-    # The frames of a thread of its own hold none of ours.
+    # Optuna keeps the ImportErrors of packages that it lacks, and with them the frames of its first importer and their
+    # variables. In a separate thread these frames hold no variables of the job.
     with ThreadPoolExecutor(1, thread_name_prefix="farandole-optuna") as thread:
         return thread.submit(importlib.import_module, "optuna").result()
 
 
 def space_of(config: Config, hosts: int, is_grid: bool, largest_slot: int) -> Space:
-    """Return the knobs that are left at their defaults and matter among so many hosts, each with its range."""
+    """Return the knobs that have an effect on this many hosts and that the user has not set, each with its range."""
     space: dict[str, tuple[int, int] | None] = {"fusion_threshold": (16, 28)}
     if hosts == 1 or is_grid:
         space["slot_bytes"] = (14, min(largest_slot, LARGEST_SLOT).bit_length() - 1)
@@ -80,9 +80,9 @@ def space_of(config: Config, hosts: int, is_grid: bool, largest_slot: int) -> Sp
 
 
 def score(marks: Marks, steps: int, least_ns: int) -> float | None:
-    """Return the bytes per second of the middle one of the steps between `marks` (ns, bytes).
+    """Return the median over the steps between `marks` of the bytes per second.
 
-    None while there are fewer than `steps` of them, or they are too short together to be measured."""
+    None while there are fewer than `steps` steps, or while they took less than `least_ns` together."""
     if len(marks) <= steps or marks[-1][0] - marks[0][0] < least_ns:
         return None
     pairs = itertools.pairwise(marks)
@@ -90,10 +90,11 @@ def score(marks: Marks, steps: int, least_ns: int) -> float | None:
 
 
 def search(space: Space, default: Knobs, saved: Knobs | None, terms: Terms) -> Generator[Trial, float, Outcome]:
-    """Yield what to take a sample with, be sent its score, return what to stay with.
+    """Yield the knobs of the next sample, receive its score, and return the chosen knobs.
 
-    `saved` is what an earlier job ended with: when it beats `default`, that is all. Else what the search finds has to.
-    So noise cannot end worse than `default`, which wins all that is not clear."""
+    `saved` are the chosen knobs of an earlier job. If they are clearly faster than `default`, they are chosen without a
+    search. Otherwise the best knobs of the search are chosen if they are clearly faster, and else `default`. So noise
+    cannot lead to knobs that are slower than `default`."""
     for _ in range(terms.warmup):
         yield Trial("warmup", saved or default)
     if saved is not None and saved != default:
@@ -108,9 +109,9 @@ def search(space: Space, default: Knobs, saved: Knobs | None, terms: Terms) -> G
 
 
 def _explore(space: Space, default: Knobs, terms: Terms) -> Generator[Trial, float, list[Knobs]]:
-    """Sample as often as `terms` say; return what did better than the default, the best first.
+    """Take `terms.samples` samples; return the knobs that were faster than the default ones, the fastest first.
 
-    Scores are shares of the latest one of the default: that a machine gets slower says nothing of what is tried."""
+    Scores are divided by the latest score of the default, so that a slowdown of the machine does not affect them."""
     study, distributions = _study(space, terms)
     scores: dict[Knobs, list[float]] = {}
     reference = 1.0
@@ -131,7 +132,7 @@ def _explore(space: Space, default: Knobs, terms: Terms) -> Generator[Trial, flo
 
 
 def _duel(challenger: Knobs, default: Knobs) -> Generator[Trial, float, float | None]:
-    """Compare side by side; return the challenger's gain when it clearly wins, else None, as soon as that is known."""
+    """Sample both alternately; return the challenger's gain if it is clearly faster, None as soon as it cannot be."""
     ratios: list[float] = []
     for turn in range(TURNS):
         pair = [challenger, default] if turn % 2 == 0 else [default, challenger]
@@ -154,7 +155,7 @@ def _study(space: Space, terms: Terms) -> "tuple[optuna.Study, dict[str, optuna.
         for name, room in space.items()
     }
     sampler = optuna.samplers.TPESampler(seed=terms.seed, n_startup_trials=max(4, terms.samples // 3))
-    # It would announce the study on stderr.
+    # Optuna would write about the study to stderr.
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -165,7 +166,7 @@ def _study(space: Space, terms: Terms) -> "tuple[optuna.Study, dict[str, optuna.
 
 def _parameters(knobs: Knobs, space: Space) -> dict[str, object]:
     values = asdict(knobs)
-    # With many ranks on a host a slot has less room than the setting says.
+    # With many ranks on a host a slot is smaller than the setting.
     return {
         name: values[name] if room is None else min(max(values[name].bit_length() - 1, room[0]), room[1])
         for name, room in space.items()
@@ -174,4 +175,4 @@ def _parameters(knobs: Knobs, space: Space) -> dict[str, object]:
 
 def _knobs(default: Knobs, space: Space, parameters: Mapping[str, int]) -> Knobs:
     values = {name: value if space[name] is None else 1 << value for name, value in parameters.items()}
-    return replace(default, **values)  # type: ignore[arg-type]  # a knob of yes or no gets one
+    return replace(default, **values)  # type: ignore[arg-type]  # flags get bools

@@ -1,4 +1,4 @@
-"""The file of autotune: a line per sample, the result last; what one job has found the next one begins with."""
+"""Autotune's log: a CSV file with a line per sample and the chosen knobs last, with which the next job starts."""
 
 import csv
 import logging
@@ -15,13 +15,13 @@ __all__ = ["Row", "TuningLog"]
 log = logging.getLogger(__name__)
 
 PHASES = ("warmup", "search", "confirm", "chosen")
-KNOBS = tuple(each.name for each in fields(Knobs))
+KNOBS = tuple(knob.name for knob in fields(Knobs))
 HEAD = ("phase", "ranks", "hosts", *KNOBS, "bytes_per_second")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample, or with the phase "chosen" the result of a search among so many ranks on so many hosts."""
+    """One sample of a job with `ranks` ranks on `hosts` hosts, or with the phase "chosen" the result of its search."""
 
     phase: str
     ranks: int
@@ -36,7 +36,7 @@ class Row:
 
     @classmethod
     def read(cls, cells: list[str]) -> Self:
-        """Read what `cells` gave; raises `ValueError` saying what is wrong."""
+        """Parse the output of `cells`; raises `ValueError` with the reason if it is invalid."""
         if len(cells) != len(HEAD):
             raise ValueError(f"it has {len(cells)} columns and not {len(HEAD)}")
         phase, ranks, hosts, *sizes, speed = cells
@@ -53,10 +53,10 @@ class Row:
 
 
 class TuningLog:
-    """Reads what is there, then adds to it. Without a path there is nothing, and what is added goes nowhere.
+    """Reads an existing log, and then appends to it. Without a path the log is empty, and `add` writes nothing.
 
-    Raises `ConfigError` naming the file and the line that is none of a log, or why the file cannot be had. A last line
-    that a kill has cut off is left out, and overwritten."""
+    The constructor raises `ConfigError` with the file and the first invalid line, or with the reason why it cannot open
+    the file. A last line without a line end, as a killed job leaves it, is skipped and overwritten."""
 
     def __init__(self, path: str | None) -> None:
         self.rows: list[Row] = []
@@ -79,12 +79,12 @@ class TuningLog:
             raise
 
     def result(self, ranks: int, hosts: int) -> Knobs | None:
-        """Return what the latest search among so many ranks on so many hosts has chosen."""
+        """Return the result of the latest search with this many ranks and hosts; None without one."""
         chosen = [row for row in self.rows if (row.phase, row.ranks, row.hosts) == ("chosen", ranks, hosts)]
         return chosen[-1].knobs if chosen else None
 
     def add(self, row: Row) -> None:
-        """Add a line; when that fails, the log says so and the file ends there."""
+        """Append a line. If that fails, log an error and write no more."""
         self.rows.append(row)
         try:
             self._write(row.cells())
@@ -93,7 +93,7 @@ class TuningLog:
             self.close()
 
     def close(self) -> None:
-        """Add no more. Idempotent."""
+        """Close the file. Idempotent."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -112,7 +112,7 @@ class TuningLog:
             self._file.flush()
 
     def _read(self, text: str, path: str) -> str:
-        """Take the rows of all whole lines; returns these lines."""
+        """Parse all whole lines of `text` into `rows`; return these lines."""
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
             log.warning("%s ends in the middle of a line, which is left out", Path(path).name)

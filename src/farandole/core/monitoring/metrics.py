@@ -11,39 +11,40 @@ __all__ = ["Metrics"]
 
 
 class Metrics:
-    """Adds up the counters of the engines of one rank: those of its process sets too, also when these are gone."""
+    """Sums of the counters of one rank's engines, including the engines of process sets that were removed."""
 
     def __init__(self) -> None:
         self._engines: set[Engine] = set()
-        self._first: Engine | None = None  # that of the job
+        self._first: Engine | None = None  # the job's engine
         self._ended: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def follow(self, engine: Engine) -> None:
-        """Count what `engine` does."""
+        """Include the counters of `engine` from now on."""
         with self._lock:
             self._engines.add(engine)
             self._first = self._first or engine
 
     def leave(self, engine: Engine) -> None:
-        """Keep what `engine` has counted, and follow it no longer. Idempotent."""
+        """Keep the counts of `engine`, and release the engine. Idempotent."""
         with self._lock:
             if engine in self._engines:
                 self._ended.update(engine.stats())
                 self._engines.discard(engine)
 
     def read(self) -> dict[str, float]:
-        """Return the totals, which only grow, but for `fused`, a share, and what the engine of all ranks works with.
+        """Return all metrics by name. All of them only grow, except `fused` and the knobs.
 
         operations: collectives that this rank has completed; a group counts as many as it has members.
-        bytes: what it has put into them.
-        buckets: transfers that they took. fused: the share of the operations that needed none of their own.
-        agreed_in_lane, agreed_by_number, agreed_in_full: operations on which the ranks of one host agreed by
-        themselves; requests to rank 0 by number, because the same was agreed before; and requests in full.
-        wait_seconds: what threads spent waiting for operations, moments below some microseconds not counted.
+        bytes: the size of this rank's input to them.
+        buckets: the transfers that they took. fused: the share of operations that needed no transfer of their own.
+        agreed_in_lane: operations that the ranks of one host agreed on in the lane.
+        agreed_by_number: requests to rank 0 by number, because the same request was agreed on before.
+        agreed_in_full: requests to rank 0 in full.
+        wait_seconds: the time that threads waited for operations; waits below a few microseconds are not counted.
         timeline_dropped: events that a timeline had no room for.
-        fusion_threshold, slot_bytes, link_chunk, link_small, hierarchical: as the settings of these names, or autotune,
-        have it now. knob_turns: how often that was changed.
+        fusion_threshold, slot_bytes, link_chunk, link_small, hierarchical: the current knobs of the job's engine.
+        knob_turns: how often the knobs were changed.
         """
         with self._lock:
             total = Counter(self._ended)

@@ -1,4 +1,4 @@
-"""Stalls: operations that some ranks wait for and others have not asked for. The log says which, and who is missing."""
+"""Inspector that logs stalls: operations that some ranks have requested and others have not, for too long."""
 
 import logging
 import threading
@@ -14,23 +14,24 @@ __all__ = ["Stall", "StallInspector", "describe"]
 
 log = logging.getLogger(__name__)
 
-MOST_NAMES = 6  # in one warning
+MOST_NAMES = 6  # operations that one warning names
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One operation that has not come together: ranks are the job's, `seconds` passed since the first one asked."""
+    """An operation that ranks of the job wait for, `seconds` after the first request."""
 
     name: str
     seconds: float
     asked: tuple[int, ...]
-    missing: tuple[int, ...]  # none: of this group, no rank has asked for some members
+    missing: tuple[int, ...]  # empty: no rank has requested some members of this group
 
 
 def describe(stalls: Iterable[Stall], limit: float, whose: str = "") -> Iterator[str]:
-    """Say in a sentence or two, for each set of ranks that is missing, what waits for it.
+    """Yield a warning for each set of missing ranks, with the operations that wait for them.
 
-    `limit` is after how many seconds the waiting ranks give up, 0 for never; `whose` is the process set's name."""
+    `limit` is the number of seconds after which the waiting ranks give up, 0 for never. `whose` is the name of the
+    process set."""
 
     def parties(stall: Stall) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return stall.missing, stall.asked
@@ -44,9 +45,9 @@ def describe(stalls: Iterable[Stall], limit: float, whose: str = "") -> Iterator
         who, seconds = spell_ranks(asked), waiting[0].seconds
         if missing:
             yield (
-                f"{who}{among} waited {seconds:.0f} s for {spell_ranks(missing)} to ask for {names}{more}. {until} Who "
-                "is missing may be slower, have less data (join() is for that), have taken another branch, or ask for "
-                "operations in another order while each one is waited for"
+                f"{who}{among} waited {seconds:.0f} s for {spell_ranks(missing)} to ask for {names}{more}. {until} The "
+                "missing ranks may be slower, have less data (join() is for that), have taken another branch, or wait "
+                "for operations in another order"
             )
         else:
             yield (
@@ -56,21 +57,21 @@ def describe(stalls: Iterable[Stall], limit: float, whose: str = "") -> Iterator
 
 
 class StallInspector:
-    """Looks at engines whose coordinator this rank is, and warns when something has waited for `stall_check_time`.
+    """Checks the engines whose coordinator is this rank, and logs a warning when an operation has stalled.
 
-    It warns again each time as much time has passed. Has a thread of its own while it follows an engine."""
+    It warns every `stall_check_time` while the stall lasts. Its thread runs from the first `follow` until `close`."""
 
     def __init__(self, config: Config) -> None:
         self._after = config.stall_seconds
         self._limit = config.patience_seconds
         self._engines: dict[Engine, str] = {}
-        self._warned: dict[tuple[Engine, str], float] = {}  # after how many seconds the last time
+        self._warned: dict[tuple[Engine, str], float] = {}  # seconds of the stall at the last warning
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def follow(self, engine: Engine, whose: str = "") -> None:
-        """Look at `engine` from now on; `whose` is the name of its process set."""
+        """Check `engine` from now on; `whose` is the name of its process set."""
         if self._after == 0:
             return
         with self._lock:
@@ -80,12 +81,12 @@ class StallInspector:
                 self._thread.start()
 
     def leave(self, engine: Engine) -> None:
-        """Follow `engine` no longer. Idempotent."""
+        """Stop checking `engine`. Idempotent."""
         with self._lock:
             self._engines.pop(engine, None)
 
     def close(self) -> None:
-        """Stop, for good. Idempotent."""
+        """End the thread; a later `follow` starts none. Idempotent."""
         self._stop.set()
         with self._lock:
             thread, self._thread = self._thread, None
@@ -109,7 +110,7 @@ class StallInspector:
             del self._warned[key]
         due = []
         for stall in stalls:
-            # Fewer seconds than at the last warning: the same name is waited for anew.
+            # Fewer seconds than at the last warning: this is a new request under the same name.
             warned = before.get((engine, stall.name), 0.0)
             if stall.seconds < warned or stall.seconds >= warned + self._after:
                 due.append(stall)

@@ -1,6 +1,6 @@
-"""The timeline: what the engines of a rank do when, as files that chrome://tracing and Perfetto open.
+"""Timeline of a rank's engines, as files for chrome://tracing and Perfetto.
 
-The format is Chrome's trace event format, array form. One process per rank, one track per tensor."""
+The format is the array form of Chrome's trace event format, with a process per rank and a track per tensor."""
 
 import json
 import logging
@@ -19,36 +19,36 @@ __all__ = ["Timeline"]
 
 log = logging.getLogger(__name__)
 
-QUIET_SECONDS = 0.05  # between two looks at the engines of a quiet job
-BUSY_SECONDS = 0.5  # and of a busy one: fewer looks spare it the thread, which needs Python's lock
-BUSY_BYTES = 64 << 10  # of events in one look; some 200 operations
+QUIET_SECONDS = 0.05  # between two reads of the engines' events while the job is quiet
+BUSY_SECONDS = 0.5  # while it is busy: fewer reads, because the thread needs Python's lock
+BUSY_BYTES = 64 << 10  # events in one read that make a job busy; some 200 operations
 
 
 class Timeline:
-    """Writes what the engines of one rank do between `start` and `stop`, as often as these are called.
+    """Writer of the events of one rank's engines, from each `start` to the next `stop`, in a thread of its own.
 
-    While it writes it has a thread of its own. The file can be read at any time. An event is in it within 0.1 s while
-    the job is quiet, and within half a second while it runs more than some 4,000 operations a second. It says that
-    there are `size` ranks, and names the `host`, whose ranks share a clock."""
+    The file can be read at any time. It has an event within 0.1 s while the job is quiet, and within 0.5 s while the
+    job runs more than some 4,000 operations a second. It also holds the number of ranks, `size`, and `host`, because
+    ranks of one host share a clock."""
 
     def __init__(self, rank: int, size: int, host: str) -> None:
         self._rank, self._process = rank, os.getpid()
         self._about = {"name": f"rank {rank}", "host": host, "size": size}
         self._engines: dict[Engine, str] = {}
-        self._file: TraceFile | None = None  # being written
-        self._text = TraceText(rank)  # of that file
+        self._file: TraceFile | None = None  # the file that is being written
+        self._text = TraceText(rank)  # the text for that file
         self._marks_plans = self._closed = False
         self._dropped = 0
-        self._changing = threading.Lock()  # for one start or stop at a time
-        self._writing = threading.Lock()  # for all fields
+        self._changing = threading.Lock()  # held while the timeline starts or stops
+        self._writing = threading.Lock()  # guards all fields
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, path: str | os.PathLike[str], *, mark_plans: bool = False) -> None:
-        """Write what happens from now on to `timeline_path(path, rank)`; what was written before is complete then.
+        """Complete the current file, if any, and write events from now on to `timeline_path(path, rank)`.
 
-        With `mark_plans` each plan that ranks have agreed on is marked. Raises `ConfigError` when the file cannot be
-        written; then nothing has changed. Raises `InvalidRequest` in a process forked from the rank."""
+        With `mark_plans` each plan is marked. Raises `ConfigError` if the file cannot be written; the current file then
+        goes on. Raises `InvalidRequest` in a process forked from the rank."""
         self._require_own_process()
         if os.path.isdir(path):
             raise ConfigError("timeline", f"{os.fspath(path)} is a folder; name a file in it")
@@ -64,8 +64,7 @@ class Timeline:
             with self._writing:
                 self._file, self._text, self._dropped = file, TraceText(self._rank), 0
                 self._marks_plans = mark_plans
-                whose = {"name": "process_name", "ph": "M", "pid": self._rank, "args": self._about}
-                self._append(whose)
+                self._append({"name": "process_name", "ph": "M", "pid": self._rank, "args": self._about})
                 for engine in self._engines:
                     engine.start_trace(mark_plans)
             self._stop.clear()
@@ -73,7 +72,7 @@ class Timeline:
             self._thread.start()
 
     def stop(self) -> None:
-        """Write what is left and complete the file; a timeline that is not being written is only logged.
+        """Write the remaining events and complete the file; logs a warning if no timeline is being written.
 
         Raises `InvalidRequest` in a process forked from the rank."""
         self._require_own_process()
@@ -82,29 +81,29 @@ class Timeline:
                 log.warning("no timeline is being written: there is nothing to stop")
 
     def close(self) -> None:
-        """Stop, for good. Idempotent."""
+        """Complete the file; a later `start` raises `EngineClosed`. Idempotent."""
         with self._changing:
             self._closed = True
             self._end()
 
     def follow(self, engine: Engine, label: str = "") -> None:
-        """Show from now on what `engine` does; `label` stands before the names of its tensors."""
+        """Trace `engine` from now on; `label` is put before the names of its tensors."""
         with self._writing:
             self._engines[engine] = label
             if self._file is not None:
                 engine.start_trace(self._marks_plans)
 
     def leave(self, engine: Engine) -> None:
-        """Write what `engine` has done since, and follow it no longer. Idempotent."""
+        """Write the remaining events of `engine`, and trace it no longer. Idempotent."""
         with self._writing:
             if engine in self._engines:
                 self._let_go(engine)
                 del self._engines[engine]
 
     def show(self, name: str, values: Mapping[str, float]) -> None:
-        """Show numbers as they are now, as curves under `name`; does nothing while no timeline is being written.
+        """Add the current values of the curves under `name`; does nothing while no timeline is being written.
 
-        Leaves out what is not finite, for which JSON has no word."""
+        Values that are not finite are left out, because JSON cannot express them."""
         finite = {curve: value for curve, value in values.items() if math.isfinite(value)}
         now = {"name": name, "ph": "C", "ts": time.monotonic_ns() / 1e3, "pid": self._rank, "args": finite}
         with self._writing:
@@ -115,7 +114,7 @@ class Timeline:
             raise InvalidRequest("timeline", f"this process was forked from rank {self._rank}, whose timeline it is")
 
     def _end(self) -> bool:
-        """Complete the file that is being written, if there is one."""
+        """Complete the file that is being written; return whether there was one."""
         if self._thread is None:
             return False
         self._stop.set()
@@ -125,8 +124,8 @@ class Timeline:
             for engine in self._engines:
                 self._let_go(engine)
             if self._dropped:
-                what = {"name": f"{self._dropped} events dropped", "ph": "i", "s": "g", "ts": 0}
-                self._append({**what, "pid": self._rank, "tid": 0})
+                dropped = {"name": f"{self._dropped} events dropped", "ph": "i", "s": "g", "ts": 0}
+                self._append({**dropped, "pid": self._rank, "tid": 0})
             was_there = self._file is not None
             self._abandon()
         return was_there
@@ -145,7 +144,7 @@ class Timeline:
             self._dropped += engine.stats()["trace_dropped"]
 
     def _append_events(self, engine: Engine, label: str) -> int:
-        """Write the events of `engine` since the last call; returns how many bytes they are."""
+        """Write the events of `engine` since the last call; return their size in bytes."""
         written = 0
         self._text.take(engine, label)
         while events := self._text.next():
@@ -159,7 +158,7 @@ class Timeline:
         try:
             self._file.append(event if isinstance(event, bytes) else json.dumps(event).encode())
         except OSError as error:
-            # Training goes on: what a trace is worth, it is not worth more than that.
+            # The timeline is optional, so its failure must not end the training.
             log.error("the timeline ends here: it cannot be written any more (%s)", error.strerror)
             self._abandon()
 
@@ -170,4 +169,4 @@ class Timeline:
         self._file = None
         for engine in self._engines:
             engine.stop_trace()
-            self._text.take(engine, "")  # drop what will not be read
+            self._text.take(engine, "")  # discard the remaining events

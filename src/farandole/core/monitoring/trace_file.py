@@ -1,4 +1,4 @@
-"""A file of trace events that can be read at any moment, also when its writer was killed."""
+"""File of trace events that can be read at any time, also after its writer was killed."""
 
 import os
 from pathlib import Path
@@ -9,15 +9,15 @@ __all__ = ["TraceFile"]
 
 
 class TraceFile:
-    """A JSON array in Chrome's trace event format that is complete after each piece written to it.
+    """JSON array in Chrome's trace event format, which is complete after each `append`.
 
-    Making one opens the file, or creates it, and changes nothing in it before the first `append`. Raises `OSError` when
-    it cannot be written."""
+    The constructor opens or creates the file; an existing file stays unchanged until the first `append`. It raises
+    `OSError` if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
-        # Of a pipe without a reader nothing is waited for, and no pipe can be written twice at one place.
+        # O_NONBLOCK: a pipe without a reader raises an error and does not block. `lseek` refuses all pipes.
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-        self._end = 0  # where the closing bracket stands
+        self._end = 0  # offset of the closing bracket
         try:
             os.lseek(self._fd, 0, os.SEEK_CUR)
         except OSError:
@@ -25,8 +25,9 @@ class TraceFile:
             raise
 
     def append(self, events: bytes) -> None:
-        """Add events, JSON objects with a comma and a line's end between two; what has been added is there when this
-        raises `OSError`."""
+        """Append events, which are JSON objects separated by a comma and a line end.
+
+        Raises `OSError` if the file cannot be written; events of earlier calls stay in the file."""
         self._end, error = append_to_trace(self._fd, self._end, events)
         if error:
             raise OSError(error, os.strerror(error))
