@@ -182,7 +182,9 @@ class TableSource:
     def _with_rows(self, data: Sequence[DataFile]) -> tuple[DataFile, ...]:
         unknown = [each for each in data if each.rows < 0]
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="farandole-open") as pool:
-            counts = dict(zip((each.file.path for each in unknown), pool.map(self._rows_in_footer, unknown), strict=True))
+            counts = dict(
+                zip((each.file.path for each in unknown), pool.map(self._rows_in_footer, unknown), strict=True)
+            )
         return tuple(replace(each, rows=counts.get(each.file.path, each.rows)) for each in data)
 
     def _rows_in_footer(self, data: DataFile) -> int:

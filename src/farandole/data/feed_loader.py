@@ -1,4 +1,4 @@
-"""Batches of rows that lie on the ranks: every row on its rank, equal steps on all ranks, resumable."""
+"""Loader of rows that each rank holds itself: every row on its rank, equal steps on all ranks, resumable."""
 
 import hashlib
 from collections.abc import Callable, Generator, Mapping
@@ -20,10 +20,11 @@ __all__ = ["FeedLoader"]
 class FeedLoader(Loader):
     """Batches for one rank of the rows in `source`, which no other rank has.
 
-    As `Loader`, with these differences. Every row comes once per epoch, on the rank where it lies; ranks do the same
-    number of steps, however many rows each has. `policy`: "join" spreads the rows of ranks that have fewer, with
-    weights; "pad" repeats rows of these; "drop" ends the epoch with the emptiest rank. The order, new in each epoch, is
-    a function of seed, epoch, rank, and the order of the rows in `source`. Several ranks need `gather`.
+    Works as `Loader`, with these differences. Every row comes once per epoch, on the rank that holds it; all ranks do
+    the same number of steps, however many rows each has. `policy` "join" spreads the rows of a rank that has fewer over
+    all steps, with weights; "pad" repeats the rows of such a rank; "drop" ends the epoch with the rank that has the
+    fewest rows. The order, new in each epoch, is a function of seed, epoch, rank, and the order of the rows in
+    `source`. Several ranks need `gather`.
     """
 
     _plan: LocalPlan
@@ -37,10 +38,11 @@ class FeedLoader(Loader):
         )
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on at the state of another loader: at any step over the same rows, else at the beginning of an epoch.
+        """Continue from the state of another loader: over the same rows at any step, else at the start of an epoch.
 
-        Rows are the same on the same number of ranks if they come in the same order; a DataFrame that another job
-        evaluates may not. Raises `ConfigError` for the middle of an epoch of other rows, and for another seed."""
+        Rows are the same if the same number of ranks hold them in the same order. Another job that evaluates the
+        DataFrame may get another order. Raises `ConfigError` for the middle of an epoch of other rows, and for another
+        seed."""
         found, here = State.of(state), State.of(self.state_dict())
         if found.seed != here.seed:
             raise ConfigError("state", f"has seed {found.seed}, but this loader {here.seed}")
@@ -80,14 +82,14 @@ class FeedLoader(Loader):
             self._refuse(f"{plan.total} rows for {self._size} ranks: some have none to repeat")
         self._row_bytes = max(1, sum(share.nbytes for share in shares) // plan.total)
         lanes = asked.lanes or (min(share.lanes for share in shares if share.rows) if asked.shuffle else 1)
-        # Each rank has a seed of its own.
+        # A seed for each rank, derived from the common one.
         stream = np.random.SeedSequence(asked.seed, spawn_key=(self._rank,))
         self._order = self._make_order(lanes, ROUND_BYTES, int(stream.generate_state(1, np.uint64)[0]))
         marks = "\n".join([str(self._batch_size), self._policy, *(share.mark for share in shares)])
         self._fingerprint = int.from_bytes(hashlib.sha256(marks.encode()).digest()[:7])
 
     def _stream(self, plan: GlobalPlan | LocalPlan, first: int) -> Generator[Columns]:
-        """Yield the rank's rows; with "pad" again and again."""
+        """Yield the rank's rows from step `first` on; with "pad", repeat them without end."""
         held = self._plan.rows[self._rank]
         start = min(held, self._plan.bounds(self._rank, first)[0])
         while held:

@@ -1,4 +1,4 @@
-"""Conversion of Arrow columns to NumPy arrays, planned once from the schema and a few rows, alike on all ranks."""
+"""Conversion of Arrow columns to NumPy arrays, planned once, and alike on all ranks, from schema and first rows."""
 
 import difflib
 import math
@@ -17,17 +17,18 @@ from farandole.errors import ConfigError, DataError
 
 __all__ = ["Field", "FieldOptions", "check_names", "is_vector", "plan_fields"]
 
-_VECTOR = ("type", "size", "indices", "values")  # how Spark writes pyspark.ml vectors
-_SPARSE = 0  # a vector's `type`; 1 is dense
+_VECTOR = ("type", "size", "indices", "values")  # fields of the struct that Spark writes for a pyspark.ml vector
+_SPARSE = 0  # `type` of a sparse vector; 1 is dense
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldOptions:
     """Options of columns, by name.
 
-    nulls: values that stand for nulls; a null without one is refused, but in floating-point columns of a loader with a
-    transform it is NaN. vocabulary: texts that become their place in this list, as int64.
-    ragged: arrays that may differ in length, whatever the first rows are like. dense: vectors to be filled up.
+    nulls: the value that replaces nulls. Nulls in a column without one are refused; with a transform, they become NaN
+    in floating-point columns. vocabulary: a list of texts; each text becomes its index in the list, as int64. ragged:
+    columns whose arrays may differ in length, even if the first rows have one length. dense: columns of vectors that
+    become dense arrays, even if some are sparse.
     """
 
     nulls: Mapping[str, object] = field(default_factory=dict)
@@ -36,7 +37,7 @@ class FieldOptions:
     dense: Sequence[str] = ()
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raise `ConfigError` for a name that is no column that is read."""
+        """Raise `ConfigError` for an option that names a column which is not read."""
         for setting in ("nulls", "vocabulary", "ragged", "dense"):
             for name in getattr(self, setting):
                 if name not in columns:
@@ -45,16 +46,16 @@ class FieldOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Field(ABC):
-    """One column: its name, and the conversion of its rows to `Values`. Can be pickled, and used from any thread."""
+    """A column's name, and the conversion of its rows to `Values`. Can be pickled, and used from any thread."""
 
     name: str
-    kind: str  # for the reader of a log: "float32[64]"
-    fill: object = None  # stands for nulls; None: nulls are refused
+    kind: str  # description for logs: "float32[64]"
+    fill: object = None  # replaces nulls; None: nulls are refused
 
     def values(self, column: pa.ChunkedArray) -> Values:
         """Convert rows. Values that need no conversion may share memory with `column`.
 
-        Raises `DataError` for nulls without a value to stand for them, and for rows unlike the others."""
+        Raises `DataError` for nulls if there is no `fill`, and for rows whose shape differs from the planned one."""
         whole = _one_array(column)
         if pa.types.is_dictionary(whole.type):
             whole = whole.dictionary_decode()
@@ -86,7 +87,7 @@ class Numbers(Field):
 
 @dataclass(frozen=True, kw_only=True)
 class Objects(Field):
-    """Texts and bytes, as an array of Python objects."""
+    """Texts and bytes, as arrays of Python objects."""
 
     def _convert(self, column: pa.Array) -> Values:
         found: NDArray[Any] = column.to_numpy(zero_copy_only=False)
@@ -95,7 +96,7 @@ class Objects(Field):
 
 @dataclass(frozen=True, kw_only=True)
 class Codes(Field):
-    """Texts, as their places in a list."""
+    """Texts, as their indices in a list of words."""
 
     words: tuple[str, ...]
 
@@ -116,7 +117,7 @@ class Arrays(Field):
     """Arrays of numbers of one shape, as an array (rows, *shape)."""
 
     shape: tuple[int, ...]
-    flat: bool = False  # the rows are lists of all items, as Arrow's tensors are
+    flat: bool = False  # each row is one flat list of all items, as in Arrow's fixed-shape tensors
 
     def _convert(self, column: pa.Array) -> Values:
         flat = column
@@ -147,7 +148,7 @@ class RaggedArrays(Field):
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors(Field):
-    """Vectors of pyspark.ml, dense and sparse ones mixed, of one width."""
+    """Vectors of pyspark.ml of one width, which may be dense and sparse in one column."""
 
     width: int
     sparse: bool
@@ -157,7 +158,7 @@ class Vectors(Field):
         items = np.asarray(_numbers(values.flatten()), np.float64)
         held = np.diff(_view(values.offsets))
         thin = _view(kinds) == _SPARSE
-        # Null where a vector is dense, and not looked at there.
+        # Dense vectors have a null size. Drop the validity bitmap: their sizes are not used.
         sizes = pa.Array.from_buffers(sizes.type, len(sizes), [None, sizes.buffers()[1]], offset=sizes.offset)
         widths = np.where(thin, _view(sizes), held)
         if len(widths) and (widths.min() != self.width or widths.max() != self.width):
@@ -172,7 +173,7 @@ class Vectors(Field):
 
 
 def is_vector(kind: pa.DataType) -> bool:
-    """Return whether this is the type of a column of pyspark.ml vectors."""
+    """Return whether `kind` is the type of a column of pyspark.ml vectors."""
     return bool(pa.types.is_struct(kind)) and tuple(child.name for child in kind) == _VECTOR
 
 
@@ -186,10 +187,10 @@ def check_names(schema: pa.Schema, names: Iterable[str]) -> None:
 
 
 def plan_fields(schema: pa.Schema, columns: Sequence[str], first_rows: pa.Table, options: FieldOptions) -> list[Field]:
-    """Choose a field for each column; `first_rows` are the same for all ranks.
+    """Choose a field for each column; `first_rows` must be the same on all ranks.
 
-    They show the length of arrays that declare none. Raises `DataError` naming a column that is not there or that no
-    tensor can hold, `ConfigError` for an option that names no column.
+    The first rows decide the lengths of arrays whose type declares none. Raises `DataError` naming a column that is
+    absent or that no tensor can hold, `ConfigError` for an option that names no column.
     """
     check_names(schema, columns)
     options.check(columns)
@@ -285,15 +286,16 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     found: NDArray[Any] = _view(column) if plain else column.to_numpy(zero_copy_only=False)
     if found.flags.writeable or not column.buffers()[1].is_mutable:
         return found
-    # Arrow calls all views read-only, but this memory came from a decoder and has no other user.
+    # Arrow makes all views read-only, but this memory came from a decoder and has no other user.
     whole = np.frombuffer(column.buffers()[1], found.dtype)
     return whole[column.offset : column.offset + len(column)]
 
 
 def _view(column: pa.Array) -> NDArray[Any]:
-    """Look at integers or floats without nulls where they lie.
+    """Return a view of integers or floats without nulls.
 
-    By DLPack, as Arrow's own `to_numpy` loads pandas, which takes longer than all else that a rank needs to be fed."""
+    Uses DLPack: Arrow's `to_numpy` imports pandas, which takes longer than everything else that a rank needs to get a
+    DataFrame's rows."""
     view: NDArray[Any] = np.from_dlpack(column)
     return view
 

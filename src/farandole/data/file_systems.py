@@ -1,4 +1,4 @@
-"""Files of a data set in any file system of fsspec, and the check that they have not changed."""
+"""Files of a data set in any file system of fsspec, and checks that they have not changed."""
 
 import os
 import posixpath
@@ -25,45 +25,47 @@ from farandole.masking import hide_cause, mask, secret_values
 
 __all__ = ["Files", "OpenFile"]
 
-# Looking at remote files is waiting, not work.
+# Threads that request sizes and marks of remote files; they wait most of the time.
 _LOOKERS = 16
-# Address space that a far file's reader may take.
+# Largest remote file for which `fetched` maps memory of the file's size.
 _IMAGE_BYTES = 256 << 20
 
 
 class OpenFile:
-    """A file that is open for reading; `far` has its ranges, if it is read by ranges."""
+    """A file that is open for reading; `far` holds its ranges if it is read by ranges, else it is None."""
 
     def __init__(self, listed: File, stream: pa.NativeFile | None, far: RangeFile | None = None) -> None:
         self._listed, self._stream, self.far = listed, stream, far
 
     @property
     def stream(self) -> pa.NativeFile:
-        """The file for reading."""
+        """The stream that reads the file."""
         if self._stream is None:
             self._stream = pa.PythonFile(self.far, mode="r")
         return self._stream
 
     @property
     def file(self) -> File:
-        """The file as it is now, as far as that is known."""
+        """The file with the size and mark of its latest answer; as it was listed if it is not read by ranges."""
         return self._listed if self.far is None else self.far.file
 
     def fetch(self, spans: Callable[[], Iterable[Span]]) -> None:
-        """Fetch ranges ahead of their reading, if the file is read by ranges."""
+        """Fetch ranges before they are read; does nothing for a file that is not read by ranges."""
         if self.far is not None:
             self.far.fetch(spans())
 
     def fetched(self) -> pa.NativeFile:
-        """Return the file for reading of what was fetched, and of nothing else, if it is read by ranges and not large.
+        """Return a stream for reading the fetched ranges.
 
-        Arrow reads memory without Python, whose lock it would take several times for each column."""
+        For a file of at most `_IMAGE_BYTES` that is read by ranges, the stream is memory with zeros outside of them:
+        Arrow reads memory without Python's lock, and would take it several times per column for a Python file. For
+        other files, returns `stream`."""
         if self.far is None or self.far.size > _IMAGE_BYTES:
             return self.stream
         return pa.BufferReader(pa.py_buffer(self.far.image()))
 
     def fetch_tail(self) -> None:
-        """Fetch the end of the file, in which footers are, if it is read by ranges."""
+        """Fetch the end of the file, which holds the footer; does nothing for a file that is not read by ranges."""
         if self.far is not None:
             self.far.fetch_tail()
 
@@ -73,17 +75,18 @@ class Files:
     """A file system of fsspec: local, s3, gs, abfs, hdfs, memory, ... Can be pickled."""
 
     fs: fsspec.AbstractFileSystem = field(default_factory=LocalFileSystem)
-    # For files that are written once, such as a table's: why one is not there. Their marks are not the store's.
+    # For files that are written once, such as a table's: the problem to report if one is missing. If set, the files'
+    # marks are not the store's.
     gone: str = ""
-    # Reads ranges, and checks with each that the file has not changed.
+    # Reads ranges, and checks with each range that the file has not changed.
     client: RangeClient | None = field(default=None, compare=False)
 
     @classmethod
     def at(cls, url: str, options: Mapping[str, object] | None = None, gone: str = "", *, warn: bool = True) -> "Files":
         """Return the file system of a URL, with a client for ranges if its store has one; makes no request.
 
-        With `warn`, logs a warning if that client cannot be made. Connecting costs the client half a second: keep
-        what this returns."""
+        With `warn`, logs a warning if that client cannot be made. A new client takes half a second to connect, so keep
+        the result."""
         fs, _ = open_url(url, options or {})
         return cls(fs, gone, range_client(url, options or {}, fs, warn=warn))
 
@@ -97,17 +100,17 @@ class Files:
         opened: "Files | None" = None,
         growing: bool = False,
     ) -> tuple["Files", list[File], str]:
-        """List the files of folders, globs and single files, sorted by path, and return the folder below which folders
-        name columns (`base_of`); `options` are the file system's.
+        """List folders, globs and single files; `options` are the file system's.
 
-        In folders, names that begin with "_" or "." count as notes of other tools and are left out. So are files that
-        do not end in `suffix`, unless no file does. Raises `SourceError` when there is nothing, when the URLs belong
-        to several file systems, and for a folder of a table that has a log, or a part of one. `opened` is the store of
-        these URLs, of `at`; then files of web servers have no size yet, as looking costs a request.
-        A `growing` folder may be empty, or not there yet, and only files that end in `suffix` count.
+        Returns the file system, the files sorted by path, and the folder below which folders' names are columns
+        (`base_of`). In folders, names that begin with "_" or "." belong to other tools and are left out. So are files
+        that do not end in `suffix`, unless no file does. `opened` is the result of `at` for these URLs; with it, files
+        of web servers have no size yet, because asking costs a request. A `growing` folder may be empty or absent, and
+        only its files that end in `suffix` count. Raises `SourceError` if there is no file, if the URLs belong to
+        several file systems, and for the folder of a table that has a log, or a part of it.
         """
         asked = [urls] if isinstance(urls, str) else list(urls)
-        if not asked or "" in asked:  # fsspec takes no text for this process's folder
+        if not asked or "" in asked:  # fsspec would read "" as the current folder
             raise SourceError(repr(urls), "no URL was given")
         places = open_urls(asked, options or {})
         fs = places[0][0]
@@ -124,18 +127,18 @@ class Files:
 
     @property
     def local(self) -> bool:
-        """Return whether the files are this machine's."""
+        """Return whether the files are local."""
         return isinstance(self.fs, LocalFileSystem)
 
     def place(self, location: str) -> str:
-        """Return the path in this file system of a file's URL, or of a path."""
+        """Return the path in this file system for a file's URL or path."""
         if isinstance(self.fs, ArrowFSWrapper):
             parts = urlsplit(location)
             return f"{parts.netloc}{parts.path}" if parts.scheme else location
         return str(self.fs._strip_protocol(location))
 
     def look(self, paths: Sequence[str]) -> list[File]:
-        """Look at each file anew; raises `SourceError` for one that has vanished."""
+        """Return the current size and mark of each file; raises `SourceError` for a file that has vanished."""
         self.fs.invalidate_cache()
         if self.client is not None and paths:
             try:
@@ -156,11 +159,11 @@ class Files:
 
     @property
     def web(self) -> bool:
-        """Return whether the files are a web server's, which has no listings."""
+        """Return whether the files are on a web server, which has no listings."""
         return is_web(self.fs)
 
     def exists(self, path: str) -> bool:
-        """Return whether there is a file at `path`, or files in it, if it ends in "/"; raises `SourceError`."""
+        """Return whether there is a file at `path`, or in folder `path` if it ends in "/"; raises `SourceError`."""
         with self.translating(path):
             if self.client is not None and not self.web:
                 return any(file.path == path or path.endswith("/") for file in self.client.first_page(path))
@@ -168,7 +171,7 @@ class Files:
             return bool(self.fs.exists(path.rstrip("/")))
 
     def paths_in(self, folder: str) -> list[str]:
-        """Return what lies in a folder, as it is now; raises `SourceError`, also for a folder that is not there."""
+        """Return the paths that are in a folder now; raises `SourceError`, also for a missing folder."""
         with self.translating(folder):
             if self.client is not None and not self.web:
                 listed = self.client.listing(f"{folder}/", None)
@@ -179,7 +182,7 @@ class Files:
             return [str(path) for path in self.fs.ls(folder, detail=False)]
 
     def content(self, path: str) -> bytes:
-        """Return the bytes of a file, as it is now; raises `SourceError`."""
+        """Return the bytes of a file as it is now; raises `SourceError`."""
         with self.translating(path):
             if self.client is None:
                 return bytes(self.fs.cat_file(path))
@@ -188,13 +191,13 @@ class Files:
 
     @contextmanager
     def open(self, file: File) -> Iterator[pa.NativeFile]:
-        """Open for reading; raises `SourceError` for failures of the opening and of the body."""
+        """Open a file for reading; raises `SourceError` for errors of opening and of the body."""
         with self.fetching(file) as opened:
             yield opened.stream
 
     @contextmanager
     def fetching(self, file: File) -> Iterator[OpenFile]:
-        """Open as `open` does, for ranges that are fetched ahead of their reading."""
+        """Open a file as `open` does, so that ranges can be fetched before they are read."""
         with self._reading(file):
             if self.client is not None:
                 with RangeFile(self.client, replace(file, mark="") if self.gone else file) as far:
@@ -204,9 +207,9 @@ class Files:
                     yield OpenFile(file, opened)
 
     def read_here(self, file: File, first: int, last: int) -> bytes:
-        """Return bytes `first` to `last`, -1 for the end, of a file of this machine; raises as `open` and `check` do.
+        """Return bytes `first` to `last` (-1: the end) of a local file; raises as `open` and `check` do.
 
-        Takes a third of the time of `open` and `check`, which is the most of it for small files."""
+        Takes a third of the time of `open` and `check`, which take most of the time of reading a small file."""
         with self._reading(file), open(file.path, "rb") as opened:
             opened.seek(first)
             data = opened.read() if last < 0 else opened.read(last - first)
@@ -216,7 +219,7 @@ class Files:
 
     @contextmanager
     def _reading(self, file: File) -> Iterator[None]:
-        """Turn errors in the body, which reads a file, into a `SourceError`."""
+        """Turn errors of the body, which reads `file`, into a `SourceError`."""
         try:
             yield
         except FileNotFoundError as error:
@@ -224,14 +227,14 @@ class Files:
             raise SourceError(file.path, problem) from hide_cause(error)
         except FarandoleError:
             raise
-        except Exception as error:  # each file system has its own
-            self.check([file])  # a change explains the error better
+        except Exception as error:  # each file system has error classes of its own
+            self.check([file])  # if the file has changed, that explains the error better
             raise self._failure(file.path, "cannot be read", error) from hide_cause(error, *self._secrets)
 
     @contextmanager
     def _opened(self, file: File) -> Iterator[pa.NativeFile]:
         if self.local:
-            # Not mapped into memory: a mapped file that is cut short ends the process.
+            # Not mapped into memory: if a mapped file is truncated, reading it kills the process.
             with pa.OSFile(file.path, "rb") as opened:
                 yield opened
         elif isinstance(self.fs, ArrowFSWrapper):
@@ -246,12 +249,12 @@ class Files:
         return secret_values(self.fs.storage_options)
 
     def _failure(self, path: str, problem: str, error: Exception) -> SourceError:
-        """Return an error with the file system's text, without its secrets."""
+        """Return an error with the text of the file system's error, without secrets."""
         return SourceError(path, mask(f"{problem}: {error}", *self._secrets))
 
     @contextmanager
     def translating(self, path: str) -> Iterator[None]:
-        """Turn errors of the file system in the body into a `SourceError` for `path`."""
+        """Turn the file system's errors in the body into a `SourceError` for `path`."""
         try:
             yield
         except FarandoleError:
@@ -259,13 +262,13 @@ class Files:
         except FileNotFoundError as error:
             problem = self.gone or "is not there, or has vanished since it was listed"
             raise SourceError(path, problem) from hide_cause(error)
-        except Exception as error:  # each file system has its own
+        except Exception as error:  # each file system has error classes of its own
             raise self._failure(path, "cannot be looked at", error) from hide_cause(error, *self._secrets)
 
     def _look(self, path: str) -> File:
         with self.translating(path):
             if self.local:
-                of_target = os.stat(path)  # a link does not change when its file does
+                of_target = os.stat(path)  # follows links: a link does not change when its target does
                 return File(path, of_target.st_size, str(of_target.st_mtime))
             found = self.fs.info(path)
         marks = (found.get(name) for name in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"))
@@ -274,7 +277,7 @@ class Files:
     def _list_all(
         self, urls: Sequence[str], places: Sequence[str], suffix: str | tuple[str, ...], growing: bool
     ) -> tuple[dict[str, File], set[str]]:
-        """Return the files by path, and the folders that hold all of them: given, matched, or those of single files."""
+        """Return the files by path, and the folders that hold them: given, matched, or those of single files."""
         plain = [place for place in places if not has_signs(place, local=self.local)]
         by_client = None
         if self.client is not None and plain:
@@ -292,7 +295,7 @@ class Files:
                 if not chosen and not growing:
                     raise SourceError(url, "is not there, or holds no file of data")
                 files |= {path: found[path] for path in chosen}
-                tops.add(posixpath.dirname(place.rstrip("/")))  # what a folder holds has been looked at
+                tops.add(posixpath.dirname(place.rstrip("/")))  # `_chosen` has checked the folder itself
             elif self.client is not None and self.web and place.endswith(suffix):
                 files[place] = File(place, -1, "")
                 tops.add(posixpath.dirname(place))
@@ -304,8 +307,8 @@ class Files:
         return files | {file.path: file for file in self.look(sorted(paths))}, tops
 
     def _list(self, url: str, place: str, suffix: str | tuple[str, ...], growing: bool) -> tuple[list[str], list[str]]:
-        """Return files, and the folders that hold all of them: given, matched, or those of single files."""
-        is_dir = os.path.isdir if self.local else self.fs.isdir  # fsspec does not follow links
+        """Return files, and the folders that hold them: given, matched, or those of single files."""
+        is_dir = os.path.isdir if self.local else self.fs.isdir  # fsspec's does not follow links
         if has_signs(place, local=self.local):
             found = [path for path in self.fs.glob(place) if not _is_note(path, "")]
             folders = [path for path in found if is_dir(path)]
@@ -325,7 +328,7 @@ class Files:
     def _chosen(
         self, folder: str, everything: Sequence[str], suffix: str | tuple[str, ...], growing: bool
     ) -> list[str]:
-        """Return the files of data among all files in a folder; raises `SourceError` for those of a table."""
+        """Return the data files among all files in a folder; raises `SourceError` if they belong to a table."""
         refuse_listed_table(folder, everything)
         found = [path for path in everything if not _is_note(path, folder)]
         chosen = [path for path in found if path.endswith(suffix)]

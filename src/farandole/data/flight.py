@@ -1,4 +1,4 @@
-"""Requests to a store: as many at a time as its latency asks for, repeated with back-off when they fail in passing."""
+"""Requests to a store: concurrency that follows the latency, and repetition with back-off after passing failures."""
 
 import logging
 import random
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEAST_IN_FLIGHT, FIRST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 16, 64
-# As many requests are in flight as give this many per second at the latency that was measured last.
+# Target rate: the number of requests in flight is this times the measured latency.
 _PER_SECOND = 500
-_MEASURED = 32  # requests, of which the fastest shows the latency: busy threads make others slower
+_MEASURED = 32  # latest requests; the fastest one gives the latency, because busy threads slow the others
 
 _ATTEMPTS = 6
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds; each pause is twice the one before
-# Seconds until one of the requests in flight ends. Clients end each of theirs sooner, unless its body trickles.
+# Seconds to wait for a free place. Clients end each request sooner, unless its body arrives in small pieces.
 _PATIENCE = 300.0
-# A store that refuses for its load gets half as many requests for as long.
+# Seconds for which half as many requests are in flight after the store has refused one because of its load.
 _CALM = 5.0
 
 
@@ -37,7 +37,7 @@ _TRUST = (
 
 
 class PassingFailure(Exception):
-    """A request failed, and may succeed when it is repeated; the text has the status."""
+    """A request failed and may succeed when repeated; `busy` if the store refused it because of its load."""
 
     def __init__(self, text: str, *, busy: bool = False) -> None:
         super().__init__(text, busy)
@@ -48,7 +48,7 @@ class PassingFailure(Exception):
 
 
 class Flight:
-    """The requests of one process to one store; used from any thread. Can be pickled, without what it has measured."""
+    """Requests of one process to one store, from any thread. Can be pickled; the copy has no measurements."""
 
     def __init__(
         self, attempts: int = _ATTEMPTS, first_pause: float = _FIRST_PAUSE, patience: float = _PATIENCE
@@ -57,7 +57,7 @@ class Flight:
         self._changed = threading.Condition()
         self._flying = 0
         self._seconds: deque[float] = deque(maxlen=_MEASURED)
-        self._usual = FIRST_IN_FLIGHT  # for the latency that was measured
+        self._usual = FIRST_IN_FLIGHT  # requests in flight for the measured latency
         self._calm_until = 0.0
 
     def __reduce__(self) -> tuple[type["Flight"], tuple[int, float, float]]:
@@ -71,18 +71,18 @@ class Flight:
         return self._usual
 
     def answered(self, began: float) -> None:
-        """Measure the latency of a request that began then (`time.monotonic`) and is being answered.
+        """Measure the latency of a request that began at `began` (`time.monotonic`) and whose answer begins now.
 
-        The body is not measured: it takes longer with more requests in flight, and must not ask for yet more."""
+        Bodies are not measured: they take longer with more requests in flight, which would raise the number further."""
         self._seconds.append(time.monotonic() - began)
         wanted = round(min(self._seconds) * _PER_SECOND)
         self._usual = max(LEAST_IN_FLIGHT, min(MOST_IN_FLIGHT, wanted))
 
     def call(self, url: str, request: Callable[[], T]) -> T:
-        """Return what `request` returns; blocks while enough requests are in flight, and between attempts.
+        """Return the result of `request`; blocks while `most` requests are in flight, and between attempts.
 
-        Raises `SourceError` naming URL, attempts and the last failure when each attempt was a `PassingFailure`, when
-        none of the requests in flight ends within `patience` seconds, and for a certificate that is not trusted."""
+        Raises `SourceError` naming the URL: when every attempt was a `PassingFailure`, with the last one; when no place
+        becomes free within `patience` seconds; and for an untrusted certificate. Other errors are raised at once."""
         began = time.monotonic()
         for attempt in range(1, self._attempts + 1):
             try:
@@ -116,15 +116,15 @@ class Flight:
         finally:
             with self._changed:
                 self._flying -= 1
-                # No more threads than can go on: to wake all of them for each request would cost more than the request.
+                # Wake only as many threads as can proceed: waking all of them would cost more than the request.
                 self._changed.notify(max(0, self.most - self._flying))
 
 
 def _certificate_problem(failure: BaseException) -> str:
-    """Return what is wrong with a certificate, if that is behind a failure: clients wrap it in errors of their own."""
+    """Return the certificate problem that caused a failure, "" if none did; clients wrap it in errors of their own."""
     each: BaseException | None = failure
     while each is not None:
         if isinstance(each, ssl.SSLCertVerificationError) and (message := getattr(each, "verify_message", "")):
-            return str(message)  # which aiohttp's error of this class lacks
+            return str(message)  # aiohttp's error of this class lacks it
         each = each.__cause__ or each.__context__
     return ""
