@@ -1,4 +1,4 @@
-"""Classes and probabilities from columns of model outputs, as expressions of Spark's own."""
+"""Classes and probabilities from columns of model outputs, as Spark's own expressions."""
 
 from collections.abc import Callable
 
@@ -12,16 +12,16 @@ __all__ = ["argmax", "sigmoid", "softmax"]
 
 
 def argmax(column: Column | str) -> Column:
-    """Return the index, from 0, of the largest number of each array, the first of several; null without any."""
+    """Return the index of the first largest number of each array, counted from 0; null for an empty array."""
     given = _column(column)
     return (F.array_position(given, F.array_max(given)) - 1).cast("int")
 
 
 def softmax(column: Column | str) -> Column:
-    """Return the probabilities that an array of logits stands for, as an array of double."""
+    """Return the probabilities for an array of logits, as an array of double."""
     given = _column(column)
-    # Less the largest one, so that nothing overflows.
-    raised = _with(
+    # The largest logit is subtracted, so that no exponential overflows.
+    powers = _with(
         F.array_max(given), lambda most: F.transform(given, lambda each: F.exp((each - most).cast("double")))
     )
 
@@ -29,16 +29,16 @@ def softmax(column: Column | str) -> Column:
         total = F.aggregate(values, F.lit(0.0), lambda before, each: before + each)
         return _with(total, lambda whole: F.transform(values, lambda each: each / whole))
 
-    return _with(raised, shares)
+    return _with(powers, shares)
 
 
 def sigmoid(column: Column | str) -> Column:
-    """Return the probability that one logit stands for, as a double."""
+    """Return the probability for one logit, as a double."""
     return 1.0 / (1.0 + F.exp(-_column(column).cast("double")))
 
 
 def _with(value: Column, use: Callable[[Column], Column]) -> Column:
-    """Return `use(value)`, with the value computed once for each row and not for each element of an array."""
+    """Return `use(value)`; the value is computed once per row, not once per element of an array."""
     return F.transform(F.array(value), use)[0]
 
 

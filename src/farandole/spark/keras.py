@@ -1,4 +1,4 @@
-"""Keras on Spark DataFrames: `KerasEstimator(...).fit(df)` gives a `KerasModel`, whose `transform` predicts."""
+"""Keras on Spark DataFrames: `KerasEstimator(...).fit(df)` returns a `KerasModel`, whose `transform` predicts."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,12 +81,12 @@ def _mapping(name: str) -> Callable[[object], dict[str, Any]]:
 
 
 class KerasEstimator(DataFrameEstimator["KerasModel"]):
-    """Trains a Keras 3 model on a DataFrame's rows, on `num_proc` ranks and on the backend that Keras has here.
+    """Trains a Keras 3 model on a DataFrame's rows, on `num_proc` ranks, with the Keras backend of this process.
 
-    The model takes one input per feature column and gives one output per label column. `loss`, `loss_weights`,
-    `metrics` and `optimizer` are arguments of `compile`; without `optimizer` and `loss` those of a compiled model are
-    taken. The learning rate is multiplied by the number of ranks, and the gradient is the mean over all rows of a step.
-    `callbacks` run on every rank and see values of all ranks; when one stops the training, all ranks stop.
+    The model takes one input per feature column and returns one output per label column. `loss`, `loss_weights`,
+    `metrics` and `optimizer` are arguments of `compile`; `optimizer` and `loss` default to those of a compiled model.
+    The learning rate is multiplied by the number of ranks, and the gradient is the mean over all rows of a step.
+    `callbacks` run on every rank and see the values of all ranks; when one stops the training, all ranks stop.
     `checkpoint_callback`, a `ModelCheckpoint`, writes into the run's folder of the store. Checkpoints, resumes and
     errors are those of `TorchEstimator`.
     """
@@ -94,12 +94,18 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
     _kind = "keras"
 
     model = param("model", "the keras.Model to train", _model)
-    optimizer = param("optimizer", "of Keras, or its name; that of the compiled model", _optimizer)
-    loss = param("loss", "of Keras, its name or a function; one for all labels or one each", checks.objects("loss"))
-    metrics = param(
-        "metrics", "of Keras, their names or functions; for several labels a list each", checks.objects("metrics")
+    optimizer = param("optimizer", "Keras optimizer, or its name; default: that of the compiled model", _optimizer)
+    loss = param(
+        "loss",
+        "Keras loss, its name, or a function: one for all labels, or one per label",
+        checks.objects("loss"),
     )
-    callbacks = param("callbacks", "of Keras, for every rank", _callbacks)
+    metrics = param(
+        "metrics",
+        "Keras metrics, their names, or functions; with several labels a list per label",
+        checks.objects("metrics"),
+    )
+    callbacks = param("callbacks", "Keras callbacks, which run on every rank", _callbacks)
     custom_objects = param("custom_objects", "classes and functions of the model, by name", _mapping("custom_objects"))
     checkpoint_callback = param("checkpoint_callback", "ModelCheckpoint that writes into the store", _checkpoint)
     backend_env = param("backend_env", "environment variables for the ranks", _mapping("backend_env"))
@@ -148,7 +154,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         loggers: Sequence[EpochLogger] | None = None,
         **others: object,
     ) -> None:
-        """Set parameters by name. Those of horovod.spark's without a meaning here are ignored, with a warning."""
+        """Set parameters by name. Parameters of horovod.spark without an effect here are ignored, with a warning."""
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         super().__init__()
         self._set(**{name: value for name, value in given.items() if value is not None})
@@ -209,7 +215,7 @@ class KerasEstimator(DataFrameEstimator["KerasModel"]):
         return self._value(self.backend_env) or {}
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
-        # Keras' own pickles need custom classes to be registered where they are read.
+        # Keras' own pickles can be read only where custom classes are registered.
         plain, keras_own = self.copy(), {}
         for each in (self.model, self.optimizer, self.loss, self.metrics):
             if self.isSet(each):
@@ -287,7 +293,7 @@ class KerasModel(DataFrameModel):
     """A trained model; `transform` adds one column per label, a number or an array for each row.
 
     Made by `KerasEstimator.fit`, or from any `keras.Model`. `outputs` holds the type and the shape of one row of each
-    output; without it the first `transform` runs the model on one row of its DataFrame.
+    output; without it the first `transform` runs the model on one row of the DataFrame.
     """
 
     def __init__(
@@ -309,7 +315,7 @@ class KerasModel(DataFrameModel):
         return self._model
 
     def setModel(self, value: Any) -> Self:
-        """Predict with another model; its outputs may have other shapes."""
+        """Replace the model; the outputs of the new one may have other shapes."""
         self._model, self._outputs = _model(value), None
         return self
 
@@ -317,7 +323,7 @@ class KerasModel(DataFrameModel):
         return dict(self._custom_objects)
 
     def getHistory(self) -> dict[str, list[float]]:
-        """Return each value's course over the epochs, as the history of Keras' `fit` has it."""
+        """Return the values of all epochs by name, in the form of the history of Keras' `fit`."""
         names = dict.fromkeys(name for record in self.history for name in record if name not in NO_SCORES)
         return {name: [record[name] for record in self.history if name in record] for name in names}
 

@@ -1,4 +1,4 @@
-"""Lightning on Spark DataFrames: `LightningEstimator(...).fit(df)` gives a `LightningModel`, which predicts."""
+"""Lightning on Spark DataFrames: `LightningEstimator(...).fit(df)` returns a `LightningModel`, which predicts."""
 
 import copy
 import functools
@@ -13,7 +13,7 @@ from farandole.errors import ConfigError
 from farandole.extras import importing
 
 with importing(__name__):
-    import lightning_utilities  # noqa: F401  # both packages of Lightning bring it
+    import lightning_utilities  # noqa: F401  # a dependency of both packages of Lightning
     import torch
     from pyspark.resource import ResourceProfile
 
@@ -40,15 +40,15 @@ log = logging.getLogger(__name__)
 
 
 class LightningEstimator(LightningParams, TorchEstimator):
-    """Trains a `LightningModule` on a DataFrame's rows by a `lightning.Trainer` on each of `num_proc` ranks.
+    """Trains a `LightningModule` on a DataFrame's rows with a `lightning.Trainer` on each of `num_proc` ranks.
 
-    `training_step` and `validation_step` get a dictionary of tensors by column. Optimizers and schedulers are those of
-    `configure_optimizers`; the learning rate is multiplied by the number of ranks while an optimizer steps. A step's
-    gradient is the mean over all rows of the step. `self.log(..., sync_dist=True)` is the mean over all ranks. If
-    `callbacks` holds a `ModelCheckpoint`, the fitted model has the weights that it calls the best.
+    `training_step` and `validation_step` receive a dictionary of tensors by column. Optimizers and schedulers are those
+    of `configure_optimizers`; the learning rate is multiplied by the number of ranks while an optimizer steps. A step's
+    gradient is the mean over all rows of the step. `self.log(..., sync_dist=True)` logs the mean over all ranks. If
+    `callbacks` holds a `ModelCheckpoint`, the fitted model has the best weights of that callback.
 
-    A `torch.nn.Module` is trained with `optimizer`, `loss` and `metrics`, as a `TorchEstimator` does it. Rows,
-    checkpoints, resumes and errors are those of `TorchEstimator`.
+    A `torch.nn.Module` is trained with `optimizer`, `loss` and `metrics`, as by a `TorchEstimator`. Rows, checkpoints,
+    resumes and errors are those of `TorchEstimator`.
     """
 
     _kind = "lightning"
@@ -99,7 +99,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
         resource_profile: ResourceProfile | None = None,
         **others: object,
     ) -> None:
-        """Set parameters by name. Those of horovod.spark's without a meaning here are ignored, with a warning."""
+        """Set parameters by name. Parameters of horovod.spark without an effect here are ignored, with a warning."""
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         super().__init__()
         given |= {name: others.pop(name) for name in list(others) if self.hasParam(name)}
@@ -108,7 +108,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
 
     @property
     def _package(self) -> ModuleType:
-        """The package of Lightning whose class the model is; for a torch.nn.Module the one that is installed."""
+        """The Lightning package of the model; for a torch.nn.Module that of the callbacks, or the installed one."""
         package = package_of(self.getModel())
         if package is not None:
             return package
@@ -198,7 +198,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
         # A copy: fitting again, with another seed for example, starts from the weights that the user gave.
         model: Any = copy.deepcopy(self.getModel())
         if not self._plain:
-            model.configure_model()  # may make layers
+            model.configure_model()  # may create layers
         model.load_state_dict(weights_of(checkpoint.state))
         return LightningModel(
             model=model,
@@ -212,7 +212,7 @@ class LightningEstimator(LightningParams, TorchEstimator):
 
 
 class LightningModel(TorchModel):
-    """A trained `LightningModule`; `transform` adds what `forward` gives, one column per label.
+    """A trained `LightningModule`; `transform` adds the outputs of `forward`, one column per label.
 
     Made by `LightningEstimator.fit`, or from any `LightningModule` or `torch.nn.Module`, as a `TorchModel` is.
     """

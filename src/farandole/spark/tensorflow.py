@@ -1,4 +1,4 @@
-"""Model functions of TensorFlow on Spark DataFrames: `HorovodEstimator(...).fit(df)` gives a `TFTransformer`."""
+"""Model functions of TensorFlow on Spark DataFrames: `HorovodEstimator(...).fit(df)` returns a `TFTransformer`."""
 
 import functools
 import sys
@@ -43,7 +43,7 @@ def _function(value: object) -> Any:
 
 
 def _is_model(value: object) -> bool:
-    # Without an import: a model can only be there if Keras is.
+    # Keras is not imported for this check: if it is not loaded, no object is a Keras model.
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(value, keras.Model)
 
@@ -75,18 +75,18 @@ def _seconds(value: object) -> float:
     return float(value)
 
 
-# The estimator's names of the settings of a job of ranks.
+# Names of a training job's settings -> this estimator's names.
 _OWN_NAMES = {"num_proc": "numProc", "ranks_per_task": "ranksPerTask", "resource_profile": "resourceProfile"}
 
 
 class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
-    """Trains a model function of TensorFlow 1 on a DataFrame's rows, until `maxSteps` steps are made in `modelDir`.
+    """Trains a model function of TensorFlow 1 on a DataFrame's rows, up to step `maxSteps` of the run in `modelDir`.
 
     `modelFn(features, labels, mode, params[, config])` returns a `farandole.tensorflow.estimator.EstimatorSpec`, and
-    wraps its optimizer in `hvd.DistributedOptimizer`. A compiled Keras model, or a function `modelFn(params)` that
-    returns one, will do as well. A step takes `batchSize` rows of each rank. Rows whose `isValidationCol` is true are
-    not trained on; each checkpoint is evaluated with them. `fit` goes on after the last checkpoint in `modelDir`; with
-    `maxSteps` made already it trains nothing.
+    wraps its optimizer in `hvd.DistributedOptimizer`. `modelFn` may also be a compiled Keras model, or a function
+    `modelFn(params)` that returns one. A step takes `batchSize` rows of each rank. Rows whose `isValidationCol` is true
+    are for the evaluation of each checkpoint, not for training. `fit` continues after the last checkpoint in
+    `modelDir`; it trains nothing if that has `maxSteps` steps.
     """
 
     modelFn = param("modelFn", "function of (features, labels, mode, params[, config])", _function)
@@ -96,18 +96,26 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
     batchSize = param("batchSize", "rows per step and rank", checks.at_least("batchSize", 1))
     maxSteps = param("maxSteps", "steps of all fits together", checks.at_least("maxSteps", 1))
     isValidationCol = param("isValidationCol", "boolean column; its true rows validate", checks.text("isValidationCol"))
-    modelFnParams = param("modelFnParams", "params of the model function", _mapping("modelFnParams"))
-    saveCheckpointsSecs = param("saveCheckpointsSecs", "seconds between checkpoints; 600", _seconds)
-    numProc = param("numProc", "ranks; by default as many as Spark has slots", checks.at_least("numProc", 1))
-    seed = param("seed", "of the order of rows and of TensorFlow's operations; 0", checks.at_least("seed", 0))
+    modelFnParams = param("modelFnParams", "argument params of the model function", _mapping("modelFnParams"))
+    saveCheckpointsSecs = param("saveCheckpointsSecs", "seconds between checkpoints; default: 600", _seconds)
+    numProc = param("numProc", "number of ranks; default: one per slot of Spark", checks.at_least("numProc", 1))
+    seed = param(
+        "seed", "seed of the order of rows and of TensorFlow's operations; default: 0", checks.at_least("seed", 0)
+    )
     maxAttempts = param(
-        "maxAttempts", "times that Spark runs the ranks in one fit, after failures", checks.at_least("maxAttempts", 1)
+        "maxAttempts",
+        "attempts of one fit, the first one included; 1: the first failure ends it",
+        checks.at_least("maxAttempts", 1),
     )
     ranksPerTask = param(
-        "ranksPerTask", "ranks of each Spark task, which divide its GPUs", checks.at_least("ranksPerTask", 1)
+        "ranksPerTask",
+        "ranks of each Spark task; they divide its GPUs among themselves",
+        checks.at_least("ranksPerTask", 1),
     )
     resourceProfile = param(
-        "resourceProfile", "needs of each task; those of the configuration", checks.profile("resourceProfile")
+        "resourceProfile",
+        "resources of each task; default: those of Spark's configuration",
+        checks.profile("resourceProfile"),
     )
     verbose = param("verbose", "0 quiet, 1 progress, 2 all output of the ranks as well", checks.verbose)
 
@@ -131,7 +139,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
         verbose: int | None = None,
         **others: object,
     ) -> None:
-        """Set parameters by name; raises `ConfigError` for a name that is none."""
+        """Set parameters by name; raises `ConfigError` for unknown names."""
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         super().__init__()
         self._setDefault(batchSize=32, modelFnParams={}, saveCheckpointsSecs=600.0, seed=0, maxAttempts=4, verbose=1)
@@ -234,7 +242,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
         given = self._value(self.modelFn)
         if not _is_model(given):
             return {}, {PARAMETERS: dumped_parameters(self)}
-        # Keras' own pickles need custom classes to be registered where they are read.
+        # Keras' own pickles can be read only where custom classes are registered.
         plain = self.copy({self.modelFn: DumpedModel.of(given).load})
         return {"keras": True}, {PARAMETERS: dumped_parameters(plain)}
 
@@ -298,7 +306,7 @@ class HorovodEstimator(Estimator["TFTransformer"], CheckedParams, Saved):
             env={"KERAS_BACKEND": "tensorflow"},
             max_attempts=self.getMaxAttempts(),
             tasks=tasks,
-            shows_epochs=False,  # its checkpoints, which count as progress, are no epochs
+            shows_epochs=False,  # its "epoch" messages report checkpoints, which count as progress
         )
         by_key = {key: column for column, key in features.items()}
         return TFTransformer(

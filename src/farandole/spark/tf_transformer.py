@@ -1,4 +1,4 @@
-"""Graph of TensorFlow as a Spark ML transformer, from a graph, a checkpoint or a SavedModel."""
+"""TensorFlow graph as a Spark ML transformer, from a graph, a checkpoint or a SavedModel."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -25,7 +25,8 @@ _TAG = "serve"
 class TFInputGraph:
     """A graph whose variables are constants, with its inputs and outputs by name.
 
-    The names are those of a signature, or else the names of tensors. Making one needs TensorFlow, using it does not."""
+    The names are those of a signature, or else of tensors. The driver needs TensorFlow to create one, not to apply it.
+    """
 
     def __init__(self, frozen: FrozenGraph) -> None:
         self.frozen = frozen
@@ -59,7 +60,7 @@ class TFInputGraph:
     def fromSavedModel(
         cls, saved_model_dir: str, tag_set: str, feed_names: Sequence[str], fetch_names: Sequence[str]
     ) -> Self:
-        """Take a SavedModel; `tag_set` is a list with commas, such as "serve"."""
+        """Take a SavedModel; `tag_set` holds tags with commas between them, such as "serve"."""
         return cls._from_saved_model(saved_model_dir, tag_set, None, feed_names, fetch_names)
 
     @classmethod
@@ -112,7 +113,7 @@ def _graph(value: object) -> TFInputGraph:
 def _names(name: str) -> Any:
     def check(value: object) -> dict[str, str]:
         pairs = list(value.items()) if isinstance(value, Mapping) else []
-        if not pairs or not all(isinstance(one, str) and isinstance(other, str) for one, other in pairs):
+        if not pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
             raise ConfigError(name, f"must be a dict of names, got {value!r}")
         return dict(pairs)
 
@@ -123,8 +124,8 @@ class TFTransformer(Transformer, Saved):
     """Applies a graph to a DataFrame's rows: keeps all columns, and adds one for each entry of `outputMapping`.
 
     `inputMapping` maps columns to tensors or names of the graph's inputs, `outputMapping` tensors or names of its
-    outputs to new columns. The first dimension of each tensor is the rows. Types of the new columns come from the
-    graph, without a job.
+    outputs to new columns. The first dimension of each tensor counts the rows. The graph gives the types of the new
+    columns, without a job.
     """
 
     inputMapping = param("inputMapping", "column -> input", _names("inputMapping"))
@@ -139,7 +140,7 @@ class TFTransformer(Transformer, Saved):
         outputMapping: Mapping[str, str] | None = None,
         tfHParms: object | None = None,
     ) -> None:
-        """Set parameters by name; `tfHParms` belonged to TensorFlow's `contrib`, which is gone."""
+        """Set parameters by name; raises `ConfigError` for `tfHParms`, which needs TensorFlow 1's `contrib`."""
         super().__init__()
         if tfHParms is not None:
             raise ConfigError("tfHParms", "is an HParams of tf.contrib, which TensorFlow 2 does not have; leave it out")
@@ -172,28 +173,28 @@ class TFTransformer(Transformer, Saved):
 
     @classmethod
     def _revived(cls, facts: Mapping[str, Any], folder: Folder) -> Self:
-        taken, given = facts["mappings"]
+        inputs, outputs = facts["mappings"]
         graph = TFInputGraph(FrozenGraph.revived(folder.read(_GRAPH), facts))
-        return cls(tfInputGraph=graph, inputMapping=taken, outputMapping=given)
+        return cls(tfInputGraph=graph, inputMapping=inputs, outputMapping=outputs)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         frozen = self.getTfInputGraph().frozen
-        taken = [(column, _name(frozen.inputs, each)) for column, each in self.getInputMapping().items()]
-        given = [(_name(frozen.outputs, each), column) for each, column in self.getOutputMapping().items()]
-        missing = frozen.inputs.keys() - {name for _, name in taken}
+        inputs = [(column, _name(frozen.inputs, each)) for column, each in self.getInputMapping().items()]
+        outputs = [(_name(frozen.outputs, each), column) for each, column in self.getOutputMapping().items()]
+        missing = frozen.inputs.keys() - {name for _, name in inputs}
         if missing:
             raise ConfigError("inputMapping", f"lacks the inputs {', '.join(sorted(missing))}")
-        columns = [column for column, _ in taken]
+        columns = [column for column, _ in inputs]
         check_columns(dataset.schema, columns)
-        for _, column in given:
+        for _, column in outputs:
             if column in dataset.columns:
                 raise DataError(column, "is in the DataFrame already; choose another name with setOutputMapping")
-        fields = [f"o{place}" for place in range(len(given))]
+        fields = [f"o{place}" for place in range(len(outputs))]
         predictor = GraphPredictor(
-            names=tuple(fields), frozen=frozen, inputs=taken, outputs_of_graph=[name for name, _ in given]
+            names=tuple(fields), frozen=frozen, inputs=inputs, outputs_of_graph=[name for name, _ in outputs]
         )
-        types = [output_type(frozen.outputs[name]) for name, _ in given]
-        return add_columns(dataset, columns, fields, [column for _, column in given], types, predictor)
+        types = [output_type(frozen.outputs[name]) for name, _ in outputs]
+        return add_columns(dataset, columns, fields, [column for _, column in outputs], types, predictor)
 
 
 def _name(ports: Mapping[str, Port], given: str) -> str:

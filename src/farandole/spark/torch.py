@@ -1,4 +1,4 @@
-"""PyTorch on Spark DataFrames: `TorchEstimator(...).fit(df)` gives a `TorchModel`, whose `transform` predicts."""
+"""PyTorch on Spark DataFrames: `TorchEstimator(...).fit(df)` returns a `TorchModel`, whose `transform` predicts."""
 
 import copy
 import functools
@@ -86,23 +86,23 @@ def check_device(model: torch.nn.Module) -> None:
 class TorchEstimator(DataFrameEstimator["TorchModel"]):
     """Trains a `torch.nn.Module` on a DataFrame's rows, on `num_proc` ranks.
 
-    The model takes one tensor per feature column, in the type of its parameters, and gives one output per label
+    The model takes one tensor per feature column, in the type of its parameters, and returns one output per label
     column; `loss` is called with (output, label). The learning rate is multiplied by the number of ranks, and the
-    gradient is the mean over all rows of a step. With a `store` each epoch leaves a checkpoint, and fitting again under
-    the same `run_id` goes on after the last one; `epochs` counts those of all fits. Without one, nothing is written.
-    Layers that normalize over a batch (BatchNorm) see a rank's own rows: keep `batch_size` well above 1 for them.
+    gradient is the mean over all rows of a step. With a `store` each epoch writes a checkpoint, and another fit with
+    the same `run_id` continues after the last one; `epochs` counts the epochs of all fits. Without a store nothing is
+    written. Layers that normalize over a batch (BatchNorm) see a rank's own rows: keep `batch_size` well above 1.
 
-    `fit` blocks until the ranks have ended; raises `ConfigError`, `DataError` and `SlotsError` before anything runs,
-    `DataError` for null or ragged rows once they are read, `RankFailed` for what else a rank raises.
+    `fit` blocks until the ranks have ended. It raises `ConfigError`, `DataError` and `SlotsError` before anything runs,
+    `DataError` for null or ragged rows when they are read, and `RankFailed` for other errors of a rank.
     """
 
     _kind = "pytorch"
 
     model = param("model", "the torch.nn.Module to train", _model)
-    optimizer = param("optimizer", "made from the model's parameters", _optimizer)
+    optimizer = param("optimizer", "torch.optim optimizer, made from the model's parameters", _optimizer)
     loss = param(
         "loss",
-        "function of (output, label), one for all labels or one each",
+        "function of (output, label): one for all labels, or one per label",
         checks.functions("loss", "(output, label)"),
     )
     loss_constructors = param(
@@ -110,10 +110,14 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         "functions that make the losses on each rank, in place of loss",
         checks.functions("loss_constructors", "any of model, torch, hvd, train_rows, val_rows"),
     )
-    train_minibatch_fn = param("train_minibatch_fn", "function that trains on one batch", _minibatch)
+    train_minibatch_fn = param(
+        "train_minibatch_fn", "function that trains on one batch, in place of the usual step", _minibatch
+    )
     callbacks = param("callbacks", "functions of (epoch, values), or objects with Keras' methods", _callbacks)
     metrics = param(
-        "metrics", "functions of (output, label) to report as well", checks.functions("metrics", "(output, label)")
+        "metrics",
+        "functions of (output, label) whose values are reported",
+        checks.functions("metrics", "(output, label)"),
     )
     input_shapes = param(
         "input_shapes",
@@ -165,7 +169,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         loggers: Sequence[EpochLogger] | None = None,
         **others: object,
     ) -> None:
-        """Set parameters by name. Those of horovod.spark's without a meaning here are ignored, with a warning."""
+        """Set parameters by name. Parameters of horovod.spark without an effect here are ignored, with a warning."""
         given = {name: value for name, value in locals().items() if name not in ("self", "others", "__class__")}
         super().__init__()
         self._set(**{name: value for name, value in given.items() if value is not None})
@@ -229,7 +233,7 @@ class TorchEstimator(DataFrameEstimator["TorchModel"]):
         return [*self.getLoss()] if constructors is None else constructors
 
     def _losses_of_labels(self) -> tuple[tuple[Loss, ...], tuple[Callable[..., Loss], ...], tuple[float, ...]]:
-        """Return each label's loss, or else the function that makes it, and its weight."""
+        """Return per label the losses, the constructors of losses, and the weights; one of the first two is empty."""
         losses, labels = self._losses(), self.getLabelCols()
         for_each = tuple(losses if len(losses) == len(labels) else losses * len(labels))
         weights = tuple(self.getLossWeights() or [1.0 / len(labels)] * len(labels))
@@ -305,7 +309,7 @@ class TorchModel(DataFrameModel):
     """A trained model; `transform` adds one column per label, a number or an array for each row.
 
     Made by `TorchEstimator.fit`, or from any `torch.nn.Module`. `outputs` holds the type and the shape of one row of
-    each output; without it the first `transform` runs the model on one row of its DataFrame.
+    each output; without it the first `transform` runs the model on one row of the DataFrame.
     """
 
     def __init__(
@@ -328,7 +332,7 @@ class TorchModel(DataFrameModel):
         return self._model
 
     def setModel(self, value: torch.nn.Module) -> Self:
-        """Predict with another model; its outputs may have other shapes."""
+        """Replace the model; the outputs of the new one may have other shapes."""
         self._model, self._outputs = _model(value), None
         return self
 
@@ -343,12 +347,12 @@ class TorchModel(DataFrameModel):
 
     def _dumped(self) -> tuple[str, bytes]:
         file = io.BytesIO()
-        torch.save(self._model, file, pickle_module=cloudpickle)  # classes of a notebook go along
+        torch.save(self._model, file, pickle_module=cloudpickle)  # a notebook's classes go into the file
         return _FILE, file.getvalue()
 
     @classmethod
     def _loaded(cls, folder: Folder) -> Any:
-        # Unpickles, as loading an estimator does; SECURITY.md says so.
+        # Unpickles, as loading an estimator does; see SECURITY.md.
         return torch.load(io.BytesIO(folder.read(_FILE)), map_location="cpu", weights_only=False)
 
     def _predictor(

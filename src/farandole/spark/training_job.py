@@ -1,4 +1,4 @@
-"""The Spark job in which the ranks of an estimator train on the rows of a DataFrame."""
+"""Job in which an estimator's ranks train: a Spark job, or processes of this machine without Spark."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -35,13 +35,13 @@ def run_training_job(
 ) -> T:
     """Run `task` on each of `num_proc` ranks, which are fed the rows of `dataframe`; return rank 0's value.
 
-    Without a session the ranks are processes of this machine, and read their rows themselves.
+    If `spark` is None, the ranks are processes of this machine and read their rows themselves.
 
     Blocks until all ranks have ended. `name` is shown in Spark's UI and above the progress. Without `shows_epochs`
-    messages about finished epochs are not shown; they still count as progress. `on_epoch` gets an epoch's values on
-    another thread; messages of a busy rank may be dropped. The ranks' output is shown if `tasks` says so, or otherwise
-    if `verbose` is above 1. Raises the `DataError`, `SourceError` or `ConfigError` of a rank as it is, `RankFailed`
-    for other failures."""
+    messages about finished epochs are not shown; they still count as progress. `on_epoch` receives the values of an
+    epoch on another thread; messages of a busy rank may be dropped. `tasks.shows_lines` decides whether the ranks'
+    output is shown; if it is None, the output is shown if `verbose` is above 1. Raises a rank's `DataError`,
+    `SourceError` or `ConfigError` as it is, `RankFailed` for other failures."""
     display = Display(name) if verbose else None
     try:
         with display or nullcontext():
@@ -73,7 +73,7 @@ def run_training_job(
             )
             return _value(values[0])
     except RankFailed as failure:
-        # The caller can mend rows and settings that cannot be used, whichever rank has found them.
+        # The caller can correct rows and settings, so their error matters, not the rank that found them.
         if isinstance(failure.__cause__, (DataError, SourceError, ConfigError)):
             raise failure.__cause__ from None
         raise

@@ -52,13 +52,13 @@ class DataFrameModel(Model, Saved):
     def _predictor(
         self, names: Sequence[str], dataset: DataFrame
     ) -> tuple[Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]], list[str]]:
-        """Return what gives the columns `names` for batches of feature columns, and their Spark types.
+        """Return a function from batches of feature columns to batches of the columns `names`, and their Spark types.
 
-        `dataset` is asked only if the model does not know the shapes of its outputs."""
+        A row of `dataset` is read only if the model does not know the shapes of its outputs."""
 
     @abstractmethod
     def _facts(self) -> dict[str, object]:
-        """Return the framework's arguments of the constructor, but for the model, as JSON holds them."""
+        """Return the arguments that the framework's constructor adds, without the model; JSON must hold them."""
 
     @abstractmethod
     def _dumped(self) -> tuple[str, bytes]:
@@ -67,7 +67,7 @@ class DataFrameModel(Model, Saved):
     @classmethod
     @abstractmethod
     def _loaded(cls, folder: Folder) -> Any:
-        """Return the model in the file that `_dumped` gave."""
+        """Return the model in the file that `_dumped` returned."""
 
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
         columns = {"feature_columns": self.getFeatureColumns(), "label_columns": self.getLabelColumns()}
@@ -117,13 +117,13 @@ class DataFrameModel(Model, Saved):
         for name in names:
             if name in dataset.columns:
                 raise DataError(name, "is in the DataFrame already; choose other names with setOutputCols")
-        # Fields of a struct, whose names may not hold all that a column's name may.
+        # Names of a struct's fields; they allow fewer characters than names of columns.
         fields = [f"o{index}" for index in range(len(names))]
         predictor, types = self._predictor(fields, dataset)
         return add_columns(dataset, features, fields, names, types, predictor)
 
     def _transform_without_spark(self, dataset: object) -> pd.DataFrame:
-        # Here, as it reads Parquet, which takes longer to load than what Spark's rows need.
+        # Imported here: the modules for Parquet load slowly, and rows of Spark do not need them.
         from farandole.spark.local_rows import as_frame, feature_batches, features_of
 
         frame, names = as_frame(dataset), self.getOutputCols()
@@ -146,7 +146,7 @@ def add_columns(
     types: Sequence[str],
     predictor: Callable[[Iterator[tuple[pd.Series, ...]]], Iterator[pd.DataFrame]],
 ) -> DataFrame:
-    """Return the DataFrame with a column of each of `names`, of a Spark type, from a predictor's `fields`."""
+    """Return the DataFrame with the predictor's `fields` as further columns `names` of the Spark types `types`."""
     schema = ", ".join(f"{field} {kind}" for field, kind in zip(fields, types, strict=True))
 
     def predict(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
@@ -159,7 +159,7 @@ def add_columns(
 
 
 def first_row(dataset: Any, features: Sequence[str]) -> tuple[pd.Series, ...]:
-    """Return one row's feature columns as a predictor gets them; raises `DataError` without rows.
+    """Return the feature columns of one row as a predictor takes them; raises `DataError` without rows.
 
     Runs a Spark job unless `dataset` is a pandas DataFrame."""
     if isinstance(dataset, pd.DataFrame):
