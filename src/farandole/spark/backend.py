@@ -1,4 +1,4 @@
-"""Number and environment of an estimator's ranks, by Horovod's names."""
+"""Backends under Horovod's names: the number and the environment of an estimator's ranks."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ __all__ = ["Backend", "SparkBackend", "default_num_proc"]
 
 T = TypeVar("T")
 
-_OF_CALLS = ("fn", "args", "kwargs", "num_proc", "env")
+_CALL_ARGUMENTS = ("fn", "args", "kwargs", "num_proc", "env")
 
 
 def default_num_proc() -> int:
@@ -43,12 +43,12 @@ class Backend:
 class SparkBackend(Backend):
     """Backend of the session's own tasks; `kwargs` are further arguments of `farandole.spark.run`.
 
-    An estimator takes the number of ranks, their environment and these arguments from it. Its ranks are tasks of its
-    own job, which its DataFrame feeds; their output is shown if `verbose`, `stdout` or `stderr` is given here. Raises
-    `ConfigError` for arguments that `run` does not take, or refuses."""
+    An estimator takes the number of ranks, their environment and these arguments from its backend. The ranks are tasks
+    of the estimator's own job, which feeds them its DataFrame; their output is shown if `verbose`, `stdout` or `stderr`
+    is given here. Raises `ConfigError` for arguments that `run` does not know or refuses."""
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        known = [name for name in inspect.signature(run).parameters if name not in _OF_CALLS]
+        known = [name for name in inspect.signature(run).parameters if name not in _CALL_ARGUMENTS]
         if unknown := [name for name in kwargs if name not in known]:
             raise ConfigError(", ".join(unknown), f"no such argument; a SparkBackend takes {', '.join(known)}")
         check_transport(kwargs.get("use_mpi") or kwargs.get("extra_mpi_args"), kwargs.pop("use_gloo", None))
@@ -70,7 +70,7 @@ class SparkBackend(Backend):
         return self._num_proc
 
     def tasks(self) -> TaskSettings:
-        """Return what the arguments say of an estimator's tasks."""
+        """Return the settings of an estimator's tasks."""
         given = self._kwargs
         timeout, nics = given.get("start_timeout"), given.get("nics")
         files, verbose = (given.get("stdout"), given.get("stderr")), given.get("verbose")

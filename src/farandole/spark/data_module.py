@@ -10,13 +10,14 @@ __all__ = ["DataModule", "PetastormDataModule"]
 
 
 class DataModule:
-    """The batches of one rank; the estimator makes one on each rank, with these arguments, as a context.
+    """The batches of one rank. The estimator makes a data module on each rank with these arguments, and enters it.
 
-    `train_loader` and `val_loader` give the rank's share of the rows in batches, an epoch with each pass. A subclass
-    returns what it makes of them, or batches from elsewhere, from `train_data` and `val_data`, in the same form:
-    dictionaries of tensors by column for `TorchEstimator`, (inputs, labels, weights) for `KerasEstimator`. Each is
-    called again when its batches are used up. `val_loader` is None if no rows validate. `train_dir` and `val_dir` are
-    the URLs of Parquet files that are fitted to; reading one that is not there raises `ConfigError`."""
+    `train_loader` and `val_loader` yield the rank's share of the rows in batches, one epoch per pass. A subclass
+    overrides `train_data` and `val_data` to return these batches changed, or other batches, in the same form:
+    dictionaries of tensors by column for `TorchEstimator`, (inputs, labels, weights) for `KerasEstimator`. Each method
+    is called again when its batches are used up. `val_loader` is None if there are no rows for validation. `train_dir`
+    and `val_dir` are the URLs of the Parquet files in a fit to files; in other fits, reading them raises `ConfigError`.
+    """
 
     short_name: str | None = None
 
@@ -59,7 +60,7 @@ class DataModule:
 
     @property
     def val_dir(self) -> str:
-        """The URL of the Parquet files with the rows that validate."""
+        """The URL of the Parquet files with the rows for validation."""
         return _known("val_dir", self._val_dir)
 
     def __enter__(self) -> Self:
@@ -75,12 +76,12 @@ class DataModule:
         return self.train_loader
 
     def val_data(self) -> Iterable[Any] | None:
-        """Return the batches to validate with."""
+        """Return the batches for validation."""
         return self.val_loader
 
 
 class PetastormDataModule(DataModule):
-    """The rank's rows as they are, by the name of Horovod's default; no Petastorm takes part."""
+    """The rank's rows, unchanged. The name is that of Horovod's default; Petastorm is not used."""
 
     short_name = "petastorm"
 

@@ -1,4 +1,4 @@
-"""Files in a folder of a file system that Spark reaches, for classic and Spark Connect sessions."""
+"""Files in a folder of one of Spark's file systems, for classic and Spark Connect sessions."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -12,12 +12,12 @@ from farandole.spark.application import is_connect
 
 __all__ = ["ClassicFolder", "ConnectFolder", "Folder", "folder_of", "overwrite"]
 
-CHUNK = 2 << 20  # bytes that travel at once; a batch of Spark Connect's results has up to 4 MiB
+CHUNK = 2 << 20  # bytes per transfer; a batch of Spark Connect's results has up to 4 MiB
 _PARTS = "part int, content binary"
 
 
 class Folder(Protocol):
-    """A folder; its methods block as the file system does."""
+    """A folder; its methods block for as long as the file system does."""
 
     def write(self, name: str, content: bytes) -> None:
         """Write a new file."""
@@ -27,12 +27,12 @@ class Folder(Protocol):
 
 
 def folder_of(spark: SparkSession, path: str) -> Folder:
-    """Return the folder at `path`, of the session's own or of the Spark Connect server's file systems."""
+    """Return the folder at `path`, in a file system of the session, or of the server with Spark Connect."""
     return ConnectFolder(spark, path) if is_connect(spark) else ClassicFolder(spark, path)
 
 
 def overwrite(spark: SparkSession, path: str) -> None:
-    """Remove what is at `path`, if anything is."""
+    """Remove the file or folder at `path`, if there is one."""
     if is_connect(spark):
         from pyspark.ml.connect.readwrite import RemoteMLWriter
 
@@ -43,7 +43,7 @@ def overwrite(spark: SparkSession, path: str) -> None:
 
 
 class ClassicFolder:
-    """A folder by way of the driver's Java process."""
+    """A folder that the driver's Java process reads and writes."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path, self._spark = path.rstrip("/"), spark
@@ -60,7 +60,7 @@ class ClassicFolder:
             out.close()
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file, or of what `ConnectFolder` wrote under its name."""
+        """Return the content of a file, or of the table that `ConnectFolder` wrote under its name."""
         files, path = self._find(name)
         if not files.exists(path):
             files, path = self._find(_table(name))
@@ -81,7 +81,7 @@ class ClassicFolder:
 
 
 class ConnectFolder:
-    """A folder by way of a Spark Connect server, which writes tables only: a file's bytes are rows of one."""
+    """A folder that a Spark Connect server reads and writes; it writes only tables, so a file is a table of pieces."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self.path, self._spark = path.rstrip("/"), spark
@@ -92,7 +92,7 @@ class ConnectFolder:
         rows.coalesce(1).write.parquet(f"{self.path}/{_table(name)}")
 
     def read(self, name: str) -> bytes:
-        """Return the content of a table that `write` made, or of a file of a classic session."""
+        """Return the content of a table of `write`, or of a file that a classic session wrote."""
         try:
             return _read_table(self._spark, f"{self.path}/{_table(name)}")
         except AnalysisException:  # there is no such table

@@ -36,9 +36,10 @@ def run_local_ranks(
 ) -> T:
     """Run `task` on each of `num_proc` ranks of this machine; return rank 0's value.
 
-    Ranks run again, `max_attempts` times at most, as in a Spark job. `show` gets messages of `log_to_driver`, and with
-    `shows_lines` all lines of the ranks. `executable` is their Python, by default this process's. Blocks until all
-    ranks have ended; raises the `RankFailed` of the last attempt from the rank's own exception."""
+    After a failure all ranks run again, as in a Spark job; there are `max_attempts` attempts at most. `show` receives
+    the messages of `log_to_driver`, and with `shows_lines` all lines of the ranks. `executable` is the ranks' Python,
+    by default this process's. Blocks until all ranks have ended; raises the `RankFailed` of the last attempt from the
+    rank's own exception."""
     attempts = Attempts(max_attempts, 1)
     handle = attempts.watching(on_message)
     environment = {**os.environ, **env}

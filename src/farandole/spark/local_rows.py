@@ -17,21 +17,21 @@ from farandole.spark.disks import local_directory
 
 __all__ = ["as_files", "as_frame", "feature_batches", "features_of", "is_local"]
 
-GROUP = 1 << 16  # rows of a row group; ranks read those of their share
+GROUP = 1 << 16  # rows of a row group
 BATCH = 10_000  # rows that a model predicts at once, as in Spark
 
 
 def is_local(dataset: object) -> bool:
-    """Return whether `dataset` holds rows that need no Spark."""
+    """Return whether `dataset` has a type that is fitted without Spark."""
     return isinstance(dataset, (str, os.PathLike, pd.DataFrame, pa.Table))
 
 
 @contextmanager
 def as_files(dataset: Any, needed: Sequence[str]) -> Iterator[str]:
-    """Yield the URL or path of Parquet files with the rows; those that are written for it are removed at the end.
+    """Yield the URL or path of Parquet files with the rows; files that it writes are removed at the end.
 
-    They have the `needed` columns, or all columns where one is missing. Raises `DataError` for a needed pandas column
-    that Arrow cannot hold or whose name is there twice, `ConfigError` for an empty path."""
+    A file that it writes has the `needed` columns, or all columns if a needed one is missing. Raises `DataError` for a
+    needed pandas column that Arrow cannot hold or whose name occurs twice, `ConfigError` for an empty path."""
     if isinstance(dataset, (str, os.PathLike)):
         yield _url(dataset)
         return
@@ -44,7 +44,7 @@ def as_files(dataset: Any, needed: Sequence[str]) -> Iterator[str]:
 
 
 def as_frame(dataset: Any) -> pd.DataFrame:
-    """Return the rows as a pandas DataFrame, the same one if it is one; reads the files of a path or URL."""
+    """Return the rows as a pandas DataFrame. A DataFrame is returned as it is; files of a path or URL are read."""
     if isinstance(dataset, pd.DataFrame):
         return dataset
     if isinstance(dataset, (str, os.PathLike)):
@@ -58,7 +58,7 @@ def as_frame(dataset: Any) -> pd.DataFrame:
 def features_of(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return the columns of a model's features, with arrays in place of lists.
 
-    Raises `DataError` for a column that is not there, is there twice, or that Arrow cannot hold."""
+    Raises `DataError` for a column that is missing, occurs twice, or that Arrow cannot hold."""
     table = _as_table(frame, names)
     for name in names:
         if name not in table.column_names:
@@ -68,7 +68,7 @@ def features_of(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def feature_batches(features: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[pd.Series, ...]]:
-    """Yield the columns of a model's features, batch by batch."""
+    """Yield batches of at most `BATCH` rows: one Series per feature."""
     columns = [features[name].astype("int8") if features[name].dtype == bool else features[name] for name in names]
     for first in range(0, len(features), BATCH):
         yield tuple(column.iloc[first : first + BATCH].reset_index(drop=True) for column in columns)
@@ -82,7 +82,7 @@ def _url(path: "str | os.PathLike[str]") -> str:
 
 
 def _as_table(frame: pd.DataFrame, needed: Sequence[str]) -> pa.Table:
-    """Return the needed columns; where one is missing, all that Arrow can hold, for a message to name them."""
+    """Return the needed columns; if one is missing, all columns that Arrow can hold, so that an error can list them."""
     names = [str(name) for name in frame.columns]
     complete = set(needed) <= set(names)
     columns: dict[str, pa.Array] = {}

@@ -1,4 +1,4 @@
-"""Parquet files in a store as the source of an estimator's rows, planned on the driver from their footers."""
+"""Parquet files as the source of an estimator's rows, planned on the driver from the files' footers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -18,14 +18,14 @@ from farandole.spark.trainers.parquet_rows import ParquetFolder, ParquetRows
 
 __all__ = ["StoredRows"]
 
-_HELD = "intermediate_val_data"
+_VALIDATION_FOLDER = "intermediate_val_data"
 
 
 class StoredRows:
-    """The rows of Parquet files under the URL `train`, and of those under `held`, which validate if there are any.
+    """The rows of the Parquet files under the URL `train`, and the rows for validation under `held`, if it is given.
 
-    With `by_content` a rank gets the rows that it would have of a DataFrame, and otherwise row groups that follow each
-    other. Raises `SourceError` for files that cannot be read."""
+    With `by_content` each rank gets the same rows as from a DataFrame, otherwise consecutive row groups. Raises
+    `SourceError` for files that cannot be read."""
 
     def __init__(
         self, train: str, held: str | None, options: Mapping[str, object], *, by_content: bool = False
@@ -36,22 +36,24 @@ class StoredRows:
 
     @classmethod
     def of_store(cls, store: FilesystemStore, dataset_idx: int | None) -> Self:
-        """Return the rows that lie in a store; raises `ConfigError` without rows to train on."""
+        """Return the rows in the folders of a store; raises `ConfigError` without rows to train on."""
         train, held = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
         if not store.exists(train):
             raise ConfigError("store", f"has no rows to train on: {train} does not exist")
         return cls(store.url(train), store.url(held) if store.exists(held) else None, store.storage_options)
 
     def schema(self, needed: Sequence[str]) -> StructType:
-        """Return the columns with Spark's types; raises `DataError` for a needed one that has none."""
+        """Return the columns with Spark's types; raises `DataError` for a `needed` column whose type Spark lacks."""
         return StructType([StructField(each.name, _type(each, each.name in needed)) for each in self._schema])
 
     def validation(self, asked: float | str | None) -> float | str | None:
-        """Return the column or fraction that chooses rows to validate with; None if they are files of their own."""
+        """Return the column or fraction that chooses the rows for validation; None if they have files of their own."""
         return asked if self._held is None else None
 
     def planned(self, feed: Feed) -> ParquetRows:
-        """Return what ranks read; raises `DataError` when the files to validate with lack a column."""
+        """Return the files and columns that ranks read.
+
+        Raises `DataError` if the files for validation lack a column or have it in another type."""
         held = None
         if self._held is not None:
             source = ParquetSource(self._held, self._options)
@@ -60,7 +62,7 @@ class StoredRows:
                     each.field(name).type if name in each.names else None for each in (self._schema, source.schema)
                 ]
                 if kinds[0] != kinds[1]:
-                    raise DataError(name, f"is {kinds[0]} in the rows to train on, {kinds[1]} in {_HELD}")
+                    raise DataError(name, f"is {kinds[0]} in the rows to train on, {kinds[1]} in {_VALIDATION_FOLDER}")
             held = ParquetFolder.of(self._held, source)
         return ParquetRows(
             train=ParquetFolder.of(self._train, self._source),
@@ -73,8 +75,8 @@ class StoredRows:
         )
 
     def validation_name(self, feed: Feed) -> str | None:
-        """Return the name, for errors, of what chooses the rows to validate with; None if nothing or chance does."""
-        return feed.validation_col if self._held is None else _HELD
+        """Return the column or folder with the rows for validation, for errors; None without one."""
+        return feed.validation_col if self._held is None else _VALIDATION_FOLDER
 
 
 def _type(field: pa.Field, needed: bool) -> DataType:

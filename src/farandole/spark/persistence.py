@@ -1,8 +1,8 @@
 """Saving and loading of estimators and fitted models, in the layout of pyspark.ml.
 
-A saved object is a folder: `metadata/` (JSON: class, uid, plain parameters) and a file, which is `parameters.pickle` of
-an estimator and the model's own file of a fitted model. Every Hadoop file system of the session can hold it, that of
-the server for Spark Connect.
+A saved object is a folder with `metadata/` (JSON: class, uid, plain parameters) and files: `parameters.pickle` of an
+estimator, the framework's own file of a fitted model. The folder lies in any Hadoop file system of the session, or of
+the server with Spark Connect.
 """
 
 import importlib
@@ -28,7 +28,7 @@ from farandole.spark.store import FilesystemStore
 
 __all__ = ["PARAMETERS", "Saved", "dumped_parameters", "loaded_parameters"]
 
-PARAMETERS = "parameters.pickle"  # those of an estimator that JSON cannot hold
+PARAMETERS = "parameters.pickle"  # the parameters of an estimator that JSON cannot hold
 _METADATA = "metadata/part-00000"
 
 S = TypeVar("S", bound="Saved")
@@ -42,12 +42,12 @@ class Saved(Params, MLWritable, MLReadable[Any], Portable):
 
     @abstractmethod
     def _contents(self) -> tuple[dict[str, object], dict[str, bytes]]:
-        """Return the facts for the metadata, which JSON holds, and the content of each file by its name."""
+        """Return the facts for the metadata, which JSON must hold, and the content of each file by its name."""
 
     @classmethod
     @abstractmethod
     def _revived(cls, facts: Mapping[str, Any], folder: "Folder") -> Self:
-        """Return the object that `_contents` described, without the parameters of the metadata."""
+        """Return the object that `_contents` described; the caller sets the parameters of the metadata."""
 
     def write(self) -> MLWriter:
         """Return the writer; `write().overwrite().save(path)` replaces what is at `path`."""
@@ -67,7 +67,7 @@ class Saved(Params, MLWritable, MLReadable[Any], Portable):
 
     @classmethod
     def from_files(cls, read: Callable[[str], bytes]) -> Self:
-        """Return the object that `to_files` gave, of this class or of one below it; `read` gives a file's content.
+        """Return the object of this class or a subclass whose files `read` returns by their paths.
 
         Raises `ConfigError` for an object of another class."""
         metadata = json.loads(read(_METADATA))
@@ -80,7 +80,7 @@ class Saved(Params, MLWritable, MLReadable[Any], Portable):
 
 
 def is_plain(value: object) -> bool:
-    """Return whether JSON holds `value`: numbers, texts, flags, None, and lists of these."""
+    """Return whether JSON can hold `value`: a number, a string, a flag, None, or a list of these."""
     if isinstance(value, (list, tuple)):
         return all(is_plain(each) for each in value)
     return value is None or isinstance(value, (bool, int, float, str))
@@ -96,7 +96,7 @@ class _Writer(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         saved = self.instance
-        facts, files = saved._contents()  # pickles, which may fail, before anything is written
+        facts, files = saved._contents()  # before anything is written, as pickling may fail
         spark = self.sparkSession
         DefaultParamsWriter.saveMetadata(saved, path, spark, extraMetadata=_extra(facts), paramMap=_plain_values(saved))
         folder = folder_of(spark, path)
@@ -120,7 +120,7 @@ class _Reader(MLReader[S]):
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Files as a folder to read."""
+    """A read-only `Folder` of files."""
 
     read: Callable[[str], bytes]
 
@@ -148,9 +148,9 @@ def _restored(kind: type[S], metadata: Mapping[str, Any], folder: Folder) -> S:
 
 
 def dumped_parameters(instance: Params) -> bytes:
-    """Pickle, as one object, the parameters that JSON cannot hold, a store without its secrets.
+    """Pickle the parameters that JSON cannot hold as one object, the store without its secrets.
 
-    Raises `PicklingError` naming the one that cannot be pickled."""
+    Raises `PicklingError` that names the parameter that cannot be pickled."""
     values = {param.name: value for param, value in instance._paramMap.items() if not is_plain(value)}
     for name, value in values.items():
         if isinstance(value, FilesystemStore):
@@ -161,14 +161,14 @@ def dumped_parameters(instance: Params) -> bytes:
 
 
 def loaded_parameters(content: bytes) -> dict[str, object]:
-    """Unpickle what `dumped_parameters` gave."""
+    """Unpickle the parameters that `dumped_parameters` returned."""
     values: dict[str, object] = cloudpickle.loads(content)
     return {name: each.profile() if isinstance(each, _SavedProfile) else each for name, each in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _SavedProfile:
-    """The requests of a resource profile, which itself has a lock and may be an object of the session's Java."""
+    """The requests of a resource profile. The profile itself has a lock and may refer to the session's Java process."""
 
     executors: dict[str, ExecutorResourceRequest]
     tasks: dict[str, TaskResourceRequest]

@@ -1,4 +1,4 @@
-"""Objects that are kept as files, with or without Spark. Nothing is imported here: registering these is cheap."""
+"""Interface of objects that can be saved as files, with or without Spark. It imports nothing, so it loads quickly."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -8,17 +8,17 @@ __all__ = ["Portable"]
 
 
 class Portable:
-    """An estimator or a fitted model as the files of one folder, in the layout of pyspark.ml."""
+    """An estimator or a fitted model that can be saved as the files of one folder, in the layout of pyspark.ml."""
 
     @abstractmethod
     def to_files(self) -> Mapping[str, bytes]:
         """Return the content of each file by its path in the folder, without Spark.
 
-        Raises `PicklingError` for what cannot be pickled."""
+        Raises `PicklingError` if a part of the object cannot be pickled."""
 
     @classmethod
     @abstractmethod
     def from_files(cls, read: Callable[[str], bytes]) -> Self:
-        """Return the object whose files `read` gives by their paths; it is of this class or of one below it.
+        """Return the object of this class or a subclass whose files `read` returns by their paths.
 
         Unpickles: read only what you trust. Raises `ConfigError` for an object of another class."""

@@ -28,7 +28,7 @@ from farandole.masking import hide_cause, mask, secret_values, without_secrets
 log = logging.getLogger(__name__)
 
 _DATABRICKS = "dbfs:/"
-_MOUNT = "/dbfs"  # of Databricks' file system, on each of its machines
+_MOUNT = "/dbfs"  # where Databricks mounts its file system on each machine
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 _HDFS = "hdfs://"
 _FOLDERS = ("train_path", "val_path", "test_path", "runs_path")
@@ -39,8 +39,8 @@ class FilesystemStore:
     """A store under a path or URL that fsspec understands: `/shared/runs`, `s3://bucket/runs`, `gs://...`.
 
     `train_path`, `val_path`, `test_path` and `runs_path` are folders in the same file system that take the place of
-    those under the prefix. Can be pickled. Raises `ConfigError` when no installed file system serves the path, and for
-    `save_runs=False`; methods block for as long as the file system does and raise its errors.
+    those under the prefix. A store can be pickled. Raises `ConfigError` when no installed file system serves the path,
+    and for `save_runs=False`. Methods block for as long as the file system does and raise its errors.
     """
 
     prefix_path: str
@@ -66,7 +66,7 @@ class FilesystemStore:
             secrets = secret_values(self.storage_options)
             problem = mask(f"{self.prefix_path!r} cannot be opened: {error}", *secrets)
             raise ConfigError("store", problem) from hide_cause(error, *secrets)
-        # Paths of Hadoop, SFTP and Azure do not name the host or the account, which the URL does.
+        # Only the URL names the host or the account of Hadoop, SFTP and Azure; the path below does not.
         place = {} if "::" in given else files._get_kwargs_from_urls(given)
         object.__setattr__(self, "storage_options", {**place, **self.storage_options})
         # Ranks have other working directories: a relative path must become absolute here, on the driver.
@@ -76,7 +76,7 @@ class FilesystemStore:
                 object.__setattr__(self, name, files._strip_protocol(_mounted(os.fspath(folder))))
 
     def get_run_path(self, run_id: str) -> str:
-        """Return the folder of one run; raises `ConfigError` when `run_id` is no plain file name."""
+        """Return the folder of one run; raises `ConfigError` unless `run_id` is a plain file name."""
         if not _RUN_ID.fullmatch(run_id):
             problem = f"{run_id!r} is no plain name: use letters, digits, '.', '_', '=', '+' and '-'"
             raise ConfigError("run_id", problem)
@@ -91,7 +91,7 @@ class FilesystemStore:
         return posixpath.join(self.get_run_path(run_id), "checkpoint")
 
     def get_best_path(self, run_id: str) -> str:
-        """Return the file that holds the epoch of a run that validated best; there is one only with validation."""
+        """Return the file of the epoch with the smallest validation loss; it exists only with validation."""
         return posixpath.join(self.get_run_path(run_id), "best")
 
     def get_logs_path(self, run_id: str) -> str:
@@ -107,15 +107,15 @@ class FilesystemStore:
         return _numbered(self.val_path or self._below("intermediate_val_data"), idx)
 
     def get_test_data_path(self, idx: int | None = None) -> str:
-        """Return the folder for Parquet files that a program tests with; nothing here reads or writes it."""
+        """Return the folder for Parquet files of a program's tests; farandole neither reads nor writes it."""
         return _numbered(self.test_path or self._below("intermediate_test_data"), idx)
 
     def exists(self, path: str) -> bool:
-        """Return whether there is a file or a folder."""
+        """Return whether `path` is a file or a folder."""
         return bool(self._files().exists(path))
 
     def url(self, path: str) -> str:
-        """Return the path with its scheme, as Spark takes it."""
+        """Return the path as a URL with its scheme, as Spark takes it."""
         found: str = self._files().unstrip_protocol(path)
         return found
 
@@ -129,9 +129,9 @@ class FilesystemStore:
         return isinstance(self._files(), LocalFileSystem)
 
     def without_secrets(self) -> "FilesystemStore":
-        """Return the store to keep in a file: without the options whose names say that they are secret.
+        """Return a copy to be saved in a file, without the options whose names mark them as secret.
 
-        Logs a warning if some are left out. Raises `ConfigError` for a URL with credentials."""
+        Logs a warning if it leaves out an option. Raises `ConfigError` for a URL with credentials."""
         if mask(self.prefix_path) != self.prefix_path:
             raise ConfigError(
                 "store",
@@ -152,10 +152,13 @@ class FilesystemStore:
         return content
 
     def write(self, path: str, content: bytes) -> None:
-        """Make `content` the file's content; a reader, and a crash in between, see the old one or the new one whole."""
+        """Replace the content of a file.
+
+        Local disks and object stores replace it atomically: after a crash it has the old or the new content. Other file
+        systems, such as Hadoop's, may be left with a part of the new one."""
         files = self._files()
         if not self.is_local:
-            # Object stores show an upload once it is complete.
+            # An object store makes an upload visible once it is complete.
             files.pipe_file(path, content)
             return
         target = Path(path)
@@ -185,7 +188,8 @@ LocalStore = DBFSLocalStore = AbstractFilesystemStore = FilesystemStore  # Horov
 class HDFSStore(FilesystemStore):
     """A store in Hadoop's file system: `hdfs://namenode:8020/user/me`, or `/user/me` on the cluster's default one.
 
-    `user`, `kerb_ticket` and `extra_conf` go to its client. Raises `ConfigError` for the URL of another file system.
+    `user`, `kerb_ticket` and `extra_conf` are passed to its client. Raises `ConfigError` for the URL of another file
+    system.
     """
 
     def __init__(
@@ -203,7 +207,7 @@ class HDFSStore(FilesystemStore):
         named = {"driver": driver, "temp_dir": temp_dir}
         ignored = [name for name, value in named.items() if value is not None]
         if ignored:
-            log.warning("%s of HDFSStore: no effect, files go by libhdfs without copies", " and ".join(ignored))
+            log.warning("%s of HDFSStore: no effect, libhdfs makes no temporary copies", " and ".join(ignored))
         client = {"host": host, "port": port, "user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
         options = {name: value for name, value in client.items() if value is not None}
         options.update(settings.pop("storage_options", None) or {})
@@ -211,7 +215,7 @@ class HDFSStore(FilesystemStore):
 
 
 class Store:
-    """Makes the store that fits a path."""
+    """Factory of stores."""
 
     @staticmethod
     def create(
@@ -235,7 +239,7 @@ def _in_hadoop(path: str) -> str:
 
 
 def _mounted(path: str) -> str:
-    """Return the path below Databricks' mount of a `dbfs:/` path; others as they are."""
+    """Return the path below Databricks' mount for a `dbfs:/` path; return other paths unchanged."""
     if not path.startswith(_DATABRICKS):
         return path
     if not os.path.isdir(_MOUNT):
