@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 4096  # connections that the kernel holds until they are accepted; it may allow fewer
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
-# A member sends at once and proves itself in milliseconds. The oldest unproven connections are evicted for newer ones.
+# A member sends at once and proves itself in milliseconds. New connections evict the oldest unproven ones.
 MOST_UNPROVEN = 512  # at each listener, beside the members that it expects
 ACCEPTED_AT_ONCE = 64  # between two passes over the handshakes
 OUT_OF_FILES_PAUSE = 0.05  # seconds without accepting, when this process has no free descriptor
@@ -42,7 +42,7 @@ class Admitted:
 
 
 class Refusals:
-    """Counter of refused connections that words at most one warning per second; times are seconds of one clock."""
+    """Counter of refused connections with at most one warning per second; times are seconds of one clock."""
 
     def __init__(self, service: str) -> None:
         self.total = 0
@@ -108,12 +108,13 @@ class _Queue:
 class Acceptor:
     """Acceptor of connections on `listeners`, with any number of handshakes at once and without blocking on one.
 
-    At most `most` connections are unproven at a time; by default there is room for all `members`, should they come at
-    the same moment, and for 512 strangers. One more evicts a silent one, if there is any, and else one in
-    the middle of its handshake: the oldest of the source that has most of them, which is a host for TCP and a process
-    for Unix sockets. On Unix sockets other users are refused before any read. `service` is its name in warnings. A poll
-    of the acceptor's own descriptor shows when `poll` has work; also call it after `seconds_to_wait`. One thread at a
-    time may use it; it owns the listeners."""
+    At most `most` connections are unproven at a time; the default has room on each listener for all `members` at once
+    and for 512 strangers. One more connection evicts a silent one if there is any, else one in the middle of its
+    handshake: of these the oldest of the source with the most of them. A source is a host for TCP and a process for
+    Unix sockets. On Unix sockets other users are refused before any read. `service` names the acceptor in warnings.
+
+    The descriptor of `fileno` becomes readable when `poll` has work; also call `poll` after `seconds_to_wait`. One
+    thread at a time may use the acceptor, which owns the listeners."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Acceptor:
     ) -> None:
         self._secret, self._me = secret, me
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # For each listener: the crowd at one must not crowd out that at another, or both would come again and again.
+        # Per listener: members at one must not evict those at another, or both would connect again and again.
         room = (MOST_UNPROVEN + members) * len(listeners)
         self._most = most or (min(room, max(8, files // 2)) if files >= 0 else room)
         self._listeners = list(listeners)
@@ -156,7 +157,7 @@ class Acceptor:
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def poll(self, timeout: float | None = 0.0) -> list[Admitted]:
-        """Do all due work, after waiting up to `timeout` seconds for it; return the newly admitted."""
+        """Wait up to `timeout` seconds for work, do all that is due, and return the newly admitted connections."""
         own = self.seconds_to_wait()
         limits = [each for each in (timeout, own) if each is not None]
         events = self._selector.select(min(limits) if limits else None)
@@ -166,7 +167,7 @@ class Acceptor:
             self._advance(peer)
         for listener in [listener for listener in self._listeners if listener in ready]:
             self._accept(listener)
-        self._look_at_the_clock(time.monotonic())
+        self._expire(time.monotonic())
         admitted, self._admitted = self._admitted, []
         return admitted
 
@@ -194,7 +195,7 @@ class Acceptor:
         self._selector.close()
         self._warn(float("inf"))
 
-    def _look_at_the_clock(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         while self._unproven and (oldest := next(iter(self._unproven.values()))).deadline <= now:
             self._refuse(oldest, "it did not finish the handshake in time")
         while self._paused and self._paused[0][0] <= now:
@@ -213,7 +214,7 @@ class Acceptor:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._make_room_for_files(listener, error)
+                self._free_descriptor(listener, error)
                 return
             try:
                 self._begin(sock, address)
@@ -221,10 +222,10 @@ class Acceptor:
                 sock.close()
                 self.refusals.note("a peer that is gone", str(error))
 
-    def _make_room_for_files(self, listener: socket.socket, error: OSError) -> None:
-        """Free a descriptor when there are too few; without one to free, stop accepting for a moment.
+    def _free_descriptor(self, listener: socket.socket, error: OSError) -> None:
+        """Evict a connection to free a descriptor; if there is none to evict, stop accepting for a moment.
 
-        The listener stays readable meanwhile: without a pause this would spin."""
+        The listener stays readable meanwhile, so that the loop would spin without the pause."""
         if self._unproven:
             self._evict(f"this process is out of resources ({error})")
             return
@@ -287,13 +288,13 @@ class Acceptor:
             wanted = next(peer.steps)
             assert wanted == len(data)
         try:
-            wish = peer.steps.send(data)
-            while isinstance(wish, bytes):
+            step = peer.steps.send(data)
+            while isinstance(step, bytes):
                 # A few hundred bytes fit into the smallest buffer of a new connection.
-                if peer.sock.send(wish) != len(wish):
-                    raise ConnectionAbortedError("it takes nothing")
-                wish = next(peer.steps)
-            peer.wanted = wish
+                if peer.sock.send(step) != len(step):
+                    raise ConnectionAbortedError("its receive buffer is full")
+                step = next(peer.steps)
+            peer.wanted = step
         except StopIteration as done:
             self._forget(peer)
             if peer.sock.family != socket.AF_UNIX:

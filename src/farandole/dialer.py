@@ -1,4 +1,4 @@
-"""Connections to members of the job, which crowds of strangers at the other end cannot prevent."""
+"""Outgoing connections to members of the job, with retries while strangers crowd the listener."""
 
 import socket
 import time
@@ -11,8 +11,8 @@ from farandole.handshake import Deadline, Steps, handshake_steps, recv_exactly, 
 
 __all__ = ["dial"]
 
-FIRST_LIMIT = 2.0  # seconds for a handshake; the next one gets twice as long
-FIRST_PAUSE, LONGEST_PAUSE = 0.002, 1.0  # seconds between two tries
+FIRST_LIMIT = 2.0  # seconds for the first handshake; doubled after an attempt without an answer
+FIRST_PAUSE, LONGEST_PAUSE = 0.002, 1.0  # seconds between two attempts
 
 
 def dial(
@@ -27,9 +27,10 @@ def dial(
     """Connect to `address`, authenticate both ends, and return the connection and the peer's identity.
 
     `address` is "host:port", or the name of a Unix socket. Retries when the backlog is full, and when a handshake
-    breaks off or gets no answer; with `patient` also when the connection is refused or a host has no address. `wait`
-    passes the time between two tries. Blocks up to `deadline`. Raises `AuthenticationError` if the peer does not know
-    the secret, `TimeoutError` with the latest problem, or the `OSError` of an address without a listener."""
+    breaks off or gets no answer; with `patient` after every `OSError`, also when the connection is refused or the host
+    name has no address. Calls `wait(seconds)` between two attempts. Blocks up to `deadline`. Raises
+    `AuthenticationError` if the peer does not know the secret, `TimeoutError` with the latest problem, or, unless
+    `patient`, the `OSError` of an address without a listener."""
     pause, limit, problem = FIRST_PAUSE, FIRST_LIMIT, ""
     while True:
         try:
@@ -58,12 +59,12 @@ def _attempt(
     where = address if isinstance(address, str) else "a local peer"
     sock = _connected(address, attempt)
     try:
-        who = _prove(sock, handshake_steps(secret, me=me, accept=False, where=where), attempt, deadline)
+        identity = _prove(sock, handshake_steps(secret, me=me, accept=False, where=where), attempt, deadline)
         sock.settimeout(None)
     except BaseException:
         sock.close()
         raise
-    return sock, who
+    return sock, identity
 
 
 def _connected(address: str | bytes, attempt: Deadline) -> socket.socket:
@@ -88,18 +89,18 @@ def _connected(address: str | bytes, attempt: Deadline) -> socket.socket:
 
 
 def _prove(sock: socket.socket, steps: Steps[bytes], attempt: Deadline, deadline: Deadline) -> bytes:
-    """Run the handshake `steps`; the wait for the last word has the whole `deadline`.
+    """Run the handshake `steps`; wait for the peer's last message until `deadline`, for the others until `attempt`.
 
-    By then the peer may have admitted this connection, and a second one would leave it with a dead one."""
-    spoken, wish = 0, next(steps)
+    At the last message the peer may have admitted this connection. Another attempt would leave it a dead one."""
+    sent, step = 0, next(steps)
     try:
         while True:
-            if isinstance(wish, bytes):
+            if isinstance(step, bytes):
                 sock.settimeout(attempt.remaining())
-                sock.sendall(wish)
-                spoken, wish = spoken + 1, next(steps)
+                sock.sendall(step)
+                sent, step = sent + 1, next(steps)
             else:
-                wish = steps.send(recv_exactly(sock, wish, attempt if spoken < 2 else deadline))
+                step = steps.send(recv_exactly(sock, step, attempt if sent < 2 else deadline))
     except StopIteration as done:
-        who: bytes = done.value
-        return who
+        identity: bytes = done.value
+        return identity

@@ -1,14 +1,14 @@
 """Mutual proof that both ends of a connection know the job's secret, and frames on the connection.
 
-Four messages; C connects, A accepts, || joins, each text is preceded by its length:
+Four messages; C connects, A accepts. || concatenates; in an HMAC's text each part is preceded by its length:
 
     C -> A   hello(C) = magic || nonce(C) || identity(C)
     A -> C   hello(A) || HMAC-SHA256(secret, "accepting"  || hello(C) || hello(A))
     C -> A               HMAC-SHA256(secret, "connecting" || hello(C) || hello(A))
-    A -> C   welcome: from here on A keeps the connection. A connection that ends before may be tried again
+    A -> C   welcome: A has admitted the connection. If the connection ends before, C may try again
 
-Fresh nonces prevent replay, the two words prevent sending a proof back to its maker, and the identities are covered by
-the proofs. Nothing on the connection is encrypted."""
+Fresh nonces prevent replay, the two words prevent the reflection of a proof to its sender, and the proofs cover the
+identities. Nothing on the connection is encrypted."""
 
 import hashlib
 import hmac
@@ -45,8 +45,8 @@ LEAST_SECRET = 16
 
 T = TypeVar("T")
 
-# A conversation without a socket. It yields bytes to send, or the number of bytes that it wants next and is sent those.
-# So the blocking `authenticate` and the rendezvous server, which holds many connections at once, share it.
+# A conversation without a socket: a generator that yields bytes to send, or the number of bytes that it needs next and
+# is then sent. The blocking `authenticate` and the acceptor, which runs many handshakes at once, share it.
 Steps: TypeAlias = Generator[int | bytes, bytes, T]
 
 
@@ -97,9 +97,9 @@ def split_address(address: str) -> tuple[str, int]:
 def authenticate(sock: socket.socket, secret: bytes, *, me: bytes, accept: bool, timeout: timedelta) -> bytes:
     """Prove to the other end of `sock` that we know `secret`, verify the peer's proof, and return the peer's identity.
 
-    `accept` is for the end that accepted the connection. Blocks up to `timeout`, leaves the socket's own timeout as it
-    was. The proofs cover the identities. Raises `AuthenticationError` naming the peer's address; then the caller closes
-    the socket."""
+    `me` is this end's identity. `accept` is true at the end that accepted the connection. Blocks up to `timeout` and
+    restores the socket's own timeout. The proofs cover the identities. Raises `AuthenticationError` naming the peer's
+    address; then the caller closes the socket."""
     where = peer_name(sock)
     before = sock.gettimeout()
     try:
@@ -111,19 +111,19 @@ def authenticate(sock: socket.socket, secret: bytes, *, me: bytes, accept: bool,
 
 
 def handshake_steps(secret: bytes, *, me: bytes, accept: bool, where: str) -> Steps[bytes]:
-    """The handshake of `authenticate` as a conversation without a socket; returns the peer's identity."""
+    """Run the handshake of `authenticate` as a conversation without a socket; return the peer's identity."""
     if len(secret) < LEAST_SECRET:
         raise ConfigError("secret", f"must be at least {LEAST_SECRET} bytes long, got {len(secret)}")
     if len(me) > 255:
         raise ConfigError("identity", f"must be at most 255 bytes long, got {len(me)}")
     mine = MAGIC + os.urandom(NONCE_BYTES) + bytes([len(me)]) + me
     if accept:
-        theirs, who = yield from _hello_of_peer(where)
+        theirs, identity = yield from _hello_of_peer(where)
         yield mine + _proof(secret, b"accepting", theirs, mine)
         expected = _proof(secret, b"connecting", theirs, mine)
     else:
         yield mine
-        theirs, who = yield from _hello_of_peer(where)
+        theirs, identity = yield from _hello_of_peer(where)
         expected = _proof(secret, b"accepting", mine, theirs)
     if not hmac.compare_digest(expected, (yield PROOF_BYTES)):
         raise AuthenticationError("it does not know this job's secret", where=where)
@@ -133,19 +133,19 @@ def handshake_steps(secret: bytes, *, me: bytes, accept: bool, where: str) -> St
         yield _proof(secret, b"connecting", mine, theirs)
         if (yield len(WELCOME)) != WELCOME:
             raise AuthenticationError("it does not speak farandole's protocol", where=where)
-    return who
+    return identity
 
 
 def _hello_of_peer(where: str) -> Steps[tuple[bytes, bytes]]:
     head = yield HEAD_BYTES
     if not head.startswith(MAGIC):
         raise AuthenticationError("it does not speak farandole's protocol", where=where)
-    who = (yield head[-1]) if head[-1] else b""
-    return head + who, who
+    identity = (yield head[-1]) if head[-1] else b""
+    return head + identity, identity
 
 
 def _proof(secret: bytes, role: bytes, *hellos: bytes) -> bytes:
-    # Each part with its length, so that no two different conversations give the same text.
+    # Each part is preceded by its length, so that different conversations never give the same text.
     text = b"".join(len(part).to_bytes(4) + part for part in (role, *hellos))
     return hmac.digest(secret, text, "sha256")
 
@@ -156,14 +156,14 @@ def converse(sock: socket.socket, steps: Steps[T], deadline: Deadline) -> T:
     Blocks up to `deadline`; raises the conversation's errors, `TimeoutError`, other `OSError`s of the socket, and
     `EOFError` if the peer ends the connection."""
     try:
-        wish = next(steps)
+        step = next(steps)
         while True:
-            if isinstance(wish, int):
-                wish = steps.send(recv_exactly(sock, wish, deadline))
+            if isinstance(step, int):
+                step = steps.send(recv_exactly(sock, step, deadline))
             else:
                 sock.settimeout(deadline.remaining())
-                sock.sendall(wish)
-                wish = next(steps)
+                sock.sendall(step)
+                step = next(steps)
     except StopIteration as done:
         result: T = done.value
         return result

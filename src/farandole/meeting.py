@@ -1,4 +1,4 @@
-"""Decisions of a rendezvous, without sockets, threads or clocks: the rounds of a job and the answers to its ranks."""
+"""Logic of a rendezvous, without sockets, threads or clocks: the rounds of a job and the answers to its ranks."""
 
 import struct
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ Answer: TypeAlias = list[bytes] | RendezvousError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A rank that calls for an all-gather: the `round`-th of its rendezvous in this generation."""
+    """A rank that calls an all-gather: the `round`-th of its rendezvous in this generation."""
 
     rank: int
     size: int
@@ -49,16 +49,16 @@ class _Room:
 
 
 class Meeting:
-    """The rounds of one job. The transport gives each waiting caller a `ticket`, and all times in seconds.
+    """The rounds of one job. The transport gives each waiting caller a number, its `ticket`. Times are in seconds.
 
-    Each method returns the answers that are due now, by ticket. Each ticket gets exactly one answer, or leaves."""
+    Each method returns the answers that are now due, by ticket. A ticket gets one answer, unless its caller leaves."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.generation = 0
         self._rooms: dict[int, _Room] = {}
         self._gone: dict[int, str] = {}
-        # The errors for ranks that come after their round has failed, by round and rank: they do not wait alone.
+        # Errors for ranks that arrive after their round has timed out, by round and rank: they must not wait alone.
         self._too_late: dict[int, dict[int, RendezvousError]] = {}
 
     def arrive(self, ticket: int, caller: Caller, payload: bytes, *, now: float, deadline: float) -> dict[int, Answer]:
@@ -82,7 +82,7 @@ class Meeting:
         return {**answers, **dict.fromkeys(room.tickets.values(), gathered)}
 
     def leave(self, ticket: int) -> dict[int, Answer]:
-        """Remove a caller whose connection broke. Its rank is missing again; if it has departed, its round fails."""
+        """Remove a caller whose connection broke. Its rank is missing again; if it has departed, the round fails."""
         answers: dict[int, Answer] = {}
         for number, room in list(self._rooms.items()):
             for rank in [rank for rank, each in room.tickets.items() if each == ticket]:
@@ -94,7 +94,7 @@ class Meeting:
         return answers
 
     def depart(self, rank: int, reason: str) -> dict[int, Answer]:
-        """Note that `rank` will never come again: every round without it fails, now and later."""
+        """Note that `rank` will not call again: every round that lacks it fails, now and later."""
         self._gone[rank] = reason
         answers: dict[int, Answer] = {}
         for number in [number for number, room in self._rooms.items() if rank not in room.payloads]:

@@ -1,8 +1,8 @@
 """Rendezvous of the ranks of a job: an all-gather of small byte strings.
 
-`TcpRendezvous` meets at the launcher's `RendezvousServer`, `ThreadRendezvous` within one process, `SoloRendezvous` is
-for one rank, `PartRendezvous` for some ranks of a running job. Engines with their own all-gather (Spark, MPI) implement
-`Rendezvous` in their packages."""
+`TcpRendezvous` is for ranks that reach a `RendezvousServer`, `ThreadRendezvous` for threads of one process,
+`SoloRendezvous` for one rank, `PartRendezvous` for some ranks of a running job. Packages with an all-gather of their
+own (torch.distributed) implement `Rendezvous` themselves."""
 
 import contextlib
 import hashlib
@@ -70,7 +70,7 @@ class Rendezvous(Protocol):
         ...
 
     def close(self) -> None:
-        """End this rank's part; ranks that wait for it get an error."""
+        """End this rank's participation; ranks that wait for it get an error."""
         ...
 
 
@@ -122,7 +122,7 @@ class TcpRendezvous:
         return answer, Lifeline(sock, self.address, on_loss)
 
     def close(self) -> None:
-        """End an `allgather` that still looks for the server in another thread."""
+        """Let an `allgather` in another thread fail if it still tries to reach the server."""
         self._closed.set()
 
     def _call(self, payload: bytes, timeout: timedelta, *, stay: bool) -> tuple[list[bytes], socket.socket]:
@@ -166,7 +166,7 @@ class TcpRendezvous:
 
 
 class Lifeline:
-    """A rank's connection to the rendezvous while it connects to its peers; its end reports the rank's death.
+    """A rank's connection to the rendezvous while it connects to its peers; its loss reports the rank's death.
 
     `on_loss` is called for each other rank that died, on the lifeline's thread. The end of the rendezvous itself is
     ignored, because the ranks no longer need it."""
@@ -178,7 +178,7 @@ class Lifeline:
         self._thread.start()
 
     def close(self, *, failed: bool = False) -> None:
-        """End the connection and the thread; with `failed`, the other ranks take it for this rank's death."""
+        """End the connection and the thread; with `failed`, the other ranks are sent a report of this rank's death."""
         with contextlib.suppress(OSError):  # the rendezvous is closed already
             if not failed:
                 self._sock.send(GOODBYE)
@@ -243,10 +243,10 @@ class ThreadRendezvous:
 
 
 class PartRendezvous:
-    """Rendezvous of the `members`, some ranks of a running job, that connect among themselves.
+    """Rendezvous of some ranks of a running job, the `members`, that connect to each other.
 
-    `gather` exchanges their payloads through all ranks. Each `generation` has its own secret, so a connection of one
-    cannot be taken for one of another."""
+    `gather` exchanges their payloads through all ranks. Each `generation` has its own secret, so that a connection of
+    one generation cannot be mistaken for one of another."""
 
     def __init__(
         self, whole: Rendezvous, members: Sequence[int], generation: int, gather: Callable[[bytes], list[bytes]]
@@ -258,7 +258,7 @@ class PartRendezvous:
         self._gather = gather
 
     def allgather(self, payload: bytes, *, timeout: timedelta) -> list[bytes]:
-        """Give `payload` to all members and return all payloads in order; `gather` has its own limits."""
+        """Give `payload` to all members and return all payloads in order; `gather` has its own time limit."""
         return self._gather(payload)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Server of the rendezvous, in the launcher: one thread, however many ranks and strangers connect."""
+"""Rendezvous server, in the launcher or in the process of rank 0: one thread for any number of ranks and strangers."""
 
 import contextlib
 import functools
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 MAX_PAYLOAD = 1 << 20
 REQUEST = struct.Struct("!dI?")  # the caller's timeout in seconds, bytes of its payload, whether it stays connected
 LONGEST_WAIT = 7 * 24 * 3600.0
-SPEAK_SECONDS = 10.0  # for the request, and again for reading the answer
-REJOIN_SECONDS = 2.0  # for a rank to be started anew, after its connection ended while it waited
-GOODBYE = b"."  # of a rank that stayed connected, and for which the others need not wait any more
+SPEAK_SECONDS = 10.0  # for a caller to send its request, and again to read its answer
+REJOIN_SECONDS = 2.0  # for a restarted rank to return, after the connection of a waiting rank has ended
+GOODBYE = b"."  # sent by a rank that stayed connected, before it ends the connection on purpose
 
 
 def answer_limit(size: int) -> int:
@@ -45,20 +45,20 @@ class _Caller:
         self.sock, self.where, self.ticket = admitted.sock, admitted.where, ticket
         self.deadline = time.monotonic() + SPEAK_SECONDS
         self.inbox = bytearray()
-        self.outbox = memoryview(b"")  # of an answer that the ranks of a round share
+        self.outbox = memoryview(b"")  # of an answer, which the ranks of a round share
         self.wanted = 0
-        self.hang_up = False  # when the outbox is empty
-        self.waits = False  # for the other ranks: read no more
+        self.hang_up = False  # close the connection when the outbox is empty
+        self.waits = False  # for the other ranks, and sends nothing
         self.answered = False
         self.who: Caller | None = None
-        self.stays = False  # connected after the answer: an end of the connection without a goodbye is the rank's death
+        self.stays = False  # connected after the answer; the end of the connection without GOODBYE then means its death
         self.steps = self._conversation(admitted.who)
 
     def _conversation(self, identity: bytes) -> Steps[tuple[float, bytes]]:
         self.who = Caller.unpack(identity)
         seconds, length, self.stays = REQUEST.unpack((yield REQUEST.size))
         if length > MAX_PAYLOAD or not 0 <= seconds <= LONGEST_WAIT:
-            raise RendezvousError(f"rank {self.who.rank} sent a request that cannot be ({length} bytes, {seconds} s)")
+            raise RendezvousError(f"rank {self.who.rank} sent an invalid request ({length} bytes, {seconds} s)")
         payload = (yield length) if length else b""
         return seconds, payload
 
@@ -83,7 +83,7 @@ class RendezvousServer:
         self._meeting = Meeting(size)
         self._tickets = itertools.count()
         self._callers: dict[int, _Caller] = {}
-        self._lines: dict[int, _Caller] = {}  # of ranks that stay connected; by ticket
+        self._lifelines: dict[int, _Caller] = {}  # connections of ranks that stay connected, by ticket
         self._absent: dict[tuple[int, int], float] = {}  # (generation, rank): the time until which it may return
         with contextlib.ExitStack() as undo:
             listeners = [undo.enter_context(_listen(host, port))]
@@ -94,11 +94,11 @@ class RendezvousServer:
         service = f"the rendezvous at {self.address}"
         self._acceptor = Acceptor(listeners, secret, me=b"rendezvous", service=service, members=size)
         self._departures: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()  # None stops the server
-        self._bell, self._rope = socket.socketpair()
-        self._bell.setblocking(False)
+        self._wakeup, self._wakeup_in = socket.socketpair()
+        self._wakeup.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._acceptor, selectors.EVENT_READ, self._acceptor)
-        self._selector.register(self._bell, selectors.EVENT_READ, self._bell)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup)
         self._thread = threading.Thread(target=self._run, name="farandole-rendezvous", daemon=True)
         self._thread.start()
 
@@ -112,21 +112,21 @@ class RendezvousServer:
 
     def close(self) -> None:
         """Stop the thread and end all connections; waiting ranks get a `RendezvousError`."""
-        self._pull(None)
+        self._post(None)
         self._thread.join()
-        self._rope.close()
+        self._wakeup_in.close()
 
     def depart(self, rank: int, reason: str) -> None:
-        """Fail all waits for `rank`, now and later, at once; any thread may call this.
+        """Fail all rounds that wait for `rank`, now and until a newer generation begins; any thread may call this.
 
-        Holds until a newer generation begins; does nothing once the server is closed."""
-        self._pull((rank, reason))
+        Does nothing once the server is closed."""
+        self._post((rank, reason))
 
-    def _pull(self, departure: tuple[int, str] | None) -> None:
+    def _post(self, departure: tuple[int, str] | None) -> None:
         self._departures.put(departure)
         # The pair of sockets may be closed already.
         with contextlib.suppress(OSError):
-            self._rope.send(b"x")
+            self._wakeup_in.send(b"x")
 
     def _run(self) -> None:
         try:
@@ -135,17 +135,17 @@ class RendezvousServer:
         except Exception:
             log.exception("the rendezvous at %s has failed", self.address)
         finally:
-            # Waiting ranks read the end of their connections.
-            for caller in [*self._callers.values(), *self._lines.values()]:
+            # Waiting ranks see the end of their connections.
+            for caller in [*self._callers.values(), *self._lifelines.values()]:
                 caller.sock.close()
             self._acceptor.close()
-            self._bell.close()
+            self._wakeup.close()
             self._selector.close()
 
     def _handle_events(self) -> bool:
         """Wait for events and handle them; return True if the server must stop."""
         for key, _ in self._selector.select(self._seconds_to_wait()):
-            if key.data is self._bell:
+            if key.data is self._wakeup:
                 if self._note_departures():
                     return True
                 continue
@@ -153,8 +153,8 @@ class RendezvousServer:
                 continue
             if key.data.ticket in self._callers:
                 self._serve(key.data)
-            elif key.data.ticket in self._lines:
-                self._read_line(key.data)
+            elif key.data.ticket in self._lifelines:
+                self._read_lifeline(key.data)
         for admitted in self._acceptor.poll():
             self._begin(admitted)
         now = time.monotonic()
@@ -169,7 +169,7 @@ class RendezvousServer:
 
     def _note_departures(self) -> bool:
         """Note departed ranks; return True if the server must stop."""
-        self._bell.recv(4096)
+        self._wakeup.recv(4096)
         with contextlib.suppress(queue.Empty):
             while (departure := self._departures.get_nowait()) is not None:
                 self._answer(self._meeting.depart(*departure))
@@ -205,10 +205,10 @@ class RendezvousServer:
             self._refuse(caller, str(error))
             return
         if not more and not caller.inbox and not caller.waits:
-            self._forget(caller)  # a rank that has tried this address
+            self._forget(caller)  # a rank that only tested whether it reaches this address
             return
         if not more or caller.waits:
-            self._refuse(caller, "it hung up" if not more else "it spoke out of turn")
+            self._refuse(caller, "it hung up" if not more else "it sent data while it waited")
             return
         caller.inbox += more
         if len(caller.inbox) == caller.wanted:
@@ -219,9 +219,9 @@ class RendezvousServer:
     def _advance(self, caller: _Caller, data: bytes | None) -> None:
         """Continue the conversation with `data` (None: begin it) until it needs more input."""
         try:
-            wish = next(caller.steps) if data is None else caller.steps.send(data)
-            assert isinstance(wish, int)  # the answer comes later, by `_answer`
-            caller.wanted = wish
+            wanted = next(caller.steps) if data is None else caller.steps.send(data)
+            assert isinstance(wanted, int)  # `_answer` sends the answer later
+            caller.wanted = wanted
         except StopIteration as done:
             self._arrive(caller, *done.value)
         except FarandoleError as error:
@@ -247,34 +247,35 @@ class RendezvousServer:
             caller.deadline = time.monotonic() + SPEAK_SECONDS
             self._flush(caller)
 
-    def _read_line(self, line: _Caller) -> None:
-        """Read the goodbye of a rank that stayed connected, or report its death to the others."""
+    def _read_lifeline(self, lifeline: _Caller) -> None:
+        """Read the goodbye of a rank that stayed connected, or else report its death to the others."""
         try:
-            said = line.sock.recv(1)
+            received = lifeline.sock.recv(1)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        self._close_line(line)
-        if said != GOODBYE:
-            assert line.who is not None
-            self._report_death(line.who)
+            received = b""
+        self._close_lifeline(lifeline)
+        if received != GOODBYE:
+            assert lifeline.who is not None
+            self._report_death(lifeline.who)
 
     def _report_death(self, lost: Caller) -> None:
-        """Report the death of `lost` to the ranks that are connected now or later."""
+        """Report the death of `lost` to the ranks that stay connected, and to those that connect later."""
         reason = f"rank {lost.rank} has ended while the ranks connected"
         frame = write_answer(RendezvousError(reason, missing=(lost.rank,)))
-        for line in [each for each in self._lines.values() if each.who and each.who.generation == lost.generation]:
+        others = [each for each in self._lifelines.values() if each.who and each.who.generation == lost.generation]
+        for lifeline in others:
             # The kernel has room for these few hundred bytes, unless the rank does not read at all.
             with contextlib.suppress(OSError):
-                line.sock.send(FRAME_LENGTH.pack(len(frame)) + frame)
+                lifeline.sock.send(FRAME_LENGTH.pack(len(frame)) + frame)
         if lost.generation == self._meeting.generation:
             self._answer(self._meeting.depart(lost.rank, reason))
 
-    def _close_line(self, line: _Caller) -> None:
-        del self._lines[line.ticket]
-        self._selector.unregister(line.sock)
-        line.sock.close()
+    def _close_lifeline(self, lifeline: _Caller) -> None:
+        del self._lifelines[lifeline.ticket]
+        self._selector.unregister(lifeline.sock)
+        lifeline.sock.close()
 
     def _flush(self, caller: _Caller) -> None:
         try:
@@ -290,7 +291,7 @@ class RendezvousServer:
             self._forget(caller)
             return
         if caller.answered:
-            self._lines[caller.ticket] = self._callers.pop(caller.ticket)
+            self._lifelines[caller.ticket] = self._callers.pop(caller.ticket)
         self._selector.modify(caller.sock, selectors.EVENT_READ, caller)
 
     def _refuse(self, caller: _Caller, why: str) -> None:
