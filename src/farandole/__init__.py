@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    # PEP 562: `run` brings the launcher and cloudpickle along, which most imports of this package never use.
+    # PEP 562: `run` imports the launcher and cloudpickle, which most users of this package never need.
     if name == "run":
         from farandole.launch.run import run
 

@@ -1,4 +1,4 @@
-"""Settings: names, kinds, defaults, checks. An argument comes before FARANDOLE_X, HOROVOD_X and the default."""
+"""Settings: names, kinds, defaults, checks. An argument wins over FARANDOLE_X, HOROVOD_X and the default."""
 
 import difflib
 import logging
@@ -20,7 +20,7 @@ FABRICS = ("auto", "tcp", "mpi")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 ROUTES = ("auto", "nccl", "host")  # of tensors on GPUs
 _CHOICES: Mapping[str, Sequence[str]] = {"fabric": FABRICS, "level": LOG_LEVELS, "route": ROUTES}
-# Horovod's names for its own connections, never MPI, and for tensors on GPUs by way of MPI in host memory.
+# Horovod's "gloo" is its own connections, without MPI; its "mpi" for tensors on GPUs goes through host memory.
 _CHOICE_OF = {("fabric", "gloo"): "tcp", ("route", "mpi"): "host"}
 
 Value: TypeAlias = int | float | bool | str | timedelta | None
@@ -66,7 +66,7 @@ def _about(topic: str, kind: str, text: str, *horovod: str) -> dict[str, object]
 
 
 def _route(operation: str, meaning: str) -> Any:
-    """Return the field of the route that these operations take on GPUs."""
+    """Return the field for the route that `operation` takes on GPUs."""
     about = _about("network", "route", meaning, f"HOROVOD_GPU_{operation}", "HOROVOD_GPU_OPERATIONS")
     return field(default="auto", metadata=about)
 

@@ -2,27 +2,27 @@
 
 FarandoleError
 ├── ConfigError (ValueError)                    a setting is wrong, before anything started
-├── MissingExtra (ModuleNotFoundError)          a package is not installed: the extra that brings it
+├── MissingExtra (ModuleNotFoundError)          a package is not installed: the extra that installs it
 ├── RendezvousError                             ranks did not meet: the missing ranks, the address
 │   └── AuthenticationError                     a peer could not prove membership of this job
 ├── RankFailed (RuntimeError)                   a rank's function or process failed: its traceback and last lines
-├── SlotsError (ValueError)                     more ranks than the cluster has room for
-│   └── SlotsTimeout (TimeoutError)             it was waited for, and the room did not come in time
+├── SlotsError (ValueError)                     more ranks than slots
+│   └── SlotsTimeout (TimeoutError)             more slots did not become free in time
 ├── HostsError (OSError)                        hosts that cannot be used: the reason of each
 ├── PicklingError (TypeError)                   an object cannot be sent to the ranks; its path
 ├── DataError (ValueError)                      a column cannot be read as asked
 ├── SourceError (ValueError)                    a file or folder of the data cannot be read as it was planned
 ├── CacheError (OSError)                        the local cache cannot be written
-├── TraceError (ValueError)                     a file is no timeline, or is damaged at a place
+├── TraceError (ValueError)                     a file is not a timeline, or is damaged; the place
 ├── CollectiveError                             an operation failed; carries `name`
 │   ├── InvalidRequest (ValueError)             refused at the call: dtype, contiguity, duplicate name, root, ...
 │   │   └── UnsupportedReduction (RuntimeError) the operation has no such reduction
 │   ├── MismatchError *                         ranks asked for different things
-│   ├── JoinedError *                           it needs data of a rank that has joined
+│   ├── JoinedError *                           the operation needs data of a rank that has joined
 │   ├── FabricError *                           the library that carries the data, such as MPI, has failed
 │   ├── CollectiveTimeout (TimeoutError) *      the missing ranks, the time waited
 │   └── PeerLost (ConnectionError) *            carries `rank`; the others can go on in a new generation
-└── HorovodInternalError (RuntimeError)         * for Horovod's programs: not this call but the job failed
+└── HorovodInternalError (RuntimeError)         base of *, for Horovod's programs: the job failed
     ├── NotInitializedError (ValueError)        rank(), size(), ... before init()
     └── EngineClosed                            submitted after shutdown, or after the failure it names
 
@@ -89,7 +89,7 @@ class FarandoleError(Exception):
     """Base of all errors of farandole."""
 
     def __init__(self, *fields: object) -> None:
-        # OSError, a base of some subclasses, would read (errno, strerror) out of its arguments.
+        # OSError, a base of some subclasses, would take (errno, strerror) from its arguments.
         super().__init__()
         self.args = fields
 
@@ -110,7 +110,7 @@ class ConfigError(FarandoleError, ValueError):
 
 
 class MissingExtra(FarandoleError, ModuleNotFoundError):
-    """`module` needs the package `title`, which is not installed; farandole's `extra` brings it."""
+    """`module` needs the package `title`, which is not installed; the extra `extra` of farandole installs it."""
 
     def __init__(self, module: str, title: str, extra: str, package: str) -> None:
         super().__init__(module, title, extra, package)
@@ -121,7 +121,7 @@ class MissingExtra(FarandoleError, ModuleNotFoundError):
 
 
 class RendezvousError(FarandoleError):
-    """The ranks `missing` did not come to the rendezvous at `where`."""
+    """The rendezvous at `where` failed; `missing` are the ranks that did not arrive, if any."""
 
     def __init__(self, problem: str, missing: Iterable[int] = (), where: str = "") -> None:
         self.problem, self.missing, self.where = problem, tuple(missing), where
@@ -149,7 +149,7 @@ class AuthenticationError(RendezvousError):
 class RankFailed(FarandoleError, RuntimeError):
     """The function or the process of rank `rank` failed; holds its traceback and its last lines of output.
 
-    `earlier` has one text for each attempt before the one that failed for good."""
+    `earlier` has one text for each attempt before the last one."""
 
     def __init__(
         self, rank: int, reason: str, traceback: str = "", tail: Sequence[str] = (), earlier: Sequence[str] = ()
@@ -188,7 +188,7 @@ class SlotsTimeout(SlotsError, TimeoutError):
 
     def __init__(self, wanted: int, available: int, where: str) -> None:
         super().__init__(wanted, available, where)
-        self.args = (wanted, available, where)  # an OSError keeps two
+        self.args = (wanted, available, where)  # OSError keeps only two
 
 
 class HostsError(FarandoleError, OSError):
@@ -265,9 +265,9 @@ class TraceError(FarandoleError, ValueError):
 
 
 class HorovodInternalError(FarandoleError, RuntimeError):
-    """The job failed, not the call alone: the class that programs written for Horovod catch.
+    """The job failed, not only this call. Programs written for Horovod catch this class.
 
-    Programs also raise it themselves to restart elastic training from the last commit."""
+    They also raise it themselves to restart elastic training from the last commit."""
 
 
 class NotInitializedError(HorovodInternalError, ValueError):
@@ -290,7 +290,7 @@ class NotInitializedError(HorovodInternalError, ValueError):
 class CollectiveError(FarandoleError):
     """The operation `name` failed.
 
-    Errors number ranks as the job does; `process_set` names the set if the operation was not among all ranks."""
+    Ranks are numbered as in the job. `process_set` names the process set; it is empty for all ranks."""
 
     process_set = ""
 
@@ -313,7 +313,7 @@ class UnsupportedReduction(InvalidRequest, RuntimeError):
 
 
 class MismatchError(CollectiveError, HorovodInternalError):
-    """Ranks submitted different requests under one name: `what` differs, `asked` has each rank's."""
+    """Ranks submitted different requests under one name: they differ in `what`; `asked` has each rank's value."""
 
     def __init__(self, name: str, asked: Mapping[int, str], what: str) -> None:
         self.asked, self.what = dict(asked), what
@@ -323,22 +323,22 @@ class MismatchError(CollectiveError, HorovodInternalError):
             if what == "device"
             else f"use {one} {what} on every rank"
         )
-        super().__init__(name, f"{what} {differs} between ranks ({self._each()}); {remedy}")
+        super().__init__(name, f"{what} {differs} between ranks ({self._spell_values()}); {remedy}")
         self.args = (name, self.asked, what)
 
-    def _each(self) -> str:
-        ranks_by_wish: dict[str, list[int]] = {}
-        for rank, wish in sorted(self.asked.items()):
-            ranks_by_wish.setdefault(wish, []).append(rank)
-        return "; ".join(f"{spell_ranks(ranks)}: {wish}" for wish, ranks in ranks_by_wish.items())
+    def _spell_values(self) -> str:
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, value in sorted(self.asked.items()):
+            ranks_by_value.setdefault(value, []).append(rank)
+        return "; ".join(f"{spell_ranks(ranks)}: {value}" for value, ranks in ranks_by_value.items())
 
 
 class JoinedError(CollectiveError, HorovodInternalError):
-    """The operation needs data from, or for, a rank that has called `join`, and would lose it."""
+    """The operation needs data from a rank that has called `join`, or would lose data meant for that rank."""
 
 
 class FabricError(CollectiveError, HorovodInternalError):
-    """The library that carries the data, such as MPI, has failed; `problem` has its words."""
+    """The library that carries the data, such as MPI, has failed; `problem` has its message."""
 
 
 class CollectiveTimeout(CollectiveError, HorovodInternalError, TimeoutError):
@@ -369,7 +369,7 @@ class PeerLost(CollectiveError, HorovodInternalError, ConnectionError):
 class EngineClosed(HorovodInternalError):
     """An operation was submitted after shutdown, or after the failure in `reason`.
 
-    `process_set` names the set whose engine it is, if it is not that of all ranks."""
+    `process_set` names the process set of the engine; it is empty for all ranks."""
 
     process_set = ""
 

@@ -41,11 +41,11 @@ class EventFile:
         self._write(_STEP + _varint(step) + _SUMMARY + _sized(summary))
 
     def flush(self) -> None:
-        """Make what was added so far readable."""
+        """Write all scalars added so far to the file."""
         self._file.flush()
 
     def close(self) -> None:
-        """Flush and close; nothing can be added any more."""
+        """Flush and close the file; no scalars can be added afterwards."""
         self._file.close()
 
     def __enter__(self) -> Self:

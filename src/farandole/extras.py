@@ -1,4 +1,4 @@
-"""Imports of packages that an extra of farandole brings."""
+"""Imports of packages that an extra of farandole installs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from farandole.errors import MissingExtra
 
 __all__ = ["importing"]
 
-# Package: its title, and the extras that bring it.
+# By package: its title, and the extras that install it.
 _EXTRAS = {
     "PIL": ("Pillow", "images"),
     "deltalake": ("deltalake", "delta"),

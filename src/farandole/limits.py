@@ -1,4 +1,4 @@
-"""Limits on processes, threads and open files, as errors that name the limit."""
+"""Errors that name an exceeded limit on processes, threads or open files."""
 
 import contextlib
 import errno
@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 
 __all__ = ["naming_process_limit", "require_open_files"]
 
-SPARE = 64  # open files beside those that are asked for
+SPARE = 64  # open files that a process needs besides the requested ones
 
 
 @contextlib.contextmanager
 def naming_process_limit(error_of: Callable[[str], Exception]) -> Iterator[None]:
-    """Raise `error_of(problem)` when the system refuses the block a thread or process; `problem` has the remedy."""
+    """Raise `error_of(problem)` if the system refuses a thread or process in the block; `problem` has the remedy."""
     try:
         yield
     except (OSError, RuntimeError) as error:
-        # Python's threads, and native ones and processes.
+        # RuntimeError for threads of Python; EAGAIN for native threads and for processes.
         refused = "can't start new thread" in str(error) or getattr(error, "errno", None) == errno.EAGAIN
         if not refused:
             raise
@@ -30,9 +30,9 @@ def naming_process_limit(error_of: Callable[[str], Exception]) -> Iterator[None]
 
 
 def require_open_files(more: int, purpose: str, error_of: Callable[[str], Exception]) -> None:
-    """Raise `error_of(problem)` unless this process may open `more` files, and some for itself; `problem` names both.
+    """Raise `error_of(problem)` unless this process may open `more` files besides its own.
 
-    `purpose` is what needs them, as "1000 ranks"."""
+    `problem` names the number needed and the limit. `purpose` says what needs the files, such as "1000 ranks"."""
     most, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], more + max(SPARE, len(os.listdir("/proc/self/fd")))
     if 0 <= most < needed:
         raise error_of(f"{purpose} need {needed} open files in this process, which may have {most}; raise ulimit -n")

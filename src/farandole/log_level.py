@@ -15,10 +15,10 @@ LEVELS: Mapping[str, int] = dict(
 
 
 def show_messages(config: Config) -> None:
-    """Let this process show the package's messages from `config.log_level` on.
+    """Set the level of the package's logger to `config.log_level`.
 
-    They go where the program's own logging sends them, or to stderr if it has set up none. At the default level nothing
-    is changed: Python shows warnings without it, and the program decides about the rest."""
+    Messages go to the handlers of the program's own logging, or to stderr if it has none. The default level changes
+    nothing: Python shows warnings anyway, and the program decides about the rest."""
     if config.log_level == Config().log_level:
         return
     package = logging.getLogger("farandole")

@@ -1,4 +1,4 @@
-"""Masking of secrets in texts for people: credentials in URLs, signed queries, options of file systems."""
+"""Masking of secrets in messages: credentials in URLs, signed queries, options of file systems."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,8 @@ _NAMES = (
 )
 _NAME = re.compile(_NAMES, re.IGNORECASE)
 
-# scheme://user:password@host. Keys hold slashes that should have been quoted: then up to the last "@" of the word.
-# Without a scheme too: file systems strip it from paths.
+# scheme://user:password@host, also without the scheme, which file systems strip from paths. Keys may hold slashes that
+# should have been quoted; then the match extends to the last "@" of the word.
 _USER = re.compile(r"""(?:(://)[^\s/:@?#'"]*:|(?:^|(?<=[\s'"(\[]))[^\s/:@?#'"]*:(?!:|//))(?:[^\s/?#'"]*@|[^\s'"]*@)""")
 _QUERY = re.compile(rf"""((?:^|[?&;#]){_NAMES}=)[^\s&;#'"<>]*""", re.IGNORECASE)
 _OPTION = re.compile(rf"""((?<![\w.-])(['"]?){_NAMES}\2\s*[:=]\s*)(['"])(?:(?!\3).)*\3""", re.IGNORECASE)
@@ -25,9 +25,9 @@ _LEAST_LENGTH = 6
 
 
 def mask(text: str, *secrets: str) -> str:
-    """Return `text` with `***` for credentials in URLs, values of queries and options that hold secrets.
+    """Return `text` with `***` in place of credentials in URLs and of secret values in queries and options.
 
-    `secrets` are known ones, which are masked wherever they stand. Masking a masked text changes nothing."""
+    `secrets` are known secrets, which are masked wherever they occur. Masking a masked text changes nothing."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _LEAST_LENGTH:
             text = text.replace(secret, _MASK)
@@ -38,12 +38,12 @@ def mask(text: str, *secrets: str) -> str:
 
 
 def secret_values(options: Mapping[str, object]) -> list[str]:
-    """Return the values of options whose names say that they are secret, those of nested mappings too."""
+    """Return the values of options that have the name of a secret, in nested mappings too."""
     return list(_values(options))
 
 
 def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
-    """Return `options` without those whose names say that they are secret, in nested mappings too."""
+    """Return `options` without those that have the name of a secret, in nested mappings too."""
     kept = {name: value for name, value in options.items() if not _NAME.fullmatch(str(name))}
     return {name: without_secrets(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 

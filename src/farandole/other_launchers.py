@@ -26,18 +26,18 @@ _SIZES = {
     "WORLD_SIZE": "torchrun, or a launcher like it,",
 }
 _MPI = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
-_OURS = {"HOROVOD_": "HOROVOD_RANK", "WORLD_": "RANK"}  # prefixes of a size, and the rank that goes with it
+_OURS = {"HOROVOD_": "HOROVOD_RANK", "WORLD_": "RANK"}  # prefix of the size's variable: the rank's variable
 _SPECIAL_STEPS = 0xFFFFFFF0  # slurm.h: larger numbers are batch scripts and interactive shells, not srun's steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherLaunch:
-    """A launch of several processes: the launcher, the variable that shows it, and the way in which they can meet."""
+    """A launch of several processes: the launcher, the variable that shows it, and how the processes can meet."""
 
     launcher: str
     variable: str
     value: int
-    size: int | None  # None: the launcher gives each process its rank alone
+    size: int | None  # None: the launcher tells each process only its rank
     way: Way = ""
 
     def __str__(self) -> str:
@@ -54,14 +54,14 @@ def find_other_launch(env: Mapping[str, str] | None = None) -> OtherLaunch | Non
 
 
 def note_launches(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that lists the launches around a rank's own launcher: they are not the rank's."""
+    """Return a variable that lists the launches around a rank's own launcher, so that the rank ignores them."""
     return {OUTER: " ".join(f"{each.variable}={each.value}" for each in _launches(env))}
 
 
 def refuse_other_launch(env: Mapping[str, str] | None = None, *, rank: int = 0, size: int = 1) -> None:
     """Raise `ConfigError` when another launcher has started several processes as rank `rank` of `size`.
 
-    Each of them would be that rank, of a job of its own."""
+    Each process would run as that rank, in a separate job."""
     env = os.environ if env is None else env
     known = env.get(OUTER, "").split()
     # Farandole's launchers set these, too. Another launcher within a rank changes the size, or the rank.

@@ -43,13 +43,13 @@ IGNORED_VARIABLES: Mapping[str, str] = {
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": "ranks exchange whole shards",
 }
 
-# Those that ask for what is the case anyway. Nothing is said of them.
+# Variables that request what farandole always does; they are ignored without a warning.
 NEEDLESS_VARIABLES: Mapping[str, str] = {"HOROVOD_DYNAMIC_PROCESS_SETS": "process sets are always dynamic"}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of `horovodrun` that take `values` words each, and the reason why they do nothing or are refused."""
+    """Options of `horovodrun` that take `values` words each, and why they are ignored or refused."""
 
     why: str
     flags: tuple[str, ...]
@@ -77,7 +77,7 @@ REFUSED_OPTIONS: Sequence[Options] = (
     Options("ranks are started by ssh, not by jsrun; name the job's hosts with -H", ("--jsrun",)),
 )
 
-# Arguments of `horovod.run`; None, their default, asks for nothing.
+# Arguments of `horovod.run`; None, their default, causes neither a warning nor an error.
 IGNORED_ARGUMENTS: Mapping[str, str] = {
     "disable_cache": "there are no checks to cache",
     "use_gloo": "ranks connect without MPI unless use_mpi asks for it",
@@ -101,7 +101,7 @@ IGNORED_PARAMS: Mapping[str, str] = {
     "tensorflow_dataset_prefetch_buffer_size": "no TensorFlow dataset is made",
 }
 
-# Arguments of Petastorm's readers. Programs pass the ignored ones, which have nothing to change here.
+# Arguments of Petastorm's readers. The ignored ones are accepted, because programs pass them, and have no effect.
 IGNORED_READER_ARGUMENTS: Sequence[str] = (
     "pyarrow_serialize",
     "results_queue_size",
@@ -126,7 +126,7 @@ _ELASTIC_MODULES = """
 torch.elastic torch.elastic.sampler torch.elastic.state tensorflow.elastic tensorflow.keras.elastic keras.elastic
 common.elastic runner.elastic
 """
-# Those for which `compat.answers` names a module of ours are absent until that module exists.
+# A module for which `compat.answers` names one of farandole is absent only until that one exists.
 _RUNNER_UTIL = {
     "codec": "pickle with cloudpickle, and encode with base64",
     "config_parser": "set FARANDOLE_ variables, or give the arguments of farandole.run",

@@ -28,7 +28,7 @@ __all__ = [
     "own_addresses",
 ]
 
-CONTROL_DEGREE = 8  # hosts below a host: three hops reach 585 hosts
+CONTROL_DEGREE = 8  # children of a host in the control tree: three hops reach 585 hosts
 
 _GLOBAL = "00"  # the scope of an address in /proc/net/if_inet6
 _UNUSABLE = 0x48  # IFA_F_TENTATIVE | IFA_F_DADFAILED of linux/if_addr.h
@@ -111,7 +111,7 @@ def host_identity() -> str:
     try:
         memory = os.stat("/dev/shm").st_dev
     except FileNotFoundError:
-        memory = 0  # the ranks' memory has no name, and needs no such folder
+        memory = 0  # the segment has no name and does not need the folder
     name = socket.gethostname()
     digest = hashlib.sha256(f"{boot} {network} {memory} {name}".encode()).hexdigest()
     return f"{name}#{digest[:12]}"
@@ -132,9 +132,9 @@ def interface_address(interface: str) -> str:
 
 def interface_addresses(interface: str) -> list[str]:
     """Return the addresses that listeners bind for `interface`: an IP address, the name of a network interface, or a
-    list of them with commas, of which the host needs to have one.
+    list of them with commas, of which this host must have at least one.
 
-    A single address is taken as it is. Raises `ConfigError` naming the host's interfaces when it has none of them."""
+    A single address is not checked. Raises `ConfigError` naming the host's interfaces if it has none of the list."""
     names = interface_names(interface)
     found: list[str] = []
     errors: list[ConfigError] = []
@@ -178,7 +178,7 @@ def _require_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of this host's interface whose first IPv4 address, or one of whose IPv6 addresses, is this one;
+    """Return the name of this host's interface that has `address` as its first IPv4 address or as an IPv6 address;
     None if there is none."""
     wanted = ipaddress.ip_address(address)
     for _, name in socket.if_nameindex():
@@ -189,7 +189,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _ipv6_addresses() -> list[tuple[ipaddress.IPv6Address, str]]:
-    """Return this host's IPv6 addresses that can be used, but those of one link alone, and their interfaces."""
+    """Return this host's usable IPv6 addresses, without link-local ones, and their interfaces."""
     found = []
     with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
         for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
@@ -202,7 +202,7 @@ def _ipv6_addresses() -> list[tuple[ipaddress.IPv6Address, str]]:
 def own_addresses() -> list[str]:
     """Return this host's addresses: of the loopback interface first, then of each interface IPv4 before IPv6.
 
-    Addresses of one link alone (fe80::) are left out, because a name of an interface belongs to them."""
+    Link-local addresses (fe80::) are left out, because they are valid only with the name of an interface."""
     found = [loopback_address()]
     for _, name in socket.if_nameindex():
         with contextlib.suppress(ConfigError):  # it has none
@@ -213,7 +213,7 @@ def own_addresses() -> list[str]:
 
 
 def loopback_address() -> str:
-    """Return the address by which processes of this machine reach each other: 127.0.0.1, or ::1 where that is all.
+    """Return the address by which processes of this machine reach each other: 127.0.0.1, or ::1 if it has no IPv4.
 
     Raises `ConfigError` when the loopback interface is down or has neither."""
     problems = []
@@ -252,7 +252,7 @@ class JobEnvironment:
 
     @classmethod
     def read(cls, env: Mapping[str, str] | None = None) -> Self | None:
-        """Read the job's variables from `env` (default: `os.environ`); return None if no launcher of ours has set them.
+        """Read the job's variables from `env` (default: `os.environ`); return None if no launcher has set them.
 
         Raises `ConfigError` if only some of them are set, or one is invalid."""
         env = os.environ if env is None else env
@@ -261,7 +261,7 @@ class JobEnvironment:
         if len(missing) == len(needed):
             return None
         if "FARANDOLE_RANK" in missing and env.get("JOB_COMPLETION_INDEX"):
-            return None  # the pods of an Indexed Job share the others, see bootstrap/indexed_job.py
+            return None  # an Indexed Job sets the others in all of its pods, see bootstrap/indexed_job.py
         if missing:
             raise ConfigError(missing[0], f"is not set, though {_others(needed, missing)} is; let a launcher set all")
         try:
@@ -291,7 +291,7 @@ class JobEnvironment:
     def write(self, torch_store: tuple[str, int] | None = None) -> dict[str, str]:
         """Return the variables for the rank's process: farandole's, and Horovod's, which user scripts read.
 
-        With `torch_store`, a host and a port on which rank 0 can listen, also those of torch.distributed."""
+        With `torch_store`, a host and a port on which rank 0 can listen, add those of torch.distributed."""
         places = {"RANK": self.rank, "SIZE": self.size}
         for name in _PLACES:
             value: int | None = getattr(self, name)
