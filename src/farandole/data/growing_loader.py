@@ -1,4 +1,4 @@
-"""Batches of rows that are still arriving: every row once, equal steps on all ranks, resumable."""
+"""Loader of rows that are still arriving: every row once, equal steps on all ranks, resumable."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,13 +25,14 @@ _KEYS = {"loader", "generation", "files", "version", "format", "last", "seen", "
 class GrowingLoader(Loader):
     """Batches for rank `rank` of `size` of files that are still being written: `for batch in loader`, until they end.
 
-    As `Loader`, with these differences. Rows come once. The files that have arrived when the ranks need rows are a
-    generation: rank 0 lists them, all ranks read them as an epoch of their own, and then look for the next ones.
-    `policy` holds for the last step of each generation; "drop" is refused. `wrap` makes the source to read from that of
-    each generation: a cache, or a choice of rows. `state` is one to go on from. Several ranks need `gather`.
+    Works as `Loader`, with these differences. Each row comes once. The files that have arrived when the ranks need rows
+    are a generation: rank 0 lists them, all ranks read them as one epoch, and then rank 0 lists the next ones. `policy`
+    applies to the last step of each generation; "drop" is refused. `wrap` makes the source to read from the source of
+    each generation: a cache, or a choice of rows. `state` is a state to continue from. Several ranks need `gather`.
 
-    Making a loader and iterating over it block while there is nothing to read, up to `growing.patience` seconds; then,
-    and for files that changed, they raise `SourceError`. Raises `DataError` for columns that change, or without a row.
+    Making a loader and iterating over it block while there is nothing to read, up to `growing.patience` seconds. Then
+    they raise `SourceError`, as for files that changed. Raises `DataError` if columns change, or if the data ends
+    without a row.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class GrowingLoader(Loader):
             raise ConfigError("gather", "is needed: rank 0 lists the files for all ranks; hvd.allgather_object is one")
         self._growing, self._wrap, self._rank, self._gather = growing, wrap, rank, gather
         self._seen, self._arrived = Seen(), Arrived((), NO_VERSION, "", False)
-        self._generation, self._said_columns = -1, ""
+        self._generation, self._known_columns = -1, ""
         source = self._opened_next() if state is None else self._opened_at(state)
         if source is None:
             raise DataError("", f"{growing} has ended without a row")
@@ -79,7 +80,7 @@ class GrowingLoader(Loader):
 
     @property
     def rows(self) -> int:
-        """Rows of this generation, of all ranks together."""
+        """The number of rows of this generation, on all ranks together."""
         return super().rows
 
     @property
@@ -88,11 +89,11 @@ class GrowingLoader(Loader):
         return super().epoch
 
     def __len__(self) -> int:
-        """Raise `TypeError`: more may come."""
+        """Raise `TypeError`: more rows may arrive."""
         raise TypeError("the number of steps is not known while data is arriving")
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches that are left; blocks while nothing new has come."""
+        """Yield the remaining batches; blocks while no new files have arrived."""
         while True:
             if self._epoch == self._generation:
                 yield from super().__iter__()
@@ -103,12 +104,12 @@ class GrowingLoader(Loader):
             self._prepare(self._gather)
 
     def set_epoch(self, epoch: int) -> None:
-        """Raise `ConfigError` for any generation but this one: rows that were read do not come again."""
+        """Raise `ConfigError` for any generation but the current one: rows are read once."""
         if epoch != self._epoch:
             raise ConfigError("epoch", "cannot be chosen while data is arriving; open all of it with Loader")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last batch that was taken; the same on every rank.
+        """Return the state after the last yielded batch; the same on every rank.
 
         It can be written as JSON. It names the files of the generation, and takes 16 bytes for each earlier file."""
         return {
@@ -119,13 +120,13 @@ class GrowingLoader(Loader):
             "format": self._arrived.format,
             "last": self._arrived.last,
             "seen": self._seen.numbers(),
-            "columns": self._said_columns,
+            "columns": self._known_columns,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on at the state of another loader over the same data, with any number of ranks and any batch size.
+        """Continue from the state of another loader over the same data, with any number of ranks and any batch size.
 
-        Raises `ConfigError` for other data, `SourceError` for files that are gone."""
+        Raises `ConfigError` for the state of other data, `SourceError` for missing files."""
         source = self._opened_at(state)
         if source is not None:
             self._source = source
@@ -135,20 +136,20 @@ class GrowingLoader(Loader):
     def _prepare(self, gather: Gather | None) -> None:
         super()._prepare(gather)
         found = self._kinds_text()
-        if self._said_columns and self._said_columns != found:
-            problem = f"generation {self._generation} has columns {found}, those before have {self._said_columns}"
+        if self._known_columns and self._known_columns != found:
+            problem = f"generation {self._generation} has columns {found}, those before have {self._known_columns}"
             raise DataError("", problem)
-        self._said_columns = found
+        self._known_columns = found
 
     def _go_to(self, state: Mapping[str, Any] | None) -> None:
-        """Go to the position of a state of this generation, or to the first row."""
+        """Go to the state's position if it is of this generation, else to the first row."""
         if state is not None and state["generation"] == self._generation:
             super().load_state_dict(state["loader"])
         else:
             self._epoch, self._position = self._generation, 0
 
     def _opened_next(self) -> Source | None:
-        """Open the next generation; None if there is none. Blocks until files with rows have come."""
+        """Open the next generation; None if the data has ended. Blocks until files with rows have arrived."""
         began = time.monotonic()
         while not self._arrived.last:
             self._seen.add(self._arrived.files)
@@ -165,19 +166,19 @@ class GrowingLoader(Loader):
         return None
 
     def _opened_at(self, state: Mapping[str, Any]) -> Source | None:
-        """Open the generation of a state, or the next one if that is done."""
+        """Open the generation of a state, or the next one if the state is at its end."""
         if set(state) != _KEYS:
             raise ConfigError("state", f"of a GrowingLoader holds {', '.join(sorted(_KEYS))}, not {', '.join(state)}")
         files = tuple(File(str(path), int(size), str(mark)) for path, size, mark in state["files"])
         self._seen = Seen(state["seen"])
         self._arrived = Arrived(files, int(state["version"]), str(state["format"]), bool(state["last"]))
-        self._generation, self._said_columns = int(state["generation"]), str(state["columns"])
+        self._generation, self._known_columns = int(state["generation"]), str(state["columns"])
         done = state["loader"]["epoch"] > self._generation and not self._arrived.last
         following = self._opened_next() if done else None
         return self._open(self._arrived) if following is None else following
 
     def _agree_on_files(self, began: float) -> Arrived | None:
-        """Return what has come since the last look, the same on all ranks."""
+        """Return the files that have arrived since the last listing, the same on all ranks; None if too few."""
 
         def look() -> list[Arrived]:
             found = self._growing.look(self._seen)

@@ -1,4 +1,4 @@
-"""Ranges of objects in Google Cloud Storage, by gcsfs's session: its credentials, and its repetition of requests."""
+"""Ranges of objects in Google Cloud Storage, by gcsfs's session, which has the credentials and repeats requests."""
 
 import json
 import time
@@ -14,12 +14,12 @@ from farandole.data.row_groups import File
 
 __all__ = ["GsClient"]
 
-_TIMEOUT = 300.0  # seconds for a request, with its repetitions by gcsfs
-_ATTEMPTS = 2  # gcsfs makes six of each
+_TIMEOUT = 300.0  # seconds for a request, including its repetitions by gcsfs
+_ATTEMPTS = 2  # in each, gcsfs sends a request up to six times
 
 
 class GsClient(PagedStore):
-    """Access to buckets. The mark of an object is its generation, which each read asks for."""
+    """Access to buckets. The mark of an object is its generation; each read requests that generation."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = fs
@@ -34,10 +34,10 @@ class GsClient(PagedStore):
         condition = {"ifGenerationMatch": mark} if mark else {}
         try:
             headers, body = self._ask(path, self._fs.url(path), headers={"Range": range_header(span)}, **condition)
-        except FileExistsError as error:  # as gcsfs calls status 412
+        except FileExistsError as error:  # gcsfs raises it for status 412
             raise ChangedFile(f"its generation is no longer {mark}") from error
-        except Exception as error:  # gcsfs has a class of its own
-            if span is None and str(getattr(error, "code", "")) == "416":  # a suffix of an object without bytes
+        except Exception as error:  # gcsfs has an error class of its own
+            if span is None and str(getattr(error, "code", "")) == "416":  # the last bytes of an empty object
                 return Part(0, b"", 0, mark)
             raise
         found = str(headers.get("x-goog-generation", mark))
@@ -62,7 +62,7 @@ class GsClient(PagedStore):
         return [_file(bucket, each) for each in page.get("items", ())], str(page.get("nextPageToken", ""))
 
     def _ask(self, path: str, place: str, **asked: Any) -> tuple[Mapping[str, str], bytes]:
-        """Return headers and body of an answer; raises as `RangeClient.fetch` does, and gcsfs's errors."""
+        """Return headers and body of an answer; raises as `RangeClient.fetch` does, and gcsfs's other errors."""
         from aiohttp import ClientError
 
         began = time.monotonic()
@@ -72,7 +72,7 @@ class GsClient(PagedStore):
             raise FileNotFoundError(path) from error
         except (ClientError, TimeoutError) as error:
             raise PassingFailure(f"{type(error).__name__}: {error}") from error
-        self.flight.answered(began)  # with the body: gcsfs returns no sooner
+        self.flight.answered(began)  # includes the body, as gcsfs returns only after it
         return headers, bytes(body)
 
 

@@ -1,4 +1,4 @@
-"""Iceberg tables: files, rows, bounds and deleted rows of one snapshot, as pyiceberg reads them from the metadata."""
+"""Iceberg tables: files, rows, bounds and deleted rows of one snapshot, which pyiceberg reads from the metadata."""
 
 import hashlib
 import posixpath
@@ -38,13 +38,14 @@ _HINT = "version-hint.text"
 
 
 class IcebergSource(TableSource):
-    """Rows of an Iceberg table at one snapshot: the current one, `snapshot`, or the current one at `timestamp`.
+    """Rows of an Iceberg table at one snapshot: the current one, the one with id `snapshot`, or that of `timestamp`.
 
     `table` is a table of a pyiceberg catalog, or the URL of its folder or of a metadata file. In a folder, the version
-    hint names the metadata file; without a hint it is the file of the highest number, although only a catalog knows
-    whether that was committed. `options` are those of the file system; a catalog's table has its own. Reads metadata,
-    manifests and files of deleted rows. Raises `SourceError` for a folder without a table, a snapshot that is gone, and
-    a feature that is not supported, by its name; `MissingExtra` without pyiceberg.
+    hint names the metadata file. Without a hint it is the file with the highest number, although only a catalog knows
+    whether that one was committed. `timestamp` is UTC if it is naive. `options` are the file system's; a catalog's
+    table has its own. Making a source reads metadata, manifests and files of deleted rows. Raises `SourceError` for a
+    folder without a table, a snapshot that is gone, and a feature that is not supported, which it names; `MissingExtra`
+    without pyiceberg.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class IcebergSource(TableSource):
         self._asked, self._options = table, options
         self._name = table if isinstance(table, str) else ".".join(table.name())
         files, opened = _open(table, options or {})
-        with _telling(self._name, secret_values(options or {})):
+        with _translating(self._name, secret_values(options or {})):
             self._version = _choose(self._name, opened, snapshot, timestamp)
-            # As in pyiceberg: a snapshot that is asked for has its own schema, else it is the table's newest one.
+            # As in pyiceberg, a requested snapshot has its own schema, and the current one has the newest schema.
             newest = snapshot is None and timestamp is None
             scan = opened.scan(snapshot_id=None if newest else self._version)
             self._schema = scan.projection()
@@ -81,12 +82,12 @@ class IcebergSource(TableSource):
         super().__init__(files, data, columns, gone)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out a catalog's table, which may hold connections: copies in other processes read this snapshot."""
+        """Leave out a catalog's table, which may hold connections; a copy in another process reads this snapshot."""
         return self.__dict__ | {"_asked": self._name}
 
     @property
     def version(self) -> int:
-        """The id of the snapshot."""
+        """The id of the snapshot that is read."""
         return self._version
 
     def at(self, version: int) -> "IcebergSource":
@@ -105,7 +106,7 @@ class IcebergSource(TableSource):
             bits = _kept(files, entry, task.delete_files)
             mark = hashlib.sha256(bits.tobytes()).hexdigest()[:16]
         layout = hashlib.sha256(repr([(column.field, column.field_id) for column in columns]).encode()).hexdigest()[:8]
-        # A file is written once, under a name that none had before.
+        # Names of data files are never reused, so path, schema and deleted rows identify the rows.
         file = File(files.place(entry.file_path), entry.file_size_in_bytes, f"{layout} {mark}".strip())
         constants = dict(_identity_partitions(table, entry, columns))
         return DataFile(file, entry.record_count, constants, bits)
@@ -125,8 +126,8 @@ class IcebergSource(TableSource):
 
 
 @contextmanager
-def _telling(name: str, secrets: Sequence[str]) -> Iterator[None]:
-    """Turn errors in the body into a `SourceError`; pyiceberg, catalogs and stores raise classes of their own."""
+def _translating(name: str, secrets: Sequence[str]) -> Iterator[None]:
+    """Turn errors of the body into a `SourceError`; pyiceberg, catalogs and stores have error classes of their own."""
     try:
         yield
     except FarandoleError:
@@ -137,7 +138,7 @@ def _telling(name: str, secrets: Sequence[str]) -> Iterator[None]:
 
 
 def _open(table: "str | Table", options: Mapping[str, object]) -> tuple[Files, "Table"]:
-    """Return the file system of a table, and the table as pyiceberg has it."""
+    """Return the file system of a table, and pyiceberg's object for the table."""
     if not isinstance(table, str):
         return Files(_file_system(table)), table
     from pyiceberg.catalog.noop import NoopCatalog
@@ -147,7 +148,7 @@ def _open(table: "str | Table", options: Mapping[str, object]) -> tuple[Files, "
     from farandole.data.iceberg_io import FsspecIO
 
     files, place = Files.at(table, options), open_url(table, options)[1]
-    with _telling(table, secret_values(options)):
+    with _translating(table, secret_values(options)):
         path = place if place.endswith(".metadata.json") else _newest_metadata(files, table, place)
         io = FsspecIO(files)
         metadata = FromInputFile.table_metadata(io.new_input(path))
@@ -155,7 +156,7 @@ def _open(table: "str | Table", options: Mapping[str, object]) -> tuple[Files, "
 
 
 def _file_system(table: "Table") -> Any:
-    """Return the file system of a catalog's table, with the catalog's credentials."""
+    """Return the file system of a catalog's table, which has the catalog's credentials."""
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
     parts = urlsplit(table.metadata_location)
@@ -171,7 +172,7 @@ def _file_system(table: "Table") -> Any:
 
 
 def _newest_metadata(files: Files, url: str, folder: str) -> str:
-    """Return the metadata file that the folder's hint names, or the one with the highest number."""
+    """Return the metadata file that the folder's version hint names, or the one with the highest number."""
     notes = posixpath.join(folder, "metadata")
     if files.exists(posixpath.join(notes, _HINT)):
         hint = files.content(posixpath.join(notes, _HINT)).decode().strip()
@@ -228,7 +229,7 @@ def _columns(name: str, table: "Table", schema: "Schema") -> list[TableColumn]:
 
 
 def _plain(table: str, column: str, kind: pa.DataType) -> pa.DataType:
-    """Return the type with offsets of 32 bits: a piece of a table does not need more."""
+    """Return the type with 32-bit offsets, which suffice for a piece of a table."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     if pa.types.is_large_string(kind):
@@ -247,7 +248,7 @@ def _plain(table: str, column: str, kind: pa.DataType) -> pa.DataType:
 def _identity_partitions(
     table: "Table", entry: "Entry", columns: Sequence[TableColumn]
 ) -> Iterator[tuple[str, object]]:
-    """Yield columns with the value that the partition gives them in the whole file, which may lack them."""
+    """Yield name and value of each column that the partition makes constant in a file; the file may lack the column."""
     from pyiceberg.transforms import IdentityTransform
 
     by_id = {column.field_id: column for column in columns}
@@ -258,7 +259,7 @@ def _identity_partitions(
 
 
 def _kept(files: Files, entry: "Entry", deletes: Iterable["Entry"]) -> NDArray[np.uint8]:
-    """Return a bit per row of a data file, False for the rows that `deletes` delete."""
+    """Return a bit per row of a data file, False for the rows that the files in `deletes` delete."""
     kept = np.ones(entry.record_count, bool)
     for each in deletes:
         if each.content.name != "POSITION_DELETES":
@@ -289,7 +290,7 @@ def _deletion_vectors(files: Files, place: File, path: str) -> list[pa.ChunkedAr
 
 
 def _type_of(kind: "IcebergType", raw: bytes) -> Any:
-    """Return the type of a bound: of a column that was widened since the file was written, the narrower one."""
+    """Return the type of a bound: the narrower one if the column was widened after the file was written."""
     from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType
 
     if len(raw) == 4 and isinstance(kind, LongType):
@@ -298,9 +299,9 @@ def _type_of(kind: "IcebergType", raw: bytes) -> Any:
 
 
 def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    """Make an array of values as Iceberg holds them: dates are days and times microseconds since 1970."""
+    """Make an array of Iceberg's values, where dates are days and times are microseconds since 1970."""
     whole = all(value is None or isinstance(value, int) for value in values)
     if whole and pa.types.is_temporal(kind):
         return pa.array(values, pa.int32() if pa.types.is_date32(kind) else pa.int64()).cast(kind)
-    # NaN, which some writers take for the greatest value, bounds nothing.
+    # NaN, which some writers record as the greatest value, is no bound.
     return pa.array([value if value == value else None for value in values], kind)

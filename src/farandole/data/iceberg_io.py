@@ -1,4 +1,4 @@
-"""Reading of Iceberg's metadata by pyiceberg through the file system that the data is read with."""
+"""Adapter by which pyiceberg reads an Iceberg table's metadata through the file system that reads the data."""
 
 import io
 from typing import NoReturn
@@ -11,22 +11,22 @@ __all__ = ["FsspecIO"]
 
 
 class FsspecIO(FileIO):
-    """Opens files of `files` for pyiceberg; refuses to write."""
+    """Access of pyiceberg to `files`, for reading only."""
 
     def __init__(self, files: Files) -> None:
         super().__init__({})
         self._files = files
 
     def new_input(self, location: str) -> InputFile:
-        """Return the file at this URL or path."""
+        """Return the file at a URL or path."""
         return _Input(location, self._files)
 
     def new_output(self, location: str) -> OutputFile:
-        """Refuse."""
+        """Raise `PermissionError`."""
         _refuse(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Refuse."""
+        """Raise `PermissionError`."""
         _refuse(str(location))
 
 
@@ -43,9 +43,9 @@ class _Input(InputFile):
         return self._files.exists(self._path)
 
     def open(self, seekable: bool = True) -> InputStream:
-        # Whole: pyiceberg reads metadata from its begin to its end.
+        # Reads the whole file: pyiceberg reads metadata from beginning to end.
         return io.BytesIO(self._files.content(self._path))
 
 
 def _refuse(location: str) -> NoReturn:
-    raise PermissionError(f"{location}: a table is only read here")
+    raise PermissionError(f"{location}: farandole only reads tables")

@@ -13,13 +13,15 @@ __all__ = ["decode_image"]
 
 
 def decode_image(data: bytes, name: str, size: tuple[int, int] | None) -> NDArray[Any]:
-    """Return an image as uint8[height, width, 3], resized to `size` = (height, width); raises `DataError` naming it."""
+    """Return an image as uint8[height, width, 3], resized to `size` = (height, width) if given.
+
+    Raises `DataError` with `name` if it cannot be decoded."""
     with importing(__name__):
         from PIL import Image, UnidentifiedImageError
     try:
         with Image.open(io.BytesIO(data)) as opened:
             if size is not None:
-                opened.draft("RGB", (size[1], size[0]))  # JPEG decodes smaller sizes faster
+                opened.draft("RGB", (size[1], size[0]))  # JPEG decodes faster at a reduced size
             image = opened.convert("RGB")
     except (UnidentifiedImageError, OSError, ValueError) as error:
         raise DataError("image", f"{name} cannot be decoded: {error}") from error

@@ -1,4 +1,4 @@
-"""One rank's batches: every row once per epoch, equal steps on all ranks, resumable."""
+"""Loader of one rank's batches: every row once per epoch, equal steps on all ranks, resumable."""
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -27,34 +27,34 @@ __all__ = ["LANES_BYTES", "ROUND_BYTES", "SMALLER", "Loader"]
 
 log = logging.getLogger(__name__)
 
-# The default window and number of lanes keep a round, which better fits a processor's cache, and one row group of each
-# lane within these; a window of fewer rows would mix badly. In file order a rank's round is as large.
+# Limits for the default window and number of lanes: the bytes of a round, which should fit a processor's cache (in file
+# order, of each rank's part of a round), and the bytes of one row group of each lane.
 ROUND_BYTES = 4 << 20
 LANES_BYTES = 512 << 20
-LEAST_WINDOW = 64
-# Row groups of a lane. Reading one twice is dearer where each is a request.
+LEAST_WINDOW = 64  # rows; a smaller window would mix rows badly
+# Row groups per lane at least. More in remote files, where reading a row group twice costs a request.
 PER_LANE, FAR_PER_LANE = 8, 16
 
 SMALLER = "take a smaller batch_size, or policy='join'"
 
 
 class Loader:
-    """Batches for rank `rank` of `size`: `for batch in loader` yields the rest of an epoch, the next time the next one.
+    """Batches for rank `rank` of `size`. Each `for batch in loader` yields the rest of an epoch; then the next begins.
 
     `policy` decides about the rows that do not fill a last step: "drop" leaves them out, "pad" fills batches up by
     repeating rows, "join" shares them out, so that batches of the last step are smaller, or empty.
-    With `gather`, an all-gather of objects, making a loader, starting an epoch and each step are collective: ranks that
-    see different data, or of which one cannot read it, all raise, before any of them has that step's batch, and with
-    the text of the failure. With `alone` only making the loader is collective: each rank takes batches at its own pace,
-    and its errors are its own. Reading blocks while no row is ready.
-    `seed` stands for that of `reading`, 0 by default. Raises `DataError` for columns and rows, `SourceError` for files,
-    `ConfigError` for settings.
+    With `gather`, an all-gather of objects, making a loader, starting an epoch and each step are collective. If ranks
+    see different data, or one rank cannot read it, all ranks raise with the text of the failure, before any of them has
+    that step's batch. With `alone`, only making the loader is collective: each rank takes batches at its own pace and
+    raises only its own errors. Iterating blocks while no row is ready.
+    `seed` replaces the seed of `reading`, which is 0 by default. Raises `DataError` for columns and rows, `SourceError`
+    for files, `ConfigError` for settings.
     """
 
     _plan: GlobalPlan | LocalPlan
     _order: Order
     _row_bytes: int
-    _fingerprint: int  # stands for the data in a state
+    _fingerprint: int  # identifies the data in a state
 
     def __init__(
         self,
@@ -79,22 +79,22 @@ class Loader:
             self._reading = replace(self._reading, seed=seed)
         self._policy: Policy = policy
         self._asked_columns = columns
-        self._known: dict[RowGroup, pa.Table] = {}  # read already: the first epoch takes it from here
+        self._known: dict[RowGroup, pa.Table] = {}  # read by `_look`; the first epoch uses it
         self._none: Columns | None = None
         self._prepare(gather)
         self._gather = None if alone else gather
-        self._epoch = self._position = 0  # rows that all ranks have visited, or steps of ranks with rows of their own
+        self._epoch = self._position = 0  # position: rows visited by all ranks; in `FeedLoader`, steps
         self._meter: Meter | None = None
         log.info("%s", self)
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Types of the columns, for people: {"pixels": "float[64]"}."""
+        """Descriptions of the columns' types, for logs: {"pixels": "float[64]"}."""
         return {field.name: field.kind for field in self._reader.fields}
 
     @property
     def batch_rows(self) -> int | None:
-        """Rows of each batch; None where batches may have fewer."""
+        """The number of rows of each batch; None if a batch may have fewer."""
         return None if self._policy == "join" else self._batch_size
 
     @property
@@ -103,15 +103,15 @@ class Loader:
         return self._reading.transform is not None
 
     def sample(self) -> Columns:
-        """Return columns of the types and shapes that batches have.
+        """Return columns of the types and shapes of batches, without rows.
 
-        They have no rows, unless a transform makes them: then they are those of the first row group that this rank can
-        read. Reading it is collective where steps are."""
+        With a transform, returns the transformed rows of this rank's first row group instead. Reading it is collective
+        if steps are."""
         return together(self._few_rows, self._gather) if self.transforms else self._no_rows
 
     @property
     def rows(self) -> int:
-        """Rows of an epoch, of all ranks together."""
+        """The number of rows of an epoch, on all ranks together."""
         return self._plan.total
 
     @property
@@ -121,11 +121,11 @@ class Loader:
 
     @property
     def metrics(self) -> Metrics | None:
-        """Speed and waiting of the epoch that was read last; None before the first."""
+        """Speed and waiting of the latest epoch, which may still be running; None before the first."""
         return None if self._meter is None else self._meter.metrics
 
     def __len__(self) -> int:
-        """Return the steps that are left of this epoch, the same number on every rank."""
+        """Return the number of steps that are left in this epoch, the same on every rank."""
         return self._steps_left
 
     @property
@@ -144,34 +144,34 @@ class Loader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches that are left of this epoch; after the last one, the next epoch is due."""
+        """Yield the batches that are left in this epoch; the next iteration begins the next epoch."""
         far = in_flight(self._source) > 0
         if not far:
             together(self._source.check, self._gather)
         meter = self._meter = Meter(self._epoch)
         steps, stride = self._steps_left, self._plan.stride
         batches = self._batches(meter)
-        if far:  # each range is checked, too; the first requests need not wait for the listing
+        if far:  # reading checks each range, too, so the first requests need not wait for the listing
             batches = checked_meanwhile(batches, self._source.check)
         with closing(batches):
             for batch in in_step(batches, self._gather, self._row_bytes * self._batch_size):
                 meter.steps += 1
                 meter.rows += batch.rows
-                # Before the batch is given out: a state that is saved then counts it as done.
+                # Moved before the batch is yielded: a state that is saved while it is used counts it as done.
                 self._position += stride
                 if meter.steps == steps:
                     self._finish(meter.metrics)
                 yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first row of this epoch; in the epoch that is under way, stay at its position."""
+        """Go to the first row of epoch `epoch`; keep the position if it is the current epoch."""
         if epoch < 0:
             raise ConfigError("epoch", f"must be >= 0, got {epoch}")
         if epoch != self._epoch:
             self._epoch, self._position = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the state after the last batch that was taken; the same on every rank."""
+        """Return the state after the last yielded batch; the same on every rank."""
         return State(
             epoch=self._epoch,
             visited=self._position,
@@ -183,10 +183,11 @@ class Loader:
         ).as_dict()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on at the state of another loader over the same data, with any number of ranks and any batch size.
+        """Continue from the state of another loader over the same data, with any number of ranks and any batch size.
 
-        Takes the order from the state: seed, lanes and window. If the state has another version of the table, all ranks
-        open that one together. Raises `ConfigError` for other data, `SourceError` for a version that is gone."""
+        Uses the order of the state: seed, lanes and window. If the state has another version of the table, all ranks
+        open that one together. Raises `ConfigError` for the state of other data, `SourceError` for a version that is
+        gone."""
         found = State.of(state)
         if found.version != version_of(self._source):
             self._source = together(lambda: at_version(self._source, found.version), self._gather)
@@ -208,7 +209,7 @@ class Loader:
             self._epoch, self._position = found.epoch + 1, 0
 
     def _prepare(self, gather: Gather | None) -> None:
-        """Plan columns, order and steps, with the other ranks."""
+        """Plan columns, order and steps; collective with `gather`."""
         if self._size > 1 and is_own(self._source):
             raise ConfigError("source", "has the rows of this rank alone, which others cannot read; use FeedLoader")
         source = self._source = same_version(self._source, gather)
@@ -217,7 +218,7 @@ class Loader:
         asked, rows = self._reading, rows_in(self._source.row_groups)
         nbytes = self._source.nbytes(self._columns)
         self._row_bytes = max(1, nbytes // max(1, int(rows.sum())))
-        # In file order each rank takes a stretch of its own; a shuffled order does not depend on the number of ranks.
+        # In file order there is one lane per rank; a shuffled order does not depend on the number of ranks.
         per_lane = FAR_PER_LANE if in_flight(source) else PER_LANE
         chosen = choose_lanes(rows, nbytes, most_bytes=LANES_BYTES, per_lane=per_lane) if asked.shuffle else self._size
         lanes = asked.lanes or chosen
@@ -237,7 +238,7 @@ class Loader:
             log.warning(text, len(rows), self._size)
 
     def _look(self) -> None:
-        """Plan the columns; reads the first row group if the schema does not declare the length of arrays."""
+        """Plan the columns; reads the first row group if there are nested columns, whose lengths it decides."""
         if not self._columns:
             raise ConfigError("columns", "names no column that is to be read")
         source = self._source
@@ -323,12 +324,12 @@ class Loader:
         return read_pieces(self._reader, self._reading, self._order.epoch(self._epoch), plan, rank, known)
 
     def _fill(self, take: Callable[[int], Columns], own: int, count: int) -> Columns:
-        """Return `own` rows, and repeated ones to make `count` of them."""
+        """Return `own` rows, and repeated ones up to `count` rows."""
         columns = take(own) if own else self._empty()
         return columns if own == count else fill_up(columns, columns if own else self._first_rows(), count)
 
     def _first_rows(self) -> Columns:
-        """Read rows for a rank that has none to repeat."""
+        """Read rows to repeat for a rank that has none in the last step."""
         plan = replace(self._global_plan(self._order), batch_size=1, policy="join")
         with closing(self._pieces(plan, self._rank)) as pieces:
             return next(columns for columns in pieces if rows_of(columns))
@@ -339,6 +340,6 @@ class Loader:
 
     def _empty(self) -> Columns:
         if self._none is None:
-            # Without rows the types of a transform's result are unknown.
+            # A transform must be given rows to show the types of its result.
             self._none = self._few_rows() if self.transforms else self._no_rows
         return empty_like(self._none)

@@ -10,7 +10,7 @@ __all__ = ["Meter", "Metrics"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
-    """One rank's reading of one epoch, or of the part that it has read so far; times in seconds."""
+    """Measurements of one rank's epoch, or of the part that it has read so far; times are in seconds."""
 
     epoch: int
     rows: int
@@ -20,16 +20,16 @@ class Metrics:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows of this rank by time."""
+        """Rows of this rank per second."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     @property
     def waiting(self) -> float:
-        """The share of time, in percent, that the rank waited for data."""
+        """The share of time that the rank waited for data, in percent."""
         return 100 * self.waited / self.seconds if self.seconds else 0.0
 
     def scalars(self) -> dict[str, float]:
-        """Return the curves, by the names that event files give them."""
+        """Return speed and waiting by the names of their curves in event files."""
         return {"data/rows_per_second": self.rows_per_second, "data/waiting_percent": self.waiting}
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Metrics:
 
 
 class Meter:
-    """Measures one epoch from its making on; the reader counts `rows` and `steps`."""
+    """Stopwatch of one epoch, started when it is made; the reader counts `rows` and `steps`."""
 
     def __init__(self, epoch: int) -> None:
         self.rows = self.steps = 0
@@ -59,6 +59,6 @@ class Meter:
 
     @property
     def metrics(self) -> Metrics:
-        """The measurements until now."""
+        """The measurements so far."""
         seconds = time.monotonic() - self._began
         return Metrics(epoch=self._epoch, rows=self.rows, steps=self.steps, seconds=seconds, waited=self._waited)

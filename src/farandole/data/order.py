@@ -1,8 +1,9 @@
-"""The order in which an epoch visits all rows of all ranks: a function of seed, epoch and the row groups' sizes.
+"""Order in which an epoch visits all rows of all ranks: a function of seed, epoch and the row groups' sizes.
 
-The number of ranks is no part of it. The row groups are permuted and laid end to end; that line of rows is cut
-into `lanes` parts, which are visited in turns, one row each; within a lane rows are shuffled in windows. So a rank that
-takes the rows of some lanes reads only their row groups, and holds only a window of each.
+The order does not depend on the number of ranks. The row groups are permuted and laid end to end. This line of rows is
+cut into `lanes` parts, whose lengths differ by at most one row. The lanes are visited in turns, one row of each; within
+a lane, rows are shuffled in windows. So a rank that takes the rows of some lanes reads only their row groups, and holds
+only a window of each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ __all__ = ["EpochOrder", "Extent", "Order", "choose_lanes", "permutation"]
 # Numbers of lanes that many numbers of ranks divide.
 _LANES = (96, 48, 24, 12, 8, 4, 2)
 
-# Spawn keys of the two kinds of permutation: apart, so that no window is shuffled as the row groups are.
+# Spawn keys of the two kinds of permutation. They differ, so that no window is shuffled as the row groups are.
 _GROUPS, _WINDOW = 0, 1
 
 
@@ -33,8 +34,8 @@ class Extent:
 class Order:
     """The orders of all epochs over row groups of `row_groups[0]`, `row_groups[1]`, ... rows.
 
-    `window` is the number of rows of a lane that are shuffled among each other. Without a seed nothing is shuffled.
-    Raises `ValueError` for numbers that make no order.
+    `window` is the number of consecutive rows of a lane that are shuffled together. Without a seed nothing is shuffled.
+    Raises `ValueError` for negative counts of rows, and for lanes or windows below 1.
     """
 
     row_groups: Sequence[int] | NDArray[np.int64]
@@ -53,12 +54,12 @@ class Order:
 
     @property
     def round_rows(self) -> int:
-        """Rows of a round: one window of each lane. Round k holds positions k * round_rows and on."""
+        """Rows of a round, which is one window of each lane. Round k begins at position k * round_rows."""
         return self.lanes * self.window
 
     @property
     def rounds(self) -> int:
-        """Rounds of an epoch."""
+        """The number of rounds of an epoch."""
         return -(-self.rows // self.round_rows)
 
     def epoch(self, epoch: int) -> "EpochOrder":
@@ -67,7 +68,7 @@ class Order:
 
 
 class EpochOrder:
-    """One epoch's order. Row p of it is row p // lanes of lane p % lanes."""
+    """Order of one epoch. Its row p is row p // lanes of lane p % lanes."""
 
     def __init__(self, order: Order, epoch: int) -> None:
         self.order, self._epoch = order, epoch
@@ -77,12 +78,12 @@ class EpochOrder:
         self._ends = np.concatenate([[0], np.cumsum(np.asarray(order.row_groups, np.int64)[self._groups])])
 
     def window_rows(self, lane: int, number: int) -> int:
-        """Return how many rows the lane has in this round: `window` of them, fewer in its last, then none."""
+        """Return how many rows the lane has in round `number`: `window`, fewer in its last round, then 0."""
         first, last = self._span(lane, number)
         return last - first
 
     def extents(self, lane: int, number: int) -> Iterator[Extent]:
-        """Yield the places of the rows of the lane's window of this round, in the order that `shuffled` counts in."""
+        """Yield the extents of the lane's window in round `number`; `shuffled` counts rows in the order of extents."""
         first, last = self._span(lane, number)
         place = int(np.searchsorted(self._ends, first, side="right")) - 1
         while first < last:
@@ -93,7 +94,7 @@ class EpochOrder:
             first, place = until, place + 1
 
     def shuffled(self, lane: int, number: int) -> NDArray[np.int64]:
-        """Return the order in which the rows of the lane's window of this round are visited."""
+        """Return the order in which the rows of the lane's window in round `number` are visited."""
         return self._permuted(self.window_rows(lane, number), _WINDOW, lane, number)
 
     def _span(self, lane: int, number: int) -> tuple[int, int]:
@@ -103,15 +104,15 @@ class EpochOrder:
 
     def _permuted(self, count: int, *key: int) -> NDArray[np.int64]:
         seed = self.order.seed
-        # A generator of random numbers costs 0.1 ms. Lanes of large samples have windows of one row.
+        # Making a random generator takes 0.1 ms. Skip it for windows of one row, which lanes of large samples have.
         return np.arange(count) if seed is None or count < 2 else permutation(count, self._epoch, *key, seed=seed)
 
 
 def permutation(count: int, *key: int, seed: int) -> NDArray[np.int64]:
-    """Return the numbers 0..count-1 in an order that is a function of the arguments and nothing else.
+    """Return the numbers 0..count-1 in an order that depends on the arguments only.
 
-    Raises `ValueError` when the seed or a part of the key is negative."""
-    # Seed and key are kept apart (entropy, spawn key), so that seed 1 epoch 23 is not seed 12 epoch 3.
+    Raises `ValueError` if the seed or a part of the key is negative."""
+    # The seed is the entropy, and the key the spawn key, so that seed 1 epoch 23 differs from seed 12 epoch 3.
     stream = np.random.SeedSequence(seed, spawn_key=key)
     return np.random.Generator(np.random.PCG64(stream)).permutation(count).astype(np.int64, copy=False)
 
@@ -119,10 +120,11 @@ def permutation(count: int, *key: int, seed: int) -> NDArray[np.int64]:
 def choose_lanes(
     row_groups: Sequence[int] | NDArray[np.int64], nbytes: int, *, most_bytes: int, per_lane: int = 8
 ) -> int:
-    """Return a number of lanes for these row groups, which take `nbytes` of memory when all are read.
+    """Return a number of lanes for these row groups, all of which together take `nbytes` of memory.
 
-    Lanes share the row groups at their ends, which are then read twice: a lane has `per_lane` or more, but few row
-    groups still make lanes for several ranks, of four each. One of each lane fits into `most_bytes`.
+    Neighbouring lanes share a row group at their ends, and both read it. So more than 8 lanes have at least `per_lane`
+    row groups each, and up to 8 lanes at least four each, which lets several ranks share few row groups. One row group
+    of each lane fits into `most_bytes`.
     """
     count = max(1, int(np.count_nonzero(np.asarray(row_groups, np.int64) > 0)))
     fitting = most_bytes * count // max(1, nbytes)

@@ -1,4 +1,4 @@
-"""Parquet files and their footers."""
+"""Parquet files, their footers, and the reading of their row groups."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -24,19 +24,20 @@ __all__ = ["ParquetFiles", "check_int96", "spans_of"]
 
 _OPENERS = 16
 _OLD_WRITER = re.compile(r"parquet-mr version (0\.|1\.[0-2]\.)")
-# Before Arrow 23 a time before 1970 as INT96 was a day and negative nanoseconds, modulo 2**64. It cannot be told from
-# one of 2262 to 2554.
+# Arrow before 23 wrote an INT96 time before 1970 as a day and negative nanoseconds, modulo 2**64. Such a time cannot be
+# distinguished from one between 2262 and 2554.
 _OLD_ARROW = re.compile(r"parquet-cpp-arrow version (1?\d|2[0-2])\.")
 _WRAPPED = 2**64 // 1000  # microseconds
 
 
 class ParquetFiles:
-    """Parquet files that are read as they are, without a table's log; opens each for its footer.
+    """Parquet files that are read without a table's log; each is opened for its footer.
 
     Files that a `_metadata` file in their folder describes are not opened. Folders below `base` name columns.
 
-    With `gather`, ranks that are given the same files of a store each open some of them and exchange the footers.
-    Raises `SourceError` for files that are no Parquet, `DataError` for columns that differ between files."""
+    With `gather`, all ranks must get the same files of a store; each rank opens some of them, and the ranks exchange
+    the footers. Raises `SourceError` for files that are not Parquet, `DataError` for columns that differ between
+    files."""
 
     def __init__(self, files: Files, listed: Sequence[File], base: str, gather: Gather | None = None) -> None:
         self._files, self._base = files, base
@@ -44,7 +45,7 @@ class ParquetFiles:
         self._listed, footers = [file for file, _ in opened], [footer for _, footer in opened]
         self._footers = {file.path: footer for file, footer in zip(self._listed, footers, strict=True)}
         schema = one_schema(self._listed, [footer.schema.to_arrow_schema() for footer in footers])
-        self._known_leaves: tuple[Sequence[str], Any, list[int]] | None = None  # of the file that was read last
+        self._known_leaves: tuple[Sequence[str], Any, list[int]] | None = None  # of the latest read
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
         self._partitions = partition_fields([file.path for file in self._listed], schema, base)
         self.schema = pa.schema([*schema, *self._partitions])
@@ -53,7 +54,7 @@ class ParquetFiles:
         self.row_groups: Sequence[RowGroup] = RowGroups(self._listed, counts, rows)
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Return the sum of the sizes in the footers, before compression."""
+        """Return the sum of the columns' uncompressed sizes in the footers."""
         wanted, total = set(columns), 0
         for footer in self._footers.values():
             leaves = _leaves(footer, wanted)
@@ -63,29 +64,29 @@ class ParquetFiles:
         return total
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns; raises `SourceError` naming the file."""
+        """Read these columns of a row group; raises `SourceError` naming the file."""
         partitions = [field for field in self._partitions if field.name in columns]
         held = [name for name in columns if all(name != field.name for field in partitions)]
         footer = self._footers[row_group.file.path]
         buffered = not self._files.local and self._files.client is None
         with self._files.fetching(row_group.file) as opened:
             opened.fetch(lambda: self._spans(footer, row_group.number, held))
-            # Arrow reads beyond the columns of old writers, whose footers state too few bytes.
+            # Footers of old writers state too few bytes, so Arrow reads beyond the columns' ranges.
             old = _OLD_WRITER.match(footer.whole.created_by or "")
             stream = opened.stream if old else opened.fetched()
             with pq.ParquetFile(stream, metadata=footer.whole, pre_buffer=buffered) as parquet:
                 table = parquet.read_row_group(footer.first + row_group.number, columns=held, use_threads=False)
             check_int96(stream, footer.whole, [footer.first + row_group.number], table, row_group.file.path)
-        if self._files.client is None:  # which checks the file with each range
+        if self._files.client is None:  # a client checks the file with each range
             self._files.check([row_group.file])
         if table.schema != self._schema_of(tuple(held)):
             table = with_types(table, self.schema)
         return add_partitions(table, row_group.file.path, partitions, self._base)
 
     def _spans(self, footer: Footer, number: int, columns: Sequence[str]) -> list[Span]:
-        """Return where these columns of a row group lie in their file."""
+        """Return the byte ranges of these columns of a row group."""
         schema, known = footer.schema, self._known_leaves
-        # Most files are alike, and to look through a schema takes longer than to compare it.
+        # Most files have the same schema, and comparing schemas is faster than searching one.
         if known is None or known[0] != columns or not known[1].equals(schema):
             known = self._known_leaves = columns, schema, _leaves(footer, set(columns))
         return _spans_in(footer.row_group(number), known[2])
@@ -103,16 +104,16 @@ class ParquetFiles:
     def check(self) -> None:
         """Raise `SourceError` if a file has changed or vanished since it was opened.
 
-        Web servers have no listings: their files are checked when they are read."""
+        Does nothing for web servers, which have no listings: their files are checked when they are read."""
         if not (self._files.web and self._files.client is not None):
             self.recheck()
 
     def recheck(self) -> None:
-        """Look at each file, also where that takes a request per file; raises as `check` does."""
+        """Check each file, even if that takes a request per file; raises as `check` does."""
         self._files.check(self._listed)
 
     def bounds(self, column: str) -> Bounds | None:
-        """Return a column's bounds in each row group, from footers and names of folders; None if there are none."""
+        """Return a column's bounds in each row group, from footers or folder names; None for types without bounds."""
         field = self.schema.field(column)
         if not bounded_kind(field.type):
             return None
@@ -127,14 +128,14 @@ class ParquetFiles:
             for group in self.row_groups
         ]
         pairs = [(each.min, each.max) if each is not None and each.has_min_max else (None, None) for each in seen]
-        # NaN, which some writers take for the greatest value, bounds nothing.
+        # NaN, which some writers record as the greatest value, is no bound.
         sound = [pair if pair[0] == pair[0] and pair[1] == pair[1] else (None, None) for pair in pairs]
         nulls = [each.null_count if each is not None and each.has_null_count else -1 for each in seen]
         least, most = (pa.array([pair[side] for pair in sound], field.type) for side in (0, 1))
         return Bounds(least, most, np.array(nulls, np.int64))
 
     def _open_all(self, listed: Sequence[File], gather: Gather | None) -> list[tuple[File, Footer]]:
-        """Return each file, as it was when it was opened, and its footer; collective with `gather`."""
+        """Return each file, as it was when its footer was read, and the footer; collective with `gather`."""
         rank, size = place_in(gather) if gather is not None else (0, 1)
 
         def summary_here() -> list[Summary]:
@@ -176,9 +177,10 @@ def _leaf(footer: Footer, column: str) -> int:
 def check_int96(
     stream: pa.NativeFile, footer: pq.FileMetaData, row_groups: Sequence[int], table: pa.Table, path: str
 ) -> None:
-    """Raise `DataError` for times of type INT96, as Spark writes them, that Arrow's nanoseconds do not reach.
+    """Raise `DataError` for INT96 times, which Spark writes, that are out of the range of Arrow's nanoseconds.
 
-    Arrow makes other times of these, without a word. So such columns are decoded once more, as microseconds."""
+    Arrow silently turns them into other times. So INT96 columns are decoded a second time, as microseconds, and
+    compared."""
     names = [field.name for field in table.schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns"]
     if not names or not table.num_rows:
         return
@@ -203,7 +205,7 @@ def check_int96(
 
 
 def spans_of(footer: Footer | pq.FileMetaData, row_groups: Iterable[int], columns: Iterable[str]) -> list[Span]:
-    """Return where these columns of row groups lie in their file."""
+    """Return the byte ranges of these columns of row groups in their file."""
     leaves = _leaves(footer, set(columns))
     return [span for number in row_groups for span in _spans_in(footer.row_group(number), leaves)]
 
@@ -218,9 +220,10 @@ def _spans_in(row_group: Any, leaves: Iterable[int]) -> list[Span]:
 
 
 def _leaves(footer: Footer | pq.FileMetaData, columns: set[str]) -> list[int]:
-    """Return the leaves of these columns, and perhaps some more.
+    """Return the numbers of these columns' leaves, and perhaps of some others.
 
-    Nested columns have several leaves, "a.list.element". A column may have a name with dots, "a.b"; "a" takes it along.
+    A leaf of nested column "a" has a path such as "a.list.element". A column's own name may have dots, too: asking for
+    "a" then also returns the leaf of column "a.b".
     """
     found = []
     for leaf in range(footer.num_columns):

@@ -18,12 +18,12 @@ __all__ = ["Footer", "Summary", "footers_in", "read_summary"]
 log = logging.getLogger(__name__)
 
 SUMMARY = "_metadata"
-_END_BYTES = 12  # of any file, after its last column: a footer's length and the magic number, and a footer
+_END_BYTES = 12  # least bytes after a file's last column: the footer, its length (4 bytes) and the magic number (4)
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The footer of one file: `num_row_groups` row groups of `whole` from `first` on."""
+    """The footer of one file: the `num_row_groups` row groups of `whole` that begin with number `first`."""
 
     whole: pq.FileMetaData
     first: int
@@ -31,7 +31,7 @@ class Footer:
 
     @property
     def num_columns(self) -> int:
-        """Leaves of the columns."""
+        """The number of leaf columns."""
         return int(self.whole.num_columns)
 
     @property
@@ -40,13 +40,13 @@ class Footer:
         return self.whole.schema
 
     def row_group(self, number: int) -> Any:
-        """Return the facts of a row group of the file."""
+        """Return the metadata of the file's row group `number`."""
         return self.whole.row_group(self.first + number)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The content of a summary file of `folder`; `file` is the summary itself."""
+    """The content `data` of the summary file `file` of `folder`."""
 
     file: File
     folder: str
@@ -54,7 +54,7 @@ class Summary:
 
 
 def read_summary(files: Files, listed: Sequence[File]) -> Summary | None:
-    """Return the summary in the folder of `listed`; None if there is none. Makes a request or two."""
+    """Return the summary in the common folder of the files `listed`; None if there is none. Makes 1 or 2 requests."""
     if len(listed) < 2 or (files.client is not None and files.web):
         return None
     folder = posixpath.commonpath([posixpath.dirname(file.path) for file in listed])
@@ -64,7 +64,7 @@ def read_summary(files: Files, listed: Sequence[File]) -> Summary | None:
             found = [file for file in files.client.first_page(path) if file.path == path]
         else:
             found = files.look([path]) if files.fs.exists(path) else []
-    except Exception as error:  # each file system has its own; the folder may be closed to us, the files are not
+    except Exception as error:  # of any class; without access to the folder, the files may still be readable
         log.info("%s cannot be looked for: %s", mask(path), mask(str(error)))
         return None
     if not found:
@@ -76,7 +76,7 @@ def read_summary(files: Files, listed: Sequence[File]) -> Summary | None:
 def footers_in(summary: Summary, listed: Sequence[File], *, local: bool) -> dict[str, Footer]:
     """Return the footers of the files that the summary describes, by path.
 
-    Leaves out files that do not end as it says. So does it, on this machine, with those that are newer than it."""
+    Leaves out files that are too short for their footer and, on the local disk, files newer than the summary."""
     try:
         whole = pq.read_metadata(pa.BufferReader(summary.data))
     except pa.ArrowException as error:
@@ -97,7 +97,7 @@ def footers_in(summary: Summary, listed: Sequence[File], *, local: bool) -> dict
 
 
 def _end(footer: Footer) -> int:
-    """Return where the last column chunk ends in the file."""
+    """Return the byte at which the file's last column chunk ends."""
     last = footer.row_group(footer.num_row_groups - 1)
     chunks = [last.column(leaf) for leaf in range(footer.num_columns)]
     firsts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]

@@ -1,6 +1,6 @@
-"""Columns from the names of folders: year=2024/month=5/part-0.parquet.
+"""Partition columns, which the names of folders define: year=2024/month=5/part-0.parquet.
 
-Only folders below the `base` of a data set count. Those above it are where somebody keeps it: /home/user=joe/data."""
+Only folders below the `base` of a data set count. Folders above it, as in /home/user=joe/data, are not part of it."""
 
 import posixpath
 import re
@@ -14,13 +14,14 @@ from farandole.errors import DataError
 
 __all__ = ["add_partitions", "base_of", "partition_fields", "value_in_path"]
 
-_NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for no value
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's folder name for null
 
 
 def base_of(places: Sequence[str], paths: Collection[str], *, local: bool) -> str:
-    """Return the base of the files at `paths`, which lie at `places`: folders, globs and files.
+    """Return the base folder of the files `paths`, which were found at `places`: folders, globs and files.
 
-    It is the given folder, that of a file, that before a glob's first sign; of several, the folder that they share."""
+    The base of a folder is the folder itself, of a file its folder, and of a glob the folder before its first wildcard.
+    The base of several places is the folder that their bases share."""
     tops = []
     for place in places:
         if place in paths:
@@ -29,16 +30,16 @@ def base_of(places: Sequence[str], paths: Collection[str], *, local: bool) -> st
             tops.append(posixpath.dirname(re.split(r"[*?\[]", place)[0]))
         else:
             tops.append(place.rstrip("/"))
-    first, last = min(split := [top.split("/") for top in tops]), max(split)  # what these two share, all do
+    first, last = min(split := [top.split("/") for top in tops]), max(split)  # a prefix of both is one of all
     shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
     return "/".join(first[:shared])
 
 
 def partition_fields(paths: Iterable[str], own: pa.Schema, base: str) -> list[pa.Field]:
-    """Return the columns that these paths name and that the files do not have.
+    """Return the columns that folders in `paths` define and that the files' schema `own` does not have.
 
-    A column is int64 if every value is an integer, and text otherwise, as Spark infers it. Raises `DataError` for one
-    that only some of the paths name."""
+    A column is int64 if all its values are integers, else text, as in Spark. Raises `DataError` for a column that only
+    some of the paths define."""
     each_path = {path: _values(path, base) for path in paths}
     names = dict.fromkeys(name for each in each_path.values() for name in each if name not in own.names)
     fields = []
@@ -54,7 +55,7 @@ def partition_fields(paths: Iterable[str], own: pa.Schema, base: str) -> list[pa
 
 
 def add_partitions(table: pa.Table, path: str, fields: Iterable[pa.Field], base: str) -> pa.Table:
-    """Return the table with these columns; each has one value, from `path`."""
+    """Return the table with these columns appended; each has the one value that `path` defines."""
     for field in fields:
         value = pa.scalar(value_in_path(path, field, base), field.type)
         table = table.append_column(field, pa.repeat(value, table.num_rows))
@@ -62,7 +63,7 @@ def add_partitions(table: pa.Table, path: str, fields: Iterable[pa.Field], base:
 
 
 def value_in_path(path: str, field: pa.Field, base: str) -> int | str | None:
-    """Return the value in `path` of a column that `partition_fields` has found."""
+    """Return the value that `path` defines for a column of `partition_fields`; None for null."""
     value = _values(path, base)[field.name]
     return int(value) if value is not None and pa.types.is_integer(field.type) else value
 

@@ -1,4 +1,4 @@
-"""Places of files as users give them: texts and paths, and what lies at those of this machine."""
+"""Places of files as users give them, URLs and paths, and the files in local folders."""
 
 import os
 import re
@@ -15,14 +15,15 @@ __all__ = ["Place", "Places", "files_below", "has_signs", "local_path", "text_of
 Place = str | os.PathLike[str]
 Places = Place | Sequence[Place]
 
-_SIGNS = "*?["  # of globs
+_SIGNS = "*?["  # wildcards of globs
 _LOCAL = re.compile(r"(file|local):")
 
 
 def texts_of(places: Places) -> str | list[str]:
-    """Return URLs and paths as texts; of a `FlyteDirectory` or `FlyteFile` the place in the store.
+    """Return URLs and paths as texts; for a `FlyteDirectory` or `FlyteFile`, its URL in the store.
 
-    Its `__fspath__` would download all files. Raises `ConfigError` for what is no place, or no collection of places."""
+    Calling `__fspath__` of those would download all files. Raises `ConfigError` for an object that is neither a place
+    nor a collection of places."""
     if isinstance(places, str | os.PathLike):
         return text_of(places)
     if not isinstance(places, Iterable) or isinstance(places, bytes | bytearray | Mapping):
@@ -31,7 +32,7 @@ def texts_of(places: Places) -> str | list[str]:
 
 
 def text_of(place: Place) -> str:
-    """Return one place as `texts_of` does."""
+    """Return one place as text, as `texts_of` does."""
     if isinstance(place, str):
         return place
     if not isinstance(place, os.PathLike):
@@ -44,9 +45,9 @@ def _no_place(found: object) -> ConfigError:
 
 
 def local_path(url: str) -> str | None:
-    """Return the absolute path of a path or URL of this machine; None for URLs of other file systems.
+    """Return the absolute path of a local path or URL; None for URLs of other file systems.
 
-    "%20" in a URL stands for a space, unless there is a file or folder with this very name."""
+    "%20" in a URL means a space, unless a file or folder with "%20" in its name exists."""
     if not _LOCAL.match(url):
         if not url.startswith(("/", ".", "~")) and ("://" in url or _is_chain(url)):
             return None
@@ -57,21 +58,21 @@ def local_path(url: str) -> str | None:
 
 
 def _is_chain(url: str) -> bool:
-    """Return whether fsspec takes the text for one file system on top of another: "simplecache::..."."""
+    """Return whether fsspec reads the URL as one file system on top of another: "simplecache::..."."""
     first, sign, _ = url.partition("::")
     return bool(sign) and first in fsspec.available_protocols()
 
 
 def has_signs(place: str, *, local: bool = True) -> bool:
-    """Return whether a path is a glob; names that are there on this machine are not, whatever signs they have."""
+    """Return whether a path is a glob; a local path that exists is not, even if it has wildcards in its name."""
     return any(sign in place for sign in _SIGNS) and not (local and os.path.lexists(place))
 
 
 def files_below(folder: str) -> tuple[list[str], list[str]]:
-    """Return the files in a folder of this machine and in all folders in it, and the links to folders that led there.
+    """Return the files in a local folder and its subfolders, and the links to folders that were followed.
 
-    Raises `SourceError` for a link to a folder that it lies in, `OSError` for a folder that cannot be listed. Leaves
-    out such folders if their names say that they hold no data: "_x", ".x", "lost+found"."""
+    Raises `SourceError` for a link to a folder that contains the link, `OSError` for a folder that cannot be listed. A
+    folder without permission to list it is left out if its name marks it as no data: "_x", ".x", "lost+found"."""
     files: list[str] = []
     links: list[str] = []
     waiting: list[tuple[str, tuple[str, ...]]] = [(folder, (os.path.realpath(folder),))]
