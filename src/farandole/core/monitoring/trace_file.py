@@ -27,7 +27,7 @@ class TraceFile:
     def append(self, events: bytes) -> None:
         """Append events, which are JSON objects separated by a comma and a line end.
 
-        Raises `OSError` if the file cannot be written; events of earlier calls stay in the file."""
+        Raises `OSError` if a write fails; the file is then complete with the events before that write."""
         self._end, error = append_to_trace(self._fd, self._end, events)
         if error:
             raise OSError(error, os.strerror(error))

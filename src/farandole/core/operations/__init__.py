@@ -1,1 +1,1 @@
-"""The operations: from a user's call to a request of the engine."""
+"""Operations, from a user's call to a request of the engine."""

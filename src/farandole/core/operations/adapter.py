@@ -1,4 +1,4 @@
-"""Interface to a framework's tensors; everything else is written once, here in `core`."""
+"""Interface to a framework's tensors; all other code is written once, in `core`."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar, runtime_checkable
@@ -10,18 +10,18 @@ T = TypeVar("T")
 
 @runtime_checkable
 class DeviceResult(Protocol):
-    """The result of an operation on a GPU whose size only the plan knows; it lies in host memory."""
+    """Result of an operation on a GPU whose size only the plan shows; it is in host memory."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor to make."""
+        """The shape of the tensor for `copy_to`."""
 
     def copy_to(self, tensor: object) -> None:
-        """Copy the result to `tensor`, once: of the input's dtype and device. Later work in the stream sees it."""
+        """Copy the result to `tensor`, of the input's dtype and device, in the current stream. May be called once."""
 
 
 class Adapter(Protocol[T]):
-    """One framework's tensors. Holds no state: one instance serves all ranks and threads of a process."""
+    """Access to one framework's tensors. Stateless: all ranks and threads of a process share one instance."""
 
     @property
     def name(self) -> str:
@@ -29,47 +29,48 @@ class Adapter(Protocol[T]):
 
     @property
     def own_type(self) -> type | None:
-        """The type whose objects `check` and `overwrite` always accept and do nothing with; None if there is none.
+        """A type whose objects `check` and `overwrite` accept without any work; None if there is none.
 
-        A look at a type takes less time than a call."""
+        Comparing types takes less time than these calls."""
 
     def check(self, tensor: T, name: str) -> None:
-        """Refuse, quickly, what the engine would take and must not: other frameworks' tensors, memory that lies.
+        """Refuse, quickly, objects that the engine would accept but must not.
 
-        Raises `TypeError` for what is no tensor and `InvalidRequest` otherwise.
+        Raises `TypeError` for objects other than the framework's tensors, and `InvalidRequest` for tensors whose memory
+        does not hold their values.
         """
 
     def overwrite(self, tensor: T, name: str) -> None:
-        """Do what `check` does for a tensor that the engine is about to write to; let the framework know of it."""
+        """Check a tensor that the engine is about to overwrite, and tell the framework that its values change."""
 
     def check_each(self, tensors: Sequence[T], name: str) -> None:
-        """Do what `check` does for each of a group, in less time."""
+        """Check all tensors of a group, faster than `check` for each."""
 
     def overwrite_each(self, tensors: Sequence[T], name: str) -> None:
-        """Do what `overwrite` does for each of a group, in less time."""
+        """Do as `overwrite` for all tensors of a group, but faster."""
 
     def refusal(self, tensor: T) -> str | None:
-        """Say in the framework's words why the engine cannot take a tensor (dtype, device, layout); None if it can."""
+        """Return the reason, in the framework's terms, why the engine cannot use a tensor; None if it can."""
 
     def empty_like(self, tensor: T) -> T:
         """Return an uninitialized contiguous tensor of the same shape and dtype."""
 
     def adopt(self, result: object, like: T) -> T:
-        """Return a tensor over memory that the engine allocated, without a copy; `like` has its dtype and device.
+        """Return a tensor over memory of the engine, without a copy; `like` has its dtype and device.
 
-        If `like` is on a GPU, `result` is a `DeviceResult`, and is copied."""
+        If `like` is on a GPU, `result` is a `DeviceResult`, which is copied."""
 
     def read_splits(self, splits: object, name: str) -> list[int]:
-        """Return the rows per rank that a user gave as a list or as an integer tensor; raises `InvalidRequest`."""
+        """Return the user's `splits`, a list or an integer tensor, as rows per rank; raises `InvalidRequest`."""
 
     def make_splits(self, splits: Sequence[int], given: object) -> T:
-        """Return the received rows per rank as an int32 tensor; `given` are the splits that the user gave."""
+        """Return the received rows per rank as an int32 tensor; `given` are the user's splits."""
 
     def is_floating(self, tensor: T) -> bool:
-        """Return whether the dtype is a floating one."""
+        """Return whether the dtype is a floating-point one."""
 
     def cast(self, tensor: T, dtype: object) -> T:
-        """Return the tensor in another dtype of this framework."""
+        """Return the tensor in `dtype`, a dtype of this framework."""
 
     def dtype(self, tensor: T) -> object:
         """Return the framework's dtype object."""

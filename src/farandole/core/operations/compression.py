@@ -1,4 +1,4 @@
-"""Smaller numbers on the wire: what compresses a tensor before an allreduce and restores it after."""
+"""Compressors, which make tensors smaller before an allreduce and restore them after it."""
 
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 
 class Compressor(Protocol[T]):
-    """Makes a tensor smaller for the wire. Users may write their own, with static methods if they like."""
+    """Makes tensors smaller for an allreduce. Users can write their own, also with static methods."""
 
     def compress(self, tensor: T) -> tuple[T, object]:
-        """Return what is reduced, and what `decompress` needs to undo it."""
+        """Return the tensor to reduce, and the context that `decompress` takes."""
 
     def decompress(self, tensor: T, ctx: object) -> T:
         """Return the reduced tensor in its original form."""
 
 
 class NoneCompressor(Generic[T]):
-    """Leaves tensors as they are."""
+    """Compressor that leaves tensors unchanged."""
 
     def compress(self, tensor: T) -> tuple[T, object]:
         """Return the tensor itself."""
@@ -34,26 +34,26 @@ class NoneCompressor(Generic[T]):
 
 @dataclass(frozen=True)
 class CastCompressor(Generic[T]):
-    """Sends floating tensors as `wire_dtype`; leaves all others as they are."""
+    """Compressor that sends floating-point tensors as `wire_dtype` and leaves others unchanged."""
 
     adapter: Adapter[T]
     wire_dtype: object
 
     def compress(self, tensor: T) -> tuple[T, object]:
-        """Return the tensor as `wire_dtype`, and the dtype it had."""
+        """Return the tensor as `wire_dtype`, and its original dtype."""
         dtype = self.adapter.dtype(tensor)
         if not self.adapter.is_floating(tensor) or dtype == self.wire_dtype:
             return tensor, None
         return self.adapter.cast(tensor, self.wire_dtype), dtype
 
     def decompress(self, tensor: T, ctx: object) -> T:
-        """Return the tensor in the dtype it had."""
+        """Return the tensor in its original dtype."""
         return tensor if ctx is None else self.adapter.cast(tensor, ctx)
 
 
 @dataclass(frozen=True)
 class Compression(Generic[T]):
-    """The compressors of one framework, as `Compression.none`, `Compression.fp16`."""
+    """The compressors of one framework: `Compression.none` and `Compression.fp16`."""
 
     none: Compressor[T]
     fp16: Compressor[T]

@@ -1,4 +1,4 @@
-"""Byte strings of any length as one, each with its length before it."""
+"""Frames: byte strings with their lengths in front, so that several can be joined and split again."""
 
 import struct
 
@@ -13,7 +13,7 @@ def write_frame(payload: bytes) -> bytes:
 
 
 def split_frames(joined: memoryview) -> list[memoryview]:
-    """Cut what ranks sent, each with its 64-bit length in front, into the parts."""
+    """Split joined frames into their payloads."""
     parts = []
     start = 0
     while start < len(joined):

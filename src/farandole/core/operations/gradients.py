@@ -1,4 +1,4 @@
-"""Decisions of a distributed optimizer, for any framework: names, groups, and when a gradient is due. Pure."""
+"""Decisions of a distributed optimizer, for any framework: names, groups, and when to reduce a gradient. Pure."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -21,7 +21,7 @@ _AVERAGE = Reduction(Average)
 # A generic dataclass that is frozen and has slots cannot be called as `GradientOptions[T](...)` on Python 3.11.
 @dataclass(frozen=True, kw_only=True)
 class GradientOptions(Generic[T]):
-    """The way in which gradients are reduced, and the ranks that take part."""
+    """How gradients are reduced, and over which ranks."""
 
     reduction: Reduction = _AVERAGE
     compression: Compressor[T] = field(default_factory=NoneCompressor)
@@ -30,9 +30,9 @@ class GradientOptions(Generic[T]):
 
 
 def predivided(op: int, predivide: float) -> Reduction:
-    """Divide by `predivide` before an average and multiply after it, which keeps half floats in range.
+    """Return a reduction by `op` that divides by `predivide` before and multiplies after, to keep half floats in range.
 
-    Raises `ValueError` for other reductions and for a factor that is no positive number.
+    Raises `ValueError` if `op` is not Average and `predivide` is not 1, and for a factor that is not positive.
     """
     reduction = choose_reduction(op)
     if predivide == 1.0:
@@ -47,11 +47,11 @@ def predivided(op: int, predivide: float) -> Reduction:
 def name_parameters(
     groups: Sequence[Sequence[P]], named: Iterable[tuple[str, P]] | None, shown: str = "named_parameters"
 ) -> dict[P, str]:
-    """Give each parameter of an optimizer's groups a name that is equal on all ranks.
+    """Return a name, equal on all ranks, for each parameter of an optimizer's groups.
 
-    Raises `ValueError` when `named` holds something else than (name, parameter) pairs, a name twice, or misses a
-    parameter. Without `named`, or with an empty one, a parameter's place is its name. Parameters that only `named`
-    holds are left out: several optimizers may share one model.
+    Raises `ValueError` if `named` holds anything but (name, parameter) pairs, holds a name twice, or lacks a parameter.
+    Without `named`, or with an empty one, names are made of the parameters' indexes. Parameters that are only in
+    `named` are left out, because several optimizers may share one model. Errors call the argument `shown`.
     """
     pairs = list(named) if named is not None else []
     if any(not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) for pair in pairs):
@@ -76,7 +76,7 @@ def name_parameters(
 
 
 def even_groups(parameters: Sequence[P], count: int) -> list[list[P]]:
-    """Divide parameters, in order, into at most `count` groups whose lengths differ by one at most."""
+    """Divide parameters, in order, into at most `count` groups whose lengths differ by at most one."""
     if count <= 0:
         raise ValueError(f"groups should be a positive integer or a list of lists of parameters, got {count}")
     count = min(count, len(parameters))
@@ -85,9 +85,10 @@ def even_groups(parameters: Sequence[P], count: int) -> list[list[P]]:
 
 
 def explicit_groups(parameters: Sequence[P], groups: Iterable[Iterable[P]]) -> list[list[P]]:
-    """Return the user's groups, and each of the other parameters as a group of its own.
+    """Return the user's groups, and a group for each parameter that is in none of them.
 
-    Raises `ValueError` for a parameter in two groups. What `parameters` does not hold is left out: it is not trained.
+    Parameters that are not in `parameters` are left out, because they are not trained. Raises `ValueError` for a
+    parameter in two groups.
     """
     known = set(parameters)
     chosen = [list(group) for group in groups]
@@ -100,9 +101,9 @@ def explicit_groups(parameters: Sequence[P], groups: Iterable[Iterable[P]]) -> l
 
 
 class Passes(Generic[P]):
-    """Counts backward passes per parameter, and says when a gradient, or the group it belongs to, is due.
+    """Counter of backward passes per parameter, which decides when the gradients of a group are due.
 
-    `add` is called when a gradient has accumulated; the parameters it returns are to be reduced together now.
+    Call `add` when a gradient has accumulated, and reduce the parameters that it returns together.
     """
 
     def __init__(self, groups: Sequence[Sequence[P]], per_step: int) -> None:
@@ -114,18 +115,20 @@ class Passes(Generic[P]):
         self.reset()
 
     def reset(self) -> None:
-        """Forget all counts: a step begins."""
+        """Reset all counts for the next step."""
         self._done: dict[P, int] = {}
         self._complete = [0] * len(self._members)
         self._due: set[int] = set()
 
     @property
     def started(self) -> bool:
-        """Return whether any gradient was counted, or is due, since the last `reset`."""
+        """Return whether a gradient was counted, or a group became due, since the last `reset`."""
         return bool(self._done) or bool(self._due)
 
     def add(self, parameter: P) -> tuple[P, ...]:
-        """Count one pass; raises `AssertionError` when the step should have been taken before it."""
+        """Count one pass, and return the parameters of the group if it is due now, else ().
+
+        Raises `AssertionError` if `step` should have been called before this pass."""
         group = self._group[parameter]
         done = self._done.get(parameter, 0) + 1
         if done > self.per_step or group in self._due:
@@ -147,7 +150,7 @@ class Passes(Generic[P]):
         return self._done.get(parameter, 0) >= self.per_step
 
     def rest(self, parameters: Iterable[P]) -> list[tuple[P, ...]]:
-        """Return the groups of `parameters` that were not due yet: the step comes, with or without their gradients."""
+        """Return the groups of `parameters` that were not due yet, and make them due: the step cannot wait for them."""
         groups = [
             group
             for group in dict.fromkeys(self._group[parameter] for parameter in parameters)

@@ -11,9 +11,9 @@ R = TypeVar("R")
 
 
 class Handle(Generic[R]):
-    """An operation under way; keeps its tensors alive until it is done.
+    """Handle of an operation in flight, which keeps its tensors alive until it is done.
 
-    May be waited for any number of times, and by any thread: each gets the same result or the same error.
+    `wait` can be called any number of times, from any thread; each call has the same result or error.
     """
 
     __slots__ = ("_finish", "_part", "_result")
@@ -24,7 +24,9 @@ class Handle(Generic[R]):
         result: R | None = None,
         finish: Callable[[], R] | None = None,
     ) -> None:
-        """Hold `result`, or the value that `finish` returns, until `part` is done; None is done already."""
+        """Make a handle of `part`, the engine's handle; None if the operation is done already.
+
+        The result is `result`, or the value that `finish` returns when `part` is done."""
         self._part = part
         self._result = result
         self._finish = finish
@@ -37,8 +39,8 @@ class Handle(Generic[R]):
     def wait(self) -> R:
         """Return the result.
 
-        Blocks until every rank has taken part; raises what the operation failed with, as a `CollectiveError`. Of a
-        group it waits for every member, also when one has failed: no buffer is still being written to then.
+        Blocks until every rank has taken part; raises the operation's error, a `CollectiveError`. For a group it waits
+        for all members even if one has failed, so that no buffer is written to afterwards.
         """
         part = self._part
         if part is not None:
@@ -47,7 +49,7 @@ class Handle(Generic[R]):
             if finish is not None:
                 self._result = finish()
             self._part = self._finish = None
-        result: R = self._result  # type: ignore[assignment]  # it is there now
+        result: R = self._result  # type: ignore[assignment]  # the operation is done
         return result
 
 
@@ -59,7 +61,7 @@ def poll(handle: Handle[R]) -> bool:
 
 
 def synchronize(handle: Handle[R]) -> R:
-    """Return what the operation gave; a second call returns it again.
+    """Return the result of the operation; later calls return it again.
 
     Blocks until every rank has taken part; raises `MismatchError`, `CollectiveTimeout` or `PeerLost`.
     """

@@ -1,4 +1,4 @@
-"""The kinds of operations, as the integers that the engine uses, and their names."""
+"""Kinds of operations, as the engine's integers, and their names."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """Collectives over Python objects, as pickles of any size.
 
-Unpickling runs code that the sender chose. It is safe here because bytes only come from ranks of this job: the
-transport connects no peer that has not proved the job's secret (`farandole.handshake`).
+Unpickling can run code of the sender. It is safe here because all bytes come from ranks of this job: the transport
+accepts no peer that has not proved the job's secret (`farandole.handshake`).
 """
 
 from typing import TypeVar, cast
@@ -22,16 +22,16 @@ T = TypeVar("T")
 def broadcast_object(
     obj: T | None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> T:
-    """Return the object of rank `root_rank`, which must be picklable by cloudpickle; the root gets its own back.
+    """Return the object of rank `root_rank`, which cloudpickle must be able to pickle; the root gets its own back.
 
-    `root_rank` is a rank of the job, in a process set too. The others' `obj` is ignored. Blocks until the root's
-    object is here; raises `InvalidRequest` for a wrong root.
+    `root_rank` is a rank of the job, also with a process set. `obj` is ignored on other ranks. Blocks until the root's
+    object has arrived; raises `InvalidRequest` for an invalid root.
     """
     membership, wire = named("broadcast_object", name, process_set)
     place = membership.place_of(root_rank, wire)
     root = place == membership.rank
     payload = bytearray(cloudpickle.dumps(obj)) if root else bytearray()
-    # The length goes first, in 64 bits: the others need it to make room.
+    # The other ranks need the length first, to allocate a buffer.
     length = bytearray(LENGTH.pack(len(payload)))
     request = Request(kinds.BROADCAST, root=place)
     membership.engine.run(request, f"{wire}.sz", length, length)
@@ -45,9 +45,9 @@ def broadcast_object(
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
-    """Return the objects of all ranks in rank order, pickled by cloudpickle; each list holds copies.
+    """Return copies of the objects of all ranks, in rank order; they are pickled by cloudpickle.
 
-    Blocks until every rank has given its object.
+    Blocks until every rank has sent its object.
     """
     membership, wire = named("allgather_object", name, process_set)
     payload = cloudpickle.dumps(obj)

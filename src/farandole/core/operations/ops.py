@@ -1,4 +1,4 @@
-"""The operations as users call them, written once for all frameworks."""
+"""Operations as users call them, written once for all frameworks."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -18,12 +18,11 @@ T = TypeVar("T")
 
 
 class Operations(Generic[T]):
-    """The operations for one framework's tensors, with the names, arguments and defaults Horovod's users know.
+    """Operations on one framework's tensors, with the names, arguments and defaults of Horovod.
 
-    Every rank must ask for the same operations under the same names; the order may differ between ranks, except
-    for operations without a name, which are matched by their order. A request that can be seen to be wrong on this
-    rank alone raises `InvalidRequest` at the call. What only shows when all ranks have asked (`MismatchError`), or
-    never (`CollectiveTimeout`, `PeerLost`), is raised by the call that waits.
+    All ranks must request the same operations under the same names, in any order. Operations without a name are matched
+    by their order. A request that is invalid on this rank alone raises `InvalidRequest` at the call. `MismatchError`,
+    `CollectiveTimeout` and `PeerLost` are raised by the call that waits.
     """
 
     def __init__(self, requests: Requests[T]) -> None:
@@ -40,16 +39,16 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> T:
-        """Combine `tensor` over all ranks; every rank gets the same result, in a new tensor of the same shape.
+        """Reduce `tensor` over all ranks; every rank gets the same result, in a new tensor of the same shape.
 
-        All ranks must have one shape, of any number of dimensions and elements, and one dtype. `op` is Average (the
-        default), Sum, Adasum, Min, Max or Product. `prescale_factor` multiplies before the reduction and
-        `postscale_factor` after it: in float64 for integers, whose results are truncated toward zero, in float32 for
-        float16 and bfloat16, and else in the tensor's own dtype. An integer Average is exact, truncated toward zero.
-        Of bool tensors Sum and Max are "or", Product and Min are "and"; the others are refused, and so is Adasum of
-        integers.
+        The ranks' tensors must have equal shapes, of any number of dimensions and elements, and equal dtypes. `op` is
+        Average (the default), Sum, Adasum, Min, Max or Product. Tensors are multiplied by `prescale_factor` before the
+        reduction and by `postscale_factor` after it: integers in float64 with results truncated toward zero, float16
+        and bfloat16 in float32, other dtypes as they are. An integer Average is exact, and truncated toward zero. For
+        bool tensors Sum and Max are "or", Product and Min are "and"; Average and Adasum are refused. Adasum of integers
+        is refused too.
 
-        Blocks until every rank has asked.
+        Blocks until every rank has made the request.
         """
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
         if compression is None:
@@ -68,10 +67,10 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> T:
-        """Combine `tensor` over all ranks in place, and return it; as `allreduce`."""
+        """Reduce `tensor` over all ranks in place, and return it; as `allreduce`."""
         if average is None and prescale_factor == 1.0 and postscale_factor == 1.0 and process_set is global_process_set:
             request = plain.get((op, name))
-            if request is not None:  # the short way of a repeated call
+            if request is not None:  # a repeated call with default arguments
                 return self.requests.reduce(request, tensor, True, default.shared)
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
         return self.requests.reduce(request, tensor, True)
@@ -86,7 +85,7 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[T]:
-        """Start what `allreduce` does; `synchronize` returns the new tensor. Never blocks."""
+        """Start an `allreduce`; `synchronize` returns the new tensor. Never blocks."""
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
         return self.requests.start_reduce(request, tensor, False)
 
@@ -100,7 +99,7 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[T]:
-        """Start what `allreduce_` does; the tensor must be left alone until `synchronize`. Never blocks."""
+        """Start an `allreduce_`; do not use the tensor until `synchronize`. Never blocks."""
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set)
         return self.requests.start_reduce(request, tensor, True)
 
@@ -115,9 +114,9 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> list[T]:
-        """Combine several tensors at once, each in a new tensor; none begins before all are ready on all ranks.
+        """Reduce several tensors together, into new ones; none begins before all are requested on all ranks.
 
-        Blocks until every rank has asked.
+        Blocks until every rank has made the request.
         """
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
         return self._run_group(request, tensors, compression)
@@ -132,7 +131,7 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> list[T]:
-        """Combine several tensors at once, in place, and return them; as `grouped_allreduce`."""
+        """Reduce several tensors together, in place, and return them; as `grouped_allreduce`."""
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
         return self.requests.reduce_group(request, tensors, write=True)
 
@@ -146,7 +145,7 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[list[T]]:
-        """Start what `grouped_allreduce` does; `synchronize` returns a list of new tensors. Never blocks."""
+        """Start a `grouped_allreduce`; `synchronize` returns a list of new tensors. Never blocks."""
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
         return self.requests.start_group(request, tensors, write=False)
 
@@ -160,14 +159,14 @@ class Operations(Generic[T]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[list[T]]:
-        """Start what `grouped_allreduce_` does; leave the tensors alone until `synchronize`. Never blocks."""
+        """Start a `grouped_allreduce_`; do not use the tensors until `synchronize`. Never blocks."""
         request = allreduce_request(op, average, name, prescale_factor, postscale_factor, process_set, True)
         return self.requests.start_group(request, tensors, write=True)
 
     def allgather(self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
         """Concatenate the ranks' tensors by rank along the first dimension, which may differ between ranks.
 
-        Blocks until every rank has asked.
+        Blocks until every rank has made the request.
         """
         gathered: T = self.requests.run(request_of(kinds.ALLGATHER, name, process_set), tensor)
         return gathered
@@ -175,29 +174,29 @@ class Operations(Generic[T]):
     def allgather_async(
         self, tensor: T, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[T]:
-        """Start what `allgather` does; `synchronize` returns the new tensor. Never blocks."""
+        """Start an `allgather`; `synchronize` returns the new tensor. Never blocks."""
         return self.requests.start(request_of(kinds.ALLGATHER, name, process_set), tensor)
 
     def grouped_allgather(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> list[T]:
-        """Do what `allgather` does with several tensors at once; none begins before all are ready on all ranks."""
+        """Gather several tensors together, as `allgather`; none begins before all are requested on all ranks."""
         request = request_of(kinds.ALLGATHER, name, process_set, grouped=True)
         return self.requests.run_group(request, tensors)
 
     def grouped_allgather_async(
         self, tensors: Sequence[T], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[list[T]]:
-        """Start what `grouped_allgather` does; `synchronize` returns a list of new tensors. Never blocks."""
+        """Start a `grouped_allgather`; `synchronize` returns a list of new tensors. Never blocks."""
         request = request_of(kinds.ALLGATHER, name, process_set, grouped=True)
         return self.requests.start_group(request, tensors)
 
     def broadcast(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
-        """Return, in a new tensor, that of rank `root_rank`; all must have one shape and dtype.
+        """Return a copy of the tensor of rank `root_rank`; the ranks' shapes and dtypes must be equal.
 
-        Blocks until the root's tensor is here; the root may return before the others have it.
+        Blocks until the root's tensor has arrived; the root may return before the other ranks have it.
         """
         request = request_of(kinds.BROADCAST, name, process_set, root=root_rank)
         spread: T = self.requests.run(request, tensor)
@@ -206,31 +205,31 @@ class Operations(Generic[T]):
     def broadcast_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
-        """Overwrite `tensor` with that of rank `root_rank`, and return it; as `broadcast`."""
+        """Overwrite `tensor` with the tensor of rank `root_rank`, and return it; as `broadcast`."""
         request = request_of(kinds.BROADCAST, name, process_set, root=root_rank)
         return self.requests.overwrite(request, tensor)
 
     def broadcast_async(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[T]:
-        """Start what `broadcast` does; `synchronize` returns the new tensor. Never blocks."""
+        """Start a `broadcast`; `synchronize` returns the new tensor. Never blocks."""
         request = request_of(kinds.BROADCAST, name, process_set, root=root_rank)
         return self.requests.start(request, tensor)
 
     def broadcast_async_(
         self, tensor: T, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[T]:
-        """Start what `broadcast_` does; the tensor must be left alone until `synchronize`. Never blocks."""
+        """Start a `broadcast_`; do not use the tensor until `synchronize`. Never blocks."""
         request = request_of(kinds.BROADCAST, name, process_set, root=root_rank)
         return self.requests.start(request, tensor, write=True)
 
     def alltoall(
         self, tensor: T, splits: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T | tuple[T, T]:
-        """Send `splits[r]` rows to each rank r, in order, and return what came, in order of rank.
+        """Send `splits[r]` rows to each rank r, in order, and return the received rows in rank order.
 
-        Without `splits` every rank gets an equal part. With it the result is a pair: the rows, and how many of them
-        came from each rank. Blocks until every rank has asked.
+        Without `splits` every rank gets an equal part. With `splits` the result is a pair: the rows, and the number of
+        rows from each rank. Blocks until every rank has made the request.
         """
         request = Request(kinds.ALLTOALL, name, process_set=process_set, splits=splits)
         output, received = self.requests.run(request, tensor)
@@ -239,7 +238,7 @@ class Operations(Generic[T]):
     def alltoall_async(
         self, tensor: T, splits: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[tuple[T, T]]:
-        """Start what `alltoall` does; `synchronize` always returns the pair. Never blocks."""
+        """Start an `alltoall`; `synchronize` always returns the pair. Never blocks."""
         request = Request(kinds.ALLTOALL, name, process_set=process_set, splits=splits)
         return self.requests.start(request, tensor)
 
@@ -253,9 +252,10 @@ class Operations(Generic[T]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> T:
-        """Combine `tensor` over all ranks (Average or Sum) and return this rank's rows of the result.
+        """Reduce `tensor` over all ranks (Average or Sum) and return this rank's rows of the result.
 
-        The first ranks get one row more where the rows do not divide evenly. Blocks until every rank has asked.
+        If the rows do not divide evenly, the first ranks get one row more. Blocks until every rank has made the
+        request.
         """
         return self._run(
             request_of(kinds.REDUCESCATTER, name, process_set, op, prescale_factor, postscale_factor),
@@ -272,7 +272,7 @@ class Operations(Generic[T]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Handle[T]:
-        """Start what `reducescatter` does; `synchronize` returns the new tensor. Never blocks."""
+        """Start a `reducescatter`; `synchronize` returns the new tensor. Never blocks."""
         return self.requests.start(
             request_of(kinds.REDUCESCATTER, name, process_set, op, prescale_factor, postscale_factor), tensor
         )
@@ -287,7 +287,7 @@ class Operations(Generic[T]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> list[T]:
-        """Do what `reducescatter` does with several tensors at once; none begins before all are ready."""
+        """Scatter several tensors together, as `reducescatter`; none begins before all are requested on all ranks."""
         request = request_of(
             kinds.REDUCESCATTER, name, process_set, op, prescale_factor, postscale_factor, grouped=True
         )
@@ -302,7 +302,7 @@ class Operations(Generic[T]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Handle[list[T]]:
-        """Start what `grouped_reducescatter` does; `synchronize` returns a list of new tensors. Never blocks."""
+        """Start a `grouped_reducescatter`; `synchronize` returns a list of new tensors. Never blocks."""
         request = request_of(
             kinds.REDUCESCATTER, name, process_set, op, prescale_factor, postscale_factor, grouped=True
         )
@@ -324,24 +324,24 @@ class Operations(Generic[T]):
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank has called it. Operations under way are not waited for."""
+    """Block until every rank has called it. It does not wait for operations in flight."""
     membership, _ = named("barrier", "", process_set)
-    # One name for all barriers, so that the engine can replay them; two at a time on one rank make no sense.
+    # All barriers have one name, so that the response cache keeps it. A rank has at most one barrier in flight.
     membership.engine.run(Request(kinds.BARRIER, "barrier"), "barrier", None, None)
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data, take part in what the others ask for, and return when all have joined.
+    """Declare that this rank has no more data, and take part in the other ranks' operations until all have joined.
 
-    Returns the rank that joined last, the same on all ranks; then everything is as before, and `join` may be called
-    again. Until then this rank counts as having asked for every operation: it adds nothing to a Sum or Adasum and to an
-    Average, which still divides by the number of all ranks; it is left out of Min, Max and Product; it gathers no rows,
-    and arrives at barriers. `device` is Horovod's, and has no meaning here.
+    Returns the rank that joined last, which is the same on all ranks; `join` can then be called again. Until then this
+    rank counts as having requested every operation. It adds zeros to Sum, Adasum and Average, and Average still divides
+    by the number of all ranks. It is left out of Min, Max and Product, contributes no rows to an allgather, and arrives
+    at barriers. `device` is an argument of Horovod's and is ignored.
 
-    Blocks until every rank has joined, however long the others work; no other operation can be started on this rank
-    meanwhile. Raises `CollectiveTimeout` naming who has not joined when no rank has asked for anything for
-    `Config.collective_timeout`, and `PeerLost`. On the ranks that ask, what would lose something raises
-    `JoinedError`: a reducescatter, a broadcast whose root has joined, an alltoall that sends rows to a joined rank.
+    Blocks until every rank has joined, without a limit while the others work; no other operation can be started on this
+    rank meanwhile. Raises `PeerLost`, and `CollectiveTimeout` with the ranks that have not joined if no rank has made a
+    request for `Config.collective_timeout`. An operation that would lose data raises `JoinedError` on the ranks that
+    request it: a reducescatter, a broadcast whose root has joined, an alltoall that sends rows to a joined rank.
     """
     membership = default.membership()
     done = membership.engine.run(Request(kinds.JOIN), "join", None, None)

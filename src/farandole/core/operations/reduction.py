@@ -1,7 +1,7 @@
-"""Reductions: the operators, as the integers that users of Horovod know, and the factors that go with them.
+"""Reductions: operators, as Horovod's integers, with the factors before and after them.
 
-Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020) adds what is orthogonal in the
-ranks' tensors and averages what is parallel; for floating-point tensors and any number of ranks.
+Adasum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020) adds the orthogonal parts of the
+ranks' tensors and averages the parallel parts. It takes floating-point tensors and any number of ranks.
 """
 
 import warnings
@@ -19,7 +19,7 @@ Product: Final = 5
 
 # A NamedTuple, because the engine reads the fields by place (native/bind/request.cc).
 class Reduction(NamedTuple):
-    """The way in which the ranks' tensors become one: an operator, and the factors before and after it."""
+    """How the ranks' tensors are combined: an operator, and the factors before and after it."""
 
     op: int
     prescale: float = 1.0
@@ -32,9 +32,9 @@ _UNSCALED: Final = {op: Reduction(op) for op in (Average, Sum, Adasum, Min, Max,
 def choose_reduction(
     op: int | None, average: bool | None = None, prescale: float = 1.0, postscale: float = 1.0
 ) -> Reduction:
-    """Return the reduction that `op`, or the deprecated `average`, and the factors ask for; Average by default.
+    """Return the reduction for `op` or the deprecated `average`, and the factors; Average by default.
 
-    Raises `ValueError` when both are given or when there is no operator `op`.
+    Raises `ValueError` if both are given, or if `op` is not an operator.
     """
     if average is not None:
         if op is not None:

@@ -1,4 +1,4 @@
-"""Requests: what a caller asks the engine for, as one value."""
+"""Requests: all that the engine needs to know about an operation, as one value."""
 
 from typing import Any, NamedTuple
 
@@ -13,21 +13,21 @@ class Request(NamedTuple):
     """One operation over one tensor or a group of them; equal requests may share a traced program."""
 
     kind: int  # of farandole.core.operations.kinds
-    name: str | None = None  # None: the operation does not recur under this name
+    name: str | None = None  # None: the response cache does not keep it, because its name does not recur
     reduction: Reduction = Reduction(Sum)
-    root: int = 0  # of a broadcast: a rank of the job, for the engine the place among its ranks
+    root: int = 0  # of a broadcast: a rank of the job; in the engine's request a rank of the engine
     splits: Any = None  # of an alltoall
     grouped: bool = False
-    process_set: Any = None  # the ProcessSet that takes part; an engine has all its ranks take part
-    wire: str | None = None  # the name on the wire, where it is kept: "<stem>.<name>"
+    process_set: Any = None  # the ProcessSet of the operation; the engine ignores it
+    wire: str | None = None  # the name on the wire, "<stem>.<name>"; None: not made yet
 
     @property
     def stem(self) -> str:
-        """The word that names on the wire begin with."""
+        """The first part of the name on the wire."""
         return f"grouped_{kinds.NAMES[self.kind]}" if self.grouped else kinds.NAMES[self.kind]
 
     def backward(self, part: str = "", **changes: Any) -> "Request":
-        """Return the request for a part of the gradient, under a name of its own."""
+        """Return the request for a part of the gradient, with a name of its own."""
         return self.renamed(None if self.name is None else f"{self.name}.backward{part}", **changes)
 
     def renamed(self, name: str | None, **changes: Any) -> "Request":

@@ -1,4 +1,4 @@
-"""Requests of the engine: their names on the wire, the checks at the call, the memory for the results."""
+"""Submission of requests to the engine: names on the wire, checks at the call, and memory for the results."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_KEPT = 16384  # requests in each table; a program that repeats more of them makes them anew
+_KEPT = 16384  # largest number of requests in each table
 
 
 def _remembered(make: Callable[P, Request]) -> Callable[P, Request]:
@@ -30,7 +30,7 @@ def _remembered(make: Callable[P, Request]) -> Callable[P, Request]:
     def find(*args: P.args, **kwargs: P.kwargs) -> Request:
         try:
             return kept(*args, **kwargs)  # type: ignore[arg-type]  # P has no bound
-        except TypeError:  # an argument without a hash, such as a factor in an array
+        except TypeError:  # an argument without a hash, such as an array as a factor
             return make(*args, **kwargs)
 
     return find
@@ -47,9 +47,9 @@ def request_of(
     grouped: bool = False,
     root: int = 0,
 ) -> Request:
-    """Return the request with these fields; a program that repeats it gets the same one.
+    """Return the request with these fields; repeated calls return the same object.
 
-    Raises `UnsupportedReduction` for a reducescatter by another `op` than Average or Sum."""
+    Raises `UnsupportedReduction` for a reducescatter with an `op` other than Average and Sum."""
     reduction = Reduction(op, prescale, postscale)
     if kind == kinds.ALLREDUCE:
         reduction = choose_reduction(op, None, prescale, postscale)
@@ -59,8 +59,8 @@ def request_of(
     return made if name is None else made._replace(wire=f"{made.stem}.{name}")
 
 
-# Allreduces among all ranks by `op` and name, with all else left out. A lookup by all fields takes twice as long, and
-# submitting a small tensor only as long as a few lookups.
+# Allreduces over all ranks by `op` and name, with defaults for all other fields. A lookup by all fields takes twice as
+# long, and submitting a small tensor takes only as long as a few lookups.
 plain: dict[tuple[int | None, str | None], Request] = {}
 
 
@@ -73,7 +73,7 @@ def allreduce_request(
     process_set: ProcessSet,
     grouped: bool = False,
 ) -> Request:
-    """Return the request for an allreduce; raises `ValueError` for a wrong `op` or `average`."""
+    """Return the request for an allreduce; raises `ValueError` for an invalid `op`, or if `average` is given too."""
     if average is None and prescale == 1.0 and postscale == 1.0 and process_set is global_process_set and not grouped:
         try:
             return plain[op, name]
@@ -88,11 +88,11 @@ def allreduce_request(
 
 
 class Requests(Generic[T]):
-    """Starts and runs requests for one framework's tensors.
+    """Methods that submit requests for one framework's tensors.
 
-    The engine reads and writes tensors in place, so a tensor that it cannot read is refused and never copied. It also
-    refuses requests that are wrong on this rank alone: a root or splits that do not fit, a name that is in flight.
-    Frameworks that differentiate or trace override `run` and `run_group`.
+    The engine reads and writes tensors in place. A tensor that it cannot use is refused, not copied. The engine also
+    refuses requests that are invalid on this rank alone, such as a wrong root, wrong splits, or a name that is in
+    flight. Bindings that differentiate or trace override `run` and `run_group`.
     """
 
     def __init__(self, adapter: Adapter[T]) -> None:
@@ -100,7 +100,7 @@ class Requests(Generic[T]):
         self._own_type = adapter.own_type
 
     def run(self, request: Request, tensor: T) -> Any:
-        """Return the result of `request` in new memory; of an alltoall, a pair with the rows from each rank.
+        """Return the result of `request` in new memory; for an alltoall with the number of rows from each rank.
 
         Blocks until every rank has asked.
         """
@@ -115,10 +115,10 @@ class Requests(Generic[T]):
         return self.start_group(request, tensors).wait()
 
     def reduce(self, request: Request, tensor: T, write: bool, membership: Membership | None = None) -> T:
-        """Perform an allreduce, into `tensor` itself with `write`, and return the result.
+        """Perform an allreduce, in place with `write`, and return the result. Blocks as `run` does.
 
-        `membership` is the caller's in the request's process set, if it is known: the wait for a small tensor is
-        shorter than a few calls of Python."""
+        A caller that knows its membership in the request's process set passes it to save time: a few Python calls take
+        longer than a small allreduce."""
         wire = request.wire
         if membership is None or wire is None:
             membership, wire = _addressed(request)
@@ -134,7 +134,7 @@ class Requests(Generic[T]):
         return output
 
     def start_reduce(self, request: Request, tensor: T, write: bool) -> Handle[T]:
-        """Start an allreduce, into `tensor` itself with `write`. Never blocks."""
+        """Start an allreduce, in place with `write`. Never blocks."""
         membership, wire, output = self._prepare(request, tensor, write)
         try:
             part = membership.engine.start(request, wire, tensor, output)
@@ -150,9 +150,9 @@ class Requests(Generic[T]):
         return tensor
 
     def start(self, request: Request, tensor: T, write: bool = False, now: bool = False) -> Handle[Any]:
-        """Start `request`, other than an allreduce, into `tensor` itself with `write`.
+        """Start `request`, which is not an allreduce, in place with `write`.
 
-        Blocks only with `now`, until it is done.
+        Blocks until it is done with `now`, else never.
         """
         kind = request.kind
         membership, wire = _addressed(request)
@@ -185,7 +185,7 @@ class Requests(Generic[T]):
         return Handle(part, finish=self._finish(kind, part, tensor, given))
 
     def start_group(self, request: Request, tensors: Sequence[T], write: bool = False) -> Handle[list[T]]:
-        """Start a grouped `request`: no tensor begins before all are ready on all ranks. Never blocks."""
+        """Start a grouped `request`: no operation begins before all are requested on all ranks. Never blocks."""
         membership, wire, outputs = self._prepare_group(request, tensors, write)
         try:
             part = membership.engine.start(request, wire, tensors, outputs)
@@ -213,9 +213,10 @@ class Requests(Generic[T]):
     def start_each(
         self, request: Request, names: Sequence[str], tensors: Sequence[T], wake: bool
     ) -> Handle[Sequence[T]]:
-        """Start an allreduce of each tensor in place, in one call; they are independent of each other.
+        """Start an allreduce of each tensor, in place and independent of the others, in one call.
 
-        `names` replace the name of `request`. Without `wake` nothing happens before this rank waits for one of them.
+        `names` replace the name of `request`. Without `wake` the engine is not woken: the operations start when this
+        rank waits for one of them.
         """
         membership, _ = named("allreduce", names[0], request.process_set)
         wires = [membership.wire_name("allreduce", name) for name in names]
@@ -230,7 +231,7 @@ class Requests(Generic[T]):
         return Handle(part, tensors)
 
     def _finish(self, kind: int, part: _native.Handle, like: T, given: object) -> Callable[[], Any]:
-        """Return the function that makes a result of the memory that the engine allocated."""
+        """Return a function that makes the result from the engine's memory, once `part` is done."""
         if kind != kinds.ALLTOALL:
             return lambda: self.adapter.adopt(part.result(), like)
         return lambda: (
@@ -259,7 +260,7 @@ class Requests(Generic[T]):
         return membership, wire, [self.adapter.empty_like(tensor) for tensor in tensors]
 
     def _explained(self, error: Exception, tensors: Sequence[T], wire: str) -> Exception:
-        """Return the framework's reason why a tensor is refused, if there is one, and else `error`."""
+        """Return an error with the adapter's reason for the first refused tensor; without one `error`."""
         for tensor in tensors:
             refusal = self.adapter.refusal(tensor)
             if refusal is not None:
