@@ -1,1 +1,1 @@
-"""Process sets: some of a job's ranks, which work as a job of their own."""
+"""Process sets: some ranks of a job with an engine of their own."""

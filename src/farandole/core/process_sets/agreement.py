@@ -1,7 +1,7 @@
-"""The process sets of one context: how all ranks agree on them, and the engine that each has of its own.
+"""Process sets of one context: agreement of all ranks on each set, and the set's engine.
 
-A set is made by the same steps as a job: its members meet (by way of all ranks, who are connected already), connect,
-and start an engine. So sets share nothing that could make one of them wait for another.
+A set starts like a job: its members exchange cards (over the job's engine), connect, and start an engine. Sets share
+nothing, so no set can make another one wait.
 """
 
 import json
@@ -32,13 +32,13 @@ __all__ = ["Sets"]
 class _Set:
     number: int
     ranks: Ranks
-    membership: Membership | None  # None: this rank is no member
+    membership: Membership | None  # None: this rank is not a member
 
 
 class Sets:
-    """The process sets that the ranks of one context have added, each under the object that a user holds of it.
+    """The process sets of a context, by the user's `ProcessSet` object.
 
-    Adding and removing is for all ranks together, in the same order, members or not."""
+    All ranks of the job must call `add` and `remove`, in the same order, members or not."""
 
     def __init__(
         self,
@@ -53,32 +53,32 @@ class Sets:
         self._engine, self._monitors, self._engines = engine, monitors, engines
         self._registry = Registry(topology.size)
         self._sets: dict[object, _Set] = {}
-        self._generation = 0  # of the latest set
+        self._generation = 0  # generation of the latest set
         self._changing = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False
 
     @property
     def ranks_by_number(self) -> dict[int, Ranks]:
-        """The ranks of each set that the job has, by number; 0 is the set of all ranks."""
+        """The ranks of each set of the job, by number; 0 is the set of all ranks."""
         return self._registry.sets
 
     def number_of(self, key: object) -> int | None:
-        """Return the number of the set added under `key`, if it is there."""
+        """Return the number of the set added under `key`; None without one."""
         known = self._sets.get(key)
         return None if known is None else known.number
 
     def membership_of(self, key: object) -> Membership | None:
-        """Return this rank's membership in the set added under `key`; None without a membership, or such a set."""
+        """Return this rank's membership in the set added under `key`; None without a set or a membership."""
         known = self._sets.get(key)
         return None if known is None else known.membership
 
     def add(self, key: object, ranks: Sequence[int]) -> None:
-        """Make a set of `ranks` and keep it under `key`.
+        """Make a set of `ranks` and store it under `key`.
 
-        Blocks until all ranks have called; then it is there on all of them, or all raise: `MismatchError` when they
-        asked for different things, `ValueError` when there cannot be such a set, `RendezvousError` when a member failed
-        to connect, with its words."""
+        Blocks until all ranks have called. Then all ranks have the set, or all raise: `MismatchError` if they made
+        different calls, `ValueError` for an invalid set, `RendezvousError` with a member's error if it failed to
+        connect."""
         with self._changing:
             number = self._registry.next
             self._generation = 1 + self._agree("add_process_set", list(ranks), number)
@@ -94,9 +94,9 @@ class Sets:
             raise EngineClosed("it was shut down while a process set was added")
 
     def remove(self, key: object) -> bool:
-        """End the set added under `key`; returns False, at once, when there is none.
+        """Remove the set added under `key`; returns False, without blocking, if there is none.
 
-        Blocks until all ranks have called. What all members had asked for by then is done; what they had not fails."""
+        Blocks until all ranks have called. Operations that all members had requested by then complete; others fail."""
         with self._changing:
             known = self._sets.get(key)
             if known is None:
@@ -112,25 +112,27 @@ class Sets:
             return True
 
     def shutdown(self) -> None:
-        """Leave all sets; operations in flight in them fail. Idempotent."""
+        """Leave all sets; their operations in flight fail. Idempotent."""
         with self._closing:
             self._closed = True
-            left = list(self._sets.values())
+            known = list(self._sets.values())
             self._sets.clear()
-        for each in left:
-            self._end(each.membership)
+        for process_set in known:
+            self._end(process_set.membership)
 
     def _agree(self, verb: str, ranks: list[int], number: int) -> int:
-        """Learn that all ranks want the same; returns the latest generation that any of them knows of."""
-        wish = json.dumps([verb, sorted(ranks), number, self._generation]).encode()
-        wishes = [json.loads(each) for each in self._gather(wish)]
-        if any(each[:3] != wishes[0][:3] for each in wishes):
-            asked = {rank: f"{verb}({ranks}), number {number}" for rank, (verb, ranks, number, _) in enumerate(wishes)}
+        """Compare this call with those of all ranks; return the latest generation that one of them knows.
+
+        Raises `MismatchError` if the calls differ."""
+        mine = json.dumps([verb, sorted(ranks), number, self._generation]).encode()
+        calls = [json.loads(call) for call in self._gather(mine)]
+        if any(call[:3] != calls[0][:3] for call in calls):
+            asked = {rank: f"{verb}({ranks}), number {number}" for rank, (verb, ranks, number, _) in enumerate(calls)}
             raise MismatchError("process_sets", asked, "call")
-        return max(int(each[3]) for each in wishes)
+        return max(int(call[3]) for call in calls)
 
     def _form(self, members: Ranks, name: str) -> Membership | None:
-        """Connect the members, in the presence of all ranks; nothing is left of it when one of them fails."""
+        """Connect the members; all ranks take part. If a member fails, close everything and raise on all ranks."""
         forming = Forming(self._gather, members, name)
         if self._topology.rank not in members:
             forming.finish(None)
@@ -150,7 +152,7 @@ class Sets:
         return membership
 
     def _begin(self, part: PartRendezvous, members: Ranks, name: str) -> Membership:
-        # A member that is lost to the job never connects.
+        # A member that the job has lost never connects.
         host, require_alive = self._topology.hosts[self._topology.rank], self._engine.require_alive
         wiring = connect(part, self._config, host=host, require_alive=require_alive)
         engine = start_engine(wiring, self._config, members=members, process_set=name)
@@ -172,9 +174,9 @@ class Sets:
 
 
 def _finish(engine: Engine) -> None:
-    """Wait for what all members have asked for."""
-    # A set that has lost a rank has nothing more to wait for, and its operations have failed with the reason.
+    """Block until all operations that all members have requested are complete."""
+    # If the set has lost a rank, its operations have failed with the reason, and there is nothing to wait for.
     with suppress(CollectiveError, EngineClosed):
-        # The first may complete in the middle of a plan; the second is in a plan after that.
+        # The first barrier may complete in the middle of a plan; the second one is in a later plan.
         for turn in ("first", "second"):
             engine.run(Request(kinds.BARRIER), f"remove_process_set.{turn}", None, None)

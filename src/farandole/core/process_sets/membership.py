@@ -1,4 +1,4 @@
-"""Membership of a rank in a process set: everything that an operation needs to know of its ranks."""
+"""Membership of a rank in a process set."""
 
 import itertools
 from collections import defaultdict
@@ -11,20 +11,20 @@ __all__ = ["Counters", "Membership"]
 
 
 class Counters:
-    """Counts operations without a name, by kind."""
+    """Counters of the operations without a name, by kind."""
 
     def __init__(self) -> None:
         self._next: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
     def next(self, kind: str) -> int:
-        # next() on itertools.count is one step under the GIL, so two threads never get one number.
+        # next() of itertools.count is atomic under the GIL, so no two threads get the same number.
         return next(self._next[kind])
 
 
 class Membership:
-    """This rank's place in an engine, and what the functions of this package need of it at every call.
+    """This rank's membership in a process set: the set's engine, and the rank's number in it.
 
-    The engine numbers its ranks from 0. With `members` those are some of the job's ranks, in this order; without, all.
+    The engine numbers its ranks from 0. They are `members` of the job in this order, or all ranks without `members`.
     """
 
     __slots__ = ("_counters", "_places", "engine", "rank", "size")
@@ -36,13 +36,13 @@ class Membership:
         self._places = None if members is None else {member: place for place, member in enumerate(members)}
 
     def wire_name(self, kind: str, name: str | None) -> str:
-        """Return the name ranks agree on: `<kind>.<name>`, or `<kind>.noname.<n>` for the nth one without a name."""
+        """Return the name on the wire: `<kind>.<name>`, or `<kind>.noname.<n>` for the nth operation without a name."""
         return f"{kind}.{name}" if name is not None else f"{kind}.noname.{self._counters.next(kind)}"
 
     def place_of(self, rank: int, wire: str) -> int:
-        """Return the engine's number for the job's rank `rank`; raises `InvalidRequest` when it takes no part."""
+        """Return the engine's number of the job's rank `rank`; raises `InvalidRequest` if it is not a member."""
         if self._places is None:
-            return rank  # the engine knows its own limits
+            return rank  # the engine checks the range
         if rank not in self._places:
             raise InvalidRequest(
                 wire,

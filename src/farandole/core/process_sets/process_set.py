@@ -1,4 +1,4 @@
-"""Process sets as users name them in calls: all ranks of the job, or some that work as if they were a job."""
+"""Process sets, as users pass them to operations: all ranks of the job, or some of them."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ __all__ = [
 
 
 class ProcessSet:
-    """Some of the job's ranks, once `add_process_set` or `init(process_sets=...)` has made the set known to all.
+    """Some of the job's ranks; `add_process_set` or `init(process_sets=...)` registers the set on all ranks.
 
     Before that, and after its removal, `process_set_id` is None."""
 
@@ -34,7 +34,7 @@ class ProcessSet:
             raise ValueError("a process set has the number that add_process_set or init(process_sets=...) gives it")
         super().__setattr__(name, value)
 
-    # The context of the caller holds the state of the set, because ranks that are threads may share one object.
+    # The caller's context holds the state of the set, because ranks that are threads may share one object.
 
     @property
     def process_set_id(self) -> int | None:
@@ -46,17 +46,17 @@ class ProcessSet:
 
     @property
     def mpi_comm(self) -> None:
-        """Always None: a set is never made from an MPI communicator."""
+        """Always None: sets are not made from MPI communicators."""
         return None
 
     def size(self) -> int | None:
-        """Return how many ranks the set has, None before the job knows it."""
+        """Return the number of ranks of the set; None if it is not registered."""
         return None if self.process_set_id is None else len(self._ranks)
 
     def rank(self) -> int | None:
-        """Return this process' place in the set, None before the job knows it.
+        """Return this process' rank in the set; None if the set is not registered.
 
-        Raises `ValueError` when it is not a member."""
+        Raises `ValueError` if this process is not a member."""
         if self.process_set_id is None:
             return None
         if default.rank() not in self._ranks:
@@ -64,10 +64,10 @@ class ProcessSet:
         return self._ranks.index(default.rank())
 
     def included(self) -> bool | None:
-        """Return whether this process is a member, None before the job knows the set."""
+        """Return whether this process is a member; None if the set is not registered."""
         return None if self.process_set_id is None else default.rank() in self._ranks
 
-    # The object's identity is the set's, also in a copy of what holds it, such as an optimizer.
+    # The object identifies the set, so copies of its holder, such as an optimizer, must hold the same object.
 
     def __copy__(self) -> "ProcessSet":
         return self
@@ -80,7 +80,7 @@ class ProcessSet:
 
 
 class GlobalProcessSet(ProcessSet):
-    """All ranks of the job that the caller is in; `ranks` is None before `init()`."""
+    """All ranks of the caller's job; `ranks` is None before `init()`."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -94,11 +94,11 @@ class GlobalProcessSet(ProcessSet):
         return list(range(default.size())) if default.is_initialized() else None
 
     def size(self) -> int | None:
-        """Return how many ranks the job has, None before `init()`."""
+        """Return the number of ranks of the job; None before `init()`."""
         return default.size() if default.is_initialized() else None
 
     def rank(self) -> int | None:
-        """Return this process' rank, None before `init()`."""
+        """Return this process' rank; None before `init()`."""
         return default.rank() if default.is_initialized() else None
 
     def included(self) -> bool | None:
@@ -106,36 +106,36 @@ class GlobalProcessSet(ProcessSet):
         return True if default.is_initialized() else None
 
     def __reduce__(self) -> str:
-        return "global_process_set"  # the one of the process that unpickles it
+        return "global_process_set"  # unpickled as the object of that process
 
 
 global_process_set = GlobalProcessSet()
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Make a set of some of the job's ranks, and return it; all ranks of the job have to call, members or not.
+    """Make and return a set of some of the job's ranks; all ranks of the job must call it, members or not.
 
-    Blocks until they have. Operations pending elsewhere are not disturbed. Raises, on all ranks alike, `ValueError`
-    for a set that is there already, for ranks named twice and for ranks that the job does not have, `MismatchError`
-    when ranks ask for different sets, and `RendezvousError` when the members cannot connect. Then no set was made."""
+    Blocks until all ranks have called. Operations in flight go on. Raises, on all ranks, `ValueError` for a duplicate
+    set, duplicate ranks or ranks that the job does not have, `MismatchError` if ranks give different sets, and
+    `RendezvousError` if the members cannot connect. No set is made then."""
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     default.context().sets.add(added, added.ranks or ())
     return added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """End a set; all ranks of the job have to call, members or not. It may be added again.
+    """Remove a set; all ranks of the job must call it, members or not. The set can be added again.
 
-    Returns False, at once, for the global set and for one that is not there. Blocks until all ranks have called;
-    what all members had asked for before is done then, and what they had not raises `EngineClosed`. Raises
-    `MismatchError` on all ranks when they ask for different things: the set stays."""
+    Returns False, without blocking, for the global set and for a set that is not registered. Blocks until all ranks
+    have called. Operations that all members had requested before complete; others raise `EngineClosed`. Raises
+    `MismatchError` on all ranks if they give different sets; the set then stays."""
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"expected a ProcessSet, got {type(process_set).__name__}")
     return default.context().sets.remove(process_set)
 
 
 def membership_of(process_set: ProcessSet, kind: str, name: str | None = None) -> Membership:
-    """Return the caller's membership in a set, for an operation; raises `InvalidRequest` when it has none."""
+    """Return the caller's membership in a set, for an operation; raises `InvalidRequest` without one."""
     here = default.membership()
     if isinstance(process_set, GlobalProcessSet):
         return here
@@ -150,7 +150,7 @@ def membership_of(process_set: ProcessSet, kind: str, name: str | None = None) -
 
 
 def require_registered(process_set: ProcessSet, what: str) -> None:
-    """Raise `InvalidRequest` for a set that the job does not know; `what` is being asked for."""
+    """Raise `InvalidRequest` if `process_set` is not registered; `what` is the name of the request."""
     if not isinstance(process_set, ProcessSet):
         raise InvalidRequest(what, f"process_set should be a ProcessSet, got {type(process_set).__name__}")
     default.membership()

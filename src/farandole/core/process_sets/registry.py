@@ -1,4 +1,4 @@
-"""Registry of a job's process sets by number: the same values on every rank. Pure."""
+"""Registry of a job's process sets by number, equal on all ranks. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Ranks = tuple[int, ...]  # ascending, each once
 
 
 class Registry:
-    """The sets of a job of `size` ranks. Ranks that make the same calls in the same order hold the same numbers."""
+    """The sets of a job of `size` ranks. Ranks that make the same calls in the same order have the same numbers."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -25,12 +25,12 @@ class Registry:
 
     @property
     def next(self) -> int:
-        """The number that the next set gets: the one that was freed first, else a new one."""
-        # Numbers are never given up, only freed, so those in use and those freed are 0 to their count.
+        """The number of the next set: the number that was freed first, or else a new one."""
+        # Freed numbers are reused, so used and freed numbers together are 0, 1, 2, ... without gaps.
         return self._freed[0] if self._freed else len(self._sets)
 
     def check(self, ranks: Sequence[int]) -> Ranks:
-        """Return `ranks` as a set that can be added; raises `ValueError` when it cannot."""
+        """Return `ranks` in ascending order; raises `ValueError` if they are not a set that can be added."""
         members = tuple(sorted(ranks))
         if not members:
             raise ValueError("a process set needs at least one rank")
@@ -55,7 +55,7 @@ class Registry:
         return number
 
     def remove(self, number: int) -> bool:
-        """Free a number; returns False for that of all ranks and for one that no set has."""
+        """Remove the set `number`; returns False for the set of all ranks and for a number without a set."""
         if number == GLOBAL or number not in self._sets:
             return False
         del self._sets[number]

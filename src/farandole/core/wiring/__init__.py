@@ -1,1 +1,1 @@
-"""From a rendezvous to a running engine."""
+"""Wiring: the way from a rendezvous to a running engine."""

@@ -1,9 +1,10 @@
-"""From a rendezvous to wired peers: the ranks' places, one shared segment per host, sockets between hosts.
+"""Connections of a rank to its peers: the topology, one shared segment per host, and sockets between hosts.
 
-Every rank opens its listeners, accepts from then on, sends all others its addresses, and then connects: to the first
-rank of its host for the descriptor of the shared segment, and to lower ranks of other hosts: to those that it exchanges
-data with (`data_peers`) for a data socket, and to its parent in the tree of control connections for a control socket.
-Listeners exist only while this lasts. No byte of a peer is used before the peer has proved the job's secret.
+Every rank opens its listeners, accepts peers from then on, and sends its card with its addresses to all other ranks.
+Then it connects to the first rank of its host, for the descriptor of the shared segment, and to lower ranks of other
+hosts: to those that it exchanges data with (`data_peers`), for a data socket, and to its neighbours in the tree of
+control connections, for a control socket. Listeners are closed when all peers are connected. Bytes of a peer are used
+only after the peer has proved the job's secret.
 """
 
 import json
@@ -32,65 +33,67 @@ from farandole.topology import Topology, host_identity
 
 __all__ = ["Wiring", "connect"]
 
-# Among the ranks of one host, once they are connected: the rank that is missing, or that all is well.
+# Message between the ranks of one host after they have connected: the number of a missing rank, or RUNS for success.
 WORD = struct.Struct("!i")
 RUNS = -1
-GRACE = timedelta(seconds=5)  # after its deadline the first rank of a host names the missing ranks to the others
+GRACE = timedelta(seconds=5)  # how long ranks wait, after the deadline, for the first rank's report of missing ranks
 
 
 @dataclass
 class Wiring:
-    """The parts from which the native engine is built; it takes over the descriptors of `remotes`.
+    """The parts of which the native engine is built; the engine takes ownership of the descriptors in `remotes`.
 
-    `companions` are connections from the first rank of this host to its other ranks, until `settle` or `abandon`."""
+    `companions` are the connections between the first rank of this host and its other ranks, by rank. They are closed
+    by `settle` or `abandon`."""
 
     topology: Topology
     segment: Segment
     deadline: Deadline
     remotes: list[tuple[int, int, int]] = field(default_factory=list)  # (peer, control fd or -1, data fd or -1)
     companions: dict[int, socket.socket] = field(default_factory=dict)
-    mpi: MpiComm | None = None  # carries the data instead of sockets and the segment
-    lifeline: Lifeline | None = None  # shows this rank's death to the ranks of other hosts, until `settle`
+    mpi: MpiComm | None = None  # transfers the data instead of sockets and the segment
+    lifeline: Lifeline | None = None  # reports this rank's death to ranks of other hosts, until `settle`
 
     def settle(self) -> None:
-        """Say that this rank's engine runs, and wait until all of this host's do.
+        """Report that this rank's engine runs, and block until the engines of all ranks of this host run.
 
-        From then on the shared segment shows who dies; who has died before is marked dead there, so that no rank
-        waits for it. Raises `RendezvousError` naming who was missed here or by another rank of this host."""
+        From then on the shared segment shows which ranks die. Ranks that have died before are marked dead in it, so
+        that no rank waits for them. Raises `RendezvousError` with a rank that did not start in time, or that another
+        rank of this host misses."""
         leads = self.topology.rank == self.topology.local_ranks[0]
         if not leads:
             self._send(RUNS)
         for peer, sock in self.companions.items():
-            said = self._receive(peer, sock, timedelta(0) if leads else GRACE)
-            if said is None:
+            word = self._receive(peer, sock, timedelta(0) if leads else GRACE)
+            if word is None:
                 self.segment.mark_dead(peer)
-            elif said != RUNS:
-                raise RendezvousError(f"rank {peer} could not connect to all ranks", missing=(said,))
+            elif word != RUNS:
+                raise RendezvousError(f"rank {peer} could not connect to all ranks", missing=(word,))
         if leads:
             self._send(RUNS)
         self._close()
 
     def abandon(self, error: BaseException) -> None:
-        """Send the ranks of this host that wait for this one whom it has missed, or else that it is gone."""
+        """Close all connections; before that, report the missing rank of `error`, if any, to the ranks of this host."""
         if isinstance(error, RendezvousError) and error.missing:
             self._send(error.missing[0])
         self._close(failed=not isinstance(error, RendezvousError))
 
     def _send(self, word: int) -> None:
         for sock in self.companions.values():
-            with suppress(ConnectionError):  # it is gone; its listeners see that
+            with suppress(ConnectionError):  # the peer has died; ranks that wait for it find out by themselves
                 sock.sendall(WORD.pack(word))
 
     def _receive(self, peer: int, sock: socket.socket, grace: timedelta) -> int | None:
-        """Return the message of `peer`, None when it is gone."""
+        """Return the word from `peer`, None if the peer has died. Blocks until the deadline and `grace` have passed."""
         try:
             sock.settimeout(self.deadline.remaining() + grace.total_seconds())
-            said = sock.recv(WORD.size, socket.MSG_WAITALL)
+            received = sock.recv(WORD.size, socket.MSG_WAITALL)
         except TimeoutError as error:
             raise RendezvousError("a rank of this host did not start its engine in time", missing=(peer,)) from error
         except ConnectionError:
             return None
-        return int(WORD.unpack(said)[0]) if len(said) == WORD.size else None
+        return int(WORD.unpack(received)[0]) if len(received) == WORD.size else None
 
     def _close(self, *, failed: bool = False) -> None:
         if self.lifeline is not None:
@@ -101,15 +104,15 @@ class Wiring:
 
 @dataclass(frozen=True)
 class _Card:
-    """The message in which a rank describes itself to the others."""
+    """A rank's message in the rendezvous: its host, addresses and settings."""
 
     host: str
-    unix: str  # name in the abstract namespace: no file that could stay behind
+    unix: str  # name in the abstract namespace, which leaves no file behind
     tcp: str  # host:port
-    # Settings in which all ranks follow rank 0: links between all, even where a grid would do, and bytes per slot.
+    # All ranks use rank 0's values: whether to connect all ranks of all hosts, even for a grid, and bytes per slot.
     flat: bool
     slot_bytes: int
-    offer: Offer  # of MPI
+    offer: Offer  # of MPI as the fabric
 
     def pack(self) -> bytes:
         return json.dumps(astuple(self)).encode()
@@ -121,14 +124,14 @@ class _Card:
 
 
 class _Patience(Deadline):
-    """A deadline that ends early, with the error of one of `checks`, once a peer is known to be lost."""
+    """Deadline that ends early, with the error of one of `checks`, when a peer is known to be lost."""
 
     def __init__(self, timeout: timedelta) -> None:
         super().__init__(timeout)
         self.checks: list[Callable[[], None]] = []
 
     def remaining(self) -> float:
-        """Return the seconds that are left; raises `TimeoutError` when none are, or the error of a check."""
+        """Return the remaining seconds; raises `TimeoutError` at the deadline, or the error of a check."""
         for check in self.checks:
             check()
         return super().remaining()
@@ -141,11 +144,11 @@ def connect(
     host: str | None = None,
     require_alive: Callable[[], None] | None = None,
 ) -> Wiring:
-    """Meet all ranks at `rendezvous` and connect to those that this rank talks to.
+    """Exchange cards with all ranks at `rendezvous`, and connect to this rank's peers.
 
-    `host` overrides this host's identity, so that tests can make several hosts of one. `require_alive` raises what is
-    known, by other means, to have happened to these ranks. Blocks up to `config.start_timeout`; raises
-    `RendezvousError` naming the ranks that did not come, and the addresses between which nothing passed."""
+    `host` overrides this host's identity, so that tests can simulate several hosts. `require_alive` raises an error if
+    one of the ranks is known to be lost. Blocks up to `config.start_timeout`; raises `RendezvousError` with the missing
+    ranks, and with the addresses between which no connection was made."""
     deadline = _Patience(config.start_timeout)
     offered, mpi = offer(_first_met(rendezvous), rendezvous.size, config, deadline)
     with ExitStack() as stack:
@@ -171,7 +174,7 @@ def connect(
             wiring = _wire(rendezvous, topology, cards, arrivals, deadline, mpi)
         except BaseException as error:
             if isinstance(error, RendezvousError) and error.missing:
-                # While this rank still listens: a rank that it refuses waits for this report.
+                # Report while this rank still listens: a peer that it refuses later waits for the report.
                 remote = {peer: card.tcp for peer, card in enumerate(cards) if card.host != mine.host}
                 report_missing(error.missing[0], remote, rendezvous)
             if lifeline is not None:
@@ -184,14 +187,14 @@ def connect(
 def _meet(
     rendezvous: Rendezvous, payload: bytes, arrivals: Arrivals, timeout: timedelta
 ) -> tuple[list[bytes], Lifeline | None]:
-    """Exchange `payload` with all ranks. Where the rendezvous can, it reports later deaths of ranks to `arrivals`."""
+    """Exchange `payload` with all ranks. A `TcpRendezvous` also reports later deaths of ranks to `arrivals`."""
     if isinstance(rendezvous, TcpRendezvous):
         return rendezvous.allgather_and_watch(payload, arrivals.lose, timeout=timeout)
     return rendezvous.allgather(payload, timeout=timeout), None
 
 
 def _room_to_tune(rendezvous: Rendezvous, config: Config) -> tuple[bool, int]:
-    """Must ranks be able to work in one level, and how large are the slots? Autotune may use more than the settings."""
+    """Return whether to connect all ranks of all hosts, and bytes per slot; with room for all values of autotune."""
     if config.fabric == "mpi":
         return False, config.slot_bytes
     tunes = config.autotune and not isinstance(rendezvous, PartRendezvous)
@@ -226,7 +229,7 @@ def _wire(
 
 
 def _first_met(rendezvous: Rendezvous) -> Rendezvous:
-    """Return the rendezvous of all ranks of the job; `rendezvous` may be that of a process set."""
+    """Return the rendezvous of all ranks of the job; `rendezvous` may be for a process set."""
     return rendezvous.whole if isinstance(rendezvous, PartRendezvous) else rendezvous
 
 
@@ -238,7 +241,7 @@ def _share_segment(
     deadline: Deadline,
 ) -> tuple[Segment, dict[int, socket.socket]]:
     local = topology.local_ranks
-    # Ranks with links to all others exchange data with those of their own host by rings of the segment.
+    # If all ranks of all hosts are connected, ranks of one host exchange data through rings in the segment.
     pair_rings = topology.local_size < topology.size and (cards[0].flat or not make_grid(topology.host_numbers))
 
     def make() -> Segment:
@@ -271,7 +274,7 @@ def _share_segment(
             arrived, sock = arrivals.take(expected, deadline)
             expected.discard(arrived)
             companions[arrived[0]] = sock
-            with suppress(ConnectionError):  # it has just died: `settle` sees that
+            with suppress(ConnectionError):  # the peer has just died; `settle` notices it
                 socket.send_fds(sock, [b"s"], [segment.fd])
     except BaseException as error:
         Wiring(topology, segment, deadline, companions=companions).abandon(error)
@@ -299,7 +302,9 @@ def _connect_remotes(
     *,
     by_mpi: bool,
 ) -> list[tuple[int, int, int]]:
-    """Connect to the ranks of other hosts that this one talks to: the higher rank dials, the lower one accepts."""
+    """Connect to this rank's peers on other hosts: the higher rank dials, the lower rank accepts.
+
+    Returns (peer, control descriptor or -1, data descriptor or -1) for each of them."""
     rank = topology.rank
     remote = [peer for peer in range(topology.size) if topology.hosts[peer] != topology.hosts[rank]]
     exchanging = set() if by_mpi else set(data_peers(rank, topology.host_numbers, cards[0].flat))
@@ -312,7 +317,7 @@ def _connect_remotes(
 
     expected = {(peer, purpose) for peer in remote if peer > rank for purpose in purposes(peer)}
     try:
-        # While this rank dials the lower ranks, the higher ones dial it.
+        # While this rank dials lower ranks, higher ranks dial this one.
         for peer in remote:
             for purpose in purposes(peer) if peer < rank else ():
                 with _explained(arrivals), reaching(peer, f" at {cards[peer].tcp} from {address}"):
@@ -336,7 +341,7 @@ def _connect_remotes(
 
 @contextmanager
 def _explained(arrivals: Arrivals) -> Iterator[None]:
-    """Name another rank, if the peer that cannot be reached has reported that it gave up because of that one."""
+    """Replace the failure to reach a peer by its cause, such as the peer's report of a missing rank, if it is known."""
     try:
         yield
     except RendezvousError:
@@ -348,7 +353,7 @@ def _explained(arrivals: Arrivals) -> Iterator[None]:
 
 @contextmanager
 def _between(cards: list[_Card], address: str) -> Iterator[None]:
-    """Add the addresses between which nothing came, where peers did not connect in time."""
+    """Add the addresses of both ends to the error of peers that did not connect in time."""
     try:
         yield
     except RendezvousError as error:

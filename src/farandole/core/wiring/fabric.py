@@ -1,4 +1,4 @@
-"""Choice of the transport for a job's tensors: the offer of each rank, and the decision of all from the offers."""
+"""Choice of the transport for a job's tensors: each rank makes an offer, and all decide from the offers."""
 
 import logging
 from collections.abc import Sequence
@@ -23,19 +23,20 @@ NO_MPI = -1
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One rank's setting `fabric` and its MPI, as the others get them."""
+    """One rank's setting `fabric` and its place in MPI, which it sends to the other ranks."""
 
     fabric: str
-    place: int  # in MPI_COMM_WORLD, or NO_MPI: tensors cannot go over MPI, or are not worth it
-    interconnect: str  # of its host, if MPI is offered because of it; else why it is not, "" where there is none
+    place: int  # in MPI_COMM_WORLD; NO_MPI if the rank does not offer MPI
+    interconnect: str  # the host's, because of which MPI is offered; or the obstacle; "" without an interconnect
 
 
 def offer(met: Rendezvous, size: int, config: Config, deadline: Deadline) -> tuple[Offer, MpiProcess | None]:
-    """Return what this rank offers to the `size` ranks, of those that `met`, and its place in MPI if it offers that.
+    """Return this rank's offer, and its MPI process if it offers MPI.
 
-    With "mpi" MPI is started unless it runs. With "auto" it is offered where the ranks have met by MPI, which runs
-    then, and this host has an interconnect. A job of one rank moves no tensors. Blocks up to `deadline`; raises
-    `ConfigError` when "mpi" is set and there is no MPI library."""
+    `size` is the number of ranks of the job or process set, and `met` is the job's rendezvous. With "mpi" MPI is
+    started unless it runs. With "auto" MPI is offered if the ranks have met over MPI, which then runs, and this host
+    has an interconnect. A single rank needs no transport. Blocks up to `deadline`; raises `ConfigError` if "mpi" is set
+    and there is no MPI library."""
     nothing = Offer(config.fabric, NO_MPI, "")
     launch = find_other_launch()
     by_mpi = isinstance(met, HostedRendezvous) and launch is not None and launch.way == "mpi"
@@ -55,10 +56,10 @@ def offer(met: Rendezvous, size: int, config: Config, deadline: Deadline) -> tup
 
 
 def decide(offers: Sequence[Offer], hosts: Sequence[str]) -> bool:
-    """Return whether tensors of the ranks go over MPI; every rank decides the same.
+    """Return whether tensors go over MPI; all ranks reach the same decision.
 
-    MPI is taken if all ranks set "mpi", or if all set "auto" and offer it, on several hosts. Raises `ConfigError` when
-    only some set "mpi"."""
+    They do if all ranks set "mpi", or if all ranks offer MPI with "auto" and are on several hosts. Raises `ConfigError`
+    if only some ranks set "mpi"."""
     asked = [rank for rank, each in enumerate(offers) if each.fabric == "mpi"]
     if asked:
         without = [rank for rank in range(len(offers)) if rank not in asked]
@@ -69,9 +70,9 @@ def decide(offers: Sequence[Offer], hosts: Sequence[str]) -> bool:
 
 
 def log_choice(offers: Sequence[Offer], hosts: Sequence[str], process: MpiProcess | None) -> None:
-    """Log in one sentence what "auto" has chosen, where there was a choice: on several hosts with an interconnect.
+    """Log the choice of "auto", if there was one: on several hosts, with an interconnect on at least one.
 
-    It is a warning, because MPI was not asked for, and without the interconnect the job may be slow."""
+    It is a warning, because the user has not asked for MPI, and the job may be slow without the interconnect."""
     offered = [each for each in offers if each.fabric == "auto" and each.place != NO_MPI]
     if not offered or len(set(hosts)) == 1:
         return

@@ -1,4 +1,4 @@
-"""Settings of an engine for tensors on GPUs: the files of NCCL, its interface, and the route of each operation."""
+"""Settings of an engine for tensors on GPUs: NCCL's files and interface, and the route of each operation."""
 
 import os
 import sysconfig
@@ -14,20 +14,20 @@ _KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
 
 def find_nccl() -> list[str]:
-    """Return what the engine opens as NCCL, unless the process has loaded one: the linker's, else those of wheels."""
+    """Return the files to open as NCCL if the process has not loaded it: the linker's, then those of wheels."""
     wheels = Path(sysconfig.get_path("purelib")).glob(f"nvidia/*/lib/{_FILE}")
     return [_FILE, *sorted(map(str, wheels))]
 
 
 def connect_nccl_by(address: str) -> None:
-    """Let NCCL connect by this host's interface with `address`, unless NCCL_SOCKET_IFNAME says by which.
+    """Set NCCL_SOCKET_IFNAME to this host's interface with `address`, unless it is set.
 
-    NCCL reads that variable in this process when it makes its first communicator."""
+    NCCL reads the variable from the environment of this process when it makes its first communicator."""
     name = interface_of(address)
     if name is not None:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # =: this name, not those that begin with it
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # =: exactly this name, not all that begin with it
 
 
 def kinds_by_route(config: Config, route: str) -> list[str]:
-    """Return the operations on GPUs for which `config` asks for this route."""
+    """Return the kinds of operations on GPUs for which `config` sets `route`."""
     return [kind for kind in _KINDS if getattr(config, f"gpu_{kind}") == route]

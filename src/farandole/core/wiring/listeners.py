@@ -1,4 +1,4 @@
-"""Listeners of a rank that connects to its peers."""
+"""Listeners of a rank while it connects to its peers."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ __all__ = ["listen_tcp", "listen_unix", "unix_name"]
 
 @contextmanager
 def listen_tcp(address: str) -> Iterator[socket.socket]:
-    """Listen at a free port of `address`; raises `ConfigError` if it is no address of this host."""
+    """Listen at a free port of `address`; raises `ConfigError` if this host cannot listen there."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)

@@ -1,4 +1,4 @@
-"""MPI as the fabric of a job: its ranks' places in MPI_COMM_WORLD, and a communicator of them."""
+"""MPI as the fabric of a job: this process' place in MPI_COMM_WORLD, and the ranks' communicator."""
 
 from collections.abc import Sequence
 
@@ -14,17 +14,17 @@ __all__ = ["join_mpi", "make_communicator"]
 
 
 def join_mpi(config: Config, deadline: Deadline) -> MpiProcess:
-    """Return this process's place in MPI, which is started unless it runs.
+    """Start MPI unless it runs, and return this process' place in it.
 
-    Blocks up to `deadline`. Raises `ConfigError` when there is no MPI library."""
+    Blocks up to `deadline`. Raises `ConfigError` if there is no MPI library."""
     return MpiProcess(find_library(find_other_launch(), config.mpi_library), "fabric", deadline)
 
 
 def make_communicator(process: MpiProcess, places: Sequence[int], deadline: Deadline) -> MpiComm:
     """Return a communicator of the ranks, rank r being number `places[r]` of MPI_COMM_WORLD.
 
-    Blocks until all ranks have called, or `deadline` raises. Raises `ConfigError` when ranks are no processes of one
-    MPI, `RendezvousError` when MPI fails."""
+    Blocks until all ranks have called, up to `deadline`. Raises `ConfigError` if the ranks are not processes of one MPI
+    job, and `RendezvousError` if MPI fails or does not answer in time."""
     if len(set(places)) < len(places):
         raise ConfigError(
             "fabric",

@@ -1,4 +1,4 @@
-"""The address of this host at which a rank listens."""
+"""Choice of the address of this host at which a rank listens."""
 
 import contextlib
 import socket
@@ -15,14 +15,14 @@ from farandole.topology import interface_addresses, loopback_address
 __all__ = ["first_that_connects", "own_address"]
 
 LOOKUP_PAUSE = 0.5  # seconds between two lookups of a host name
-CONNECT = 2.0  # seconds for a connection from one of several addresses
+CONNECT = 2.0  # seconds for a test connection from one address
 
 
 def own_address(rendezvous: Rendezvous, config: Config, deadline: Deadline) -> str:
-    """Return the address of the setting `interface`, or else the one by which this host reaches the rendezvous.
+    """Return an address of the setting `interface`, or else the address from which this host reaches the rendezvous.
 
-    Of several interfaces it is the first from which that can be reached. May block for a lookup, and for
-    connections; raises `RendezvousError` if this host has no way there."""
+    If `interface` has several addresses, it is the first one from which a connection to the rendezvous succeeds. May
+    block for a name lookup and for connections; raises `RendezvousError` if this host has no route to it."""
     there = rendezvous.address
     if config.interface is not None:
         own = interface_addresses(config.interface)
@@ -31,11 +31,11 @@ def own_address(rendezvous: Rendezvous, config: Config, deadline: Deadline) -> s
         return first_that_connects(own, _looked_up(there, deadline)[-1], deadline)
     if there is None:
         return loopback_address()
-    # The interface by which this host reaches the rendezvous is one by which the others reach this host.
+    # Other hosts reach this host through the interface through which it reaches the rendezvous.
     family, kind, protocol, _, target = _looked_up(there, deadline)
     with socket.socket(family, kind, protocol) as probe:
         try:
-            probe.connect(target)  # of a datagram socket: sends nothing
+            probe.connect(target)  # a datagram socket sends nothing
         except OSError as error:
             raise RendezvousError(
                 f"this host has no way there ({error.strerror}): look at its interfaces (ip address, ip route)",
@@ -45,10 +45,10 @@ def own_address(rendezvous: Rendezvous, config: Config, deadline: Deadline) -> s
 
 
 def first_that_connects(own: Sequence[str], target: tuple[Any, ...], deadline: Deadline) -> str:
-    """Return the first of this host's addresses `own` from which a connection to `target` can be made.
+    """Return the first of this host's addresses `own` from which a connection to `target` succeeds.
 
-    The target's own address, if it is among them, comes first: the other hosts reach that one, and from here all can be
-    reached. Returns the first address if none connects, so that the error of the meeting names it."""
+    If `target` is on this host, its own address is chosen, because other hosts reach that one. If no connection
+    succeeds, the first address is returned, and the error of the rendezvous shows it."""
     if target[0] in own:
         return str(target[0])
     for address in own:
@@ -60,7 +60,7 @@ def first_that_connects(own: Sequence[str], target: tuple[Any, ...], deadline: D
 
 
 def _looked_up(address: str, deadline: Deadline) -> tuple[Any, ...]:
-    """Look up `address`; wait until `deadline` for a host name that is not known yet.
+    """Look up `address`, and retry until `deadline` while the host name is unknown.
 
     Kubernetes publishes the name of a pod only when the pod runs. Raises `RendezvousError` with the name."""
     where, port = split_address(address)

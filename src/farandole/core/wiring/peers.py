@@ -1,4 +1,4 @@
-"""Connections between the ranks of a job while they start: dialed or accepted, authenticated, each for one purpose."""
+"""Authenticated connections between the ranks of a starting job, each dialed or accepted for one purpose."""
 
 import socket
 import threading
@@ -14,15 +14,15 @@ from farandole.rendezvous import Rendezvous
 
 __all__ = ["Arrivals", "connect_to", "reaching", "report_missing"]
 
-LOOK_AGAIN = 0.05  # seconds between two looks at a deadline that may end early
-MISSED = "missed"  # the purpose of a rank that reports that it has given up; the rank that it misses follows
-REPORT_LIMIT = timedelta(seconds=2)  # for all reports
-REPORT_WAIT = 0.5  # seconds in which a rank that no longer listens reports why
+LOOK_AGAIN = 0.05  # seconds between two checks of a deadline that may end early
+MISSED = "missed"  # purpose of a connection that reports a missing rank, whose number follows
+REPORT_LIMIT = timedelta(seconds=2)  # for sending all reports
+REPORT_WAIT = 0.5  # seconds to wait for the report of a rank that no longer listens
 
 
 @contextmanager
 def reaching(peer: int, where: str = "") -> Iterator[None]:
-    """Turn what goes wrong on the way to `peer` into a `RendezvousError` that names it."""
+    """Turn failures to connect to `peer` into a `RendezvousError` that names it."""
     try:
         yield
     except (OSError, EOFError) as error:
@@ -32,9 +32,9 @@ def reaching(peer: int, where: str = "") -> Iterator[None]:
 def connect_to(
     address: bytes | str, rendezvous: Rendezvous, purpose: str, peer: int, deadline: Deadline
 ) -> socket.socket:
-    """Connect to rank `peer` for `purpose`; `address` is "host:port", or a Unix socket's name.
+    """Connect to rank `peer` for `purpose`; `address` is "host:port", or the name of a Unix socket.
 
-    Blocks up to `deadline`. Raises `OSError`, or `AuthenticationError` when it is not this peer."""
+    Blocks up to `deadline`. Raises `OSError`, or `AuthenticationError` if another rank or a stranger answers."""
     me = f"{rendezvous.rank} {purpose} {rendezvous.generation}".encode()
     sock, who = dial(address, rendezvous.secret, me=me, deadline=deadline)
     if who != str(peer).encode():
@@ -44,21 +44,21 @@ def connect_to(
 
 
 def report_missing(missed: int, addresses: dict[int, str], rendezvous: Rendezvous) -> None:
-    """Report to the ranks at `addresses` that this one gives up because rank `missed` did not connect.
+    """Report to the ranks at `addresses` that this rank gives up because rank `missed` did not connect.
 
-    Blocks for two seconds at most."""
+    Blocks for at most two seconds."""
     deadline = Deadline(REPORT_LIMIT)
     for peer, address in addresses.items():
-        # A rank that listens no longer is connected, or has given up too.
+        # A rank that no longer listens has connected all its peers, or has given up too.
         with suppress(OSError, EOFError, AuthenticationError):
             connect_to(address, rendezvous, f"{MISSED}{missed}", peer, deadline).close()
 
 
 class Arrivals:
-    """The peers that have connected to this rank, which accepts them from the making of this object to `close`.
+    """Connections of peers to this rank, accepted and authenticated by a thread from construction to `close`.
 
-    A thread accepts and authenticates, so that strangers delay no wait here. `lose` ends all waits: from any thread,
-    when a rank is known to have died. A peer that reports a missing rank does so too."""
+    With the thread, strangers cannot delay `take`. `lose` ends all waits; any thread can call it when a rank has died.
+    A peer's report of a missing rank ends them too."""
 
     def __init__(self, listeners: Collection[socket.socket], rendezvous: Rendezvous) -> None:
         self._generation = rendezvous.generation
@@ -70,20 +70,21 @@ class Arrivals:
         self._thread = AcceptingThread(acceptor, self._admit, name="farandole-accept")
 
     def lose(self, error: RendezvousError) -> None:
-        """Let all waits, now and later, end with `error`, unless another one came first."""
+        """End all waits, now and later, with `error`; only the first call counts."""
         with self._changed:
             self._lost = self._lost or error
             self._changed.notify_all()
 
     def require_none_lost(self) -> None:
-        """Raise what `lose` was given, if anything."""
+        """Raise the error that `lose` was called with, if any."""
         if self._lost is not None:
             raise self._lost
 
     def take(self, expected: Collection[tuple[int, str]], deadline: Deadline) -> tuple[tuple[int, str], socket.socket]:
-        """Wait for one of `expected`, pairs of a rank and a purpose, and hand over its connection.
+        """Return one of `expected`, which are pairs of a rank and a purpose, and its connection.
 
-        Blocks up to `deadline`; raises `RendezvousError` naming who has not come, or who has died."""
+        Blocks until there is one, up to `deadline`; raises `RendezvousError` with the ranks that have not connected, or
+        with the rank that has died."""
         while True:
             with self._changed:
                 self.require_none_lost()
@@ -97,17 +98,17 @@ class Arrivals:
                     raise RendezvousError("peers did not connect in time", missing=missing) from error
 
     def drop(self, listener: socket.socket) -> None:
-        """Close a listener at which no peer is expected any more."""
+        """Close a listener that expects no more peers."""
         self._thread.drop(listener)
 
     def reported_loss(self) -> RendezvousError | None:
-        """Return what `lose` was given, or is given within a moment: it explains why a peer listens no longer."""
+        """Return the error that `lose` was called with, waiting a moment for one, to explain why a peer refuses."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None, REPORT_WAIT)
             return self._lost
 
     def close(self) -> None:
-        """Stop accepting and close connections that were not taken; idempotent."""
+        """End the thread and close connections that were not taken. Idempotent."""
         self._thread.close()
         with self._changed:
             for sock in self._arrived.values():
@@ -124,7 +125,7 @@ class Arrivals:
             self.lose(RendezvousError(f"rank {rank} could not connect to all ranks", missing=missed))
             return
         with self._changed:
-            # A peer comes twice when its first connection broke before the answer that admits it came.
+            # A peer connects again if its first connection broke before it received the last answer.
             earlier = self._arrived.pop((int(rank), purpose), None)
             if earlier is not None:
                 earlier.close()

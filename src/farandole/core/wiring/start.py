@@ -1,4 +1,4 @@
-"""From wired peers to a running engine."""
+"""Start of an engine from its wiring."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ __all__ = ["start_engine"]
 
 
 def start_engine(wiring: Wiring, config: Config, *, members: Sequence[int] = (), process_set: str = "") -> Engine:
-    """Start the engine of this rank, with a native thread of its own.
+    """Start this rank's engine, which has a native thread of its own.
 
-    For ranks that are only some of the job's, `members` are their numbers in the job, and `process_set` is
-    what people call them: errors speak of the ranks so. Returns when the engines of all ranks of this host run."""
+    For a process set, `members` are its ranks' numbers in the job, and `process_set` is its name; errors use both.
+    Blocks until the engines of all ranks of this host run."""
     engine = None
     try:
         engine = Engine(
