@@ -12,7 +12,7 @@ namespace farandole {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since_boot).count());
 }
 
-// The same in seconds.
+// Converts nanoseconds to seconds.
 [[nodiscard]] inline double seconds_of(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 }  // namespace farandole

@@ -1,4 +1,4 @@
-// The processor's cycle counter. Reading it takes a third of the time of the clock; used for very frequent events.
+// The processor's cycle counter, for very frequent events. Reading it takes a third of the time of reading the clock.
 #pragma once
 
 #include <cstdint>
