@@ -43,7 +43,7 @@ class LaneRounds {
   [[nodiscard]] bool occupied(uint32_t round) const;
 
   /// The place for `bytes` of data of `rank`, among `size` ranks, in the cache lines of the round's word. Reading the
-  /// word thus brings the data. Null when it does not fit.
+  /// word thus fetches the data as well. Null when the data does not fit.
   [[nodiscard]] std::byte* beside(uint32_t round, uint32_t rank, uint32_t size, size_t bytes);
 
  private:

@@ -48,7 +48,7 @@ uint32_t Life::word() const {
 }
 
 bool Life::is_stopped() const {
-  // "TID (any name) STATE ...". The file is missing if the ranks do not share a PID namespace.
+  // "TID (any name) STATE ...". In another PID namespace the file is missing, or belongs to an unrelated process.
   std::ifstream file("/proc/" + std::to_string(word() & FUTEX_TID_MASK) + "/stat");
   std::string line;
   std::getline(file, line);

@@ -20,9 +20,9 @@ class Mesh {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(links_.size()); }
   [[nodiscard]] Link& link(int peer) { return *links_[static_cast<size_t>(peer)]; }
-  /// The largest chunk of a chunked transfer, and the most bytes that a rank receives in one step instead. Equal on all
-  /// ranks.
+  /// The largest chunk of a chunked transfer. Equal on all ranks, as is small_bytes().
   [[nodiscard]] size_t chunk_bytes() const { return chunk_bytes_; }
+  /// The most bytes that a rank receives in a transfer of one step; larger transfers are chunked.
   [[nodiscard]] size_t small_bytes() const { return small_bytes_; }
   void use_sizes(size_t chunk_bytes, size_t small_bytes) {
     chunk_bytes_ = chunk_bytes;
@@ -42,8 +42,8 @@ class Mesh {
   std::vector<std::unique_ptr<Link>> links_;
   Guard& guard_;
   WaitPolicy policy_;
-  // Larger chunks fall out of the second-level cache between arrival and use; smaller ones need more system calls. Up
-  // to the other limit, one step with more bytes is faster than two steps with fewer (bench/native_link.cc).
+  // Larger chunks leave the second-level cache between arrival and use; smaller ones need more system calls. Up to
+  // small_bytes_, one step with more bytes is faster than two steps with fewer (bench/native_link.cc).
   size_t chunk_bytes_ = size_t{256} << 10;
   size_t small_bytes_ = size_t{64} << 10;
   std::vector<std::byte> scratch_;

@@ -30,8 +30,8 @@ void find(void* loaded, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(symbol(loaded, name));
 }
 
-/// Returns whether the library speaks the standard ABI. MPICH 5 has the function in its other library, too, and returns
-/// -1 there.
+/// Returns whether the library has the standard ABI. MPICH 5 also exports the function from its library with the old
+/// ABI, where the version is -1.
 bool is_standard_abi(void* loaded) {
   void* found = ::dlsym(loaded, "MPI_Abi_get_version");
   if (found == nullptr) return false;
@@ -55,7 +55,7 @@ MpiLibrary& MpiLibrary::of(void* loaded) {
 
 MpiLibrary::MpiLibrary(void* loaded) {
   find_functions(loaded);
-  // Open MPI comes first: it exports names of the others, too.
+  // Check for Open MPI first: it also exports names of the others.
   if (::dlsym(loaded, "ompi_mpi_comm_world") != nullptr) use_open_mpi(loaded);
   else if (is_standard_abi(loaded)) use_standard_abi();
   else use_mpich();
@@ -84,7 +84,7 @@ void MpiLibrary::find_functions(void* loaded) {
 }
 
 // The order of types is DType's: uint8, int8, int32, int64, float16, bfloat16, float32, float64, bool, int16, uint16,
-// uint32, uint64. MPI has no halves; they travel, and our operators get them, as uint16.
+// uint32, uint64. MPI has no 16-bit floats: they are sent, and passed to our operators, as uint16.
 
 void MpiLibrary::use_open_mpi(void* loaded) {
   const auto address = [loaded](const char* name) { return reinterpret_cast<Handle>(symbol(loaded, name)); };

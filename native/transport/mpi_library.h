@@ -13,28 +13,28 @@ namespace farandole {
 
 /// The functions and constants of an MPI library that the process has loaded, without its headers.
 ///
-/// Which file is loaded, and MPI's start and end, are decided by src/farandole/bootstrap/mpi_library.py and mpi.py,
-/// which call MPI by ctypes. Ranks also meet by MPI where another fabric carries their tensors; that must work before
-/// an engine exists, with the deadlines and messages of init(). Only the dlopen() handle comes from there to here,
-/// because the engine's threads call MPI without the interpreter.
+/// Python chooses and loads the library (src/farandole/bootstrap/mpi_library.py), and starts and ends MPI by ctypes
+/// (mpi.py): the rendezvous may use MPI before an engine exists, even if another fabric carries the tensors, with the
+/// deadlines and messages of init(). This class gets only the dlopen() handle, because the engine's threads call MPI
+/// without the interpreter.
 ///
-/// There are three ABIs. Open MPI's handles are addresses of its variables, those of the standard ABI (MPI 5) are small
-/// numbers as pointers, and those of MPICH (also Intel MPI, MVAPICH and Cray MPI) are ints. All fit `Handle`; an int
-/// lies in its low half, so a `Handle` that the library writes must be 0 before.
+/// There are three ABIs. Handles of Open MPI are addresses of its variables. Handles of the standard ABI (MPI 5) are
+/// small numbers of pointer size. Handles of MPICH (also Intel MPI, MVAPICH and Cray MPI) are ints. `Handle` holds all
+/// three. The library writes an int handle into the low half only, so initialize a `Handle` with 0 before such a call.
 class MpiLibrary {
  public:
   using Handle = intptr_t;
   using Operator = void(void* in, void* in_out, int* count, Handle* dtype);
 
-  /// Returns the library that dlopen() has returned as `loaded`, one object per process. Throws Error (Invalid) if a
-  /// function is missing.
+  /// Returns the object for `loaded`, a handle of dlopen(); one object per handle and process. Throws Error (Invalid)
+  /// if a function is missing.
   static MpiLibrary& of(void* loaded);
 
-  /// Returns the datatype of numbers of this size and sign; halves are bytes to MPI, two each.
+  /// Returns MPI's datatype for elements of this size and sign. MPI has no 16-bit floats; they are sent as uint16.
   [[nodiscard]] Handle type_of(DType dtype) const { return types_[static_cast<size_t>(dtype)]; }
   /// Returns MPI's operator for Sum, Product, Min or Max.
   [[nodiscard]] Handle operator_of(ReduceOp op) const;
-  /// Returns an operator that calls `function`; it is made once per `slot` and freed by MPI_Finalize.
+  /// Returns an operator that calls `function`. It is created once per `slot`, and MPI_Finalize frees it.
   [[nodiscard]] Handle own_operator(size_t slot, Operator* function);
   /// Returns the text for an error code, "MPI_Test failed: ...".
   [[nodiscard]] std::string text_of(const char* function, int code) const;
@@ -47,7 +47,7 @@ class MpiLibrary {
   void* in_place = nullptr;
   void* ignored_status = nullptr;
   int thread_multiple = 0;
-  bool is_slow_in_place = false;  // MPI_Iallreduce in place takes a slower algorithm than with two buffers
+  bool is_slow_in_place = false;  // MPI_Iallreduce uses a slower algorithm in place than with two buffers
 
   int (*finalized)(int*);
   int (*query_thread)(int*);

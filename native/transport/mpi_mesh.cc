@@ -17,11 +17,11 @@
 namespace farandole {
 namespace {
 
-// MPI moves data only within its calls, so a wait that sleeps delays the peers, too. It sleeps only when the peers are
-// late by any measure.
-constexpr uint64_t kBusy = 20'000'000;            // ns
-constexpr uint64_t kBusyPerByte = 20;             // ns; a network of 50 MB/s
-constexpr uint64_t kExplanation = 1'000'000'000;  // ns; for news of a lost rank that explains an error of MPI
+// MPI moves data only during calls of MPI, so a wait that sleeps also delays the peers. A wait sleeps only once it has
+// lasted longer than the transfer takes on a slow network.
+constexpr uint64_t kBusy = 20'000'000;            // ns; a wait does not sleep before
+constexpr uint64_t kBusyPerByte = 20;             // ns to add per byte; a network of 50 MB/s
+constexpr uint64_t kExplanation = 1'000'000'000;  // ns; time for the report of a lost rank that explains an MPI error
 constexpr std::chrono::microseconds kNap{50};
 constexpr uint64_t kLookEvery = 16;
 
@@ -45,7 +45,7 @@ void require_threads(const MpiLibrary& library) {
 MpiComm::MpiComm(void* loaded, const std::vector<int>& ranks)
     : library_(MpiLibrary::of(loaded)), fork_number_(fork_number()) {
   if (has_abandoned())
-    throw Error::fabric("", "MPI waits for a lost rank since an operation failed; start the job anew");
+    throw Error::fabric("", "a failed operation has left MPI waiting for a lost rank; restart the job");
   require_threads(library_);
   MpiLibrary::Handle all = 0;
   MpiLibrary::Handle group = 0;
@@ -117,7 +117,7 @@ void MpiMesh::wait(Handle& request, uint64_t begin, uint64_t busy) {
   }
 }
 
-/// Throw the loss of a rank that explains the error, or else the error.
+/// Throw the loss of a rank if one explains the error, else the error itself.
 void MpiMesh::fail(const char* function, int code) {
   abandoned.store(true);
   const uint64_t until = now_ns() + kExplanation;

@@ -13,14 +13,14 @@
 
 namespace farandole {
 
-/// A communicator of MPI for the ranks of one engine.
+/// An MPI communicator for the ranks of one engine.
 class MpiComm {
  public:
-  /// Makes the communicator of the ranks `ranks` of MPI_COMM_WORLD, in this order. Blocks until all of them call it,
-  /// and knows no deadline. Throws Error (Invalid) if MPI does not allow calls of several threads, Error (Fabric) if
-  /// MPI fails.
+  /// Creates the communicator of the ranks `ranks` of MPI_COMM_WORLD, in this order. Blocks until all of them call it,
+  /// without a deadline. Throws Error (Invalid) if MPI does not allow calls from several threads, Error (Fabric) if MPI
+  /// fails.
   MpiComm(void* loaded, const std::vector<int>& ranks);
-  /// Frees the communicator, unless MPI has ended or cannot be used any more.
+  /// Frees the communicator, unless MPI has ended or is unusable after a failure.
   ~MpiComm();
   MpiComm(const MpiComm&) = delete;
   MpiComm& operator=(const MpiComm&) = delete;
@@ -30,8 +30,8 @@ class MpiComm {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
 
-  /// Returns whether a wait for MPI was given up in this process. MPI may still use the buffers, and MPI_Finalize would
-  /// wait for ever.
+  /// Returns whether this process has abandoned a wait for MPI. MPI may still use the buffers of that call, and
+  /// MPI_Finalize would block for ever.
   [[nodiscard]] static bool has_abandoned();
 
  private:
@@ -42,12 +42,13 @@ class MpiComm {
   int size_ = 0;
 };
 
-/// A communicator with the guard, policy and scratch memory of the algorithms over MPI.
+/// An MPI communicator with the guard, policy and scratch memory of algorithms over MPI.
 class MpiMesh {
  public:
   using Handle = MpiLibrary::Handle;
 
-  /// With `direct`, collectives send from rank to rank what MPI's own would send in several steps.
+  /// With `direct`, allreduces and allgathers exchange data directly between ranks. Otherwise they use MPI's collectives,
+  /// which take more steps.
   MpiMesh(std::shared_ptr<MpiComm> comm, Guard& guard, WaitPolicy policy, bool direct);
   ~MpiMesh();
   MpiMesh(MpiMesh&&) = default;
@@ -58,13 +59,13 @@ class MpiMesh {
   [[nodiscard]] MpiLibrary& library() const { return comm_->library(); }
   [[nodiscard]] Handle comm() const { return comm_->handle(); }
 
-  /// Starts a nonblocking call: `call` gets the place for its request. Throws Error (Fabric, or a peer's loss).
+  /// Starts a nonblocking call. `call` receives the address for its request. Throws Error: Fabric, or PeerLost.
   void start(const char* function, const std::function<int(Handle*)>& call);
-  /// Waits for all started calls, which move about `bytes`. Throws what the guard throws, or Error (Fabric); MPI is not
-  /// used any more then.
+  /// Waits for all started calls, which move about `bytes`. Throws what the guard throws, or Error (Fabric). After an
+  /// error this process does not use MPI any more.
   void finish(size_t bytes);
 
-  // Memory that lives as long as calls may use it, reused by later operations; uninitialized.
+  // Uninitialized memory, reused by later operations. It lives as long as a call of MPI may use it.
   [[nodiscard]] std::byte* packed(size_t bytes) { return grown(memory_->packed, bytes); }
   [[nodiscard]] std::byte* received(size_t bytes) { return grown(memory_->received, bytes); }
   [[nodiscard]] std::vector<int>& counts() { return memory_->counts; }
@@ -84,7 +85,7 @@ class MpiMesh {
   Guard& guard_;
   WaitPolicy policy_;
   bool direct_;
-  std::unique_ptr<Memory> memory_;  // kept for ever when calls were abandoned
+  std::unique_ptr<Memory> memory_;  // never freed once a call was abandoned
 };
 
 }  // namespace farandole

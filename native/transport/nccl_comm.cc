@@ -11,8 +11,8 @@ namespace farandole {
 namespace {
 
 constexpr std::chrono::microseconds kNap{50};
-constexpr uint64_t kSoon = 200'000;            // ns; as long a wait does not sleep
-constexpr uint64_t kFarewell = 1'000'000'000;  // ns; limit for the end of a communicator
+constexpr uint64_t kSoon = 200'000;            // ns; a wait does not sleep before
+constexpr uint64_t kFarewell = 1'000'000'000;  // ns; limit for finalizing a communicator
 
 }  // namespace
 
@@ -29,14 +29,14 @@ NcclComm::NcclComm(std::shared_ptr<const NcclLibrary> library, CudaDevice& devic
   settle("ncclCommInitRankConfig", code);
 }
 
-/// Make `call` with the device as the current one, or without if it is broken.
+/// Make `call` with the device as the current one, or without it if the device is broken.
 template <class Call>
 void NcclComm::on_device(Call call) noexcept {
   std::optional<CudaDevice::Current> current;
   try {
     current.emplace(device_);
   } catch (const Error&) {
-    // The communicator has to end in any case.
+    // The communicator must end even if the device is broken.
   }
   call();
 }
@@ -81,8 +81,8 @@ void NcclComm::check() {
   require("an operation of NCCL", code);
 }
 
-/// Wait until a call that has returned `code` has settled. NCCL puts operations into their streams in a thread of its
-/// own, some 20 us later; a new connection takes longer.
+/// Wait until a call that has returned `code` is complete. A thread of NCCL puts operations into their streams, some
+/// 20 us after the call; a new connection takes longer.
 void NcclComm::settle(const char* function, int code) {
   for (const uint64_t begun = now_ns(); true;) {
     require(function, code);

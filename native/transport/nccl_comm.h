@@ -10,17 +10,18 @@
 
 namespace farandole {
 
-/// A communicator of NCCL for the ranks of one engine, on one device.
+/// An NCCL communicator for the ranks of one engine, on one device.
 ///
-/// NCCL has no deadlines and no news of lost ranks: its kernels wait for ever. All calls are non-blocking here, and
-/// every wait looks at a guard, so a lost rank or a deadline ends it. The communicator is then aborted, which also ends
-/// the kernels that run on the device. The device is the current one in all calls: NCCL would make a context on
-/// another GPU when it sets its own device and then the thread's again.
+/// NCCL has no deadlines and does not detect lost ranks: its kernels wait for ever. So the communicator is
+/// non-blocking, and every wait checks a guard, which throws when a rank is lost or a deadline has passed. The
+/// communicator is then aborted, which also ends its kernels on the device. The device is current in all calls, because
+/// NCCL restores the thread's current device after a call. Without one that is the first GPU, on which a context would
+/// be created.
 class NcclComm {
  public:
-  /// Makes the communicator. `id` is the same on all ranks, from make_id() on one of them. Blocks until all ranks have
-  /// called it. Throws what the guard throws, or Error (Fabric). `before_abort` gets the error that aborts the
-  /// communicator, before operations on devices end by it.
+  /// Creates the communicator. `id` comes from make_id() on one rank and is the same on all ranks. Blocks until all
+  /// ranks have called it. Throws what the guard throws, or Error (Fabric). `before_abort` is called with the error
+  /// that aborts the communicator, before the abort ends operations on the device.
   NcclComm(std::shared_ptr<const NcclLibrary> library, CudaDevice& device, const NcclLibrary::UniqueId& id, int rank,
            int size, Guard& guard, std::function<void(const Error&)> before_abort);
   /// Finalizes the communicator, unless it was aborted.
@@ -28,28 +29,28 @@ class NcclComm {
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
-  /// Returns an id for a new communicator, of which one rank is on `device`.
+  /// Returns an id for a new communicator. `device` is that of a rank of the communicator.
   [[nodiscard]] static NcclLibrary::UniqueId make_id(const NcclLibrary& library, const CudaDevice& device);
 
-  /// Runs `enqueue`, which calls NCCL's operations with handle() and returns the first code that is no success, as one
-  /// group, and waits until they are in their streams. Throws what the guard throws, or Error (Fabric); the
-  /// communicator is aborted then.
+  /// Runs `enqueue` as one NCCL group, and waits until its operations are in their streams. `enqueue` calls NCCL's
+  /// operations with handle(), and returns the first code that is not a success. Throws what the guard throws, or Error
+  /// (Fabric), after aborting the communicator.
   template <class Enqueue>
   void group(Enqueue enqueue) {
     require_alive();
     const CudaDevice::Current current(device_);
     require("ncclGroupStart", library_->group_start());
     const int code = enqueue();
-    const int ended = library_->group_end();  // also after a failure: the group belongs to the thread
+    const int ended = library_->group_end();  // also after a failure, because the thread is still in the group
     require("an operation of NCCL", code);
     settle("ncclGroupEnd", ended);
   }
 
-  /// Throws Error (Fabric) unless `code` is a success or says that a call goes on.
+  /// Aborts the communicator and throws Error (Fabric) unless `code` means success or a call in progress.
   void require(const char* function, int code);
-  /// Aborts the communicator if an operation on a device has failed. Throws as require() does. For a thread that waits.
+  /// Throws as require() does if an operation on the device has failed. For a thread that waits for operations.
   void check();
-  /// Ends all operations, also on devices, because of `error`. Idempotent.
+  /// Aborts the communicator because of `error`, which also ends its operations on the device. Idempotent.
   void abort(const Error& error) noexcept;
 
   [[nodiscard]] int rank() const { return rank_; }

@@ -30,7 +30,7 @@ void find(void* loaded, const std::string& file, const char* name, Function*& fu
 }  // namespace
 
 NcclLibrary::NcclLibrary(const std::vector<std::string>& files) {
-  // Never closed: NCCL has threads.
+  // Never closed, because NCCL has threads.
   std::string file = kFile;
   void* loaded = ::dlopen(kFile, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   std::string problems;
@@ -72,7 +72,7 @@ void NcclLibrary::find_functions(void* loaded, const std::string& file) {
 }
 
 int NcclLibrary::type_of(DType dtype) {
-  // NCCL has no bool and no 16-bit integers: bytes move them, and minima and maxima of bytes reduce bools.
+  // NCCL has no bool and no 16-bit integers. They are moved as bytes.
   switch (dtype) {
     case DType::Int8: return 0;
     case DType::UInt8:

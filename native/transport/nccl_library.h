@@ -14,7 +14,7 @@ namespace farandole {
 
 /// The functions of NCCL (libnccl.so.2), opened at run time and called without its headers.
 ///
-/// A process must have one NCCL only, so the library that a framework has loaded is the one that is used.
+/// A process must use only one NCCL, so a library that a framework has loaded takes precedence.
 class NcclLibrary {
  public:
   struct CommObject;
@@ -22,8 +22,7 @@ class NcclLibrary {
   using Stream = CudaLibrary::Stream;
   using UniqueId = std::array<char, 128>;  // by value, as NCCL's struct of 128 bytes
 
-  /// The first fields of NCCL's configuration, those of 2.18. Later versions take the fields that are missing here as
-  /// not set.
+  /// The first fields of NCCL's configuration, those of 2.18. Later versions treat their further fields as not set.
   struct Config {
     static constexpr int kNotSet = INT32_MIN;
 
@@ -44,13 +43,13 @@ class NcclLibrary {
   static constexpr int kOldest = 21800;  // NCCL 2.18
 
   /// Opens NCCL: the library that the process has loaded, else the first of `files` that can be loaded. Throws Error
-  /// (Invalid) with a sentence if there is none, or it is too old.
+  /// (Invalid), whose reason says what to install, if there is none or it is too old.
   explicit NcclLibrary(const std::vector<std::string>& files);
   NcclLibrary(const NcclLibrary&) = delete;
   NcclLibrary& operator=(const NcclLibrary&) = delete;
 
   [[nodiscard]] static int type_of(DType dtype);
-  /// Returns NCCL's number of Sum, Product, Min or Max, and of Average.
+  /// Returns NCCL's number for Sum, Product, Min, Max or Average.
   [[nodiscard]] static int operator_of(ReduceOp op);
   /// Returns the text of an error: "ncclCommInitRankConfig failed: unhandled cuda error (1): CUDA driver version is
   /// ...".

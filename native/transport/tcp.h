@@ -12,8 +12,8 @@ namespace farandole {
 /// A link over a connected stream socket: TCP, or AF_UNIX between processes of one host.
 ///
 /// A peer that closes or resets the connection is lost. Keepalive notices a vanished host after about half a minute of
-/// silence during a wait. A live but slow peer is the guard's concern. Forked children do not inherit the connection,
-/// so it ends with this process.
+/// silence during a wait. The guard, not the link, decides about a live but slow peer. Forked children do not inherit
+/// the connection, so it ends with this process.
 class TcpLink final : public Link {
  public:
   /// Takes ownership of the connected, authenticated `fd` and makes it non-blocking. Throws `Error` when `fd` is not a

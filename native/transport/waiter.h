@@ -32,11 +32,12 @@ class Waiter {
   /// Waits briefly after no progress. Throws what the guard throws.
   void pause() { pause(nullptr, nullptr); }
 
-  /// The same, but wakes when `reading` has bytes or `writing` has room; either may be null.
+  /// The same, but wakes when `reading` has bytes or `writing` has room. Naps for 50 us instead if one of them is null
+  /// or has no descriptor.
   void pause(const Link* reading, const Link* writing);
 
   /// The same for many links: `fds` as for poll(). A negative fd stands for a link through memory, which cannot wake a
-  /// sleeper; naps are then short.
+  /// sleeper, so this thread then naps for 50 us.
   void pause(std::span<pollfd> fds);
 
   /// Waits until `signal` has reached `target`.
