@@ -1,5 +1,5 @@
-"""Rendezvous of a process's ranks, whichever launcher has started them: farandole's own, mpirun, srun, torchrun, or
-Kubernetes as pods of an Indexed Job."""
+"""Choice of the rendezvous by the launcher of this process: farandole's own, mpirun, srun, torchrun, or Kubernetes for
+the pods of an Indexed Job."""
 
 import importlib
 import os
@@ -24,11 +24,11 @@ __all__ = ["find_rendezvous"]
 def find_rendezvous(config: Config, env: Mapping[str, str] | None = None) -> Rendezvous:
     """Make the rendezvous for the variables that a launcher has set in `env` (default: `os.environ`).
 
-    Without a launcher this process is the only rank. Processes of mpirun, srun or torchrun exchange rank 0's address
-    and a new secret by the launcher's means, and then meet at rank 0. That blocks until all have come, up to
-    `config.start_timeout`. Pods of an Indexed Job meet at rank 0's host name, in the first all-gather. Raises
-    `ConfigError` if the launcher's means are missing or see fewer processes than it has started, and `RendezvousError`
-    for ranks that do not find rank 0."""
+    Without a launcher this process is the only rank. Processes of mpirun, srun or torchrun get rank 0's address and a
+    new secret through an exchange of the launcher (MPI, a shared folder, torch's store), and then meet at rank 0. That
+    blocks until all have arrived, up to `config.start_timeout`. Pods of an Indexed Job meet at rank 0's host name, in
+    the first all-gather. Raises `ConfigError` if the exchange is not available or connects fewer processes than the
+    launcher has started, and `RendezvousError` for ranks that do not find rank 0."""
     env = os.environ if env is None else env
     if JobEnvironment.read(env) is not None:
         return from_environment(env)
@@ -41,14 +41,14 @@ def find_rendezvous(config: Config, env: Mapping[str, str] | None = None) -> Ren
     if found is None or not found.way:
         return from_environment(env)
     deadline = Deadline(config.start_timeout)
-    met = meet(_exchange(found, config, env, deadline), config, deadline)
+    rendezvous = meet(_exchange(found, config, env, deadline), config, deadline)
     try:
         if found.way == "mpi":
-            require_hosts(env, met.size, met.hosts)
+            require_hosts(env, rendezvous.size, rendezvous.hosts)
     except BaseException:
-        met.close()
+        rendezvous.close()
         raise
-    return met
+    return rendezvous
 
 
 def _exchange(found: OtherLaunch, config: Config, env: Mapping[str, str], deadline: Deadline) -> Exchange:
@@ -58,7 +58,8 @@ def _exchange(found: OtherLaunch, config: Config, env: Mapping[str, str], deadli
     if found.way == "slurm":
         return FolderExchange(env, found.size, config.rendezvous_folder)
     try:
-        torch = importlib.import_module("farandole.torch.distributed.exchange")  # no layer below torch may name it
+        # By name, because layers below torch do not depend on it.
+        torch = importlib.import_module("farandole.torch.distributed.exchange")
     except ImportError as error:
         raise ConfigError(
             found.variable,

@@ -1,4 +1,4 @@
-"""Rendezvous that rank 0 serves: of ranks whose launcher only lets them exchange a few bytes."""
+"""Rendezvous served by rank 0, for ranks whose launcher only lets them exchange a few bytes."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ class Exchange(Protocol):
         ...
 
     def close(self) -> None:
-        """Remove what `share` has left; on rank 0, once every rank has the payload."""
+        """Remove what `share` has left behind. Rank 0 calls this once every rank has the payload."""
         ...
 
 
@@ -53,9 +53,9 @@ class HostedRendezvous(TcpRendezvous):
         self._addresses = addresses
 
     def settle(self, deadline: Deadline) -> None:
-        """Choose the first address of rank 0 that all ranks reach.
+        """Choose the first address of rank 0 that all ranks reach; blocks up to `deadline`.
 
-        Raises `RendezvousError` if there is none; it names what each rank reaches."""
+        Raises `RendezvousError` if there is none, naming the addresses that each rank reaches."""
         reached = _reachable(self._addresses, self.rank, self.size, self.secret, deadline)
         if not reached:
             raise RendezvousError(
@@ -77,7 +77,7 @@ class HostedRendezvous(TcpRendezvous):
         log.info("rank %d of %d meets the others at %s", self.rank, self.size, self.address)
 
     def close(self) -> None:
-        """End this rank's part; on rank 0 also the server."""
+        """End this rank's participation; on rank 0 also the server."""
         super().close()
         if self._server is not None:
             self._server.close()
@@ -87,7 +87,7 @@ class HostedRendezvous(TcpRendezvous):
 def meet(exchange: Exchange, config: Config, deadline: Deadline) -> HostedRendezvous:
     """Serve a rendezvous on rank 0, give all ranks its addresses by `exchange`, and choose an address that all reach.
 
-    Blocks until every rank has come, up to `deadline`; raises `RendezvousError`."""
+    Blocks until every rank has arrived, up to `deadline`; raises `RendezvousError`."""
     server, card = None, b""
     if exchange.rank == 0:
         hosts = own_addresses() if config.interface is None else interface_addresses(config.interface)
@@ -96,21 +96,21 @@ def meet(exchange: Exchange, config: Config, deadline: Deadline) -> HostedRendez
         card = json.dumps([secret.hex(), server.addresses]).encode()
     try:
         secret_text, addresses = json.loads(exchange.share(card, deadline))
-        met = HostedRendezvous(addresses, exchange.rank, exchange.size, bytes.fromhex(secret_text), server)
-        met.settle(deadline)
+        rendezvous = HostedRendezvous(addresses, exchange.rank, exchange.size, bytes.fromhex(secret_text), server)
+        rendezvous.settle(deadline)
     except BaseException:
         if server is not None:
             server.close()
         raise
     finally:
-        # Every rank has the payload by now, and can neither leave `init` nor share anew before rank 0 does.
+        # On success every rank has the payload, and none can leave `init` or share again before rank 0 does.
         if exchange.rank == 0:
             exchange.close()
-    return met
+    return rendezvous
 
 
 def _reachable(addresses: list[str], rank: int, size: int, secret: bytes, deadline: Deadline) -> list[str]:
-    """Return those of `addresses` at which rank 0 proves the secret. An address may be another machine's there."""
+    """Return the `addresses` at which a peer proves the secret: from here an address may lead to another machine."""
     me = Caller(rank=rank, size=size, generation=0, round=0).pack()
 
     def reaches(address: str) -> bool:
@@ -124,4 +124,4 @@ def _reachable(addresses: list[str], rank: int, size: int, secret: bytes, deadli
         return True
 
     with ThreadPoolExecutor(len(addresses)) as pool:
-        return [address for address, there in zip(addresses, pool.map(reaches, addresses), strict=True) if there]
+        return [address for address, found in zip(addresses, pool.map(reaches, addresses), strict=True) if found]

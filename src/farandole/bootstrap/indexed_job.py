@@ -1,7 +1,7 @@
-"""Rendezvous of the pods of a Kubernetes Indexed Job, served by rank 0 at the host name that a headless Service knows.
+"""Rendezvous of the pods of a Kubernetes Indexed Job, served by rank 0 at its host name from a headless Service.
 
-Kubernetes gives each pod its index, and nothing by which pods could exchange bytes. So the manifest names the number of
-ranks, the address of rank 0 and the job's secret."""
+Kubernetes gives each pod its index, but no way to exchange bytes. So the manifest sets the number of ranks, the address
+of rank 0 and the job's secret."""
 
 import errno
 import logging
@@ -25,7 +25,7 @@ PORT = 29400
 
 
 def is_indexed_job(env: Mapping[str, str]) -> bool:
-    """Return whether this process is a pod's rank of an Indexed Job whose pods are to train together."""
+    """Return whether this process is the rank of a pod in an Indexed Job whose pods train together."""
     return bool(env.get(INDEX)) and bool(env.get(SIZE)) and not env.get("FARANDOLE_RANK")
 
 
@@ -47,12 +47,12 @@ def meet_in_indexed_job(env: Mapping[str, str], config: Config) -> HostedRendezv
     except OSError as error:
         raise ConfigError(RENDEZVOUS, f"is {address}, where rank 0 cannot listen: {error.strerror}") from error
     log.info("rank 0 of %d serves the rendezvous at %s, as %s", size, server.address, address)
-    # Its own name may be unknown until the pod is ready.
+    # Rank 0 connects by address: its own name may be unknown until the pod is ready.
     return HostedRendezvous([server.address], rank, size, secret, server)
 
 
 def warn_of_lone_pods(env: Mapping[str, str]) -> None:
-    """Warn in the second pod of an Indexed Job, and in later ones, that it trains alone, as tasks of a sweep do."""
+    """Warn in each pod of an Indexed Job but the first that it trains alone, as the tasks of a sweep do."""
     if env.get(INDEX, "0") != "0" and not env.get(SIZE):
         log.warning(
             "this pod has index %s of an Indexed Job, and trains alone; to train together, set %s to the number of "
@@ -98,7 +98,7 @@ def _address_of_rank_0(rank: int) -> str:
 
 
 def _own_address(address: str, config: Config) -> str:
-    """Return the address at which rank 0 listens: of the interface that is named, of `address`, or of its host name."""
+    """Return the address at which rank 0 listens: of the configured interface, else of `address` or its host name."""
     if config.interface is not None:
         return interface_address(config.interface)
     names = [split_address(address)[0], socket.gethostname()]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 __all__ = ["Interconnect", "find_interconnects"]
 
-ROOT = Path("/")  # of the file system with sys and dev
+ROOT = Path("/")  # of the file system that has /sys and /dev
 
 
 @dataclass(frozen=True, slots=True)
 class Interconnect:
-    """A port of a device in words, and whether MPI is worth it there; `obstacle` says why not."""
+    """A port of a network device, described by `name`; `obstacle` says why MPI is not used there, if it is not."""
 
     name: str
     obstacle: str = ""
@@ -21,7 +21,7 @@ class Interconnect:
 
 
 def find_interconnects(root: Path | None = None) -> list[Interconnect]:
-    """Return the ports of all devices, sorted, by the kernel's files below `root` (default: this machine's)."""
+    """Return the ports of all devices, sorted, from the kernel's files below `root` (default: this machine's)."""
     root = ROOT if root is None else root
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     cards = sorted((root / "sys/class/cxi").glob("*"))
@@ -31,36 +31,36 @@ def find_interconnects(root: Path | None = None) -> list[Interconnect]:
 def _port(root: Path, port: Path) -> Interconnect:
     """Describe a port of a device with InfiniBand's interface.
 
-    Ethernet (RoCE, iWARP) is not worth it: many servers have such devices by chance, in networks that are not set up
-    for it."""
+    Ports with Ethernet (RoCE, iWARP) have an obstacle: many servers have such devices by chance, in networks that are
+    not set up for them."""
     device = port.parent.parent.name
     is_omni_path = device.startswith("hfi1")
     obstacle = ""
-    if not _word(port / "state").endswith(": ACTIVE"):
+    if not _read(port / "state").endswith(": ACTIVE"):
         obstacle = "it is not active"
-    elif _word(port / "link_layer") != "InfiniBand":
+    elif _read(port / "link_layer") != "InfiniBand":
         obstacle = "its link is Ethernet; FARANDOLE_FABRIC=mpi asks for MPI there"
     elif not (_may_open(root, "infiniband/uverbs*") or (is_omni_path and _may_open(root, "hfi1_*"))):
-        obstacle = _without("/dev/infiniband/uverbs*")
+        obstacle = _no_device("/dev/infiniband/uverbs*")
     kind = "Omni-Path" if is_omni_path else "InfiniBand"
-    return Interconnect(f"{kind} {device} port {port.name} ({_word(port / 'rate')})", obstacle)
+    return Interconnect(f"{kind} {device} port {port.name} ({_read(port / 'rate')})", obstacle)
 
 
 def _slingshot(root: Path, device: str) -> Interconnect:
-    return Interconnect(f"Slingshot {device}", "" if _may_open(root, device) else _without(f"/dev/{device}"))
+    return Interconnect(f"Slingshot {device}", "" if _may_open(root, device) else _no_device(f"/dev/{device}"))
 
 
 def _may_open(root: Path, pattern: str) -> bool:
-    """Return whether there is such a device file for this process. Containers see devices of their host in sys only."""
+    """Return whether this process may open such a device file. Containers see their host's devices in /sys alone."""
     return any(os.access(path, os.R_OK | os.W_OK) for path in (root / "dev").glob(pattern))
 
 
-def _without(files: str) -> str:
+def _no_device(files: str) -> str:
     return f"there is no {files} that this process may open"
 
 
-def _word(file: Path) -> str:
-    """Return the text of a file of the kernel's; "unknown" if it cannot be read, as when the device has just gone."""
+def _read(file: Path) -> str:
+    """Return the text of a kernel's file; "unknown" if it cannot be read, as when the device has just been removed."""
     try:
         return file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Exchange of bytes between the processes of mpirun, by the MPI library that belongs to it."""
+"""Exchange of bytes between the processes of mpirun, through its MPI library."""
 
 import atexit
 import contextlib
@@ -18,7 +18,7 @@ from farandole.other_launchers import OtherLaunch
 __all__ = ["MpiExchange", "MpiProcess", "call_in_time"]
 
 BUFFER = 1 << 16  # bytes of the broadcast
-LOOK = 0.2  # seconds between two looks at a deadline
+CHECK = 0.2  # seconds between two checks of a deadline
 LEAVE = 10.0  # seconds for MPI_Finalize, which waits for the other ranks
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ _Results: TypeAlias = queue.Queue[tuple[T | None, BaseException | None]]
 
 @dataclass(frozen=True, slots=True)
 class _Abi:
-    """Values by which an MPI library's functions are called; handles are pointers or numbers."""
+    """Constants of an MPI library's binary interface; handles are pointers or numbers."""
 
     name: str
     world: int
@@ -37,7 +37,7 @@ class _Abi:
 
     @classmethod
     def of(cls, library: ctypes.CDLL) -> "_Abi":
-        """Return the values of `library`. Open MPI comes first: it exports names of the others, too."""
+        """Return the constants of `library`. Open MPI is tested first, because it exports names of the others, too."""
         with contextlib.suppress(ValueError):
             names = ("comm_world", "byte", "errors_return")
             world, byte, returned = (
@@ -53,10 +53,11 @@ class _Abi:
 
 
 class MpiProcess:
-    """This process within MPI, which the constructor starts unless the program has done so.
+    """This process within MPI, which the constructor starts unless it has been started before.
 
-    MPI calls are made by a thread of their own, since none of them has a time limit. It ends MPI at the interpreter's
-    exit; after an uncaught exception it does not, and mpirun ends the other ranks."""
+    If the constructor starts MPI, a thread of its own makes the calls that may block, because MPI has no time limits,
+    and ends MPI at the interpreter's exit. After an uncaught exception it does not end MPI, and mpirun ends the other
+    ranks. If MPI has been started before, the caller's thread makes the calls, without a time limit."""
 
     def __init__(self, path: str, variable: str, deadline: Deadline) -> None:
         try:
@@ -89,7 +90,9 @@ class MpiProcess:
         return granted.value == self._abi.multiple
 
     def broadcast(self, buffer: "ctypes.Array[ctypes.c_char]", deadline: Deadline) -> None:
-        """Give rank 0's `buffer` to all processes; blocks up to `deadline`, then raises `RendezvousError`."""
+        """Give rank 0's `buffer` to all processes; raises `RendezvousError` at `deadline`.
+
+        Blocks without a limit if this object did not start MPI."""
         byte, world = ctypes.c_void_p(self._abi.byte), ctypes.c_void_p(self._abi.world)
         self._on_thread(lambda: self._call("MPI_Bcast", buffer, len(buffer), byte, 0, world), deadline)
 
@@ -108,10 +111,10 @@ class MpiProcess:
     def _end(self, thread: "_Thread") -> None:
         failed = getattr(sys, "last_type", None) is not None  # an uncaught exception has been printed
         native = sys.modules.get("farandole._native")
-        # MPI_Finalize waits for calls that a lost rank cannot answer.
+        # MPI_Finalize waits for calls that a lost rank never completes.
         if failed or (native is not None and native.MpiComm.has_abandoned()) or self._ask("MPI_Finalized"):
             return
-        with contextlib.suppress(TimeoutError):  # the others do not end; the launcher ends them
+        with contextlib.suppress(TimeoutError):  # other ranks do not end MPI; the launcher ends them
             thread.run(lambda: self._call("MPI_Finalize"), LEAVE)
 
     def _ask(self, name: str) -> bool:
@@ -125,7 +128,7 @@ class MpiProcess:
             raise RendezvousError(f"{name} failed with code {code}")
 
     def _on_thread(self, action: Callable[[], T], deadline: Deadline) -> T:
-        """Do `action` by the thread that has started MPI. MPI that the program has started is called here."""
+        """Run `action` on the thread that has started MPI; if MPI ran before, here and without a time limit."""
         if self._thread is None:
             return action()
         try:
@@ -135,7 +138,7 @@ class MpiProcess:
 
 
 class MpiExchange:
-    """Exchange by a broadcast of MPI."""
+    """Exchange through a broadcast of MPI."""
 
     def __init__(self, found: OtherLaunch, library: str | None, deadline: Deadline) -> None:
         self._process = MpiProcess(find_library(found, library), found.variable, deadline)
@@ -148,14 +151,14 @@ class MpiExchange:
             )
 
     def share(self, payload: bytes, deadline: Deadline) -> bytes:
-        """Return rank 0's `payload` on every rank; blocks up to `deadline`, then raises `RendezvousError`."""
+        """Return rank 0's `payload` on every rank; blocks and raises like `MpiProcess.broadcast`."""
         assert len(payload) <= BUFFER - 4, len(payload)
         buffer = ctypes.create_string_buffer(len(payload).to_bytes(4) + payload, BUFFER)
         self._process.broadcast(buffer, deadline)
         return buffer.raw[4 : 4 + int.from_bytes(buffer.raw[:4])]
 
     def close(self) -> None:
-        """Do nothing: a broadcast leaves nothing."""
+        """Do nothing: a broadcast leaves nothing behind."""
 
 
 class _Thread:
@@ -168,9 +171,9 @@ class _Thread:
     def run(self, action: Callable[[], T], seconds: float) -> T:
         """Return the result of `action`, or raise its error; raises `TimeoutError` after `seconds`."""
         results: _Results[T] = queue.Queue()
-        self._actions.put(lambda: _do(action, results))
+        self._actions.put(lambda: _put_outcome(action, results))
         try:
-            return _taken(results, seconds)
+            return _take_outcome(results, seconds)
         except queue.Empty as empty:
             raise TimeoutError from empty
 
@@ -180,25 +183,25 @@ class _Thread:
 
 
 def call_in_time(action: Callable[[], T], deadline: Deadline) -> T:
-    """Return the result of `action`, which a thread of its own does, or raise its error.
+    """Run `action` on a thread of its own; return its result or raise its error.
 
-    Raises what `deadline` raises meanwhile; the thread then stays behind in MPI."""
+    Raises what `deadline.remaining()` raises; the thread then stays blocked in MPI."""
     results: _Results[T] = queue.Queue()
-    threading.Thread(target=_do, args=(action, results), name="farandole-mpi-group", daemon=True).start()
+    threading.Thread(target=_put_outcome, args=(action, results), name="farandole-mpi-group", daemon=True).start()
     while True:
         with contextlib.suppress(queue.Empty):
-            return _taken(results, min(LOOK, deadline.remaining()))
+            return _take_outcome(results, min(CHECK, deadline.remaining()))
 
 
-def _do(action: Callable[[], T], results: "_Results[T]") -> None:
+def _put_outcome(action: Callable[[], T], results: "_Results[T]") -> None:
     try:
         results.put((action(), None))
     except BaseException as error:
         results.put((None, error))
 
 
-def _taken(results: "_Results[T]", seconds: float) -> T:
-    """Return or raise what comes within `seconds`; raises `queue.Empty` if nothing does."""
+def _take_outcome(results: "_Results[T]", seconds: float) -> T:
+    """Return or raise the outcome that arrives within `seconds`; raises `queue.Empty` if none does."""
     value, error = results.get(timeout=seconds)
     if error is not None:
         raise error

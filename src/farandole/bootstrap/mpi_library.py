@@ -1,8 +1,8 @@
-"""The file of the MPI library that belongs to a process: loaded already, the launcher's, or the linker's.
+"""File of the MPI library for this process: one that is loaded already, the launcher's, or the linker's.
 
 This module chooses the file, and `bootstrap/mpi.py` loads it by ctypes, starts MPI and lets ranks meet, whatever fabric
-carries their tensors. With the fabric "mpi" the engine takes the loaded library over: `native/transport/mpi_library.cc`
-looks up the functions and constants of its collectives, which it calls without the interpreter."""
+carries their tensors. With the fabric "mpi" the engine uses the same library: `native/transport/mpi_library.cc` looks
+up the functions and constants of its collectives, which the engine calls without the interpreter."""
 
 import contextlib
 import ctypes
@@ -16,7 +16,7 @@ from farandole.other_launchers import OtherLaunch
 
 __all__ = ["find_library"]
 
-ANCESTORS = 8  # processes between this one and the launcher's, shells among them
+ANCESTORS = 8  # most processes from this one up to the launcher's; some are shells
 
 OPEN_MPI_NAMES = ("libmpi.so.40",)
 MPICH_NAMES = ("libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1", "libmpi_abi.so.0")
@@ -26,7 +26,7 @@ _LIBRARY = re.compile(r"lib(mpi|mpich|mpi_abi)\.so\b.*")
 def find_library(found: OtherLaunch | None, library: str | None) -> str:
     """Return the MPI library to load: `library`, one that is loaded, the launcher's, or the linker's.
 
-    `found` is the launch that this process is part of, if it shows. Raises `ConfigError` when there is none."""
+    `found` is the launch that this process is part of, if it is known. Raises `ConfigError` if there is no library."""
     loaded = next((path for path in _mapped("self") if _LIBRARY.fullmatch(path.name)), None)
     if library is not None or loaded is not None:
         return library or str(loaded)

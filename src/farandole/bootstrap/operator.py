@@ -35,7 +35,7 @@ def require_listed_host(env: Mapping[str, str]) -> None:
 
 
 def require_hosts(env: Mapping[str, str], size: int, hosts: Sequence[str]) -> None:
-    """Raise `ConfigError` when all of `size` ranks are on one host although the host file gives none that many."""
+    """Raise `ConfigError` when all `size` ranks are on one host, and no host of the host file has so many slots."""
     slots = _slots_of_hosts(env)
     if slots and len(set(hosts)) == 1 and size > max(slots.values()):
         raise ConfigError(

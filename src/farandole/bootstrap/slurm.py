@@ -1,4 +1,4 @@
-"""Exchange of bytes between the tasks of srun, by a file in a folder that their hosts share."""
+"""Exchange of bytes between the tasks of srun, through a file in a folder that their hosts share."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ LOOK_EVERY = 0.1  # seconds
 
 
 class FolderExchange:
-    """Exchange by a file that only this user can read; `folder` is ~/.farandole by default."""
+    """Exchange through a file that only this user can read; `folder` is ~/.farandole by default."""
 
     def __init__(self, env: Mapping[str, str], size: int, folder: str | None) -> None:
         text = env.get("SLURM_PROCID", "")
@@ -24,7 +24,7 @@ class FolderExchange:
             raise ConfigError("SLURM_PROCID", f"must be a task's number below {size}, got {text!r}")
         self.rank, self.size = int(text), size
         self._folder = Path(folder) if folder else Path.home() / ".farandole"
-        # Slurm gives a job's number again only after a long time, and counts its restarts.
+        # Slurm reuses a job's number only after a long time, and counts the restarts of a job.
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         self._path = self._folder / ("slurm-" + "-".join(env.get(name, "0") for name in names))
 
