@@ -1,1 +1,1 @@
-"""Trainers, which the ranks of an estimator run: one for each framework."""
+"""Trainers: the code that the ranks of an estimator run, for each framework."""

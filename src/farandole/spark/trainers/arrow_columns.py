@@ -1,4 +1,4 @@
-"""Columns of a rank's file that are no plain numbers: values of any type, and vectors that stay compressed."""
+"""Columns of a rank's file that are not plain numbers: values of any type, and vectors that stay sparse."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,14 +19,14 @@ _SPARSE = 0  # a vector's `type`; 1 is dense
 
 
 def vector_widths(vectors: pa.StructArray) -> list[int]:
-    """Return the smallest and the largest width; nothing if all are null."""
+    """Return the smallest and the largest width; an empty list if all vectors are null."""
     kinds, sizes, _, values = vectors.flatten()
     held = pc.if_else(pc.equal(kinds, _SPARSE), sizes, pc.list_value_length(values))
     return [width for width in pc.min_max(held).as_py().values() if width is not None]
 
 
 def filled_up(name: str, vectors: pa.Array, width: int) -> NDArray[np.float64]:
-    """Return vectors, none of them null, as an array (rows, width); sparse ones are filled up with zeros."""
+    """Return vectors, none of them null, as an array (rows, width), with zeros where sparse vectors have no number."""
     if not len(vectors):
         return np.empty((0, width))
     field = Vectors(name=name, kind=f"float64[{width}]", width=width, sparse=False)
@@ -88,7 +88,7 @@ class AnyColumn:
     @classmethod
     def of(cls, name: str, column: pa.ChunkedArray) -> "AnyColumn":
         """Plan the conversion from the type and the first row that is not null."""
-        # An array's items do not decide: they may be null in the first row, or in others.
+        # For arrays the type alone decides: their items may be null in the first row, or in others.
         seen = (
             pa.chunked_array([pa.array([[]], column.type)]) if _lists_numbers(column.type) else column.drop_null()[:1]
         )
@@ -139,7 +139,7 @@ def _with_nulls(items: list[Any], kind: pa.DataType) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class VectorColumn:
-    """pyspark.ml vectors as they lie in the file; the rows of a batch become an array (rows, width)."""
+    """pyspark.ml vectors as the file has them; the rows of a batch become an array (rows, width)."""
 
     name: str
     _rows: _Chunks
@@ -147,11 +147,11 @@ class VectorColumn:
 
     @classmethod
     def of(cls, name: str, column: pa.ChunkedArray) -> "VectorColumn":
-        """Point to the column."""
+        """Return the column without its width, which the ranks have yet to agree on."""
         return cls(name, _Chunks.of(column))
 
     def facts(self) -> ColumnFacts:
-        """Look through the column for nulls and widths."""
+        """Count nulls and find the widths, in a pass over the column."""
         nulls, widths = 0, list[int]()
         for chunk in self._rows.chunks:
             widths += vector_widths(chunk)
@@ -179,5 +179,5 @@ class VectorColumn:
         return found
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return these rows, filled up with zeros."""
+        """Return these rows, with zeros where sparse vectors have no number."""
         return filled_up(self.name, self._rows.take(rows), self.width)

@@ -13,17 +13,17 @@ _FACTS, _STATE = "run.json", "state"
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state after `epoch` finished epochs: a zip of JSON and the framework's own state. Nothing in it is a pickle.
+    """The state after `epoch` finished epochs: a zip of JSON and the framework's own state. Loading it runs no code.
 
-    The random generators are not in it: each epoch seeds them anew from `seed`, its number and the rank.
+    It does not hold random generators: each epoch seeds them anew from `seed`, its number and the rank.
     """
 
-    kind: str = ""  # of the estimator, whose state others cannot read
+    kind: str = ""  # of the estimator; other kinds cannot read the state
     epoch: int = 0
     step: int = 0
     seed: int
-    # Weights and optimizer, as the trainer wrote them. The learning rate is the user's, so that any number of resumes,
-    # on any number of ranks, scales it once.
+    # Weights and optimizer, as the trainer wrote them. The learning rate is the user's, not yet multiplied by the
+    # number of ranks. So it is multiplied once, however often the run is resumed and on any number of ranks.
     state: bytes | None = None
     history: list[Record] = field(default_factory=list)
     best: Record | None = None  # the epoch of the smallest validation loss
@@ -42,7 +42,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, content: bytes) -> "Checkpoint":
-        """Read what `dump` gave; raises `DataError` for another file. Runs no code of the file's."""
+        """Read the result of `dump` without running code in it; raises `DataError` for another file."""
         try:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 facts = json.loads(archive.read(_FACTS))

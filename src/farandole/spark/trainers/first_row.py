@@ -1,12 +1,12 @@
-"""Refusals of a model or a loss that fails on the first row, before training."""
+"""Errors for a model or a loss that fails on the first row, before training."""
 
 from farandole.errors import ConfigError
 
 __all__ = ["SHAPE_ERRORS", "TOGETHER", "first_line", "refused_model"]
 
-# Raised by layers and losses that are given other shapes or types than they take.
+# Errors that layers and losses raise for shapes or types that they do not take.
 SHAPE_ERRORS = (IndexError, RuntimeError, TypeError, ValueError)
-# For a model that takes fewer inputs than there are columns.
+# Remedy for a model that takes fewer inputs than there are columns.
 TOGETHER = (
     "put the columns together into one: pyspark.ml.feature.VectorAssembler does it in Spark, "
     'rows["x"] = rows[["a", "b"]].values.tolist() in pandas'
@@ -19,5 +19,5 @@ def first_line(error: Exception) -> str:
 
 
 def refused_model(failure: str, inputs: str, remedy: str = f"give input_shapes, or {TOGETHER}") -> ConfigError:
-    """Return the error of a model that fails in this way; `inputs` describes what it was given."""
+    """Return the error for a model that fails on the first row; `inputs` describes the inputs that it was given."""
     return ConfigError("model", f"fails on the first row: {failure}. Its inputs: {inputs}; {remedy}")

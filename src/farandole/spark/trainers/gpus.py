@@ -1,4 +1,4 @@
-"""GPUs of an estimator's ranks: whether all of them compute on one, and which one is whose."""
+"""Choice of the devices of an estimator's ranks: one GPU per rank, or the CPU for all ranks."""
 
 import socket
 from collections.abc import Callable
@@ -12,30 +12,30 @@ from farandole.spark.logs import log_to_driver
 
 __all__ = ["Look", "choose_gpu", "no_gpus"]
 
-# Returns how many GPUs the rank's framework sees, without a start of CUDA, and what it says of them: "PyTorch sees 2".
+# Returns how many GPUs the rank's framework sees, without starting CUDA, and a text for errors: "PyTorch sees 2 GPUs".
 Look: TypeAlias = Callable[[], tuple[int, str]]
 
-_LISTED = Path("/proc/driver/nvidia/gpus")  # a folder for each, made by NVIDIA's driver
+_LISTED = Path("/proc/driver/nvidia/gpus")  # NVIDIA's driver has a folder for each GPU there
 
 
 def no_gpus() -> tuple[int, str]:
-    """Be the `Look` of a framework whose trainer does not use GPUs."""
+    """Return no GPUs: the `Look` of a trainer that computes on the CPU."""
     return 0, "this trainer computes on the CPU"
 
 
 def choose_gpu(wanted: bool | None, look: Look, *, listed: Path = _LISTED) -> int | None:
-    """Return the number of this rank's own GPU among those that it sees, its local rank; None to compute on the CPU.
+    """Return the index of this rank's GPU among those that it sees, which is its local rank; None: use the CPU.
 
-    All ranks compute on GPUs, or none. Without a wish (None) they do where every rank has one, and rank 0 says so if
-    GPUs are left unused. Raises `ConfigError` on every rank if GPUs are wanted and a rank has none of its own. A
-    collective."""
+    All ranks compute on GPUs, or none does. If `wanted` is None, they do if every rank has a GPU of its own; otherwise
+    rank 0 logs a warning if its host has unused GPUs. Raises `ConfigError` on every rank if GPUs are wanted and a rank
+    has none of its own. A collective."""
     if wanted is False:
         return None
     place = local_rank()
     count, seen = look()
-    there = len(list(listed.iterdir())) if listed.is_dir() else 0
+    installed = len(list(listed.iterdir())) if listed.is_dir() else 0
     lacking = "" if place < count else f"local rank {place} on {socket.gethostname()} has no GPU of its own: {seen}"
-    every: list[tuple[str, int]] = allgather_object((lacking, max(count, there)))
+    every: list[tuple[str, int]] = allgather_object((lacking, max(count, installed)))
     problem = next((f"rank {other}, {lacks}" for other, (lacks, _) in enumerate(every) if lacks), "")
     if not problem:
         return place
@@ -49,6 +49,6 @@ def choose_gpu(wanted: bool | None, look: Look, *, listed: Path = _LISTED) -> in
     if unused and rank() == 0:
         log_to_driver(
             f"warning: {unused} GPUs are on the host of rank 0, but the ranks compute on the CPU, because {problem}; "
-            "use_gpu=False says that this is meant"
+            "set use_gpu=False if this is intended"
         )
     return None

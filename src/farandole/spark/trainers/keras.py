@@ -28,11 +28,11 @@ __all__ = ["KerasJob", "KerasTrainer", "train"]
 
 @dataclass(frozen=True, kw_only=True)
 class KerasJob:
-    """All that the ranks need."""
+    """The settings of a fit, as each rank receives them."""
 
     plan: RunPlan
     model: bytes
-    optimizer: Any  # as `keras_model.dump_object` gives it; so are loss and metrics
+    optimizer: Any  # from `keras_model.dump_object`, like loss and metrics
     optimizer_state: Sequence[NDArray[Any]]  # empty for an optimizer that has not been used
     loss: Any
     loss_weights: Sequence[float] | None
@@ -51,11 +51,11 @@ def train(job: KerasJob) -> bytes | None:
     """Train a `KerasJob` on this rank; see `trainers.run.train`."""
     with ExitStack() as stack:
 
-        def made(run: Run) -> KerasTrainer:
+        def make(run: Run) -> KerasTrainer:
             stack.enter_context(own_device(run.gpu))
             return KerasTrainer(job, run)
 
-        return train_with(job.plan, made, gpus=visible_gpus)
+        return train_with(job.plan, make, gpus=visible_gpus)
 
 
 class KerasTrainer:
@@ -82,11 +82,11 @@ class KerasTrainer:
         rate = self._rate_variable
         self._rate = None if rate is None else _number(rate)  # of one rank; None if it follows a schedule
         if rate is None:
-            inner = _in_front(self.optimizer)
+            inner = _rate_holder(self.optimizer)
             inner._learning_rate = _Scaled(inner._learning_rate, hvd.size())
 
     def restore(self, state: bytes) -> None:
-        """Take over weights, and the optimizer with the user's learning rate."""
+        """Load the weights, and the optimizer's variables with the user's learning rate."""
         weights, optimizer = load_state(state)
         self.model.set_weights(weights)
         self._assign(optimizer)
@@ -106,7 +106,7 @@ class KerasTrainer:
         return dump_state([keras.ops.convert_to_numpy(each) for each in self.model.weights], optimizer)
 
     def train(self, run: Run) -> None:
-        """Train the epochs that are left by one call of `fit`."""
+        """Train the remaining epochs in one call of `fit`."""
         job = self.job
         run.describe(job.inputs.describe(run.rows.kinds))
         if self._rate is not None:
@@ -138,14 +138,16 @@ class KerasTrainer:
             )
 
     def batch(self, given: ShardBatch, *, training: bool) -> tuple[Any, ...]:
-        """Return inputs, labels and weights of rows; for none a row without weight, as every rank takes every step."""
+        """Return inputs, labels and weights of a batch.
+
+        An empty batch becomes a row of weight 0, because every rank takes every step."""
         return self._fitted(self._parts(given, training))
 
     def _parts(self, given: ShardBatch, training: bool) -> Parts:
-        """Return inputs, labels as they come, and one weight per row."""
+        """Return inputs, labels in the columns' own shapes, and one weight per row."""
         columns, weight = given.columns, given.weight if training else 1.0
         if not given.rows:
-            # A row that there is: the loss of another one may be infinite, which no weight makes 0.
+            # A row of the data: the loss of a made-up one may be infinite, which weight 0 does not make 0.
             columns, weight = self._row, 0.0
         weights = np.full(max(1, given.rows), weight, keras.config.floatx())
         if self.job.weight_col is not None:
@@ -160,7 +162,7 @@ class KerasTrainer:
         weights = parts.weights
         if weights is None:
             return parts.inputs, given
-        # A loss has a dimension less than its output; Keras spreads no (rows,) over (rows, numbers).
+        # A loss has one dimension less than its output, and Keras does not broadcast (rows,) to (rows, numbers).
         each = [weights.reshape(-1, *[1] * (len(shape) - 1)) for _, shape in self.outputs]
         return parts.inputs, given, each[0] if len(labels) == 1 else tuple(each)
 
@@ -169,7 +171,7 @@ class KerasTrainer:
         values = values.astype(keras.config.floatx() if values.dtype.kind == "f" else whole)
         shapes = self.job.label_shapes
         wanted = list(shapes[place][1:]) if shapes is not None else self.outputs[place][1]
-        # A label with as many numbers as the output takes its shape: losses would spread (rows,) against (rows, 1).
+        # A label with as many numbers as the output takes its shape: losses would broadcast (rows,) against (rows, 1).
         if shapes is not None or int(np.prod(wanted)) == int(np.prod(values.shape[1:])):
             values = values.reshape(len(values), *wanted)
         return values
@@ -183,7 +185,7 @@ class KerasTrainer:
                 yield self.batch(given, training=True)
 
     def _held(self, module: KerasModule) -> Iterator[tuple[Any, ...]]:
-        yield from map(self._fitted, module.validation())  # a generator, as Keras knows no other iterator
+        yield from map(self._fitted, module.validation())  # a generator: Keras takes no other iterator
 
     def _checkpoints(self, folder: Path) -> list[Any]:
         callback = self.job.checkpoint_callback
@@ -193,7 +195,7 @@ class KerasTrainer:
         return [callback]
 
     def _probe(self, parts: Parts) -> None:
-        """Run the first row through the model; note type and shape of each output.
+        """Run the first row through the model, and note the type and shape of each output.
 
         Raises `ConfigError` for a model that does not take the columns, and for labels that do not fit its outputs."""
         job, kinds = self.job, self.run.rows.kinds
@@ -219,22 +221,22 @@ class KerasTrainer:
 
     @property
     def _rate_variable(self) -> Any | None:
-        rate = _in_front(self.optimizer)._learning_rate
+        rate = _rate_holder(self.optimizer)._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
 
     @property
     def _rate_place(self) -> int | None:
-        """The place of the learning rate among the optimizer's variables; None if it follows a schedule."""
+        """The index of the learning rate among the optimizer's variables; None if it follows a schedule."""
         rate = self._rate_variable
         places = [place for place, each in enumerate(self.optimizer.variables) if each is rate]
         return places[0] if places else None
 
     def _unscaled(self) -> float:
-        """Return the learning rate for one rank; exactly the user's while nothing has changed it."""
+        """Return the learning rate for one rank; exactly the user's as long as nothing has changed it."""
         assert self._rate is not None
         now = _number(self._rate_variable)
         scaled = self._rate * self.run.size
-        # Through the variable's type, in which the rate was assigned.
+        # Compared in the variable's type, float32.
         return self._rate if now == float(np.float32(scaled)) else now / self.run.size
 
     def _assign(self, values: Sequence[NDArray[Any]]) -> None:
@@ -274,8 +276,8 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
         return {"schedule": self._schedule, "factor": self._factor}
 
 
-def _in_front(optimizer: Any) -> Any:
-    """Return the optimizer that holds the learning rate; a LossScaleOptimizer has it inside."""
+def _rate_holder(optimizer: Any) -> Any:
+    """Return the optimizer that holds the learning rate: a LossScaleOptimizer contains it."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 

@@ -13,7 +13,7 @@ __all__ = ["own_device", "visible_gpus"]
 
 
 def visible_gpus() -> tuple[int, str]:
-    """Be the `Look` of Keras' backend."""
+    """Return how many GPUs Keras' backend sees, and a text about them; a `Look`."""
     backend = keras.config.backend()
     if backend == "torch":
         from farandole.spark.trainers.torch_devices import visible_gpus as seen_by_torch
@@ -22,16 +22,16 @@ def visible_gpus() -> tuple[int, str]:
     if backend == "tensorflow":
         import tensorflow as tf
 
-        return _told("TensorFlow", len(tf.config.list_physical_devices("GPU")))
+        return _report("TensorFlow", len(tf.config.list_physical_devices("GPU")))
     if not any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         return 0, "JAX has no plugin for CUDA"
-    return _told("NVIDIA's driver", _seen_by_driver())
+    return _report("NVIDIA's driver", _seen_by_driver())
 
 
 def own_device(gpu: int | None) -> AbstractContextManager[object]:
-    """Let the rank compute on the GPU with this number, which alone it then sees, or on the CPU; enter it first.
+    """Restrict the rank to the GPU with the index `gpu`, or to the CPU for None. Enter the result before computing.
 
-    Raises `ConfigError` if the backend has begun to use devices, and its choice is final."""
+    Raises `ConfigError` if TensorFlow has started its devices already."""
     backend = keras.config.backend()
     if backend == "torch":
         import torch
@@ -57,7 +57,7 @@ def _show_to_tensorflow(gpu: int | None) -> None:
     own = [] if gpu is None else [there[gpu]]
     try:
         for each in own:
-            tf.config.experimental.set_memory_growth(each, True)  # other ranks of the host have theirs
+            tf.config.experimental.set_memory_growth(each, True)  # otherwise TensorFlow takes all memory of the GPU
         tf.config.set_visible_devices(own, "GPU")
     except RuntimeError as error:
         raise ConfigError("use_gpu", f"comes too late, as TensorFlow has started its devices: {error}") from error
@@ -71,7 +71,7 @@ def _set_for_jax(name: str, value: str) -> None:
 
 
 def _seen_by_driver() -> int:
-    """Return how many GPUs the process sees, without a start of JAX, which would take all of them."""
+    """Return how many GPUs the process sees, without starting JAX, which would take all of them."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -80,5 +80,5 @@ def _seen_by_driver() -> int:
     return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
-def _told(who: str, count: int) -> tuple[int, str]:
-    return count, f"{who} sees {count} {'GPU' if count == 1 else 'GPUs'}"
+def _report(library: str, count: int) -> tuple[int, str]:
+    return count, f"{library} sees {count} {'GPU' if count == 1 else 'GPUs'}"

@@ -1,4 +1,4 @@
-"""Keras models on their way to ranks and workers, and columns as their inputs and labels."""
+"""Serialization of Keras models, optimizers and losses, and conversion of columns to the inputs of models."""
 
 import io
 import os
@@ -23,7 +23,7 @@ __all__ = ["DumpedModel", "Inputs", "KerasPredictor", "dump_model", "dump_object
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The types and shapes in which a model takes feature columns. Known without the model."""
+    """The types and shapes in which a model takes feature columns; usable without the model."""
 
     columns: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -59,7 +59,7 @@ class Inputs:
         return made[0] if len(made) == 1 else tuple(made)
 
     def describe(self, kinds: Mapping[str, str]) -> str:
-        """Say, for each column, its type and the type and shape of the input that it becomes."""
+        """Return a text with the type of each column, and the type and shape of the input that it becomes."""
         each = zip(self.columns, self.dtypes, self.shapes, strict=True)
         return ", ".join(
             f"{name} {kinds[name]} as {dtype}" + ("" if shape is None else f" {['rows', *shape]}".replace("'", ""))
@@ -98,7 +98,7 @@ class KerasPredictor(BatchPredictor):
 
         def predict(values: list[NDArray[Number]]) -> list[NDArray[np.generic]]:
             given = self.inputs.arrays(dict(zip(self.inputs.columns, values, strict=True)))
-            return [_held(np.asarray(each)) for each in outputs_of(model.predict_on_batch(given))]
+            return [_in_column_type(np.asarray(each)) for each in outputs_of(model.predict_on_batch(given))]
 
         return predict
 
@@ -111,7 +111,7 @@ def outputs_of(given: Any) -> list[Any]:
 
 
 def choose_backend(name: str) -> None:
-    """Let Keras run on this backend; it is a process' choice, made when Keras is imported."""
+    """Import Keras with the backend `name`. Raises `ConfigError` if the process has imported it with another one."""
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
     import keras
@@ -137,9 +137,9 @@ class DumpedModel:
 
     @classmethod
     def of(cls, model: Any) -> "DumpedModel":
-        """Pickle the model; what its `compile` was given goes along in Keras' configuration."""
+        """Pickle the model, with the arguments of its `compile` in Keras' configuration."""
         if getattr(model, "optimizer", None) is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)  # else Keras warns where it reads the model
+            model.optimizer.build(model.trainable_variables)  # otherwise Keras warns when it reads the model
         return cls(dump_model(model))
 
     def load(self) -> Any:
@@ -149,7 +149,7 @@ class DumpedModel:
 
 
 def load_model(dumped: bytes) -> Any:
-    """Return the model that `dump_model` gave, without optimizer and loss. Unpickles."""
+    """Return the model in a result of `dump_model`, without optimizer and loss. Unpickles."""
     content, custom_objects = cloudpickle.loads(dumped)
     return read_model(content, custom_objects)
 
@@ -161,14 +161,14 @@ def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compiled: b
     with tempfile.TemporaryDirectory(prefix="farandole-keras-") as folder:
         path = Path(folder, "model.keras")
         path.write_bytes(content)
-        # The file may hold code, which runs without asking: like a pickle, it comes from the user's own program.
+        # safe_mode=False runs code in the file. Like a pickle, the file comes from the user's own program.
         return keras.saving.load_model(path, custom_objects=dict(custom_objects), compile=compiled, safe_mode=False)
 
 
 def dump_object(value: Any) -> Any:
     """Return an optimizer, a loss, a metric, or a list or dict of such, in a form that is pickled by value.
 
-    Keras' own pickles of these need custom classes to be registered where they are read."""
+    Keras' own pickles of these can be read only where custom classes are registered."""
     import keras
 
     if isinstance(value, (list, tuple)):
@@ -185,7 +185,7 @@ def dump_object(value: Any) -> Any:
 
 
 def load_object(value: Any) -> Any:
-    """Return what `dump_object` was given, as new objects."""
+    """Return new objects like those that `dump_object` was given."""
     if isinstance(value, list):
         return [load_object(each) for each in value]
     if isinstance(value, dict):
@@ -209,7 +209,7 @@ def dump_state(weights: Sequence[NDArray[Any]], optimizer: Sequence[NDArray[Any]
 
 
 def load_state(state: bytes) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Return what `dump_state` was given. Unpickles nothing."""
+    """Return the weights and the optimizer's variables in a result of `dump_state`. Unpickles nothing."""
     with np.load(io.BytesIO(state), allow_pickle=False) as held:
         return _numbered(held, "weights"), _numbered(held, "optimizer")
 
@@ -227,7 +227,7 @@ class _FromState:
 
 
 def _schedule_of(optimizer: Any) -> dict[str, Any]:
-    """Return an optimizer's schedule of learning rates as it is; its configuration names a class to be registered."""
+    """Return an optimizer's learning-rate schedule as an object: its configuration would need a registered class."""
     import keras
 
     rate = getattr(optimizer, "_learning_rate", None)
@@ -243,7 +243,7 @@ def _inputs_of(model: Any) -> list[Any] | None:
     try:
         return list(model.inputs)
     except (AttributeError, TypeError, ValueError):
-        return None  # a subclassed model, which has no symbolic inputs
+        return None  # a subclassed model has no symbolic inputs
 
 
 def _custom_classes(model: Any) -> dict[str, type]:
@@ -257,6 +257,7 @@ def _custom_classes(model: Any) -> dict[str, type]:
     return found
 
 
-def _held(values: NDArray[np.generic]) -> NDArray[np.generic]:
+def _in_column_type(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return an output in a type that a column can hold."""
     exact = ("float32", "float64", "int32", "int64", "bool")
     return values if values.dtype.name in exact else values.astype(np.float32)

@@ -21,7 +21,7 @@ __all__ = ["KerasModule", "Parts"]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A batch: the model's inputs, one array per label, and a weight per row; None: all count the same."""
+    """A batch: the model's inputs, one array per label, and a weight per row; None: all rows count the same."""
 
     inputs: Any
     labels: list[NDArray[Any]]
@@ -31,20 +31,22 @@ class Parts:
 class KerasModule:
     """A rank's data module, and its batches as the trainer takes them.
 
-    The weights that the loader gives make a step's gradient the mean over all rows. Without them each rank's batch
-    counts the same."""
+    With the weights that the loader yields, a step's gradient is the mean over all rows. Without them the batches of
+    all ranks count the same."""
 
     _module: DataModule
 
     def __init__(self, kind: Callable[..., Any], run: Run, made: Callable[[ShardBatch, bool], Parts]) -> None:
         self._kind, self._run = kind, run
-        self._loader = RankLoader(run.batches, run.steps, lambda batch: _given(made(batch, True)))
+        self._loader = RankLoader(run.batches, run.steps, lambda batch: _loader_batch(made(batch, True)))
         held = run.validation_steps
-        self._held = RankLoader(lambda epoch: run.validation_batches(), held, lambda batch: _given(made(batch, False)))
+        self._held = RankLoader(
+            lambda epoch: run.validation_batches(), held, lambda batch: _loader_batch(made(batch, False))
+        )
 
     @contextmanager
     def opened(self) -> Iterator[Parts]:
-        """Keep the module open for `batches` and `validation`; yield its first batch, which comes again."""
+        """Keep the module open for `batches` and `validation`; yield its first batch, which `batches` yields again."""
         run = self._run
         with open_module(self._kind, run, self._loader, self._held if run.validation_steps else None) as self._module:
             self._loader.epoch = run.checkpoint.epoch
@@ -54,13 +56,13 @@ class KerasModule:
             yield self._read(first)
 
     def batches(self) -> Iterator[Parts]:
-        """Yield the batches of all epochs that are left."""
+        """Yield the batches of the remaining epochs."""
         for epoch in self._run.epochs:
             self._loader.epoch = epoch
             yield from map(self._read, islice(self._train, self._run.steps))
 
     def validation(self) -> Iterator[Parts]:
-        """Yield the batches to validate with, again and again."""
+        """Yield the batches for validation, again and again without end."""
         while True:
             yield from map(self._read, islice(endless(self._module.val_data), self._run.validation_steps))
 
@@ -79,7 +81,7 @@ class KerasModule:
         return Parts(inputs, listed, weights[0] if weights else None)
 
 
-def _given(parts: Parts) -> tuple[Any, ...]:
+def _loader_batch(parts: Parts) -> tuple[Any, ...]:
     return parts.inputs, parts.labels[0] if len(parts.labels) == 1 else tuple(parts.labels), parts.weights
 
 
