@@ -1,7 +1,7 @@
 """Ranks as the tasks of a Spark job: `HorovodRunner` and `run`.
 
-Importing this package loads nothing: a rank, which starts with `farandole.spark.child`, has no use for Spark, Arrow and
-NumPy, which the driver's side brings along."""
+Importing this package loads nothing else; its names are loaded on first use. A rank imports `farandole.spark.child`
+and needs none of Spark, Arrow and NumPy, which the driver's modules import."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HorovodRunner", "log_to_driver", "run"]
 
-if not TYPE_CHECKING:  # else every name would count as there
+if not TYPE_CHECKING:  # else type checkers would accept any name
 
     def __getattr__(name: str) -> object:  # PEP 562
         homes = {"HorovodRunner": "runner", "log_to_driver": "logs", "run": "session"}

@@ -1,4 +1,4 @@
-"""The addresses of this machine, as others reach it."""
+"""Addresses at which others reach this machine, and keepalive of connections."""
 
 import contextlib
 import socket
@@ -8,7 +8,7 @@ __all__ = ["address_toward", "bindable_address", "keep_alive"]
 
 
 def bindable_address(host: str) -> str:
-    """The IP address of `host` if it is one of this machine, else ""."""
+    """Return the IP address of `host` if this machine has it, else ""."""
     with contextlib.suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
@@ -18,7 +18,7 @@ def bindable_address(host: str) -> str:
 
 
 def address_toward(host: str, port: int) -> str:
-    """The address of this machine on the way to `host`; sends nothing."""
+    """Return the address of this machine on the way to `host`; sends nothing. Raises `OSError` without a way."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -26,7 +26,7 @@ def address_toward(host: str, port: int) -> str:
 
 
 def keep_alive(connection: socket.socket, patience: timedelta) -> None:
-    """Have the kernel end a quiet TCP connection whose peer's machine has been gone for about `patience`."""
+    """Make the kernel end an idle TCP connection whose peer's machine has been gone for about `patience`."""
     seconds = max(1, int(patience.total_seconds()) // 4)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)

@@ -1,4 +1,4 @@
-"""The seam between ranks and a session's Spark application, which a classic or a Spark Connect session belongs to."""
+"""Interface to the Spark application of a session, classic or Spark Connect."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ class DriverHost:
 
     bind: str
     name: str
-    setting: str  # the setting that is wrong if nothing can listen there
+    setting: str  # the setting to blame if this process cannot listen there
 
 
 class Application(Protocol):
-    """A Spark application as the code that starts ranks sees it."""
+    """A Spark application, for the code that starts ranks."""
 
     @property
     def master(self) -> str:
@@ -51,27 +51,27 @@ class Application(Protocol):
         """Return Spark's default parallelism."""
 
     def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int:
-        """Return how many ranks can run at once now, with `task_cpus` cores each and what `profile` asks for."""
+        """Return how many tasks can run at once now, each with `task_cpus` cores and the resources of `profile`."""
 
     def driver_host(self, interface: str, patience: timedelta) -> DriverHost:
-        """Return where to listen for tasks; may run a Spark job that tries it, for `patience` at most.
+        """Return the address at which to listen for tasks; may run a Spark job that tries addresses, up to `patience`.
 
-        Raises `ConfigError` when tasks reach no address of this machine, or no executor comes."""
+        Raises `ConfigError` if tasks reach no address of this machine, or if no executor has started by then."""
 
     def attempt_of(self, stage: int) -> int:
-        """Return the number of the stage's newest attempt, from 1; 0 for a stage that is not known."""
+        """Return the number of the stage's newest attempt, from 1; 0 for an unknown stage."""
 
     def has_failed(self, stage: int, attempt: int) -> bool:
-        """Return whether Spark is known to have noticed that a task of the attempt has failed."""
+        """Return whether Spark has noticed that a task of the attempt has failed; False if that is not known."""
 
     def job_group(self, group: str, description: str) -> AbstractContextManager[Callable[[], None]]:
-        """Name the Spark jobs of this thread while the block runs; gives the function that cancels them."""
+        """Give this thread's Spark jobs of the block a group and a description; yields a function that cancels them."""
 
     def handed_over(self, plan: "TaskPlan", secret: bytes) -> "AbstractContextManager[TaskOrders]":
-        """Prepare a plan for the tasks while the block runs."""
+        """Yield the orders for the tasks of the block, which carry the plan or a broadcast of it."""
 
     def repartitioned_to(self, dataframe: DataFrame) -> int | None:
-        """Return the number of partitions if the last step of `dataframe` was to repartition it, else None."""
+        """Return the number of partitions if the last step of `dataframe` repartitions it, else None."""
 
 
 def is_connect(spark: Any) -> bool:

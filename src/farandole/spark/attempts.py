@@ -1,4 +1,4 @@
-"""Attempts of a Spark job's ranks: their limit, and the choice between another one and the end."""
+"""Attempts of a Spark job's ranks: their limit, and the choice between another attempt and an error."""
 
 import logging
 from collections.abc import Callable
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 
 class Attempts:
-    """Counts the attempts of a run, `most` at most, over all Spark jobs that it takes.
+    """Counter of a run's attempts, at most `most`, over all of its Spark jobs.
 
-    Spark repeats a failed stage by itself, and shows each attempt. Another Spark job follows when Spark gives the stage
-    up (spark.stage.maxConsecutiveAttempts), and when the rows of the ranks are lost. An attempt that could not read its
-    rows does not count; `dealings` is the number of Spark jobs in which they may be lost."""
+    Spark itself repeats a failed stage, and shows each attempt. Another Spark job follows when Spark gives up the stage
+    (spark.stage.maxConsecutiveAttempts), and when dealt rows are lost. An attempt that could not read its rows does not
+    count. Lost rows are an error once there have been `dealings` Spark jobs, or `most` if that is more."""
 
     def __init__(self, most: int, dealings: int) -> None:
         self.most, self._dealings = most, max(most, dealings)
-        self.refused: Failure | None = None  # the failure after which Spark began an attempt too many
+        self.refused: Failure | None = None  # the failure after which Spark began an attempt above the limit
         self._before = 0  # attempts of the Spark jobs that have ended
         self._number = 0  # of the newest attempt, from 1
-        self._failures: dict[int, str] = {}
-        self._reasons: dict[int, set[str]] = {}  # of an attempt's exceptions, since the last progress
+        self._failures: dict[int, str] = {}  # by attempt
+        self._reasons: dict[int, set[str]] = {}  # of each attempt's exceptions, since the last progress
         self._final = False
 
     @property
@@ -42,9 +42,9 @@ class Attempts:
         return self._final or self._number >= self.most
 
     def begin(self, stage_attempt: int, failed: Failure | None) -> bool:
-        """Count attempt `stage_attempt` (from 1) of the Spark job; `failed` ended the one before it.
+        """Count attempt `stage_attempt` (from 1) of the Spark job; `failed` is the failure that ended the one before.
 
-        Return whether the limit allows it."""
+        Returns whether the limit allows it."""
         number = self._before + stage_attempt
         if number > self.most:
             self._final, self.refused = True, failed
@@ -57,7 +57,7 @@ class Attempts:
         return True
 
     def watching(self, on_message: OnMessage | None) -> OnMessage:
-        """Return `on_message` such that finished epochs count as progress."""
+        """Return a handler of messages that counts finished epochs as progress, and calls `on_message`."""
 
         def handle(rank: int, message: dict[str, object]) -> None:
             if message["kind"] == "epoch":
@@ -68,25 +68,25 @@ class Attempts:
         return handle
 
     def progress(self) -> None:
-        """Note that the ranks have come further than in any attempt before."""
+        """Record that the ranks have got further than in any earlier attempt."""
         self._reasons.clear()
 
     def go_on(self, failure: Failure) -> bool:
-        """Return whether Spark shall repeat the stage after `failure`, of the newest attempt.
+        """Return whether Spark may repeat the stage after `failure` of the newest attempt.
 
-        Rows and settings that cannot be used end the run, and so does an exception that has ended two attempts without
-        progress between them. Lost rows need another Spark job."""
+        A `ConfigError` or `DataError` ends the run, and so does the same exception in two successive attempts without
+        progress between them. After lost rows Spark must not repeat the stage: they need another Spark job."""
         if isinstance(failure.cause, RowsLost):
             return False
         again = failure.reason in self._reasons.get(self._number - 1, ())
-        if not failure.killed:  # what killed a process may be gone
+        if not failure.killed:  # the cause of a kill, such as a lack of memory, may not recur
             self._reasons.setdefault(self._number, set()).add(failure.reason)
         if again or isinstance(failure.cause, (ConfigError, DataError)):
             self._final = True
         return not self._over
 
     def run(self, job: Callable[[], T]) -> T:
-        """Call `job`, a Spark job, until its ranks have ended well; raises its error when no attempt is left."""
+        """Call `job`, which runs one Spark job, until it succeeds; raises its error if no attempt is left."""
         jobs = 0
         while True:
             jobs += 1
@@ -98,7 +98,7 @@ class Attempts:
                     raise SourceError(lost.path, lost.problem) from lost.__cause__
                 log.warning("%s are lost; they are dealt again (Spark job %d of %d)", lost.path, jobs, self._dealings)
             except RankFailed as failed:
-                # Where no task has reached the driver, as without farandole, Spark has tried often enough.
+                # If no task has reached the driver, as when executors lack farandole, Spark has tried often enough.
                 if self._over or self._number == self._before:
                     raise
                 self._failures[self._number] = f"rank {failed.rank} failed: {failed.reason}"

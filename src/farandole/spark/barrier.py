@@ -1,4 +1,4 @@
-"""A function on every slot of a Spark barrier stage: the tasks, which Spark's UI shows, run the ranks in order."""
+"""Spark jobs of ranks: the tasks of a barrier stage, which Spark's UI shows, run the ranks in order."""
 
 import functools
 import logging
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LARGE_CALL = 10 << 20  # bytes
-SETTLE = timedelta(seconds=1)  # for the guilty rank's report, when Spark's news of the failure came first
-NOTICED = timedelta(seconds=3)  # for Spark's news of a rank's failure, when that came first
-LEAVE = timedelta(seconds=5)  # for the ranks to end when the job has
+SETTLE = timedelta(seconds=1)  # for the failed rank's own report, after Spark has reported the failure
+NOTICED = timedelta(seconds=3)  # for Spark to notice a failure that the rank has reported
+LEAVE = timedelta(seconds=5)  # for the ranks to end after the job
 
-# Set by launchers for one process each; those of the driver, itself a rank perhaps, are not for the ranks it starts.
+# Variables that launchers set for one process. The driver may itself be a rank; its own ranks must not inherit these.
 _PLACES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 _OF_ONE_PROCESS = {f"{prefix}_{name}" for prefix in ("FARANDOLE", "HOROVOD") for name in _PLACES} | {
     f"FARANDOLE_{name}" for name in ("RENDEZVOUS", "SECRET", "GENERATION", "JOB", "WORKER_FD", "OUTER_LAUNCHES")
@@ -77,13 +77,13 @@ def run_barrier_job(
 ) -> list[T]:
     """Run `main(*args, **kwargs)` on `num_proc` ranks at once and return their values in rank order.
 
-    Blocks until all ranks have ended. With `dataframe` each rank finds its rows in the file `shard()`; in place of
-    DataFrames among the arguments `main` gets its rows of each. `results="first"` returns rank 0's value alone. With
-    `max_attempts` above 1 Spark runs all ranks again when one has failed; see `Attempts`. Rows are dealt again when a
-    process that keeps them has ended and no rank has begun, or ranks may begin again. `profile` has the needs of tasks,
-    each of which runs `ranks_per_task` ranks. Raises `PicklingError`, `SlotsError`, `ConfigError` before it starts
-    anything, later the first failure's `RankFailed`, `SourceError` with the host whose rows are lost, or `CacheError`
-    with the disk that is full."""
+    Blocks until all ranks have ended. With `dataframe` each rank has its rows in the file `shard()`; in place of
+    DataFrame arguments `main` receives its rows of each. `results="first"` returns rank 0's value, and None for other
+    ranks. With `max_attempts` above 1 Spark runs all ranks again when one has failed; see `Attempts`. Rows are dealt
+    again if a keeper of them has ended and either no rank has begun or ranks may run again. `profile` sets the
+    resources of each task, which runs `ranks_per_task` ranks. Raises `PicklingError`, `SlotsError` or `ConfigError`
+    before ranks start; later the `RankFailed` of the first failure, `SourceError` with the host whose rows are lost, or
+    `CacheError` with the disk that is full."""
     variables, settings = _prepare(spark, num_proc, ranks_per_task, env or {})
     call, fed = _dump(main, args, kwargs or {}, on_pickled)
     patience, interface = settings.start_timeout if start_timeout is None else start_timeout, settings.interface or ""
@@ -105,7 +105,7 @@ def run_barrier_job(
                 threads_set="spark.executorEnv.OMP_NUM_THREADS" in application.settings,
                 driver_log=driver_log.address(host.name),
                 stream=verbosity == "all",
-                echo=not (verbosity == "all" and application.shares_terminal),  # once is enough
+                echo=not (verbosity == "all" and application.shares_terminal),  # each line once
                 keep_all=results == "all",
                 schemas=[arrow_schema(each).serialize().to_pybytes() for each in tasks.dataframes],
                 executable=executable,
@@ -133,19 +133,19 @@ def _run_job(
         application.handed_over(plan, secret) as orders,
     ):
         stage = _stage(spark, tasks, orders, plan)
-        # Spark reads what a task returns between two batches of its rows, which may be minutes later.
+        # Cancel at once: Spark reads a task's error only between two batches of its rows, perhaps minutes later.
         driver_log.on_lost_keeper = lambda: cancel() if driver_log.feeding else None
         if driver_log.feeds_again:
-            stage = stage.repartition(1)  # Spark repeats only a stage whose output goes to another one
+            stage = stage.repartition(1)  # Spark repeats only a stage whose output another stage reads
             _limit(application, driver_log, attempts, cancel)
-        with counted_by_rows(tasks.dataframes) as driver_log.on_keeper:  # when tasks run, the query is planned
+        with counted_by_rows(tasks.dataframes) as driver_log.on_keeper:  # keepers connect after the query is planned
             rows = _collect(stage, driver_log, attempts, cancel)
     driver_log.drain(LEAVE)
     return rows
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the driver that its ranks get: all settings of farandole's and Horovod's."""
+    """Return the variables of the driver's `environment` that ranks inherit: all settings of farandole and Horovod."""
     return {
         name: value
         for name, value in environment.items()
@@ -156,7 +156,9 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 def _prepare(
     spark: SparkSession, num_proc: int, ranks_per_task: int, env: Mapping[str, str]
 ) -> tuple[dict[str, str], Config]:
-    """Return the ranks' variables and the settings in them; raises `ConfigError` here rather than on every rank."""
+    """Return the ranks' variables and the settings in them; raises `ConfigError` here rather than on every rank.
+
+    Also chooses the Python of tasks on a local master."""
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
     if ranks_per_task < 1 or num_proc % ranks_per_task:
@@ -172,7 +174,9 @@ def _dump(
     kwargs: Mapping[str, object],
     on_pickled: Callable[[bytes], None] | None,
 ) -> tuple[bytes, list[DataFrame]]:
-    """Pickle the call, but for the DataFrames among its arguments, and in converters wherever they are."""
+    """Pickle the call without its DataFrames; return it and them.
+
+    They are those among the arguments, and those of converters anywhere in the call."""
     args, kwargs, fed = take_dataframes(args, kwargs)
     with feeding(fed):
         call = dump_call(main, args, kwargs)
@@ -216,7 +220,7 @@ def _listen(
 
 
 def _limit(application: Application, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None]) -> None:
-    """Cancel the Spark job when its stage shall not be repeated."""
+    """Make `driver_log` cancel the Spark job when its stage must not be repeated."""
 
     def on_attempt(number: int) -> None:
         if not attempts.begin(number, driver_log.failure_of(number - 1)):
@@ -236,13 +240,15 @@ def _limit(application: Application, driver_log: DriverLog, attempts: Attempts, 
 
 @dataclass(frozen=True, slots=True)
 class _Tasks:
+    """DataFrames that the tasks of a job feed to its ranks, and the tasks' interface and resources."""
+
     dataframes: Sequence[DataFrame]
     interface: str
     profile: ResourceProfile | None
 
 
 def _stage(spark: SparkSession, tasks: _Tasks, orders: TaskOrders, plan: TaskPlan) -> DataFrame:
-    """Make the tasks, which read where their ranks' rows are, or a row for each that makes Spark start it."""
+    """Return the barrier stage; a task reads the places of its ranks' rows, or without DataFrames a row of its own."""
     keeper = KeeperPlan(secret=orders.secret, driver=plan.driver_log, interface=tasks.interface)
     number, each = plan.num_proc // plan.ranks_per_task, plan.ranks_per_task
     one_each = spark.range(0, number, 1, number)
@@ -260,17 +266,17 @@ def _collect(stage: DataFrame, driver_log: DriverLog, attempts: Attempts, cancel
         except BaseException as error:
             rows.set_exception(error)
 
-    # On a thread of its own. Within a call of py4j, Ctrl-C would end in pages of its traces: PySpark's handler of the
-    # signal makes another call on the connection that waits. The thread inherits the job group.
+    # On a separate thread, which inherits the job group. Within a call of py4j, Ctrl-C would print pages of traces,
+    # because PySpark's signal handler makes another call on the connection that waits.
     thread = InheritableThread(target=collect, session=stage.sparkSession, name="farandole-collect", daemon=True)
     thread.start()
     try:
-        # With a limit: Ctrl-C may reach another thread, and Python sees it when this one wakes.
+        # With a timeout: the system may deliver Ctrl-C to another thread, and Python handles it when this one wakes.
         while not wait([rows], timeout=1.0).done:
             continue
         return rows.result()
     except BaseException as error:
-        # Ctrl-C among others. Ranks end within a second, where Spark's kill takes two or three.
+        # Also for Ctrl-C. The driver log ends ranks within a second; Spark's kill takes two or three.
         driver_log.cancel(f"the job has ended: {type(error).__name__}")
         cancel()
         thread.join(LEAVE.total_seconds())
@@ -289,16 +295,16 @@ def _collect(stage: DataFrame, driver_log: DriverLog, attempts: Attempts, cancel
             if dealing is None:
                 raise
             raise dealing from None
-        # Not from Spark's exception: that is two hundred lines of Java around the same text. It stays reachable
+        # Not from Spark's exception, which is two hundred lines of Java around the same text. It remains available
         # as __context__.
         raise failure.error(attempts.earlier) from failure.cause
 
 
 def _raise_for_lost_rows(driver_log: DriverLog, failure: Failure | None) -> None:
-    """Raise `SourceError` if the job failed because a keeper is gone: `RowsLost` if the job may run again."""
+    """Raise `SourceError` if the job failed because a keeper has ended: `RowsLost` if the job may run again."""
     hosts = ", ".join(sorted(set(driver_log.lost_keepers)))
     beginning = driver_log.feeding
-    # A rank that was killed comes first, but the ranks that Spark has started anew have missed their rows.
+    # `failure` may be that of a killed rank, although the repeated stage failed because its rows were lost.
     missed = any(isinstance(each.cause, RowsLost) for each in driver_log.failures)
     if not hosts or not (missed or (failure is None and beginning)):
         return
@@ -315,6 +321,6 @@ def _values(rows: Sequence[Row], num_proc: int) -> list[T]:
     for row in rows:
         parts.setdefault(row["rank"], {})[row["part"]] = bytes(row["chunk"])
     if not parts:
-        raise ConfigError("dataframe", "has no rows: Spark knew so beforehand and started no task")
+        raise ConfigError("dataframe", "has no rows, so Spark started no task")
     assert sorted(parts) == list(range(num_proc)), sorted(parts)
     return [pickle.loads(b"".join(chunk for _, chunk in sorted(parts[rank].items()))) for rank in range(num_proc)]

@@ -14,7 +14,7 @@ RUNNER = "farandole.spark.child:run_rank"
 
 
 class RankSide:
-    """The barrier task as the rank's user code reaches it: its channel, and the files with the rank's rows."""
+    """Access of a rank's user code to its barrier task: the channel, and the files with the rank's rows."""
 
     def __init__(self, channel: WorkerEnd, shard_fds: Sequence[int]) -> None:
         self.channel = channel
@@ -26,11 +26,11 @@ class RankSide:
         return self._path(0) if self._shard_fds else None
 
     def path_of(self, rows: FedRows) -> str:
-        """Name the file with this rank's rows of the DataFrame that `rows` stands for."""
+        """Return the path of the file with this rank's rows of the DataFrame that `rows` stands for."""
         return str(self._path(rows.number))
 
     def _path(self, number: int) -> Path:
-        # The file has no name. The process's number, not "self", so that a data loader's workers find it as well.
+        # The file has no name. The path has the process id, not "self", so that a data loader's workers find it, too.
         return Path(f"/proc/{os.getpid()}/fd/{self._shard_fds[number]}")
 
 
@@ -40,19 +40,19 @@ _current: RankSide | None = None
 
 
 def current_rank() -> RankSide | None:
-    """The rank that this process runs for a Spark task; None in every other process."""
+    """Return the rank that this process runs for a Spark task; None in every other process."""
     return _current
 
 
 def shard() -> Path | None:
-    """The Arrow IPC file with this rank's rows of the job's DataFrame; None without one.
+    """Return the path of the Arrow IPC file with this rank's rows of the job's DataFrame; None without one.
 
-    It can be opened and mapped, by helper processes too, as long as the rank's own process lives."""
+    Helper processes can open and map the file, too, as long as the rank's own process lives."""
     return _current.shard if _current is not None else None
 
 
 def available_devices() -> list[str]:
-    """Return the number by which this rank's process finds its own GPU; nothing without GPUs."""
+    """Return the index of this rank's own GPU among the visible ones, in a list; an empty list without GPUs."""
     gpus, place = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ.get("FARANDOLE_LOCAL_RANK")
     return [place] if gpus and place is not None else []
 

@@ -13,12 +13,12 @@ from farandole.spark.task import TaskOrders, TaskPlan
 
 __all__ = ["ClassicApplication"]
 
-APART = 256 << 10  # bytes of a plan, from which on it travels apart from the secret
+APART = 256 << 10  # bytes of a plan, from which on it is sent apart from the secret
 _ANY = ("0.0.0.0", "::")  # all addresses of the host
 
 
 class ClassicApplication:
-    """An `Application` that is asked by its SparkContext."""
+    """`Application` of a session whose SparkContext is in this process."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark, self._context = spark, spark.sparkContext
@@ -45,14 +45,15 @@ class ClassicApplication:
         return self._context.defaultParallelism
 
     def slots(self, task_cpus: int, profile: ResourceProfile | None) -> int:
-        # Spark's own check of a barrier stage, GPUs and other resources included; Python has no wrapper for it.
+        # The number that Spark itself checks for a barrier stage, GPUs and other resources included; PySpark has no
+        # wrapper for it.
         context = self._context._jsc.sc()
         manager = context.resourceProfileManager()
         if profile is None:
             return int(context.maxNumConcurrentTasks(manager.defaultResourceProfile()))
         asked: Any = self._spark.range(1)
-        java = asked._build_java_profile(profile)  # another one each time, if the profile is from before the session
-        # Counting needs a registered profile, and Spark reports each one to its listeners and its event log.
+        java = asked._build_java_profile(profile)  # a new object for each call if the profile is older than the session
+        # Counting needs a registered profile. Register it once, because Spark logs each registration as an event.
         known = manager.getEquivalentProfile(java)
         if known.isDefined():
             return int(context.maxNumConcurrentTasks(known.get()))
@@ -66,7 +67,7 @@ class ClassicApplication:
         assert name is not None  # Spark sets it
         bind = conf.get("spark.driver.bindAddress", name)
         if is_local(self.master) and bind not in _ANY:
-            name = bind  # tasks are on this host, and the name may be that of another of its addresses
+            name = bind  # tasks run on this host, and `name` may stand for another of its addresses
         return DriverHost(bind=bind, name=name, setting="spark.driver.bindAddress")
 
     def attempt_of(self, stage: int) -> int:

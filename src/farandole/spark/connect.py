@@ -35,9 +35,9 @@ _SPLITS = re.compile(r"splits=(?:Some\()?(\d+)")
 
 
 class ConnectApplication:
-    """An `Application` that is asked by requests to the Spark Connect server.
+    """`Application` of a Spark Connect session, known through requests to its server.
 
-    The server shows neither which executors there are nor which attempts a stage has had."""
+    The server reports neither the executors nor the attempts of a stage."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark: Any = spark
@@ -60,7 +60,7 @@ class ConnectApplication:
         return False  # a server on this machine is another process, with a log of its own
 
     def parallelism(self) -> int:
-        # No request asks for it, but a range without a number of partitions gets as many.
+        # The protocol has no request for it, but a range without a number of partitions gets as many.
         plan: str = self._spark.range(1)._explain_string()
         found = _SPLITS.search(plan)
         assert found is not None, plan
@@ -88,7 +88,7 @@ class ConnectApplication:
 
     @contextmanager
     def job_group(self, group: str, description: str) -> Iterator[Callable[[], None]]:
-        # Spark Connect describes jobs itself. Tags are those of this thread, and of its InheritableThreads.
+        # Spark Connect sets the description itself. Tags apply to this thread and to its InheritableThreads.
         self._spark.addTag(group)
         try:
             yield lambda: self._spark.interruptTag(group)
@@ -97,7 +97,7 @@ class ConnectApplication:
 
     @contextmanager
     def handed_over(self, plan: TaskPlan, secret: bytes) -> Iterator[TaskOrders]:
-        # The server sends functions of any size to executors by way of memory.
+        # The server sends functions of any size to executors through memory, not through files.
         yield TaskOrders(secret=secret, plan=plan)
 
     def repartitioned_to(self, dataframe: DataFrame) -> int | None:
@@ -108,23 +108,24 @@ class ConnectApplication:
 
 
 def candidates(server: str, interface: str = "") -> list[str]:
-    """Return the addresses of this machine: of those of `interface` that it has, then on the way to `server`.
+    """Return this machine's addresses in the order in which to try them.
 
-    Others follow, the loopback address last."""
+    First the addresses of `interface`, if this machine has it, then the one on the way to `server`, then all others,
+    with the loopback address last."""
     first = []
-    with contextlib.suppress(ConfigError):  # the name of an interface of the executors
+    with contextlib.suppress(ConfigError):  # only executors have an interface of that name
         first += interface_addresses(interface) if interface else []
-    with contextlib.suppress(OSError):  # a proxy, which resolves the name itself
+    with contextlib.suppress(OSError):  # only a proxy can resolve the server's name
         first.append(address_toward(server, 1))
     loopback, *others = own_addresses()
     return [each for each in dict.fromkeys([*first, *others, loopback]) if each in (loopback, *others)]
 
 
 def reach(spark: SparkSession, addresses: Sequence[str], patience: timedelta) -> str | None:
-    """Return the first of this machine's `addresses` that tasks reach; None if there is none.
+    """Return the first of this machine's `addresses` that all tasks reach; None if there is none.
 
-    Runs a Spark job of as many tasks as there are slots. It waits until there is an executor, up to `patience`; then
-    raises `ConfigError`."""
+    Runs a Spark job of as many tasks as Spark's default parallelism. Blocks until it has ended; raises `ConfigError` if
+    it has not, for lack of executors, within `patience`."""
     secret = new_secret()
     with ExitStack() as stack:
         listeners = {}
@@ -144,7 +145,7 @@ def reach(spark: SparkSession, addresses: Sequence[str], patience: timedelta) ->
 
 @contextmanager
 def _limited(spark: Any, patience: timedelta) -> Iterator[None]:
-    """Cancel the Spark jobs of the block after `patience`, with a `ConfigError`."""
+    """Cancel the Spark jobs of the block after `patience`; the block then raises `ConfigError`."""
     tag, expired, done = f"farandole-reach-{secrets.token_hex(4)}", threading.Event(), threading.Event()
 
     def expire() -> None:
@@ -152,7 +153,7 @@ def _limited(spark: Any, patience: timedelta) -> Iterator[None]:
         while not done.wait(wait):
             expired.set()
             spark.interruptTag(tag)
-            wait = INTERRUPT_EVERY  # the job may have come to the server after that
+            wait = INTERRUPT_EVERY  # the job may have reached the server only afterwards
 
     limit = threading.Thread(target=expire, name="farandole-limit", daemon=True)
     spark.addTag(tag)
@@ -171,11 +172,12 @@ def _limited(spark: Any, patience: timedelta) -> Iterator[None]:
 
 
 def _hang_up(peer: Admitted) -> None:
+    """Close a task's connection, whose handshake has shown that the task reaches this address."""
     peer.sock.close()
 
 
 def _try_all(addresses: Sequence[str], secret: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield which of `addresses` this task reaches; the function of a `mapInArrow`."""
+    """Yield the `addresses` that this task reaches, as one text; a function for `mapInArrow`."""
     for _ in batches:
         pass
     with ThreadPoolExecutor(len(addresses)) as pool:

@@ -1,4 +1,4 @@
-"""Failure of a Spark job: the rank that failed first, and its reason without Java's traces."""
+"""Failure of a Spark job: the rank that failed first, and its reason without Java's stack traces."""
 
 import re
 from collections.abc import Sequence
@@ -15,10 +15,11 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def blame(failures: Sequence[Failure], spark_error: str) -> Failure | None:
-    """Choose the failure to raise, given what the ranks reported and the text of Spark's exception.
+    """Choose the failure to raise, given the failures that ranks reported and the text of Spark's exception.
 
-    A rank that Spark names and that could not report (its executor is gone) comes before ranks that only lost it.
-    None when Spark names no rank: the query before them has failed, or the job was cancelled."""
+    If ranks reported at most that they lost another one, a rank that Spark names comes first: it could not report, for
+    example because its executor is lost. Returns None if Spark names no rank either: the query before the ranks has
+    failed, or the job was cancelled."""
     reported = culprit(failures) if failures else None
     if reported is not None and not reported.consequence:
         return reported
@@ -26,7 +27,7 @@ def blame(failures: Sequence[Failure], spark_error: str) -> Failure | None:
     if task is None:
         return None
     rank = int(task.group(1))
-    # A rank whose executor is lost may still report that it was ended, as the others do.
+    # A rank whose executor is lost may still report, as others do, that it was ended.
     lost = not _python_traceback(spark_error)
     if all(failure.rank != rank or (failure.consequence and lost) for failure in failures):
         return Failure(rank=rank, reason=_reason(spark_error), code=1, traceback=_python_traceback(spark_error))
@@ -34,7 +35,7 @@ def blame(failures: Sequence[Failure], spark_error: str) -> Failure | None:
 
 
 def dealing_error(spark_error: str) -> CacheError | SourceError | None:
-    """Return the error of a task that deals rows, given the text of Spark's exception; None for any other failure."""
+    """Return the error of a task that deals rows, given the text of Spark's exception; None for other failures."""
     found = _DEALING.search(_python_traceback(spark_error))
     if found is None:
         return None

@@ -8,9 +8,9 @@ __all__ = ["divide", "visible_gpus"]
 
 
 def divide(addresses: Sequence[str], ranks: int) -> list[list[str]]:
-    """Return the GPUs of each rank of a task, neighbours together.
+    """Divide the GPUs of a task among its `ranks`; return those of each rank, which are consecutive.
 
-    Raises `ConfigError` unless all ranks get as many."""
+    Raises `ConfigError` if they do not divide evenly."""
     each, left = divmod(len(addresses), ranks)
     if left:
         problem = f"is {ranks}, but tasks have {len(addresses)} GPUs, which so many ranks cannot share evenly"
@@ -19,9 +19,9 @@ def divide(addresses: Sequence[str], ranks: int) -> list[list[str]]:
 
 
 def visible_gpus(by_local_rank: Sequence[object]) -> str:
-    """Return the GPUs of a host's ranks such that local rank i finds its own at index i, as user code expects.
+    """Return a host's CUDA_VISIBLE_DEVICES, with the GPU of local rank i at index i, where user code expects it.
 
-    Further GPUs of a rank come after those. The text is empty if there are none."""
+    Further GPUs of a rank follow. The text is empty if there are no GPUs. A GPU of several ranks appears only once."""
     lists = [[str(gpu) for gpu in gpus] for gpus in by_local_rank if isinstance(gpus, list)]
     ordered = [gpus[0] for gpus in lists if gpus] + [gpu for gpus in lists for gpu in gpus[1:]]
     return ",".join(dict.fromkeys(ordered))

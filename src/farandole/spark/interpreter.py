@@ -1,4 +1,4 @@
-"""Python of Spark's tasks: the driver's own on a local master, and an error where it lacks what ranks need."""
+"""Python of Spark's tasks: its choice on a local master, and the error of a Python that cannot run ranks."""
 
 import os
 import re
@@ -18,28 +18,28 @@ _OTHER_VERSION = re.compile(r"PYTHON_VERSION_MISMATCH\].*?different version: ([\
 
 
 def use_own_interpreter(spark: SparkSession) -> None:
-    """Have a local master run this process's Python with its `sys.path`, unless PYSPARK_PYTHON names another one.
+    """Make a local master run its tasks in this Python, with its `sys.path`, unless PYSPARK_PYTHON names another one.
 
-    Spark would take the first python3 on the path, which may lack all that this one has, and would not find modules
-    beside the user's script. A Spark Connect server has its own."""
+    Spark would run the first python3 on PATH, which may lack this Python's packages, and would not find modules beside
+    the user's script. Does nothing on clusters and for Spark Connect, whose server chooses its Python."""
     if is_connect(spark) or not is_local(application_of(spark).master):
         return
     context = spark.sparkContext
     if _NAME not in os.environ:
         context.pythonExec = sys.executable
     if context.pythonExec == sys.executable:
-        # Once: Spark starts another daemon of workers for each value.
+        # Set only once, because Spark starts another daemon of workers for each value.
         context.environment.setdefault("PYTHONPATH", os.pathsep.join(_added_folders()))
 
 
 def _added_folders() -> list[str]:
-    """Return the folders of `sys.path` that another process of this Python lacks, the script's own among them."""
+    """Return the folders of `sys.path` that another process of this Python would lack, such as the script's."""
     own = tuple(f"{each}{os.sep}" for each in (sys.prefix, sys.base_prefix))
     return [path for path in map(os.path.abspath, filter(None, sys.path)) if not path.startswith(own)]
 
 
 def interpreter_error(spark: SparkSession, spark_error: str) -> ConfigError | None:
-    """Return the error of tasks whose Python cannot run ranks, given the text of Spark's exception; None for others."""
+    """Return the error of a Python that cannot run ranks, given the text of Spark's exception; None for any other."""
     lacks, other = _LACKS.search(spark_error), _OTHER_VERSION.search(spark_error)
     if lacks is None and other is None:
         return None

@@ -1,4 +1,4 @@
-"""`HorovodRunner`: a function on all ranks of a Spark job, or on a few local ones to try it."""
+"""`HorovodRunner`, which runs a function on all ranks of a Spark job, or on local processes for a test."""
 
 import logging
 import os
@@ -34,11 +34,11 @@ T = TypeVar("T")
 class HorovodRunner:
     """Runs a training function on `np` ranks.
 
-    np > 0 is a Spark job with a barrier task for each `ranks_per_task` ranks, np < 0 starts -np processes on the
-    driver, np = 0 takes all slots (deprecated: the number of slots depends on when one asks). Everything that the ranks
-    print shows on the driver with `driver_log_verbosity="all"`; otherwise only what they send by `log_to_driver`. With
-    `resource_profile` the needs of each task, CPUs and GPUs, are those of its task requests, for this job alone. Ranks
-    of one task divide its GPUs evenly."""
+    np > 0 runs a Spark job with a barrier task for each `ranks_per_task` ranks. np < 0 starts -np processes on the
+    driver. np = 0 uses all slots; it is deprecated, because the number of slots grows while executors register. With
+    `driver_log_verbosity="all"` the driver shows all output of the ranks, otherwise only messages of `log_to_driver`.
+    The task requests of `resource_profile` set the CPUs and GPUs of each task, for this job alone. The ranks of a task
+    divide its GPUs evenly."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class HorovodRunner:
     def run(self, main: Callable[..., T], **kwargs: object) -> T:
         """Call `main(**kwargs)` on every rank and return rank 0's value.
 
-        Where an argument is a DataFrame, `main` gets the rank's share of its rows, which `farandole.data.FeedLoader`
-        makes batches of. Blocks until all ranks have ended. Raises `SlotsError` at once when the cluster never has room
-        for them, `PicklingError` when `main` or an argument cannot be sent, and the `RankFailed` of the rank that
-        failed first, from its own exception. Starts a session where there is none, and raises `ConfigError` without
-        Java."""
+        In place of a DataFrame argument `main` receives the rank's share of its rows, of which
+        `farandole.data.FeedLoader` makes batches. Starts a Spark session if there is none. Blocks until all ranks have
+        ended. Raises `SlotsError` if the cluster has too few slots, `PicklingError` if `main` or an argument cannot be
+        pickled, `ConfigError` if Java does not start, and the `RankFailed` of the rank that failed first, with the
+        rank's own exception as its cause."""
         if self.num_processor < 0:
             return self._run_locally(main, kwargs)
         spark = started_session()
@@ -90,12 +90,14 @@ class HorovodRunner:
         num_proc = -self.num_processor
         _, named, dataframes = take_dataframes((), kwargs)
         with feeding(dataframes):
-            call = dump_call(main, (), named)  # finds those in converters
+            call = dump_call(main, (), named)  # adds the DataFrames of converters
         self._announce(main, call)
         with collected(dataframes, num_proc) as rows, feeding(dataframes, rows), Output(num_proc) as output:
             if rows:
-                there = {name: rows[each.number] if isinstance(each, FedRows) else each for name, each in named.items()}
-                call = dump_call(main, (), there)  # with the rows' places
+                located = {
+                    name: rows[value.number] if isinstance(value, FedRows) else value for name, value in named.items()
+                }
+                call = dump_call(main, (), located)  # now with the paths of the rows' files
             start_timeout = Config.from_environment().start_timeout
             task = Call(call, sys.executable, start_timeout, runner=COLLECTED, keep_all=False)
             return cast(T, run_call(task, num_proc, os.environ, output)[0])
@@ -122,7 +124,7 @@ class HorovodRunner:
 
 
 def announce(text: str) -> None:
-    """Log what the user should know; show it where logging is not set up to."""
+    """Log `text` for the user; write it to stderr if the logger drops INFO messages."""
     if log.isEnabledFor(logging.INFO):
         for line in text.splitlines():
             log.info("%s", line)

@@ -1,4 +1,4 @@
-"""The active session, and `farandole.spark.run` on it, with the arguments of `horovod.spark.run`."""
+"""`farandole.spark.run` on the active session, with the arguments of `horovod.spark.run`."""
 
 import logging
 import os
@@ -44,16 +44,16 @@ def run(
     resource_profile: ResourceProfile | None = None,
     ranks_per_task: int = 1,
 ) -> list[T]:
-    """Call `fn(*args, **kwargs)` on `num_proc` ranks of the active Spark session; the values in rank order.
+    """Call `fn(*args, **kwargs)` on `num_proc` ranks of the active Spark session; return the values in rank order.
 
-    Blocks until all ranks have ended; `num_proc` defaults to Spark's default parallelism times `ranks_per_task`,
-    `start_timeout` (seconds) to FARANDOLE_START_TIMEOUT. Where a DataFrame is among the arguments, `fn` gets the rank's
-    share of its rows, which `farandole.data.FeedLoader` makes batches of. The ranks' output goes to `stdout` and
-    `stderr`, by default the driver's own; verbose=0 leaves it to the executors' logs. The task requests of
-    `resource_profile` replace the needs of tasks in Spark's configuration. Each task runs `ranks_per_task` ranks, which
-    divide its GPUs evenly. A warning says that `use_gloo` has no effect. Raises `SlotsError` at once when there is no
-    room, `PicklingError` when the call cannot be sent, and the `RankFailed` of the rank that failed first, from its
-    own exception."""
+    Blocks until all ranks have ended. `num_proc` defaults to Spark's default parallelism times `ranks_per_task`,
+    `start_timeout` (seconds) to FARANDOLE_START_TIMEOUT. In place of a DataFrame argument `fn` receives the rank's
+    share of its rows, of which `farandole.data.FeedLoader` makes batches. The ranks' output goes to `stdout` and
+    `stderr`, by default the driver's own; with verbose=0 it goes only to the executors' logs. The task requests of
+    `resource_profile` replace the resources of tasks in Spark's configuration. Each task runs `ranks_per_task` ranks,
+    which divide its GPUs evenly. `use_gloo` has no effect but a warning. Raises `SlotsError` if the cluster has too few
+    slots, `PicklingError` if the call cannot be pickled, and the `RankFailed` of the rank that failed first, with the
+    rank's own exception as its cause."""
     check_transport(use_mpi or extra_mpi_args, use_gloo)
     spark = active_session()
     environment = dict(env or {})
@@ -88,7 +88,7 @@ def check_transport(use_mpi: object, use_gloo: object) -> None:
 
 
 def active_session() -> SparkSession:
-    """The session in use; raises `ConfigError` when there is none."""
+    """Return the active session; raises `ConfigError` if there is none."""
     spark = SparkSession.getActiveSession()
     if spark is None and _has_started():
         spark = SparkSession.builder.getOrCreate()
@@ -100,7 +100,7 @@ def active_session() -> SparkSession:
 
 
 def started_session() -> SparkSession:
-    """The session in use, or a new one; raises `ConfigError` when no Java starts."""
+    """Return the active session, or start one; raises `ConfigError` if Java does not start."""
     try:
         return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     except RuntimeError as error:
@@ -115,21 +115,23 @@ def started_session() -> SparkSession:
 
 
 def _has_started() -> bool:
-    """Return whether this process has a session, perhaps of another thread."""
+    """Return whether this process has a session, perhaps in another thread."""
     if is_remote():
-        return True  # the builder knows the server
+        return True  # the builder connects to the configured server
     from pyspark import SparkContext
 
     return SparkContext._active_spark_context is not None
 
 
 def interface_of(nics: Iterable[str] | str) -> str:
-    """Return the setting for the interfaces that `nics` names, of which each host uses the first that connects."""
+    """Return FARANDOLE_INTERFACE for the interfaces `nics`; each host uses the first of them that connects."""
     return nics if isinstance(nics, str) else ",".join(nics)
 
 
 def shown_on(stdout: TextIO | None, stderr: TextIO | None, timestamp: bool) -> Show:
-    """Return what writes the ranks' lines to these files, or to the console in place of None."""
+    """Return a function that writes the ranks' lines to these files, or to the console for None.
+
+    With `timestamp` it writes the current time before each line."""
     streams = {"stdout": stdout, "stderr": stderr}
 
     def show(stream: str, text: str) -> None:

@@ -1,7 +1,7 @@
 """Number of ranks that a Spark application can run at once, known before a stage starts.
 
 Spark itself waits ten minutes in silence before it refuses a barrier stage that cannot fit: 40 checks, 15 s apart
-(spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures and .interval, which count only when the application
+(spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures and .interval, which Spark reads only when the application
 starts).
 """
 
@@ -34,22 +34,22 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The slots that the configuration of a Spark application promises."""
+    """The slots that the configuration of a Spark application promises, and the resources of its tasks."""
 
     master: str
-    instances: int | None = None  # executors, when their number is fixed
-    cores: int | None = None  # of each executor, when it is fixed
+    instances: int | None = None  # executors, if their number is fixed
+    cores: int | None = None  # of each executor, if their number is fixed
     task_cpus: int = 1
     dynamic: bool = False
-    resource: str = ""  # a setting by which every task needs a GPU or the like
-    gpus: str = ""  # the number of each task, which may be a fraction
+    resource: str = ""  # a setting that makes every task require a GPU or a similar resource
+    gpus: str = ""  # of each task; may be a fraction
     ranks_per_task: int = 1
 
     @classmethod
     def read(cls, master: str, conf: Mapping[str, str], ranks_per_task: int = 1) -> "Cluster":
-        """Take what matters from Spark's configuration `conf`."""
+        """Read the fields from Spark's configuration `conf`."""
         instances, cores = _number(conf, "spark.executor.instances"), _number(conf, "spark.executor.cores")
-        # Only a standalone executor takes all cores of its machine unless it is configured; elsewhere Spark takes one.
+        # The default is one core, except on a standalone cluster, where an executor takes all cores of its machine.
         if cores is None and not master.startswith("spark://"):
             cores = 1
         local_cluster = _LOCAL_CLUSTER.fullmatch(master)
@@ -63,13 +63,13 @@ class Cluster:
             task_cpus=_number(conf, "spark.task.cpus") or 1,
             gpus=conf.get("spark.task.resource.gpu.amount", ""),
             resource=next((name for name in conf if name.startswith("spark.task.resource.")), ""),
-            # Spark ignores the setting, too, where the driver is the only executor.
+            # Spark, too, ignores the setting if the driver is the only executor.
             dynamic=conf.get("spark.dynamicAllocation.enabled", "").lower() == "true" and not is_local(master),
         )
 
     @property
     def promised(self) -> int | None:
-        """Slots there will be when all executors have registered; None where the configuration does not say."""
+        """The slots, by cores, once all executors have registered; None if the configuration does not fix it."""
         if self.instances is None or self.cores is None:
             return None
         return self.instances * (self.cores // self.task_cpus) * self.ranks_per_task
@@ -83,12 +83,12 @@ def _number(conf: Mapping[str, str], name: str) -> int | None:
 def decide(
     wanted: int, *, present: int, promised: int | None, unchanged: timedelta, waited: timedelta, patience: timedelta
 ) -> Literal["go", "wait", "refuse"]:
-    """Judge whether `wanted` ranks fit, now that `present` slots have been there for the time `unchanged`."""
+    """Decide whether `wanted` ranks fit, if the number of `present` slots has not changed for the time `unchanged`."""
     if present >= wanted:
         return "go"
     if promised is not None and wanted > promised:
         return "refuse"
-    # Without a promise a number that has stopped growing is the best knowledge; none at all means not started yet.
+    # Without a promise, a number that has stopped growing counts as final; none at all means that none has started.
     settled = promised is None and present > 0 and unchanged >= SETTLED
     return "refuse" if settled or waited >= patience else "wait"
 
@@ -101,12 +101,12 @@ def require_slots(
     profile: ResourceProfile | None = None,
     ranks_per_task: int = 1,
 ) -> None:
-    """Return when `wanted` ranks can run at once; raise `SlotsError` when they never will.
+    """Return when `wanted` ranks can run at once; raises `SlotsError` if they cannot.
 
-    Blocks while executors that were promised are still registering, up to `patience`; refuses within two seconds
-    what the configuration, or a number of executors that no longer grows, rules out. Raises `ConfigError` when
-    executors come and go (dynamic allocation), which Spark does not combine with barrier stages, and when tasks need
-    what a local session does not give, or ranks cannot divide. `profile` replaces the needs of tasks in the
+    Blocks while promised executors register, up to `patience`. Refuses within two seconds if the configuration promises
+    too few slots, or if it promises none and the number of slots has stopped growing. Raises `ConfigError` under
+    dynamic allocation, which Spark does not combine with barrier stages, and if tasks need a resource that a local
+    session does not give, or GPUs that their ranks cannot divide. `profile` replaces the resources of tasks in the
     configuration."""
     application = application_of(spark)
     cluster = cluster_of(application, profile, ranks_per_task)
@@ -131,16 +131,16 @@ def require_slots(
         before, present = present, _present(application, cluster, profile)
         if present != before:
             changed = time.monotonic()
-            log.info("%d of %d slots are there", present, wanted)
+            log.info("%d of %d slots are available", present, wanted)
 
 
 def all_slots(
     spark: SparkSession, *, patience: timedelta, profile: ResourceProfile | None = None, ranks_per_task: int = 1
 ) -> int:
-    """Count the slots once, when every executor that the configuration promises has registered.
+    """Return the number of slots, once all executors that the configuration promises have registered.
 
-    Blocks up to `patience`; without a promise until the number has not changed for a moment. Raises `SlotsError`
-    when there are none."""
+    Blocks up to `patience`; without a promise until the number has not changed for the time `SETTLED`. Raises
+    `SlotsError` if there are none, or fewer than promised."""
     application = application_of(spark)
     cluster = cluster_of(application, profile, ranks_per_task)
     if is_local(cluster.master):
@@ -166,7 +166,7 @@ def _present(application: Application, cluster: Cluster, profile: ResourceProfil
 
 
 def needed(settings: Mapping[str, str], profile: ResourceProfile | None) -> dict[str, str]:
-    """Return the configuration with the needs of tasks replaced by those of `profile`."""
+    """Return the configuration, with the resources of tasks replaced by those of `profile`."""
     if profile is None:
         return dict(settings)
     kept = {name: value for name, value in settings.items() if not name.startswith("spark.task.resource.")}
@@ -202,7 +202,7 @@ def cluster_of(application: Application, profile: ResourceProfile | None, ranks_
             f"is set, but {cluster.master} gives no such resource to tasks and Spark would wait for it for ever; "
             "leave it out, ranks of a local session see all GPUs",
         )
-    divide(["?"] * math.ceil(float(cluster.gpus or 0)), ranks_per_task)  # raises what each task would raise
+    divide(["?"] * math.ceil(float(cluster.gpus or 0)), ranks_per_task)  # raises the error that each task would raise
     return cluster
 
 

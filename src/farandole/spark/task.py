@@ -1,4 +1,4 @@
-"""One barrier task: it starts its ranks as child processes, meets the other tasks, and ends as its ranks end."""
+"""Barrier task, which starts its ranks as child processes, meets the other tasks, and ends as its ranks end."""
 
 import dataclasses
 import ipaddress
@@ -37,7 +37,7 @@ from farandole.spark.relay import Relay
 from farandole.spark.spill import Spill
 from farandole.topology import JobEnvironment, Topology, host_identity, interface_address
 
-if TYPE_CHECKING:  # PySpark's client of Spark Connect alone has none
+if TYPE_CHECKING:  # pyspark-client, which has Spark Connect alone, lacks it
     from pyspark import Broadcast
 
 __all__ = ["RESULT_SCHEMA", "TaskOrders", "TaskPlan", "run_task"]
@@ -46,12 +46,13 @@ RESULT_SCHEMA = "rank int, part int, chunk binary"
 _ARROW_RESULT = pa.schema([("rank", pa.int32()), ("part", pa.int32()), ("chunk", pa.binary())])
 CHUNK = 4 << 20  # bytes of a result per row
 
-GRACE = timedelta(seconds=1)  # for a rank whose job is over, and for one to notice that another rank has failed
-GONE = timedelta(seconds=10)  # for what is left of a rank after SIGKILL
+GRACE = timedelta(seconds=1)  # for a rank to end with its job, or to report that it has lost another rank
+GONE = timedelta(seconds=10)  # for a rank's processes to end after SIGKILL
 FLUSH = timedelta(seconds=2)  # for the last messages to the driver
-HOLD_BACK = 5.0  # seconds in which Spark kills the task of a rank that failed only because another one did
+HOLD_BACK = 5.0  # seconds for Spark to kill this task, if its ranks failed only because another rank did
 
-# Not for the ranks: Spark's number of threads (a task's cores, usually 1), and the key to its Python workers.
+# Variables that ranks do not inherit: Spark's number of threads (a task's cores, usually 1), and the secret of its
+# Python workers.
 _SPARKS_OWN = ("OMP_NUM_THREADS", "PYTHON_WORKER_FACTORY_SECRET")
 
 Event: TypeAlias = (
@@ -61,25 +62,25 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """The description of a job for each of its tasks, but for the secret: Spark may write a large one to a disk."""
+    """Description of a job for its tasks, without the job's secret, as Spark may write a large plan to a disk."""
 
     job: str
     num_proc: int
     ranks_per_task: int
     call: bytes = field(repr=False)  # the pickled (function, args, kwargs)
-    env: Mapping[str, str]  # for the ranks; comes after the executor's own
+    env: Mapping[str, str]  # of the ranks; overrides the executor's variables
     threads_set: bool  # the user has chosen OMP_NUM_THREADS
     driver_log: str  # host:port
     stream: bool  # show every line on the driver
     echo: bool  # show every line in the executor's log
     keep_all: bool  # return every rank's value, not rank 0's alone
-    schemas: Sequence[bytes]  # of the DataFrames, as Arrow writes them; then Spark brings where their rows are
+    schemas: Sequence[bytes]  # of the DataFrames, serialized by Arrow; the tasks' input has the places of their rows
     executable: str
     start_timeout: timedelta
 
     @property
     def size(self) -> int:
-        """The bytes of what may be large."""
+        """The bytes of the fields that may be large."""
         return len(self.call) + sum(map(len, self.schemas))
 
 
@@ -94,8 +95,8 @@ class TaskOrders:
 def run_task(orders: TaskOrders, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run the task's ranks and yield their pickled values in pieces; raises `RankFailed` when a rank fails.
 
-    The function of `mapInArrow`. Whatever ends the task ends its ranks: their guards see to that where no code of this
-    process runs any more (Spark kills Python workers with SIGKILL)."""
+    A function for `mapInArrow`. The ranks end with the task, however it ends: if Spark kills this process with SIGKILL,
+    the ranks' guards end them."""
     plan = orders.plan if isinstance(orders.plan, TaskPlan) else orders.plan.value
     values = Task(plan, orders.secret, BarrierTaskContext.get()).run(batches)
     for rank, value in values.items():
@@ -108,7 +109,7 @@ def run_task(orders: TaskOrders, batches: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 class Task:
-    """The life of one task."""
+    """One barrier task and its ranks."""
 
     def __init__(self, plan: TaskPlan, secret: bytes, context: BarrierTaskContext) -> None:
         self.plan = plan
@@ -131,7 +132,7 @@ class Task:
         self._env = self._environment()
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> dict[int, bytes]:
-        """Run the ranks from start to end; their pickled values by rank."""
+        """Run the ranks until they have ended; return their pickled values by rank. Raises `RankFailed`."""
         for rank in self.ranks:
             relay = Relay(
                 self.plan.driver_log, rank, self._secret, self._cancel, lambda met: self._events.put(("met", met))
@@ -140,7 +141,7 @@ class Task:
             self._relays[rank] = relay
         failures: Mapping[int, Failure] = {}
         try:
-            failures = self._live(batches)
+            failures = self._run_ranks(batches)
             for rank in self.ranks:
                 if rank not in failures:
                     self._relays[rank].send("done", {}, must=True)
@@ -156,20 +157,20 @@ class Task:
             return {rank: call.value() for rank, call in self._calls.items()}
         failure = culprit([*failures.values()])
         if failure.consequence:
-            # Spark kills this process meanwhile: its task shows as killed, and the guilty rank's as failed.
+            # Spark kills this process meanwhile. So its UI shows this task as killed, and the failed rank's as failed.
             time.sleep(HOLD_BACK)
         raise failure.error() from None
 
-    def _live(self, batches: Iterable[pa.RecordBatch]) -> Mapping[int, Failure]:
-        """Start the ranks, let them begin when all tasks have met, wait for their end; leaves nothing of them behind.
+    def _run_ranks(self, batches: Iterable[pa.RecordBatch]) -> Mapping[int, Failure]:
+        """Start the ranks, let them begin when all tasks have met, and wait for their end; return the failures by rank.
 
-        Returns the failures by rank."""
+        Ends all processes of the ranks before it returns or raises."""
         with ExitStack() as stack:
-            # First of all: their imports go on while the rows are written and the tasks meet.
+            # Ranks start first, and import modules while the rows are gathered and the tasks meet.
             stack.callback(self._end)
             for rank in self.ranks:
                 self._calls[rank] = self._start(rank)
-            if self._cancelled.is_set():  # before there was anything to end
+            if self._cancelled.is_set():  # perhaps before these ranks had started
                 self._terminate()
             server = stack.enter_context(self._serve()) if 0 in self.ranks else None
             torch_port = stack.enter_context(ReservedPort()).port if 0 in self.ranks else 0
@@ -177,7 +178,7 @@ class Task:
             rows = self._rows(batches, stack)
             event = self._events.get()
             if event[0] == "broken":
-                # The all-gather also breaks when another task has failed. Spark then names that one.
+                # The all-gather also fails when another task has failed; Spark names that task.
                 own = self._own_failures(event[1])
                 return {rank: dataclasses.replace(failure, consequence=True) for rank, failure in own.items()}
             if event[0] == "met":
@@ -187,9 +188,9 @@ class Task:
                     keep = self.plan.keep_all or rank == 0
                     call.begin(Orders(env=self._place(rank, met), fds=files, keep=keep))
                 self._wait_for_end()
-                # Left alone, it would go on in Spark's executor after the task.
+                # Otherwise the thread could outlive the task in Spark's Python worker.
                 all_gather.join(GONE.total_seconds())
-            # Before ranks are ended here, which is no failure of their own.
+            # Before `_end` ends ranks, which is not a failure of theirs.
             return self._failures()
 
     def _environment(self) -> dict[str, str]:
@@ -220,7 +221,7 @@ class Task:
         )
 
     def _serve(self) -> RendezvousServer:
-        # The ranks then listen where they find the way to this address.
+        # The ranks listen on the interface that leads to this address.
         interface = Config.from_environment(self._env).interface
         host = interface_address(interface) if interface else self._own_address() or self.hosts[0]
         try:
@@ -233,9 +234,9 @@ class Task:
             ) from error
 
     def _rows(self, batches: Iterable[pa.RecordBatch], stack: ExitStack) -> dict[int, list[Spill]]:
-        """Bring each rank's rows of each DataFrame to a file, which `stack` closes."""
+        """Copy each rank's rows of each DataFrame to a file, which `stack` closes; return the files by rank."""
         schemas = [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in self.plan.schemas]
-        shares = list(batches)  # without DataFrames the one row that made this task
+        shares = list(batches)  # without DataFrames: the one row for which Spark started this task
         rows: dict[int, list[Spill]] = {}
         for rank in self.ranks if schemas else ():
             directory = local_directory(os.environ, self.hosts[:rank].count(self.hosts[rank]))
@@ -249,11 +250,11 @@ class Task:
         return any(call.failure is not None for call in self._calls.values())
 
     def _meet(self, rendezvous: str, torch_port: int) -> threading.Thread:
-        """Exchange what each rank's task knows; the answer is an event, as is a rank's end, which may come before.
+        """Exchange host, GPUs, rendezvous and port of all ranks, without blocking; return the all-gather's thread.
 
-        By way of the driver's log, which takes milliseconds, and at the same time by Spark's all-gather, which takes a
-        second, as it looks for its answer that often, but needs no log and sets attempts of a stage apart. Both bring
-        the same. Returns the thread that waits for Spark."""
+        The result is an event. A rank may end before it, which is an event, too. The exchange takes two ways at once,
+        with the same result. The driver's log takes milliseconds. Spark's all-gather takes a second, the interval in
+        which it polls, but needs no connection to the driver's log and keeps attempts of a stage apart."""
         gpu = self.context.resources().get("gpu")
         texts = []
         for rank, gpus in zip(self.ranks, divide(gpu.addresses if gpu else [], len(self.ranks)), strict=True):
@@ -273,7 +274,7 @@ class Task:
         return thread
 
     def _place(self, rank: int, met: list[dict[str, object]]) -> dict[str, str]:
-        """Return the variables that give a rank its place among all ranks."""
+        """Return the variables that tell `rank` its place among all ranks; `met` has the facts of each rank."""
         place = Topology.from_hosts(rank, [str(each["host"]) for each in met])
         rendezvous, torch_port = str(met[0]["rendezvous"]), met[0]["torch_port"]
         assert isinstance(torch_port, int)
@@ -285,16 +286,16 @@ class Task:
         return env
 
     def _own_address(self) -> str:
-        """The address by which other executors reach this one, "" if Spark's name for it is no address of it."""
+        """Return the address at which other executors reach this one; "" if Spark's name for it is no address of it."""
         own = bindable_address(self.hosts[self.ranks[0]])
         if len(set(self.hosts)) > 1 and own and ipaddress.ip_address(own).is_loopback:
-            # Debian's /etc/hosts, for one, gives a machine's own name a loopback address.
+            # Debian's /etc/hosts, for example, gives a machine's own name a loopback address.
             return address_toward(*split_address(self.plan.driver_log))
         return own
 
     def _wait_for_end(self) -> None:
-        """Wait until all ranks have ended, or one has failed and the others had a moment to say so, too."""
-        # Trainings take days; what ends the wait in any case is Spark's end of the task, by SIGKILL.
+        """Wait until all ranks have ended, or until one has failed and each other one had `GRACE` to fail, too."""
+        # Without a deadline, because trainings take days. When the job ends, Spark ends this process with SIGKILL.
         left = len(self.ranks)
         while left and not self._has_failed():
             left -= self._events.get()[0] == "ended"
@@ -310,7 +311,7 @@ class Task:
             self._relays[rank].send("line", {"stream": stream, "text": line})
 
     def _cancel(self, reason: str) -> None:
-        """The driver says that the job is over; Spark's own kill comes seconds later, and by SIGKILL."""
+        """End the ranks because the driver has ended the job; Spark's own SIGKILL comes seconds later."""
         self._cancelled.set()
         self._terminate()
 
@@ -319,17 +320,17 @@ class Task:
             call.terminate(GRACE)
 
     def _end(self) -> None:
-        """Leave nothing of the ranks behind."""
+        """End the ranks; wait until their processes are gone and their messages have been received."""
         calls = [*self._calls.values()]
         for call in calls:
             if self._cancelled.is_set() or not call.wait(timedelta(0)):
                 call.terminate(GRACE)
         for call in calls:
             call.wait_gone(GONE)
-            call.wait(FLUSH)  # its last messages are in the channel
+            call.wait(FLUSH)  # until the last messages have been read from its channel
 
     def _failures(self) -> dict[int, Failure]:
-        """Return how ranks failed; one that was ended because job or task were over did not fail first."""
+        """Return the ranks' failures; that of a rank that was ended with its job or task is a consequence."""
         failures = {rank: call.failure for rank, call in self._calls.items() if call.failure is not None}
         for rank, call in self._calls.items() if failures else ():
             if not call.wait(timedelta(0)):
@@ -340,7 +341,7 @@ class Task:
         return {rank: dataclasses.replace(each, consequence=True, killed=False) for rank, each in failures.items()}
 
     def _own_failures(self, error: Exception) -> dict[int, Failure]:
-        """Return the failure of the task itself, which its ranks could not help, as that of its first rank."""
+        """Return `error`, a failure of the task itself, as that of its first rank, and as a consequence for others."""
         lines = traceback.format_exception(error)
         first, *others = [
             Failure(rank=rank, reason=lines[-1].strip(), code=1, traceback="".join(lines), cause=error)

@@ -14,14 +14,14 @@ __all__ = ["TaskSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """Settings by which tasks run ranks; those left out follow the session and the environment."""
+    """Settings of the tasks that run ranks; the defaults are those of the session and the environment."""
 
-    profile: ResourceProfile | None = None  # needs of each task; None: those of the configuration
+    profile: ResourceProfile | None = None  # resources of each task; None: those of the configuration
     ranks_per_task: int = 1
     executable: str = ""  # the ranks' Python; "": that of the session's workers
     start_timeout: timedelta | None = None  # None: FARANDOLE_START_TIMEOUT
-    show: Show | None = None  # gets the ranks' output; None: the console
-    shows_lines: bool | None = None  # all lines of the ranks; None: as the estimator's `verbose` says
+    show: Show | None = None  # receives the ranks' output; None: the console
+    shows_lines: bool | None = None  # show all lines of the ranks; None: as the estimator's `verbose` says
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
