@@ -1,4 +1,4 @@
-"""Plans of an epoch's steps: over one order of all rows, and over rows that lie on the ranks."""
+"""Plans of an epoch's steps: over one order of all rows, and over rows that each rank holds."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeAlias, get_args
@@ -8,19 +8,19 @@ from numpy.typing import NDArray
 
 __all__ = ["GlobalPlan", "LocalPlan", "Policy"]
 
-# The rows that do not fill a last step are left out, filled up by repeating rows, or shared out as they are.
+# Rows that do not fill a last step are left out ("drop"), filled up with repeated rows ("pad"), or shared out ("join").
 Policy: TypeAlias = Literal["drop", "pad", "join"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlobalPlan:
-    """Steps over one order of `rows` rows that all ranks can read, after its first `start` rows.
+    """Steps over one order of `rows` rows that all ranks can read, without its first `start` rows.
 
-    Step s consists of the `size * batch_size` rows at start + s * size * batch_size and on: the rows of a step depend
-    on that product only. Guarantees: all ranks do the same number of steps; each row is in one batch of one rank,
-    except the rows that "drop" leaves out; no batch exceeds `batch_size`; the ranks' rows of a step, and so of all
-    steps, differ by at most one row. A rank stays with few lanes.
-    Raises `ValueError` for numbers that make no plan.
+    Step s consists of the `size * batch_size` rows from position start + s * size * batch_size on, so the rows of a
+    step depend on that product only. Guarantees: all ranks do the same number of steps; each row is in one batch of one
+    rank, except the rows that "drop" leaves out; no batch exceeds `batch_size`; the ranks' numbers of rows differ by at
+    most one, in each step and over all steps. A rank takes rows of few lanes.
+    Raises `ValueError` for arguments out of range.
     """
 
     rows: int
@@ -46,43 +46,43 @@ class GlobalPlan:
         return self.rows
 
     def at(self, position: int) -> tuple[Self, int]:
-        """Return the plan of the rest of an epoch, of which so many rows were visited, and its first step."""
+        """Return the plan of the rest of an epoch, of which `position` rows were visited, and the plan's first step."""
         return replace(self, start=position), 0
 
     @property
     def stride(self) -> int:
-        """Return how far a step moves the position."""
+        """The rows by which a step advances the position."""
         return self.step_rows
 
     @property
     def step_rows(self) -> int:
-        """Rows of a full step of all ranks."""
+        """The number of rows of a full step, on all ranks together."""
         return self.size * self.batch_size
 
     @property
     def steps(self) -> int:
-        """Steps that are left of the epoch, the same for every rank."""
+        """The number of steps, the same for every rank."""
         left = self.rows - self.start
         return left // self.step_rows if self.policy == "drop" else -(-left // self.step_rows)
 
     @property
     def full_steps(self) -> int:
-        """Steps in which every rank takes `batch_size` rows."""
+        """The number of steps in which every rank takes `batch_size` rows."""
         return (self.rows - self.start) // self.step_rows
 
     def batch(self, rank: int, step: int) -> int:
-        """Return how many rows the rank takes in this step, without repeated ones."""
+        """Return the number of rows that the rank takes in this step, without repeated ones."""
         return self.batch_size if step < self.full_steps else len(self.take(rank, step))
 
     def weight(self, rank: int, step: int) -> float:
-        """Return the factor that makes the plain average over ranks the mean over the step's rows."""
+        """Return the factor for the rank's mean, so that the average over ranks is the mean over the step's rows."""
         if self.policy != "join" or step < self.full_steps:
             return 1.0
         in_step = self.after(step) - self.start - step * self.step_rows
         return self.batch(rank, step) * self.size / in_step
 
     def after(self, step: int) -> int:
-        """Return how many rows of the epoch have been visited when this step is done."""
+        """Return the number of rows of the epoch that have been visited after this step."""
         return min(self.start + (step + 1) * self.step_rows, self.rows)
 
     def take(self, rank: int, step: int) -> NDArray[np.int64]:
@@ -107,23 +107,23 @@ class GlobalPlan:
         return flat[ends[0] : ends[1]]
 
     def takes_whole_lanes(self, first: int, last: int) -> bool:
-        """Return whether every rank takes all rows of its lanes between these positions."""
+        """Return whether, between these positions, each lane's rows all belong to one rank."""
         return self.lanes % self.size == 0 and self.start <= first and last <= self.start + self.steps * self.step_rows
 
     def lanes_of(self, rank: int) -> list[int]:
-        """Return the lanes from which the rank takes any row."""
+        """Return the lanes of which the rank takes rows."""
         phases = {(self.start + step * self.step_rows) % self.lanes for step in range(min(self.steps, self.lanes))}
         patterns = [phase + self._pattern(rank, phase, self.step_rows) for phase in phases]
         patterns += [self.take(rank, self.steps - 1)] if self.steps else []
         return sorted({int(lane) for pattern in patterns for lane in pattern % self.lanes})
 
     def _pattern(self, rank: int, first: int, rows: int) -> NDArray[np.int64]:
-        """Return the rank's positions in a step of `rows` rows that begins at position `first`, counted from there.
+        """Return the rank's positions in a step of `rows` rows that begins at position `first`, relative to `first`.
 
-        The lanes stand in a row, those with the same remainder by the number of ranks side by side, and the step's
-        rows with their lanes. Each rank takes as many of them as the step has positions with its own remainder, from
-        where the rank before it ended. When the number of ranks divides that of lanes, these are all rows of its own
-        lanes, whatever `first` is.
+        The step's rows are sorted by lane, and the lanes by their remainder modulo `size`, then by number. Each rank
+        takes the next part of this sequence, after the parts of lower ranks; the part has as many rows as the step has
+        positions whose remainder modulo `size` is the rank. If `size` divides `lanes`, the part is all rows of the
+        rank's own lanes, for any `first`.
         """
         standing = sorted(range(self.lanes), key=lambda lane: (lane % self.size, lane))
         shares = [len(range((each - first) % self.size, rows, self.size)) for each in range(rank + 1)]
@@ -141,10 +141,10 @@ class LocalPlan:
     """Steps over ranks that hold `rows[0]`, `rows[1]`, ... rows of their own.
 
     Guarantees: every rank does the same number of steps, no batch exceeds `batch_size`, and no row is in two batches.
-    "join": every row is in one; a rank that lacks rows for full batches spreads them over all steps, and has empty
-    batches if it has fewer rows than steps. "drop": all batches are full, and there are as many steps as the emptiest
-    rank can do. "pad": there are as many steps as the fullest rank needs; a rank repeats rows to make its batches full.
-    Raises `ValueError` for counts that make no plan.
+    "join": every row is in a batch; a rank that lacks rows for full batches spreads them over all steps, and has empty
+    batches if it has fewer rows than steps. "drop": all batches are full; the rank with the fewest rows decides the
+    number of steps. "pad": the rank with the most rows decides it; ranks repeat rows to make their batches full.
+    Raises `ValueError` for negative counts of rows, and for a batch size below 1.
     """
 
     rows: tuple[int, ...]
@@ -159,37 +159,37 @@ class LocalPlan:
 
     @property
     def total(self) -> int:
-        """Rows of all ranks together."""
+        """The number of rows on all ranks together."""
         return sum(self.rows)
 
     def at(self, position: int) -> tuple[Self, int]:
-        """Return the plan of the rest of an epoch, of which so many steps were done, and its first step."""
+        """Return the plan of an epoch of which `position` steps were done, and the step to continue with."""
         return self, position
 
     @property
     def stride(self) -> int:
-        """Return how far a step moves the position."""
+        """The steps by which a step advances the position."""
         return 1
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """The number of steps of an epoch."""
         return min(self.rows) // self.batch_size if self.policy == "drop" else -(-max(self.rows) // self.batch_size)
 
     @property
     def full_steps(self) -> int:
-        """Steps at the beginning in which every rank takes `batch_size` rows."""
+        """The number of steps, at the beginning, in which every rank takes `batch_size` rows."""
         fewest = min(self.rows)
         spread = self.policy == "join" and fewest <= (self.steps - 1) * self.batch_size
         return 0 if spread else fewest // self.batch_size
 
     @property
     def left_out(self) -> int:
-        """Rows of all ranks that are in no batch."""
+        """The number of rows that are in no batch, on all ranks together."""
         return self.total - self.steps * self.batch_size * len(self.rows) if self.policy == "drop" else 0
 
     def bounds(self, rank: int, step: int) -> tuple[int, int]:
-        """Return the half-open range, in the rank's own order, of the rows it takes in this step."""
+        """Return the half-open range of the rows, in the rank's own order, that the rank takes in this step."""
         held, steps, size = self.rows[rank], self.steps, self.batch_size
         if self.policy != "join" or held > (steps - 1) * size:
             return min(held, step * size), min(held, (step + 1) * size)
@@ -197,14 +197,14 @@ class LocalPlan:
         return held * step // steps, held * (step + 1) // steps
 
     def batch(self, rank: int, step: int) -> int:
-        """Return how many rows the rank takes in this step."""
+        """Return the number of rows that the rank takes in this step."""
         first, last = self.bounds(rank, step)
         return last - first
 
     def weight(self, rank: int, step: int) -> float:
-        """Return the factor that makes the plain average over ranks the mean over the global batch.
+        """Return the factor for the rank's mean, so that the average over ranks is the mean over the step's rows.
 
-        Every rank computes it from the plan alone; 0 for an empty batch, and 1 where batches are made full.
+        Needs no communication. It is 0 for an empty batch, and 1 if policy "drop" or "pad" makes all batches full.
         """
         if self.policy != "join":
             return 1.0

@@ -1,4 +1,4 @@
-"""Daemon threads that read: a hanging read does not keep the process from ending."""
+"""Pool of daemon threads that read, so that a hanging read does not keep the process from ending."""
 
 import queue
 import threading
@@ -11,16 +11,17 @@ __all__ = ["ReadPool"]
 A = TypeVar("A")
 R = TypeVar("R")
 
-# A thread that hangs in a far file system cannot be stopped; closing waits for it no longer than this.
+# Seconds that closing waits for each thread: one that hangs in a remote file system cannot be stopped.
 _PATIENCE = 5.0
 
 
 class ReadPool(Generic[A, R]):
-    """Calls `act` on daemon threads, in the order of `submit`; close it to end them.
+    """Daemon threads that call `act`, in the order of `submit`; close the pool to end them.
 
-    `threads` returns how many threads, 1 or more, are of use now. There are no more than that: threads that wait for
-    their turn would cost those at work more than a request does.
-    The executor of the standard library would wait, at the latest when the interpreter ends, for a read that hangs.
+    `threads` returns the number of threads, at least 1, that are useful now. The pool has no more: idle threads would
+    slow the busy ones by more than a request costs.
+    `concurrent.futures.ThreadPoolExecutor` is not used: it waits for a hanging read, at the latest when the interpreter
+    exits.
     """
 
     def __init__(self, act: Callable[[A], R], threads: Callable[[], int]) -> None:
@@ -42,11 +43,13 @@ class ReadPool(Generic[A, R]):
 
     @property
     def unfinished(self) -> int:
-        """The number of calls that are queued or under way."""
+        """The number of calls that are queued or running."""
         return self._unfinished
 
     def close(self) -> None:
-        """End the threads, each after its current call. Calls that have not begun are cancelled."""
+        """End the threads, each after its current call, and cancel calls that have not begun.
+
+        Waits up to `_PATIENCE` seconds for each thread."""
         with self._counting:
             self._closed.set()
             for _ in self._threads:
@@ -63,7 +66,7 @@ class ReadPool(Generic[A, R]):
             try:
                 future.set_result(self._act(argument))
             except BaseException as error:
-                future.set_exception(error)  # raised where the result is asked for
+                future.set_exception(error)  # raised by `future.result()`
             with self._counting:
                 self._unfinished -= 1
                 if len(self._threads) > self._wanted() and not self._closed.is_set():
@@ -72,7 +75,7 @@ class ReadPool(Generic[A, R]):
                 self._enlarge()
 
     def _enlarge(self) -> None:
-        """Start a thread if that many calls are unfinished, and it is of use."""
+        """Start a thread if there are more unfinished calls than threads, and one more thread is useful."""
         if len(self._threads) < min(self._unfinished, self._wanted()) and not self._closed.is_set():
             name = f"farandole-read-{len(self._threads)}"
             self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))

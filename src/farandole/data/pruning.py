@@ -1,4 +1,4 @@
-"""Pruning of row groups: by least and greatest values, no condition can choose a row of them."""
+"""Pruning of row groups: finding those whose least and greatest values exclude that a condition holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ Condition: TypeAlias = tuple[str, str, Any]  # ("age", ">=", 18), as pyarrow's r
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Known bounds of one column, an item per row group.
+    """Bounds of one column, one item per row group.
 
-    No value but null is less than `least` or greater than `most`, which are null where that is not known; `nulls` are
-    counts, or -1."""
+    Each value that is not null is between `least` and `most`, which are null if unknown. `nulls` are the numbers of
+    nulls, -1 if unknown."""
 
     least: pa.Array
     most: pa.Array
@@ -29,22 +29,22 @@ class Bounds:
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A source that knows bounds."""
+    """A source that can have bounds of its columns."""
 
     def bounds(self, column: str) -> Bounds | None:
-        """Return the column's bounds in all row groups; None where nothing is known. Reads nothing."""
+        """Return the column's bounds in all row groups, None if it has none; reads no file."""
         ...
 
 
 def bounded_kind(kind: pa.DataType) -> bool:
-    """Return whether the values of a type can be compared with the bounds in a footer."""
+    """Return whether bounds in a footer can be compared with values of a type."""
     tests = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_date)
-    micros = pa.types.is_timestamp(kind) and kind.unit != "ns"  # bounds come as Python's, which have no nanoseconds
+    micros = pa.types.is_timestamp(kind) and kind.unit != "ns"  # bounds are Python's datetimes, without nanoseconds
     return micros or kind in (pa.float32(), pa.float64()) or any(test(kind) for test in tests)
 
 
 def rows_that_hold(table: pa.Table, branches: Sequence[Sequence[Condition]]) -> NDArray[np.bool_]:
-    """Return for each row whether all conditions of any branch hold."""
+    """Return for each row whether all conditions of at least one branch hold."""
     # Imported here: it loads modules that read files, and only conditions need it.
     import pyarrow.parquet as pq
 
@@ -55,9 +55,9 @@ def rows_that_hold(table: pa.Table, branches: Sequence[Sequence[Condition]]) -> 
 
 
 def may_hold(condition: Condition, bounds: Bounds, rows: Sequence[int]) -> NDArray[np.bool_]:
-    """Return for each row group, which has `rows[i]` rows, whether the condition may hold for any of them.
+    """Return for each row group i, which has `rows[i]` rows, whether the condition may hold for a row of it.
 
-    Bounds are compared as rows would be, by Arrow: a cast that it does on the way never changes which is the greater.
+    Arrow compares bounds as it compares rows; its implicit casts never reverse the order of two values.
     """
     name, operator, value = condition
     listed = list(value) if operator == "in" else [value]
@@ -75,12 +75,12 @@ def may_hold(condition: Condition, bounds: Bounds, rows: Sequence[int]) -> NDArr
         possible = holds(operator, bounds.most, value)
     elif operator in ("=", "=="):
         possible = holds("<=", bounds.least, value) & holds(">=", bounds.most, value)
-    elif operator == "in" and not floating:  # which `in` compares in the column's own precision
+    elif operator == "in" and not floating:  # for floats, `in` compares in the column's own precision
         each = [holds("<=", bounds.least, one) & holds(">=", bounds.most, one) for one in listed]
         possible = np.logical_or.reduce([np.zeros(len(rows), bool), *each])
-    elif operator == "!=" and not floating:  # where NaN, which no bound covers, is another value
+    elif operator == "!=" and not floating:  # floats may be NaN, which differs from any value and has no bounds
         possible = holds("!=", bounds.least, value) | holds("!=", bounds.most, value)
     else:
         return np.ones(len(rows), bool)
-    some: NDArray[np.bool_] = bounds.nulls != np.array(rows)  # not nothing but nulls, of which no condition holds
+    some: NDArray[np.bool_] = bounds.nulls != np.array(rows)  # no condition holds if all rows are null
     return possible & some

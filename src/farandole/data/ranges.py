@@ -1,4 +1,4 @@
-"""Ranges of far files: clients that fetch them with a check of the file's mark, and files made of fetched ranges."""
+"""Ranges of remote files: the protocol of clients that fetch them and check the file's mark, and files made of them."""
 
 import io
 import mmap
@@ -27,15 +27,15 @@ __all__ = [
     "range_header",
 ]
 
-TAIL_BYTES = 64 << 10  # a footer is fetched with one request if it is not larger
-# Unwanted bytes between two ranges that cost less than another request would.
+TAIL_BYTES = 64 << 10  # fetched for a footer; a larger footer takes a second request
+# Largest gap between two ranges that are fetched together: its bytes cost less than another request.
 _HOLE_BYTES = 1 << 20
-_LEAST_BYTES = 64 << 10  # of a range that was not fetched ahead
-_SMALL_BYTES = 256 << 10  # of a file for which mapping memory would take longer than zeroing it
+_LEAST_BYTES = 64 << 10  # least size of a range that is fetched when it is read
+_SMALL_BYTES = 256 << 10  # up to this size, zeroing memory is faster than mapping it
 
 
 class ChangedFile(Exception):
-    """The file is no longer the one with the mark that was asked for."""
+    """The file no longer has the requested mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class Part:
 
     @property
     def last(self) -> int:
-        """The place after the last byte."""
+        """The position after the last byte."""
         return self.first + len(self.data)
 
     def complete(self, asked: Span | None) -> "Part":
-        """Return this part; raises `PassingFailure` if it ends before the span that was asked for, and the file, do."""
+        """Return this part; raises `PassingFailure` if it ends before both the requested span and the file."""
         missing = min(self.size, self.size if asked is None else asked.last) - self.last
         if missing > 0:
             raise PassingFailure(f"the body is {missing} bytes short")
@@ -78,9 +78,9 @@ class RangeClient(Protocol):
         ...
 
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
-        """Fetch a span, or the last `TAIL_BYTES`, with one request; `mark` is that of the file, or empty.
+        """Fetch a span, or with None the last `TAIL_BYTES`; `mark` is the file's expected mark, "" for any.
 
-        Raises `ChangedFile`, `FileNotFoundError`, and `PassingFailure` where another attempt may succeed."""
+        Raises `ChangedFile`, `FileNotFoundError`, and `PassingFailure` if another attempt may succeed."""
         ...
 
     def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
@@ -92,7 +92,7 @@ class RangeClient(Protocol):
         ...
 
     def look(self, path: str) -> File:
-        """Look at one file; raises `FileNotFoundError`, and `PassingFailure`."""
+        """Return the current size and mark of a file; raises `FileNotFoundError`, and `PassingFailure`."""
         ...
 
 
@@ -101,9 +101,9 @@ class PagedStore(ABC):
 
     @abstractmethod
     def page(self, prefix: str, more: str) -> tuple[list[File], str]:
-        """Return a page of a listing, and the token of the next one; empty tokens: of the first page, after the last.
+        """Return the page of a listing with token `more` ("": the first page), and the next token, "" after the last.
 
-        Raises what `RangeClient.listing` does."""
+        Raises as `RangeClient.listing` does."""
 
     def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
         """See `RangeClient.listing`."""
@@ -123,9 +123,9 @@ class PagedStore(ABC):
 
 
 class RangeFile(io.RawIOBase):
-    """A far file for reading; ranges that were fetched ahead are in memory, others are fetched as they are read.
+    """A remote file for reading. Ranges that `fetch` has fetched are in memory; others are fetched when they are read.
 
-    All ranges have the same mark: a file that has changed meanwhile is a `SourceError`."""
+    All ranges have the same mark: raises `SourceError` if the file changes while it is read."""
 
     def __init__(self, client: RangeClient, file: File) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class RangeFile(io.RawIOBase):
         self._place = 0
 
     def fetch(self, spans: Iterable[Span]) -> None:
-        """Fetch these ranges, near ones together; blocks until all are there."""
+        """Fetch these ranges, adjacent ones with one request; blocks until all have arrived."""
         asked = coalesce(spans)
         if len(asked) == 1:
             self._keep(self._get(asked[0]))
@@ -144,9 +144,9 @@ class RangeFile(io.RawIOBase):
                     self._keep(part)
 
     def image(self) -> bytearray | mmap.mmap:
-        """Return memory of the file's size with the fetched ranges in their places, and zeros elsewhere.
+        """Return memory of the file's size with the fetched ranges at their positions, and zeros elsewhere.
 
-        Pages of a large file that hold nothing take no memory."""
+        For a large file, pages without fetched bytes take no memory."""
         made: bytearray | mmap.mmap
         if self.size <= _SMALL_BYTES:
             made = bytearray(max(1, self.size))
@@ -157,14 +157,14 @@ class RangeFile(io.RawIOBase):
         return made
 
     def fetch_tail(self) -> None:
-        """Fetch the end of the file, which shows its size and mark."""
+        """Fetch the end of the file, and learn its size and mark from the answer."""
         part = self._get(None)
         self.file = replace(self.file, size=part.size, mark=part.mark)
         self._keep(part)
 
     @property
     def size(self) -> int:
-        """Size of the file in bytes."""
+        """The size of the file in bytes; takes a request if it is unknown."""
         if self.file.size < 0:
             self.fetch_tail()
         return self.file.size
@@ -178,17 +178,17 @@ class RangeFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the place of the next read."""
+        """Return the position of the next read."""
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a place; see `io.IOBase.seek`."""
+        """Set the position of the next read; see `io.IOBase.seek`."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place}.get(whence)
         self._place = (self.size if base is None else base) + offset
         return self._place
 
     def read(self, count: int = -1, /) -> bytes:
-        """Return the next `count` bytes, fewer at the file's end."""
+        """Return the next `count` bytes (-1: all), fewer at the file's end."""
         first = self._place
         last = self.size if count < 0 else min(self.size, first + count)
         if last <= first:
@@ -206,7 +206,7 @@ class RangeFile(io.RawIOBase):
         if self.file.size < 0:
             self.file = replace(self.file, size=part.size)
         if not self.file.mark:
-            self.file = replace(self.file, mark=part.mark)  # further ranges must be of the same content
+            self.file = replace(self.file, mark=part.mark)  # later ranges must have the same mark
         self._parts.append(part)
 
     def _get(self, span: Span | None) -> Part:
@@ -223,26 +223,26 @@ def range_header(span: Span | None) -> str:
 
 
 def content_range(text: str) -> tuple[int, int]:
-    """Return the first byte and the file's size of a `Content-Range`, as "bytes 0-9/100"."""
+    """Return the first byte's position and the file's size in a `Content-Range` such as "bytes 0-9/100"."""
     span, _, size = text.removeprefix("bytes ").partition("/")
     return int(span.split("-")[0]), int(size)
 
 
 def changed_file(path: str, difference: str) -> SourceError:
-    """Return the error for a file that is no longer the one that was listed."""
+    """Return the error for a file that has changed since it was listed."""
     advice = "open the data again, and write new data to new files"
     return SourceError(path, f"has changed while it was being read ({difference}); {advice}")
 
 
 def difference_of(was: File, size: int, mark: str) -> str:
-    """Return the size and mark of a file, then and now, for `changed_file`."""
+    """Return a text with the old and new size and mark of a file, for `changed_file`."""
     return f"{was.size} bytes, {was.mark}, are now {size} bytes, {mark}"
 
 
 def coalesce(spans: Iterable[Span], hole: int = _HOLE_BYTES) -> Sequence[Span]:
-    """Return spans that hold all of these: those with less than `hole` bytes between them become one.
+    """Return spans that cover all of these; spans with at most `hole` bytes between them become one.
 
-    Spans without bytes are left out: no request has a way to ask for them."""
+    Empty spans are left out: HTTP cannot request them."""
     made: list[Span] = []
     for span in sorted((each for each in spans if each.first < each.last), key=lambda each: each.first):
         if made and span.first - made[-1].last <= hole:

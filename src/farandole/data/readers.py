@@ -1,7 +1,7 @@
-"""`make_reader` and `make_batch_reader`, with the arguments that Petastorm's users have in their programs.
+"""Readers with Petastorm's names and arguments: `make_reader` and `make_batch_reader`.
 
-The arguments mean the same. Rows are dealt in another way: every row comes exactly once per epoch over all shards, in
-an order that changes with the epoch. docs/guide/data.md lists the differences.
+The arguments have Petastorm's meaning, but rows are distributed differently: every row comes exactly once per epoch
+over all shards, in an order that changes with the epoch. docs/guide/data.md lists the differences.
 """
 
 import logging
@@ -57,12 +57,12 @@ class Transforming(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderOptions:
-    """Petastorm's arguments of both functions, with its defaults, and four of our own at the end.
+    """Petastorm's arguments of both functions, with its defaults, and four of farandole's at the end.
 
-    `version` is that of a table. With `gather`, an all-gather of objects, making a reader is collective: shards compare
-    their data, and read the version that the first one has opened.
+    `version` is the version of a table to read. With `gather`, an all-gather of objects, making a reader is collective:
+    shards compare their data, and read the version that the first shard has opened.
 
-    Raises `ConfigError` for values that cannot be kept to."""
+    Raises `ConfigError` for values that are invalid or not supported."""
 
     reader_pool_type: Literal["thread", "process", "dummy"] = "thread"
     workers_count: int = 10
@@ -100,7 +100,7 @@ class ReaderOptions:
                 raise ConfigError(name, why)
         if (self.cur_shard is None) != (self.shard_count is None):
             raise ConfigError("cur_shard", "and shard_count go together")
-        if self.num_epochs is not None:  # for ever
+        if self.num_epochs is not None:  # None: endless
             check_count("num_epochs", self.num_epochs, 1)
         if self.reader_pool_type not in ("thread", "process", "dummy"):
             raise ConfigError("reader_pool_type", f"must be thread, process or dummy, got {self.reader_pool_type!r}")
@@ -121,7 +121,7 @@ class ReaderOptions:
 def make_reader(
     dataset_url: str | Sequence[str], schema_fields: Sequence[Any] | None = None, **options: Any
 ) -> "Reader":
-    """Read rows one by one, as named tuples; `options` are those of `ReaderOptions`.
+    """Return a reader of single rows, as named tuples; `options` are the fields of `ReaderOptions`.
 
     Raises `DataError` and `SourceError` for the data, `ConfigError` for options."""
     return _read_files(dataset_url, schema_fields, ReaderOptions(**options), batched=False)
@@ -130,19 +130,19 @@ def make_reader(
 def make_batch_reader(
     dataset_url_or_urls: str | Sequence[str], schema_fields: Sequence[Any] | None = None, **options: Any
 ) -> "Reader":
-    """Read rows in batches, as named tuples of arrays; `options` are those of `ReaderOptions`.
+    """Return a reader of batches, as named tuples of arrays; `options` are the fields of `ReaderOptions`.
 
-    A batch has about as many rows as a row group; the last one of an epoch has fewer. Raises as `make_reader` does."""
+    A batch has about as many rows as a row group, the last batch of an epoch fewer. Raises as `make_reader` does."""
     return _read_files(dataset_url_or_urls, schema_fields, ReaderOptions(**options), batched=True)
 
 
 def make_feed_reader(
     source: Source, schema_fields: Sequence[Any] | None = None, *, gather: Gather | None = None, **options: Any
 ) -> "Reader":
-    """Read the rows that only this rank has, in batches, as `make_batch_reader` does; `cur_shard` is the rank.
+    """Return a reader of the rows that only this rank has, as `make_batch_reader` does; `cur_shard` is the rank.
 
-    With several ranks, making one is collective, by `gather`, and reading is not. A rank that holds more rows than
-    others gives more batches. Raises `ConfigError` for options that only files have a use for, and as `FeedLoader`."""
+    With several ranks, making a reader is collective and needs `gather`; reading is not collective. A rank with more
+    rows yields more batches. Raises `ConfigError` for options that apply to files only, and as `FeedLoader` does."""
     asked = ReaderOptions(**options)
     _refuse_for_own_rows(asked)
 
@@ -159,7 +159,7 @@ def make_feed_reader(
         size=asked.shard_count or 1,
         reading=_reading(asked, batched=True),
         gather=gather,
-        alone=True,  # batches are cut to other sizes, so ranks need the next one at different times
+        alone=True,  # users cut batches to other sizes, so ranks need the next batch at different times
     )
     return Reader(loader, asked.num_epochs, batched=True)
 
@@ -167,7 +167,7 @@ def make_feed_reader(
 class Reader:
     """An iterator over rows or batches of one shard, for a number of epochs; close it with `with`, or `stop`.
 
-    `loader` reads the rows: its state can be saved and loaded, its metrics read.
+    `loader` is the loader that reads the rows; it has their state and metrics.
     """
 
     def __init__(self, loader: Loader, num_epochs: int | None, *, batched: bool) -> None:
@@ -175,7 +175,7 @@ class Reader:
         self._started_with = loader.epoch
         self._items: Generator[Any] | None = None
         self.last_row_consumed = False
-        self._made: type | None = None  # known with the first batch: a transform may rename columns
+        self._made: type | None = None  # made from the first batch: a transform may rename columns
 
     def __iter__(self) -> Self:
         return self
@@ -193,10 +193,10 @@ class Reader:
     next = __next__
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the rest as batches of columns by name; adapters for frameworks take this form.
+        """Yield the remaining batches, as columns by name; for adapters to frameworks.
 
-        Raises `DataError` when there are epochs without end, and none has a row for this shard."""
-        idle = 0  # epochs; of the first one no row may have been left
+        Raises `DataError` if the number of epochs is endless and this shard has no rows."""
+        idle = 0  # epochs without a row for this shard; the first may have been at its end
         while self.num_epochs is None or self.loader.epoch - self._started_with < self.num_epochs:
             idle += 1
             for batch in self.loader:
@@ -207,7 +207,7 @@ class Reader:
                 raise DataError("", f"{self.loader.rows} rows leave this shard none; take fewer shards, or more rows")
 
     def batches_of(self, rows: int) -> Iterator[Columns]:
-        """Yield the rest in batches of `rows`, the last one smaller; start again if nothing is left."""
+        """Yield the remaining rows in batches of `rows`, the last one smaller; begin again after the last row."""
         if self.last_row_consumed:
             self.reset()
         buffer = BatchBuffer((dict(batch) for batch in self.batches()), Meter(0), open_end=True)
@@ -216,28 +216,28 @@ class Reader:
         self.last_row_consumed = True
 
     def reset(self) -> None:
-        """Read as many epochs again, after the last row; raises `ConfigError` before it."""
+        """Begin again with as many epochs; raises `ConfigError` if the last row was not consumed."""
         if not self.last_row_consumed:
             raise ConfigError("reset", "is for a reader whose last row was consumed; make another reader")
         self._items, self.last_row_consumed, self._started_with = None, False, self.loader.epoch
 
     def stop(self) -> None:
-        """End its threads; nothing can be read any more until `reset`."""
+        """End iteration over the reader and its threads; after that it yields nothing until `reset`."""
         if self._items is None:
             self._items = self._read()
         self._items.close()
 
     def join(self) -> None:
-        """Do nothing: `stop` has waited for the threads."""
+        """Do nothing: `stop` waits for the threads."""
 
     @property
     def metrics(self) -> Metrics | None:
-        """Speed and waiting of the epoch that was read last."""
+        """Speed and waiting of the latest epoch; None before the first."""
         return self.loader.metrics
 
     @property
     def diagnostics(self) -> dict[str, float]:
-        """The same as numbers by name."""
+        """The metrics as numbers by name."""
         metrics = self.loader.metrics
         return {} if metrics is None else metrics.scalars()
 
@@ -257,9 +257,9 @@ class Reader:
                 yield from map(make, *columns)
 
     def record(self, names: Iterable[str]) -> type:
-        """Return the named tuple for columns of these names."""
+        """Return the class of named tuples for columns of these names."""
         if self._made is None:
-            # A name that is no identifier gets one by its place: _0, _1, ...
+            # A name that is not an identifier becomes its position: _0, _1, ...
             self._made = namedtuple("Row", names, rename=True)  # type: ignore[misc]
         return self._made
 
@@ -267,7 +267,7 @@ class Reader:
 def _read_files(
     urls: str | Sequence[str], schema_fields: Sequence[Any] | None, options: ReaderOptions, *, batched: bool
 ) -> Reader:
-    # Imported here: these modules load slowly, and ranks that are fed rows do not read files.
+    # Imported here: these modules load slowly, and ranks that get a DataFrame's rows do not read files.
     from farandole.data.cache import CachedSource
     from farandole.data.sources import ParquetSource
 
@@ -293,7 +293,7 @@ def _read_files(
     columns = _columns(source.schema, schema_fields)
     rows, shards = int(rows_in(source.row_groups).sum()), options.shard_count or 1
     if options.num_epochs is None and 0 < rows < shards:
-        # Refused on every rank alike: a rank without rows would wait for one for ever, and the others for that rank.
+        # Refused on every rank: a rank without rows would wait for a row forever, and the others for that rank.
         raise DataError("", f"{rows} rows for {shards} shards in epochs without end; take at most {rows} shards")
     loader = Loader(
         source,
@@ -328,7 +328,7 @@ def _selected(source: Source, options: ReaderOptions) -> Source:
 
 
 def _columns(schema: pa.Schema, asked: Sequence[Any] | None) -> list[str]:
-    """Return the columns that are asked for: by name, by pattern, or by objects that have a name."""
+    """Return the columns that `asked` chooses: by name, by regular expression, or by objects with a `name`."""
     if asked is None:
         return list(schema.names)
     if isinstance(asked, str) or not all(isinstance(each, str) or hasattr(each, "name") for each in asked):
@@ -358,7 +358,7 @@ def _reading(options: ReaderOptions, *, batched: bool) -> Reading:
     )
     transform = own.transform if spec is None else spec.frames if batched else spec.rows
     processes = options.reader_pool_type == "process" and transform is not None
-    # More processes than processors would only take memory, and time to start.
+    # More processes than processors would only cost memory and time to start.
     workers = min(options.workers_count, len(os.sched_getaffinity(0))) if processes else options.workers_count
     return Reading(
         shuffle=options.shuffle_row_groups or options.shuffle_rows,
@@ -375,7 +375,7 @@ def _reading(options: ReaderOptions, *, batched: bool) -> Reading:
 
 
 def _cells(values: Values) -> Any:
-    """Return something of one item per row; rows of different lengths as an array of arrays."""
+    """Return an array with one item per row; for rows of different lengths, an array of arrays."""
     if isinstance(values, SparseRows):
         return values.dense()
     if isinstance(values, Ragged):

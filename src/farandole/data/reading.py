@@ -1,4 +1,4 @@
-"""Reading of one rank's rows: its settings, and the pieces that batches are cut from."""
+"""Reading of one rank's rows: its settings, and the pieces from which batches are cut."""
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +29,13 @@ T = TypeVar("T")
 class Reading:
     """Settings of reading; those that are None are chosen from the row groups, alike on every rank.
 
-    shuffle, seed: the order. lanes, window: see `farandole.data.order`; more lanes than ranks let a rank read few row
-    groups, larger windows mix better, and both take memory. workers: threads that read; 0: one, and rows are put
-    together when a batch is asked for. ahead: rounds that are read before they are needed. timeout: seconds for a row
-    group to come. transform: called with the columns of any number of rows, on a thread; it returns columns of as many.
-    processes: the workers are processes, each with a copy of `transform` that it calls with whole row groups: for
-    transforms that hold Python's lock. They are started for each epoch, and cost every row two copies.
+    shuffle, seed: the order. lanes, window: see `farandole.data.order`; with more lanes than ranks, a rank reads fewer
+    row groups; larger windows mix better; both take memory. workers: the number of threads that read; 0: one thread
+    reads, and the calling thread gathers the rows of a batch. ahead: the number of rounds that are read before they are
+    needed. timeout: the seconds to wait for a row group. transform: called on a thread with the columns of any number
+    of rows; must return columns of as many rows. processes: the workers are processes, each with a copy of `transform`
+    that it calls with whole row groups; for transforms that hold Python's lock. They are started for each epoch, and
+    every row is copied twice.
     """
 
     shuffle: bool = True
@@ -63,7 +64,7 @@ class Reading:
             raise ConfigError("processes", "are as many as there are workers, of which there are none")
 
     def field_options(self, schema: pa.Schema, columns: Sequence[str]) -> FieldOptions:
-        """Return `fields`; if there is a transform, NaN stands for nulls in floating-point columns without a value."""
+        """Return `fields`; with a transform, NaN replaces nulls in floating-point columns that have no other value."""
         if self.transform is None:
             return self.fields
         floating = [name for name in columns if name in schema.names and _is_floating(schema.field(name).type)]
@@ -78,9 +79,9 @@ def read_pieces(
     rank: int,
     known: dict[RowGroup, pa.Table],
 ) -> Generator[Columns]:
-    """Yield the rows of `rank` from `plan.start` on in pieces of any length, reading ahead of them.
+    """Yield the rows of `rank` from `plan.start` on, in pieces of any length, and read ahead.
 
-    Row groups in `known` were read before; each is taken from there once."""
+    Row groups in `known` were read before: each is taken from there once, and not read again."""
     transform, groups = asked.transform, reader.source.row_groups
 
     def read(group: RowGroup) -> Columns:
@@ -93,7 +94,7 @@ def read_pieces(
             act = processes = ReadingProcesses(partial(_read_transformed, reader, transform), asked.workers)
             stack.callback(processes.close)
             transform = None
-        # Threads that wait for a store do no work: there are as many as requests in flight, and more that decode.
+        # Threads that wait for a store use no processor: one for each request in flight, and a quarter more to decode.
         far = not asked.processes and in_flight(reader.source) > 0
         least = max(1, asked.workers)
         pool: ReadPool[RowGroup, Columns] = ReadPool(
@@ -110,15 +111,15 @@ def read_pieces(
             hungry=lambda: far and pool.unfinished < in_flight(reader.source),
         )
         made = (transformed(transform, columns) for columns in rounds)
-        # In file order nothing has to be put together, so a thread would only hand on the columns that others read.
+        # In file order no rows are gathered, so a thread would only pass on the columns that others have read.
         with_thread = asked.workers and (asked.shuffle or transform is not None)
         yield from read_ahead(made, 1) if with_thread else made
 
 
 def checked_meanwhile(items: Generator[T], check: Callable[[], None]) -> Generator[T]:
-    """Yield the items, the first one when `check` has returned, which is called on a thread meanwhile.
+    """Yield the items; call `check` on a thread meanwhile, and wait for it before the first item is yielded.
 
-    Its error stands for that of the first item, which it explains."""
+    If both fail, raises the error of `check`, which explains that of the first item."""
     with ThreadPoolExecutor(1, thread_name_prefix="farandole-look") as pool, closing(items):
         checking = pool.submit(check)
         try:
@@ -135,7 +136,7 @@ def _read_transformed(reader: Reader, transform: Transform | None, group: RowGro
 
 
 def transformed(transform: Transform | None, columns: Columns) -> Columns:
-    """Apply a user's transform, if there is one; raises `DataError` when it has changed the number of rows."""
+    """Return the columns, with a user's transform applied; raises `DataError` if it changes the number of rows."""
     if transform is None or not columns:
         return columns
     made = transform(columns)

@@ -1,8 +1,8 @@
 """Processes that read and transform row groups, for transforms that hold Python's lock.
 
-Each is a fresh interpreter, so that the user's program is not run again. Its arguments and the columns that it makes go
-over a socket. Arrays go beside the pickles (PEP 574) and are received where they stay. It ends when its socket does:
-none outlives the process that started it.
+Each process is a new interpreter that does not import the user's main module. It receives row groups and sends columns
+over a socket. Arrays are sent outside of the pickles (PEP 574), and received into their final memory. A process ends
+when its socket is closed, so none outlives the process that started it.
 """
 
 import pickle
@@ -22,19 +22,20 @@ from farandole.errors import SourceError
 
 __all__ = ["ReadingProcesses"]
 
-# A child whose socket has closed ends; one that does not is killed.
+# Seconds for a child to end after its socket was closed; then it is killed.
 _PATIENCE = 5.0
 
 
 class ReadingProcesses:
-    """Calls `act` in one of `count` processes, from as many threads; close it to end them.
+    """`count` processes that call `act`, for as many calling threads; close it to end them.
 
-    `act` is pickled by cloudpickle. Its errors are raised here; a process that died is a `SourceError`."""
+    `act` is pickled by cloudpickle. Errors of `act` are raised in the calling thread; raises `SourceError` if a process
+    dies."""
 
     def __init__(self, act: Callable[[RowGroup], Columns], count: int) -> None:
         self._children: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
-        # The parent's module search path, for objects that are pickled by name.
+        # With the parent's module search path, to import objects that are pickled by name.
         sent = cloudpickle.dumps((sys.path, cloudpickle.dumps(act)))
         try:
             for number in range(count):
@@ -50,7 +51,7 @@ class ReadingProcesses:
             raise
 
     def __call__(self, row_group: RowGroup) -> Columns:
-        """Return `act(row_group)`; blocks while all processes are busy, and for the reading."""
+        """Return `act(row_group)` of a process; blocks while all processes are busy, and during the call."""
         number = self._idle.get()
         child, connection = self._children[number]
         try:
@@ -68,7 +69,7 @@ class ReadingProcesses:
         return made  # type: ignore[return-value]
 
     def close(self) -> None:
-        """End the processes, after the threads that call: one that is still at a row group is killed."""
+        """End the processes; kill those that still run `act`. Call it when no thread makes new calls."""
         idle = set()
         while not self._idle.empty():
             idle.add(self._idle.get())
@@ -76,7 +77,7 @@ class ReadingProcesses:
             if number in idle:
                 connection.close()
             else:
-                child.kill()  # the thread that waits for it notices, and is done with the connection
+                child.kill()  # the thread that waits for its answer gets an error
         for child, _ in self._children:
             try:
                 child.wait(_PATIENCE)
@@ -114,7 +115,7 @@ def _receive(connection: Connection) -> tuple[bool, object]:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return the error, or its text if it cannot be pickled."""
+    """Return the error, or a `RuntimeError` with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -123,7 +124,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def main(descriptor: int) -> None:
-    """Answer until the socket ends."""
+    """Answer requests until the socket is closed; the child's entry point."""
     with Connection(descriptor) as connection:
         try:
             sys.path[:], act_sent = pickle.loads(connection.recv_bytes())
@@ -136,4 +137,4 @@ def main(descriptor: int) -> None:
                     answer = True, _sendable(error)
                 _send(connection, answer)
         except (EOFError, ConnectionError):
-            return  # the parent needs no more, or is gone
+            return  # the parent has closed the socket, or has died

@@ -1,4 +1,4 @@
-"""A rank's rows of an epoch, round by round, read ahead of their use."""
+"""Rounds of a rank's rows in an epoch, read before they are used."""
 
 import threading
 import time
@@ -22,7 +22,7 @@ from farandole.errors import DataError, SourceError
 
 __all__ = ["Columns", "Reader", "Transform", "read_ahead", "read_rounds"]
 
-MOST_AHEAD = 16  # rounds, for far files
+MOST_AHEAD = 16  # rounds, for remote files
 
 Columns: TypeAlias = dict[str, Values]
 Transform: TypeAlias = Callable[[Columns], Columns]
@@ -30,25 +30,25 @@ Transform: TypeAlias = Callable[[Columns], Columns]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads one row group and converts it; a value that can be sent to another process."""
+    """Reader and converter of single row groups; can be pickled for another process."""
 
     source: Source
     fields: tuple[Field, ...]
 
     def __call__(self, row_group: RowGroup) -> Columns:
-        """Return all columns of the row group; raises `DataError` and `SourceError`, which name it."""
+        """Return all columns of the row group; raises `DataError` and `SourceError` that name it."""
         columns: Callable[[RowGroup, Sequence[Field]], Columns] | None = getattr(self.source, "columns", None)
         if columns is None:
             return self.convert(row_group, self.source.read(row_group, [field.name for field in self.fields]))
-        with self._telling(row_group):
+        with self._naming(row_group):
             made = columns(row_group, self.fields)
         self._check(row_group, len(next(iter(made.values()))))
         return made
 
     def convert(self, row_group: RowGroup, table: pa.Table) -> Columns:
-        """Convert the table that was read of the row group; raises as a call does."""
+        """Convert a table that was read from the row group; raises as `__call__` does."""
         self._check(row_group, table.num_rows)
-        with self._telling(row_group):
+        with self._naming(row_group):
             return {field.name: field.values(table[field.name]) for field in self.fields}
 
     def _check(self, row_group: RowGroup, rows: int) -> None:
@@ -59,7 +59,7 @@ class Reader:
             )
 
     @contextmanager
-    def _telling(self, row_group: RowGroup) -> Iterator[None]:
+    def _naming(self, row_group: RowGroup) -> Iterator[None]:
         try:
             yield
         except DataError as error:
@@ -68,7 +68,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A lane's rows of one round: their places, and the futures of their row groups."""
+    """A lane's rows of one round: their extents, and the futures of their row groups."""
 
     lane: int
     pieces: list[tuple[Extent, "Future[Columns]"]]
@@ -84,18 +84,18 @@ def read_rounds(
     timeout: float,
     hungry: Callable[[], bool] = lambda: False,
 ) -> Iterator[Columns]:
-    """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one piece or several.
+    """Yield the rank's rows of each round from `plan.start` on, in the epoch's order, in one or several pieces.
 
-    `read` starts to read a row group; the row groups of `ahead` rounds are being read before they are needed. After the
-    first round, which must not wait for later ones, up to `MOST_AHEAD` rounds are while reading is `hungry`. What is
-    read is dropped when its last row of a lane has been yielded. Raises `SourceError` when a row group does not come
-    within `timeout` seconds.
+    `read` starts to read a row group and returns its future. The row groups of `ahead` rounds are started before they
+    are needed. After the first round, which must not wait for later ones, up to `MOST_AHEAD` rounds are started while
+    `hungry()` is true. A lane drops a row group when its last row there has been yielded. Raises `SourceError` if a row
+    group is not read within `timeout` seconds.
     """
     whole = order.order
     lanes = plan.lanes_of(rank)
     held: dict[int, dict[int, Future[Columns]]] = {lane: {} for lane in lanes}
     waiting: deque[tuple[int, list[_Window]]] = deque()
-    scratch: dict[str, NDArray[Any]] = {}  # fresh memory costs more than writing to it
+    scratch: dict[str, NDArray[Any]] = {}  # reused: allocating memory costs more than writing to it
     first = plan.start // whole.round_rows
     last = -(-plan.after(plan.steps - 1) // whole.round_rows) if plan.steps else first
     begun = first
@@ -119,7 +119,7 @@ def _start(
         if extent.row_group not in held:
             held[extent.row_group] = read(extent.row_group)
         pieces.append((extent, held[extent.row_group]))
-    # Only the last of them may go on in the lane's next window.
+    # Only the window's last row group may have rows in the lane's next window.
     for done in [group for group in held if not pieces or group != pieces[-1][0].row_group]:
         del held[done]
     return _Window(lane, pieces)
@@ -138,7 +138,7 @@ def _assemble(
     deadline = time.monotonic() + timeout
     found = ((extent, _result(future, deadline, timeout)) for window in windows for extent, future in window.pieces)
     if isinstance(rows, slice):
-        # Slices of row groups: no rows are copied, and each row group is waited for only when its rows are due.
+        # Slices of row groups: no rows are copied, and each row group is awaited only when its rows are due.
         for extent, columns in _within(found, rows):
             yield {name: own_rows(values[extent.first : extent.last]) for name, values in columns.items()}
     elif pieces := list(found):
@@ -149,7 +149,7 @@ def _assemble(
 
 
 def _within(pieces: Iterable[tuple[Extent, Columns]], rows: slice) -> Iterator[tuple[Extent, Columns]]:
-    """Cut pieces that lie one after the other down to these of their rows."""
+    """Yield the parts of consecutive pieces that are in the range `rows` of all their rows."""
     passed = 0
     for extent, columns in pieces:
         first = extent.first + max(0, rows.start - passed)
@@ -169,7 +169,7 @@ def _result(future: "Future[Columns]", deadline: float, timeout: float) -> Colum
 def _rows_in_pool(
     order: EpochOrder, plan: GlobalPlan, rank: int, number: int, windows: list[_Window]
 ) -> NDArray[np.int64] | slice:
-    """Return where the rank's rows of this round are when the windows' rows lie one after the other."""
+    """Return the indices of the rank's rows of this round among the rows of all `windows`, laid end to end."""
     whole = order.order
     begin, end = number * whole.round_rows, (number + 1) * whole.round_rows
     starts = np.zeros(whole.lanes, np.int64)
@@ -181,12 +181,12 @@ def _rows_in_pool(
         places.append(shuffled)
         passed += len(shuffled)
     if whole.seed is not None and end <= whole.rows and plan.takes_whole_lanes(begin, end):
-        # The usual case, a fast form of the general one below: the lanes take turns.
+        # The usual case, where lanes take turns; a fast form of the general case below.
         return np.stack(places, axis=1).reshape(-1)
     positions = plan.stream(rank, begin, end)
     in_windows = starts[positions % whole.lanes] + positions // whole.lanes - number * whole.window
     if whole.seed is None and len(windows) == 1:
-        # In file order, and with all rows of the only lane: nothing to gather.
+        # In file order, if the rank takes consecutive rows of a single lane: nothing to gather.
         first = int(in_windows[0]) if len(in_windows) else 0
         if len(in_windows) and int(in_windows[-1]) - first + 1 == len(in_windows):
             return slice(first, first + len(in_windows))
@@ -195,9 +195,10 @@ def _rows_in_pool(
 
 
 def read_ahead(rounds: Iterator[Columns], depth: int) -> Iterator[Columns]:
-    """Yield the rounds; up to `depth` of them are made on a thread before they are asked for.
+    """Yield the rounds; a thread makes up to `depth` of them in advance.
 
-    The thread ends with the last round, with an error, which is raised here, and when this generator is closed."""
+    The thread ends with the last round, with an error, which is raised here, and when this generator is closed. Closing
+    waits for the round that the thread is making."""
     ready: deque[Columns] = deque()
     changed = threading.Condition()
     ended: list[BaseException | None] = []
@@ -214,7 +215,7 @@ def read_ahead(rounds: Iterator[Columns], depth: int) -> Iterator[Columns]:
                     ready.append(columns)
                     changed.notify_all()
         except BaseException as error:
-            failure = error  # raised where the rounds are iterated over
+            failure = error  # raised by the generator
         with changed:
             ended.append(failure)
             changed.notify_all()
@@ -224,7 +225,7 @@ def read_ahead(rounds: Iterator[Columns], depth: int) -> Iterator[Columns]:
     try:
         while True:
             with changed:
-                # Reading has the deadline. The thread always reports its end.
+                # Without a deadline: reading a row group has one, and the thread always reports its end.
                 changed.wait_for(lambda: ready or ended)
                 if not ready:
                     break

@@ -1,6 +1,6 @@
 """Row groups of files, and the protocol of sources that read them.
 
-Imports no module that reads files: ranks that are fed rows start without those."""
+Imports no module that reads files: ranks that get a DataFrame's rows start without those."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as it was when it was listed; `mark` is its time of change, or its store's version."""
+    """A file as it was listed; `size` is in bytes, `mark` is its modification time or the store's version of it."""
 
     path: str
     size: int
@@ -44,7 +44,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A run of rows that is read as a whole; `number` counts within its file."""
+    """Consecutive rows that are read together; `number` is the row group's index in its file."""
 
     file: File
     number: int
@@ -55,9 +55,9 @@ class RowGroup:
 
 
 class RowGroups(Sequence[RowGroup]):
-    """Row groups of `files`, of which file i has `counts[i]`; `rows` are those of all row groups.
+    """Sequence of the row groups of `files`: file i has `counts[i]`; `rows` has the number of rows of each row group.
 
-    They take 8 bytes each, beside the files, and become objects when they are asked for."""
+    A row group takes 8 bytes; its `RowGroup` object is made on access."""
 
     def __init__(self, files: Sequence[File], counts: Sequence[int], rows: Sequence[int] | NDArray[np.int64]) -> None:
         self.files = files
@@ -97,7 +97,7 @@ class RowGroups(Sequence[RowGroup]):
 
 
 class Source(Protocol):
-    """Row groups in a fixed order, and a way to read them from any thread. Can be pickled."""
+    """Row groups in a fixed order, and methods to read them from any thread. Can be pickled."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -106,15 +106,15 @@ class Source(Protocol):
 
     @property
     def row_groups(self) -> Sequence[RowGroup]:
-        """All row groups, in the order of paths and numbers."""
+        """All row groups, sorted by path and number."""
         ...
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate how much memory these columns of all row groups take."""
+        """Estimate the bytes of memory that these columns of all row groups take."""
         ...
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns into memory that is not used again; raises `SourceError` naming the file."""
+        """Read these columns into memory that the source does not reuse; raises `SourceError` naming the file."""
         ...
 
     def check(self) -> None:
@@ -124,7 +124,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Rechecked(Protocol):
-    """A source whose `check` leaves the files to be checked by their reading."""
+    """A source whose `check` omits files that are checked when they are read."""
 
     def recheck(self) -> None:
         """Look at all files; raises as `check` does."""
@@ -133,25 +133,25 @@ class Rechecked(Protocol):
 
 @runtime_checkable
 class Mixed(Protocol):
-    """A source whose rows lie in an order that needs little shuffling."""
+    """A source whose rows need little shuffling within lanes."""
 
     @property
     def least_window(self) -> int:
-        """Rows of a lane to shuffle among each other at least."""
+        """The least number of rows of a lane that are shuffled together."""
         ...
 
 
 def in_flight(source: Source) -> int:
-    """Return how many row groups of `source` to read at a time, as the latency is now.
+    """Return how many row groups of `source` to read at a time, for the current latency of its store.
 
-    Sources of far files have this property. 0 for files of this machine: as many as there are workers."""
-    # This is asked several times for each row group, and to ask a protocol takes 20 microseconds.
+    Sources of remote files have this property. For local files, returns 0: the number of workers decides."""
+    # Not a check of a protocol, which takes 20 microseconds: this is called several times for each row group.
     found: int = getattr(source, "in_flight", 0)
     return found
 
 
 def recheck(source: Source) -> None:
-    """Look at all files of `source`, for rows that are not read from there again."""
+    """Check all files of `source`; for rows that will not be read from the files again."""
     if isinstance(source, Rechecked):
         source.recheck()
     else:
@@ -159,20 +159,21 @@ def recheck(source: Source) -> None:
 
 
 def rows_in(row_groups: Sequence[RowGroup]) -> NDArray[np.int64]:
-    """Return the rows of each row group."""
+    """Return the number of rows of each row group."""
     if isinstance(row_groups, RowGroups):
         return row_groups.rows
     return np.fromiter((group.rows for group in row_groups), np.int64, len(row_groups))
 
 
 def fingerprint(row_groups: Sequence[RowGroup], *, of_table: bool) -> int:
-    """Return a number that stands for these row groups in a loader's state: their sizes, not where they lie.
+    """Return a number that identifies these row groups in a loader's state by their sizes, independent of their paths.
 
-    Those of a table also count with their marks, which stand for columns and deleted rows, and move with the table."""
+    For a table it also depends on the files' marks, which identify columns and deleted rows and stay the same if the
+    table is moved."""
     if not of_table:
         text = ", ".join(map(str, rows_in(row_groups).tolist()))
     else:
         spell = lru_cache(json.dumps)  # row groups of one file follow each other
         text = ", ".join(f"[{group.rows}, {spell(group.file.mark)}]" for group in row_groups)
-    digest = hashlib.sha256(f"[{text}]".encode())  # as JSON, which states of before have
-    return int.from_bytes(digest.digest()[:7])  # 56 bits: exact also for readers of JSON that know doubles only
+    digest = hashlib.sha256(f"[{text}]".encode())  # JSON, as in states of earlier versions
+    return int.from_bytes(digest.digest()[:7])  # 56 bits
