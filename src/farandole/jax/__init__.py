@@ -3,7 +3,7 @@
 import farandole.jax as hvd
 hvd.init()
 params = hvd.broadcast_parameters(params, root_rank=0)
-optimizer = hvd.DistributedOptimizer(optimizer)  # one of Optax's
+optimizer = hvd.DistributedOptimizer(optimizer)  # an optimizer of Optax
 """
 
 from farandole.core.operations.objects import allgather_object, broadcast_object

@@ -97,7 +97,7 @@ class JaxAdapter:
         return tensor.dtype
 
     def is_floating(self, tensor: Array) -> bool:
-        """Return whether the dtype is a floating one."""
+        """Return whether the dtype is a floating-point one."""
         return bool(jnp.issubdtype(tensor.dtype, jnp.floating))
 
     def cast(self, tensor: Array, dtype: object) -> Array:

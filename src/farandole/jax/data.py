@@ -27,11 +27,11 @@ Place: TypeAlias = jax.Device | jax.sharding.Sharding
 
 
 def as_tensor(name: str, values: Values, device: Place | None = None) -> Tensor:
-    """Return a column as an array on `device`, by default JAX's first one, in memory of its own: it may be donated.
+    """Return a column as an array on `device`, by default JAX's first one. It owns its memory and may be donated.
 
-    Times become integers in their own unit, since 1970; sparse vectors a BCOO matrix. 64 bits become 32 unless
-    `jax_enable_x64` is set. Raises `DataError` for integers that do not fit into these, for texts and bytes, and for
-    arrays of different lengths.
+    Times become integers in their own unit, since 1970; sparse vectors become a BCOO matrix. Dtypes of 64 bits become
+    32 bits wide unless `jax_enable_x64` is set. Raises `DataError` for integers that do not fit into 32 bits, for
+    strings and bytes, and for arrays of different lengths.
     """
     if isinstance(values, Ragged):
         raise DataError(name, "JAX has no arrays of different lengths; pad them in a transform, or leave them out")
@@ -48,9 +48,9 @@ def as_tensor(name: str, values: Values, device: Place | None = None) -> Tensor:
 
 
 class TensorLoader(tensors.TensorLoader[Tensor]):
-    """A `Loader` or `FeedLoader` of `TensorBatch`, its arrays on `device`, or spread over several by a sharding.
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`, with arrays on `device`, or on several by a sharding.
 
-    Says in the log which columns become 32 bits wide. Raises `DataError` for a column that JAX cannot hold."""
+    Logs which columns become 32 bits wide. Raises `DataError` for a column that JAX cannot hold."""
 
     def __init__(self, loader: Loader, device: Place | None = None) -> None:
         super().__init__(loader, lambda name, values: as_tensor(name, values, device))
@@ -68,10 +68,10 @@ def _put(name: str, values: NDArray[np.generic], device: Place | None) -> jax.Ar
         least, most = values.min(), values.max()
         if least < np.iinfo(kind).min or most > np.iinfo(kind).max:
             raise DataError(name, f"{least} to {most} do not fit into {kind}; set jax_enable_x64, or scale them")
-    # `device_put` would share memory that is aligned, asked not to or not; donated, it would be written to.
+    # `device_put` shares aligned memory in any case, and a donated array would then be overwritten.
     return jnp.array(values, kind, copy=True, device=device)
 
 
 def _kind_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return what JAX makes of a type."""
+    """Return the dtype that JAX uses for `dtype`."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))

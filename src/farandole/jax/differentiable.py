@@ -1,8 +1,8 @@
-"""The operations as functions that JAX can trace and differentiate.
+"""Operations as functions that JAX can trace and differentiate.
 
-A reduction is differentiated as if the loss were the sum of the ranks' losses; for allgather and broadcast the ranks'
-gradients are averaged, and reducescatter with Sum multiplies by the number of ranks: Horovod's users expect so.
-Backward passes communicate, so every rank must run them; they ask under the forward pass' name plus ".backward".
+The gradient of a reduction is that of the sum of the ranks' losses. Allgather and broadcast average the ranks'
+gradients, and reducescatter with Sum multiplies by the number of ranks, as in Horovod. Backward passes communicate, so
+every rank must run them. Their requests have the forward pass' name plus ".backward".
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ eager: Requests[Array] = Requests(JaxAdapter())
 
 
 class Differentiable(Requests[Array]):
-    """Requests that become part of a program when their arrays are traced; they block when that runs."""
+    """Requests that become part of the program if their arrays are traced; they then block when the program runs."""
 
     def run(self, request: Request, tensor: Array) -> Any:
-        """Return the result of `request` in new memory; of an alltoall, a pair with the rows from each rank."""
+        """Return the result of `request` in new memory; for an alltoall with the number of rows from each rank."""
         if not is_traced(tensor):
             return super().run(request, tensor)
         if request.splits is not None:
@@ -58,10 +58,10 @@ def _traced(request: Request, tensors: Sequence[Array]) -> TracedRequest:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def operate(call: TracedRequest, tensors: Arrays) -> Arrays:
-    """Perform the request, or put it into the program that is being traced."""
+    """Perform the request, or add it to the program that is being traced."""
     if any(map(is_traced, tensors)):
         return traced.run(call, tensors)
-    # With values: jax.grad calls this outside of a program.
+    # The arrays have values, because jax.grad calls this outside of a program.
     if call.request.grouped:
         return tuple(eager.run_group(call.request, tensors))
     result = eager.run(call.request, tensors[0])
@@ -78,7 +78,7 @@ def _backward(call: TracedRequest, kept: tuple[Arrays, Array | None], grads: Arr
     inputs, received = kept
     if call.request.kind == kinds.ALLTOALL:
         return ((_back_from_alltoall(call, grads[0], received),),)
-    # Integers have no gradients; all ranks leave out the same.
+    # Integers have no gradients; all ranks leave out the same arrays.
     places = [place for place, grad in enumerate(grads) if grad.dtype != jax.dtypes.float0]
     chosen = tuple(grads[place] for place in places)
     shapes = tuple(call.shapes[place] for place in places)
@@ -89,7 +89,7 @@ def _backward(call: TracedRequest, kept: tuple[Arrays, Array | None], grads: Arr
         found = _of_allgather(call, shapes, chosen)
     elif chosen and call.request.kind == kinds.BROADCAST:
         (average,) = operate(_reduction(call, Reduction(Average)), chosen)
-        # Zeros that depend on the average all the same: every rank has to run the second derivative too.
+        # The zeros depend on the average, so that every rank also runs the second derivative.
         membership = membership_of(call.request.process_set, "backward")
         is_root = membership.place_of(call.request.root, "backward") == membership.rank
         found = (jnp.where(is_root, average, jnp.zeros_like(average)),)
@@ -99,10 +99,10 @@ def _backward(call: TracedRequest, kept: tuple[Arrays, Array | None], grads: Arr
         op, prescale, postscale = call.request.reduction
         factor = prescale * postscale * (membership_of(call.request.process_set, "backward").size if op == Sum else 1)
         found = joined if factor == 1.0 else tuple(grad * factor for grad in joined)
-    all_of_them: list[Any] = [np.zeros(shape, jax.dtypes.float0) for shape in call.shapes]
+    gradients: list[Any] = [np.zeros(shape, jax.dtypes.float0) for shape in call.shapes]
     for place, grad in zip(places, found, strict=True):
-        all_of_them[place] = grad
-    return (tuple(all_of_them),)
+        gradients[place] = grad
+    return (tuple(gradients),)
 
 
 operate.defvjp(_forward, _backward)
@@ -129,10 +129,10 @@ def _of_allreduce(call: TracedRequest, grads: Arrays, inputs: Arrays) -> Arrays:
 
 
 def _extreme_share(call: TracedRequest, tensors: Arrays) -> Arrays:
-    """Return the parts of the gradients of Min or Max that belong to this rank.
+    """Return this rank's share of the gradients of Min or Max, between 0 and 1 for each element.
 
-    It is 1 where this rank alone holds the extreme, 0 where another does; ranks that hold it together share it."""
-    # With a negative factor before it, the largest scaled value is the smallest one, and the reverse.
+    The ranks that hold the extreme value divide the gradient equally."""
+    # A negative prescale factor exchanges the largest and the smallest value.
     op, prescale, _ = call.request.reduction
     chosen = op if prescale >= 0 else {Min: Max, Max: Min}[op]
     extremes = operate(_reduction(call, Reduction(chosen), ".extreme"), tensors)
@@ -141,16 +141,16 @@ def _extreme_share(call: TracedRequest, tensors: Arrays) -> Arrays:
         for mine, extreme in zip(tensors, extremes, strict=True)
     )
     holders = operate(_reduction(call, Reduction(Sum), ".held"), held)
-    return tuple(mine / everybody for mine, everybody in zip(held, holders, strict=True))
+    return tuple(mine / count for mine, count in zip(held, holders, strict=True))
 
 
 def _others_product(call: TracedRequest, tensors: Arrays) -> Arrays:
-    """Return the products of the other ranks' arrays, also where there are zeros."""
+    """Return the products of the other ranks' arrays; zeros are handled."""
     zero = tuple((tensor == 0).astype(tensor.dtype) for tensor in tensors)
     filled = tuple(jnp.where(tensor == 0, jnp.ones_like(tensor), tensor) for tensor in tensors)
     products = operate(_reduction(call, Reduction(Product), ".product"), filled)
     zeros = operate(_reduction(call, Reduction(Sum), ".zeros"), zero)
-    # Without a zero anywhere: divide by our own. With one: it is ours, or it is a factor of the others' product.
+    # Without zeros, divide the product by this rank's value. A single zero is this rank's, or makes the result zero.
     return tuple(
         jnp.where(count == 0, product / own, jnp.where((mine == 1) & (count == 1), product, jnp.zeros_like(product)))
         for mine, own, product, count in zip(zero, filled, products, zeros, strict=True)
@@ -163,7 +163,7 @@ def _of_allgather(call: TracedRequest, shapes: tuple[tuple[int, ...], ...], grad
     if any(map(is_traced, grads)):
         starts = [membership_of(call.request.process_set, "backward").rank * count for count in rows]
     else:
-        # Each rank's rows begin where those of the ranks before it end.
+        # Each rank's rows begin where those of the previous ranks end.
         table = eager.run(call.request.backward(".rows", grouped=False), jnp.array([rows], jnp.int32))
         starts = [
             int(start) for start in np.asarray(table)[: membership_of(call.request.process_set, "backward").rank].sum(0)
@@ -178,6 +178,6 @@ def _back_from_alltoall(call: TracedRequest, grad: Array, received: Array | None
     if is_traced(grad):
         parts = None
     back, _ = operate(call.backward(splits=parts, shapes=(grad.shape,)), (grad,))
-    # Rows beyond the splits went nowhere.
+    # Rows beyond the splits were not sent.
     unsent = call.shapes[0][0] - back.shape[0]
     return jnp.pad(back, [(0, unsent), *((0, 0) for _ in back.shape[1:])]) if unsent else back

@@ -1,4 +1,4 @@
-"""The operations for JAX: on arrays and pytrees of them, at once or inside programs that jax.jit compiles."""
+"""Operations for JAX, on arrays and pytrees of arrays, outside of jax.jit and inside."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -45,11 +45,11 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tree:
-    """Combine an array, or all arrays of a pytree at once, over all ranks; every rank gets the same result.
+    """Reduce an array, or all arrays of a pytree together, over all ranks; every rank gets the same result.
 
-    See `farandole.core.operations.ops` for `op` and the errors. Outside of jax.jit it blocks until every rank has
-    asked. Inside it becomes part of the program, which waits when it runs, and raises `jax.errors.JaxRuntimeError`.
-    Differentiable but for Adasum.
+    See `farandole.core.operations.ops` for `op` and the errors. Outside of jax.jit it blocks until every rank has made
+    the request. Inside, it becomes part of the program, which blocks when it runs, and raises
+    `jax.errors.JaxRuntimeError`. All ops but Adasum are differentiable.
     """
     leaves, form = jax.tree.flatten(tree)
     if len(leaves) == 1:
@@ -72,7 +72,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
-    """Combine several arrays at once; none begins before all are ready on all ranks. As `allreduce`."""
+    """Reduce several arrays together, as `allreduce`; none begins before all are requested on all ranks."""
     if not len(arrays):
         return []
     return _operations.grouped_allreduce(
@@ -83,21 +83,22 @@ def grouped_allreduce(
 def allgather(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
     """Concatenate the ranks' arrays by rank along the first dimension, which may differ between ranks.
 
-    Inside jax.jit, where shapes are known beforehand, it may not: the program fails."""
+    Inside jax.jit it must be the same on all ranks, because shapes are fixed when a program is traced. Otherwise the
+    program fails."""
     return _operations.allgather(_array(array), name, process_set)
 
 
 def grouped_allgather(
     arrays: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
-    """Do what `allgather` does with several arrays at once; none begins before all are ready on all ranks."""
+    """Gather several arrays together, as `allgather`; none begins before all are requested on all ranks."""
     return _operations.grouped_allgather(list(map(_array, arrays)), name, process_set) if len(arrays) else []
 
 
 def broadcast(
     tree: Tree, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tree:
-    """Return the array, or the pytree of arrays, of rank `root_rank`; all must have the same shapes and dtypes."""
+    """Return the array, or the pytree of arrays, of rank `root_rank`; all ranks' shapes and dtypes must be equal."""
     leaves, form = jax.tree.flatten(tree)
     arrays = [_array(leaf) for leaf in leaves]
     names: list[str | None] = [name] if len(arrays) == 1 else [name and f"{name}.{i}" for i in range(len(arrays))]
@@ -119,10 +120,10 @@ def broadcast(
 def alltoall(
     array: Any, splits: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array | tuple[Array, Array]:
-    """Send `splits[r]` rows to each rank r, in order, and return what came, in order of rank.
+    """Send `splits[r]` rows to each rank r, in order, and return the received rows in rank order.
 
-    Without `splits` every rank gets an equal part. With it, which is for calls outside of jax.jit, the result is a
-    pair: the rows, and how many of them came from each rank."""
+    Without `splits` every rank gets an equal part. With `splits`, which cannot be given inside jax.jit, the result is a
+    pair: the rows, and the number of rows from each rank."""
     return _operations.alltoall(_array(array), splits, name, process_set)
 
 
@@ -135,9 +136,9 @@ def reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Array:
-    """Combine the array over all ranks (Average or Sum) and return this rank's rows of the result.
+    """Reduce the array over all ranks (Average or Sum) and return this rank's rows of the result.
 
-    The first ranks get one row more where the rows do not divide evenly."""
+    If the rows do not divide evenly, the first ranks get one row more."""
     return _operations.reducescatter(
         _array(array), name, compression, op, process_set, prescale_factor, postscale_factor
     )
@@ -152,7 +153,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Array]:
-    """Do what `reducescatter` does with several arrays at once; none begins before all are ready."""
+    """Scatter several arrays together, as `reducescatter`; none begins before all are requested on all ranks."""
     if not len(arrays):
         return []
     return _operations.grouped_reducescatter(

@@ -1,7 +1,7 @@
-"""Operations inside programs that XLA compiles: one custom call each, however many arrays it has.
+"""Operations inside programs that XLA compiles: one custom call for each operation, with any number of arrays.
 
-XLA starts calls that do not depend on each other in any order. None of them holds a thread while it waits, and each
-has a name of its own in its program, so ranks need not start them in the same order."""
+XLA starts independent calls in any order, which may differ between ranks. This is safe, because no call holds a thread
+while it waits, and each has a name of its own in its program."""
 
 import struct
 import threading
@@ -10,7 +10,7 @@ from weakref import ReferenceType, ref
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.core import trace_ctx  # there is no public way to the program that is being traced
+from jax._src.core import trace_ctx  # JAX has no public access to the program that is being traced
 
 from farandole.core.operations import kinds
 from farandole.core.operations.reduction import Adasum
@@ -24,7 +24,7 @@ __all__ = ["run", "traced_name"]
 
 
 class _Program(threading.local):
-    """The program that this thread traces, and how many operations without a name it holds so far."""
+    """The program that this thread traces, and the number of its operations without a name so far."""
 
     trace: ReferenceType[object] | None = None
     count: int = 0
@@ -34,13 +34,13 @@ _program = _Program()
 
 
 def traced_name(name: str | None) -> str | None:
-    """Return the name of an operation without one in the program that is being traced: its number there.
+    """Return `name`, or a number within the program that is being traced if it is None; None outside of a program.
 
-    Ranks that trace the same program get the same names, however often each of them traces it."""
+    Ranks that trace the same program get the same names, even if they trace it a different number of times."""
     program = None
     trace: object = trace_ctx.trace
     while trace is not None:
-        if hasattr(trace, "frame"):  # it makes a program; others transform one
+        if hasattr(trace, "frame"):  # this trace makes a program; others transform one
             program = trace
         trace = getattr(trace, "parent_trace", None)
     if name is not None or program is None:
@@ -52,15 +52,15 @@ def traced_name(name: str | None) -> str | None:
 
 
 def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Put the operation into the program. It runs when the program runs, whether its results are used or not.
+    """Add the operation to the program. It runs with the program, even if its results are not used.
 
-    Raises `InvalidRequest` where a result would not have a shape that is known now."""
+    Raises `InvalidRequest` if the shape of a result is not known at this point."""
     request, (rank_id, process_set) = traced.request, traced.at
     wire = f"{request.stem}.{request.name}" if request.name is not None else f"{request.stem}.unnamed."
     membership = membership_of(request.process_set, wire)
     root = membership.place_of(request.root, wire) if request.kind == kinds.BROADCAST else 0
     op, prescale, postscale = request.reduction
-    # JAX may hold 64 bit integers for 32 bit ones, but for attributes that are NumPy's.
+    # JAX may take integers of 64 bits for 32 bits, except in attributes that are NumPy arrays.
     numbers = [rank_id, process_set, request.kind, op, root, request.grouped, _bits(prescale), _bits(postscale)]
     shapes = [
         _shape(traced, wire, place, tensor.shape, membership.rank, membership.size)
@@ -71,7 +71,7 @@ def run(traced: TracedRequest, tensors: tuple[Array, ...]) -> tuple[Array, ...]:
         register(),
         [_result(shape, tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True)],
         has_side_effect=True,
-        # Operations on each element work on a batch of them, too.
+        # Operations on single elements can be applied to a batch as a whole.
         vmap_method="broadcast_all" if keeps_shapes and op != Adasum else "sequential",
         input_output_aliases={place: place for place in range(len(tensors))} if keeps_shapes else None,
     )(*tensors, name=wire, numbers=_int64(numbers))

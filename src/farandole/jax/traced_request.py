@@ -1,4 +1,4 @@
-"""Requests as JAX keeps them with a traced program, and compares them."""
+"""Requests in the form in which JAX stores them with a traced program and compares them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +11,14 @@ __all__ = ["TracedRequest"]
 
 @dataclass(frozen=True)
 class TracedRequest:
-    """One request over one array or a group of them.
+    """A request for one array or a group of arrays.
 
-    `at` names the rank that it belongs to: ranks that are threads of one process do not share traced programs."""
+    `at` identifies the rank, so that ranks that are threads of one process do not share traced programs."""
 
     request: Request
     at: Address
     shapes: tuple[tuple[int, ...], ...]  # of the arrays
-    rows: tuple[int, ...] | None = None  # of an allgather's results; None: all ranks have as many
+    rows: tuple[int, ...] | None = None  # of an allgather's results; None: all ranks have equally many
 
     def backward(
         self,
@@ -27,7 +27,7 @@ class TracedRequest:
         rows: tuple[int, ...] | None = None,
         **changes: Any,
     ) -> "TracedRequest":
-        """Return the request for a part of the gradient, under a name of its own."""
+        """Return the request for a part of the gradient, with a name of its own."""
         return replace(
             self, request=self.request.backward(part, **changes), shapes=shapes or self.shapes, rows=rows or self.rows
         )

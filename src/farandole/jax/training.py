@@ -1,4 +1,4 @@
-"""Distributed training with JAX: reduced gradients, and equal parameters to start from."""
+"""Distributed training with JAX: reduction of gradients, and broadcast of parameters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,19 +18,19 @@ Tree = TypeVar("Tree")
 
 
 class Optimizer(Protocol):
-    """Optax's idea of an optimizer; any object with these two functions is one."""
+    """Optimizer of Optax, or any object with these two functions."""
 
     @property
     def init(self) -> Callable[..., Any]:
-        """Make the state for parameters."""
+        """Function that makes the state for parameters."""
 
     @property
     def update(self) -> Callable[..., Any]:
-        """Make updates and the next state from gradients, a state and parameters."""
+        """Function that makes updates and the next state from gradients, a state and parameters."""
 
 
 class GradientTransformation(NamedTuple):
-    """An optimizer as Optax has it."""
+    """Optimizer in the form of Optax."""
 
     init: Callable[..., Any]
     update: Callable[..., Any]
@@ -43,10 +43,11 @@ def DistributedOptimizer(
     gradient_predivide_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return an optimizer, of the same type where that is a named tuple, whose updates begin with one allreduce.
+    """Return an optimizer that reduces the gradients over all ranks before each update, in one allreduce.
 
-    Works with what Optax makes, inside jax.jit and outside. Gradients of all ranks are reduced in one call; the state
-    stays equal on all ranks if it was so before. Raises `ValueError` for a factor without Average, or not above 0."""
+    It takes optimizers of Optax, inside jax.jit and outside, and has the type of `optimizer` if that is a named tuple.
+    The state stays equal on all ranks if it was equal before. Raises `ValueError` for a factor without Average, or one
+    that is not positive."""
     _, prescale, postscale = predivided(op, gradient_predivide_factor)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
@@ -67,7 +68,7 @@ def value_and_grad(
     process_set: ProcessSet = global_process_set,
     **more: Any,
 ) -> Callable[..., Any]:
-    """Return what `jax.value_and_grad` returns, but for gradients that are reduced over all ranks in one call.
+    """Return a function like that of `jax.value_and_grad`, whose gradients are reduced over all ranks in one call.
 
     The value stays this rank's own."""
     local = jax.value_and_grad(fun, argnums, has_aux, **more)
@@ -88,7 +89,7 @@ def grad(
     process_set: ProcessSet = global_process_set,
     **more: Any,
 ) -> Callable[..., Any]:
-    """Return what `jax.grad` returns, but for gradients that are reduced over all ranks in one call."""
+    """Return a function like that of `jax.grad`, whose gradients are reduced over all ranks in one call."""
     both = value_and_grad(fun, argnums, has_aux, op, compression, process_set, **more)
 
     def reduced(*args: Any, **kwargs: Any) -> Any:
@@ -101,5 +102,5 @@ def grad(
 def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Tree:
     """Return the parameters, or another pytree of arrays such as an optimizer's state, of rank `root_rank`.
 
-    Every rank must give a pytree of the same form. Blocks until they are here."""
+    Every rank must give a pytree of the same structure. Blocks until the root's arrays have arrived."""
     return broadcast(params, root_rank, "parameters", process_set)

@@ -1,4 +1,4 @@
-"""farandole for NumPy arrays: the reference binding, with nothing but the operations.
+"""Binding for NumPy: the reference binding, which has only the operations.
 
 import farandole.numpy as hvd
 hvd.init()

@@ -1,4 +1,4 @@
-"""NumPy arrays as the engine's tensors."""
+"""Adapter for NumPy arrays."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -15,42 +15,42 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class NumpyAdapter:
-    """The reference adapter; the others do the same for their frameworks."""
+    """Adapter for arrays with the dtypes that the engine reduces; the reference for other adapters."""
 
     name = "numpy"
     own_type = np.ndarray
 
     def check(self, tensor: Array, name: str) -> None:
-        """Refuse what is no array."""
+        """Refuse objects other than arrays."""
         if not isinstance(tensor, np.ndarray):
             raise TypeError(f"'{name}': expected a numpy array, got {type(tensor).__name__}")
 
     def overwrite(self, tensor: Array, name: str) -> None:
-        """Refuse what is no array; the engine finds out whether it is read-only."""
+        """Refuse objects other than arrays; the engine refuses read-only arrays."""
         self.check(tensor, name)
 
     def check_each(self, tensors: Sequence[Array], name: str) -> None:
-        """As `check`."""
+        """Check each tensor as `check` does."""
         for tensor in tensors:
             self.check(tensor, name)
 
     def overwrite_each(self, tensors: Sequence[Array], name: str) -> None:
-        """As `overwrite`."""
+        """Check each tensor as `overwrite` does."""
         self.check_each(tensors, name)
 
     def refusal(self, tensor: Array) -> str | None:
-        """Name the dtype, where NumPy itself does not hand it out."""
+        """Return the reason if the engine does not support the dtype, else None."""
         if tensor.dtype.kind not in "biuf" or not tensor.dtype.isnative or tensor.dtype.itemsize > 8:
             return f"dtype {tensor.dtype} is not supported; use bool, an integer of 8 to 64 bits or a float of 16 to 64"
         return None
 
     def empty_like(self, tensor: Array) -> Array:
-        """Return an uninitialized array."""
+        """Return an uninitialized array of the same shape and dtype."""
         return np.empty(tensor.shape, tensor.dtype)
 
     def adopt(self, result: object, like: Array) -> Array:
-        """Return an array over the engine's memory that can be written to."""
-        # By the buffer protocol: before 2.1 NumPy's from_dlpack makes all arrays read-only.
+        """Return a writable array over the engine's memory."""
+        # This uses the buffer protocol. NumPy's from_dlpack makes all arrays read-only before 2.1.
         return np.asarray(result)
 
     def read_splits(self, splits: object, name: str) -> list[int]:
@@ -69,7 +69,7 @@ class NumpyAdapter:
         return tensor.dtype
 
     def is_floating(self, tensor: Array) -> bool:
-        """Return whether the dtype is a floating one."""
+        """Return whether the dtype is a floating-point one."""
         return bool(np.issubdtype(tensor.dtype, np.floating))
 
     def cast(self, tensor: Array, dtype: object) -> Array:

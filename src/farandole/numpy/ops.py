@@ -1,4 +1,4 @@
-"""The operations of `farandole.core.operations.ops` for NumPy arrays."""
+"""Operations of `farandole.core.operations.ops` for NumPy arrays."""
 
 import numpy as np
 

@@ -13,11 +13,11 @@ __all__ = ["empty_shared"]
 
 
 def empty_shared(shape: int | Sequence[int], dtype: npt.DTypeLike = float) -> Array:
-    """Return an uninitialized array, as `numpy.empty` does, that the other ranks of this host can reach.
+    """Return an uninitialized array, as `numpy.empty` does, that the other ranks of this host can read.
 
-    An allreduce in place of such arrays on every rank copies nothing. Its memory goes back when the last view of it
-    dies, also after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` when this rank's
-    room for such memory is exhausted.
+    An in-place allreduce copies nothing if every rank uses such arrays. The memory is freed with its last view, also
+    after `shutdown`. Across several hosts it is ordinary memory. Raises `InvalidRequest` if this rank's part of the
+    arena is exhausted.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = np.dtype(dtype)
