@@ -1,1 +1,1 @@
-"""Finished timelines of a job's ranks: read, put on one clock, merged, reported."""
+"""Tools for the finished timelines of a job's ranks: reader, clock comparison, merged trace, report."""

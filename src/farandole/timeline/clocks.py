@@ -1,8 +1,8 @@
-"""Puts ranks of several hosts on one clock.
+"""Comparison of the clocks of several hosts, and correction of the times of their ranks.
 
 Each host's steady clock counts from its own start. An operation that no rank can finish before every rank has begun it
 ends on all ranks at nearly the same time, so the median of the differences of these ends is the difference of the
-clocks. Where all such operations overlap as they stand, the clocks may be one, and a difference is only a late end."""
+clocks. If all such operations overlap as they are, the hosts may share a clock, and a difference is only a late end."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -34,25 +34,25 @@ class Clock:
     def shift(self) -> int:
         """Return the nanoseconds to subtract from the times of the ranks.
 
-        This is `ahead` where it is sure and not explained by one clock.
+        This is `ahead` if it exceeds its spread and a shared clock cannot explain it, else 0.
         """
         return self.ahead if not self.overlapping and abs(self.ahead) > max(ONE_CLOCK, self.spread) else 0
 
     def __str__(self) -> str:
         whose = f"the clock of {spell_ranks(self.ranks)}" + (f" (host {self.host})" if self.host else "")
         if self.reference:
-            return f"{whose}: all times are in it"
+            return f"{whose}: the reference for all times"
         if not self.meetings:
-            return f"{whose}: not compared, for it shows no operation with the first rank; its times are as they stood"
+            return f"{whose}: not compared, because it shows no operation with the first rank; its times are unchanged"
         what = f"{abs(self.ahead) / 1e6:,.3f} ms {'ahead' if self.ahead >= 0 else 'behind'}"
         done = "shifted" if self.shift else "not shifted"
         return f"{whose}: {what}, give or take {self.spread / 1e6:.3f} ms in {self.meetings:,} operations; {done}"
 
 
 def compare_clocks(ranks: Mapping[int, RankTrace]) -> list[Clock]:
-    """Compare the clocks of hosts with that of the first rank that did anything; ranks of one host share a clock.
+    """Compare the clocks of hosts with that of the first rank that has operations; ranks of one host share a clock.
 
-    A rank that does not say its host counts as a host of its own."""
+    A rank without the name of its host counts as a host of its own."""
     hosts: dict[str | int, list[int]] = defaultdict(list)
     for rank, trace in sorted(ranks.items()):
         hosts[rank if trace.host is None else trace.host].append(rank)
@@ -79,6 +79,6 @@ def compare_clocks(ranks: Mapping[int, RankTrace]) -> list[Clock]:
 
 
 def shift_traces(ranks: Mapping[int, RankTrace], clocks: Iterable[Clock]) -> dict[int, RankTrace]:
-    """Put all times on the clock of the first rank, as far as `clocks` are sure of theirs."""
+    """Put all times on the clock of the first rank, by the shifts of `clocks`."""
     shifts = {rank: clock.shift for clock in clocks for rank in clock.ranks}
     return {rank: trace.shifted(-shifts[rank]) for rank, trace in ranks.items()}

@@ -13,36 +13,36 @@ __all__ = ["Figures", "KindFigures", "RankFigures", "TensorFigures", "count_figu
 
 @dataclass(frozen=True, slots=True)
 class RankFigures:
-    """One rank. What it does at any moment of `wall` is one of three: busy, waiting or neither."""
+    """Figures of one rank. At each moment of `wall` it is busy, waiting or neither."""
 
     rank: int
     host: str | None
     wall: int  # from the first request to the last end
     busy: int  # an operation was under way
-    waiting: int  # none was, but something had been asked for that other ranks had not
+    waiting: int  # none was, but this rank had requested one that other ranks had not
     operations: int
     bytes: int
-    came_last: int  # in so many operations no rank asked later
-    held_up: int  # so long each of the others waited for it, on average
-    busy_over_time: list[float]  # for each part of the job's time, which share of it
+    came_last: int  # the number of operations that no rank requested later
+    held_up: int  # the time that each other rank waited for it, on average
+    busy_over_time: list[float]  # for each part of the job's time, the busy share of it
     waiting_over_time: list[float]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFigures:
-    """One tensor, on an average rank of those that show it."""
+    """Figures of one tensor, on an average rank of those that show it."""
 
-    name: str  # behind its process set
+    name: str  # preceded by its process set
     kind: str
     operations: float
     bytes: float
-    busy: float  # its operations took so long; a bucket's time is shared out by bytes
-    waited: float  # from its request to the agreement of all ranks
+    busy: float  # the time of its operations; a bucket's time is divided by bytes
+    waited: float  # the time from its requests to the agreement of all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class KindFigures:
-    """The buckets of one kind of operation that one algorithm ran, of all ranks together."""
+    """Figures of the buckets of one kind of operation and one algorithm, of all ranks together."""
 
     kind: str
     algorithm: str
@@ -55,15 +55,15 @@ class KindFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All of it, on one clock."""
+    """All figures of a job, on one clock."""
 
     begin: int
     end: int
-    meetings: int  # operations that at least two ranks show, and their requests
+    meetings: int  # operations that at least two ranks show, all with their requests
     ranks: list[RankFigures]
-    tensors: list[TensorFigures]  # the dearest first
-    kinds: list[KindFigures]  # the dearest first
-    fills: dict[int, int]  # how many buckets hold so many operations
+    tensors: list[TensorFigures]  # the one with the most time first
+    kinds: list[KindFigures]  # the one with the most time first
+    fills: dict[int, int]  # by number of operations: how many buckets have it
 
     @property
     def slowest(self) -> RankFigures | None:
@@ -73,7 +73,7 @@ class Figures:
 
 
 def count_figures(ranks: Mapping[int, RankTrace], parts: int = 1) -> Figures:
-    """Count what `ranks`, on one clock, did; the time of the job is cut into so many `parts`."""
+    """Compute the figures of `ranks`, whose times are on one clock; `parts` divide the time of the job."""
     operations = [operation for trace in ranks.values() for operation in trace.operations]
     begin = min(map(_start, operations), default=0)
     end = max((operation.end for operation in operations), default=0)
@@ -111,7 +111,7 @@ def _start(operation: Operation) -> int:
 
 
 def _buckets(trace: RankTrace) -> Iterable[list[Operation]]:
-    """Operations of one bucket begin and end together."""
+    """Return the buckets of a rank: operations of one kind that begin and end together."""
     buckets: dict[tuple[str, int, int], list[Operation]] = defaultdict(list)
     for operation in trace.operations:
         buckets[operation.kind, operation.begin, operation.end].append(operation)
@@ -119,7 +119,7 @@ def _buckets(trace: RankTrace) -> Iterable[list[Operation]]:
 
 
 def _count_lateness(ranks: Mapping[int, RankTrace]) -> tuple[Counter[int], Counter[int], int]:
-    """Count how often each rank came last, and how long each other rank waited for it, in how many operations.
+    """Return how often each rank came last, how long each other rank waited for it, and the number of operations.
 
     The rank that waited least from its request to the agreement came last."""
     last: Counter[int] = Counter()
@@ -153,8 +153,8 @@ def _count_tensors(ranks: Mapping[int, RankTrace]) -> list[TensorFigures]:
                 seen.add((each.track, each.kind))
                 added = (0, 1, each.bytes, share * (each.end - each.begin), each.waited)
                 tensor[:] = [old + new for old, new in zip(tensor, added, strict=True)]
-        for what in seen:
-            shown[what][0] += 1
+        for key in seen:
+            shown[key][0] += 1
     tensors = [
         TensorFigures(name, kind, *(value / values[0] for value in values[1:]))
         for (name, kind), values in shown.items()

@@ -14,7 +14,7 @@ def timeline_path(path: str | os.PathLike[str], rank: int) -> Path:
 
 
 def sibling_paths(path: Path) -> list[Path]:
-    """Give the files that the other ranks wrote beside `path`, that of rank 0, by rank; none for another rank's."""
+    """Return the files of the other ranks beside `path`, the file of rank 0, by rank; none if it is another rank's."""
     name = re.compile(rf"{re.escape(path.stem)}\.rank([1-9][0-9]*){re.escape(path.suffix)}")
     if not path.parent.is_dir():
         return []

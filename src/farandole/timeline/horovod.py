@@ -1,4 +1,4 @@
-"""Timeline in the form of Horovod's, for programs that read it: a process per tensor, and Horovod's names of events."""
+"""Timeline in Horovod's form, for programs that read it: a process per tensor, and Horovod's names of events."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ PLAN, CYCLE = "plan", "CYCLE_START"  # our mark, and Horovod's for the same mome
 def spell_as_horovod(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnings: Sequence[str]) -> Iterator[str]:
     """Yield the text of a trace with an event per line, in order of time, which begins at 0.
 
-    Each operation is shown as the lowest rank saw it: NEGOTIATE_ALLREDUCE with a tick for each rank that asked, then
-    ALLREDUCE, within which QUEUE is the wait for other operations."""
+    Each operation is shown as the lowest rank saw it: NEGOTIATE_ALLREDUCE with a tick for the request of each rank,
+    then ALLREDUCE, within which QUEUE is the wait for other operations."""
     meetings = sorted(find_meetings(ranks), key=lambda each: _shown(each).begin)
     numbers: dict[str, int] = {}
-    free: dict[int, int] = {}  # by tensor: the end of what is shown of it
+    free: dict[int, int] = {}  # by tensor: the end of its events so far
     events = [_marker(each) for trace in list(ranks.values())[:1] for each in trace.others if each["name"] == PLAN]
     for meeting in meetings:
         pid = numbers.setdefault(_shown(meeting).track, len(numbers) + 1)
@@ -53,11 +53,11 @@ def _marker(mark: Mapping[str, object]) -> tuple[int, dict[str, object]]:
 
 
 def _operation(meeting: Mapping[int, Operation], pid: int, free: int | None) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the times and events of an operation, none before `free`; B and E events enclose each other."""
+    """Yield the times and events of an operation, none before `free`, so that pairs of B and E events nest."""
     shown = _shown(meeting)
     kind = shown.kind.upper()
     asked = sorted((operation.asked, rank) for rank, operation in meeting.items() if operation.asked is not None)
-    # A rank may ask again before another has ended, and clocks of two hosts are only as good as their comparison.
+    # A rank may request a tensor again before another rank has ended, and the comparison of clocks has an error.
     least = free if free is not None else asked[0][0] if asked else shown.begin - shown.queued
     agreed = max(least, shown.begin - shown.queued)
     begin, end = max(agreed, shown.begin), max(agreed, shown.end)

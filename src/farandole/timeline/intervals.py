@@ -1,4 +1,4 @@
-"""Stretches of time as lists of (begin, end): what they cover together."""
+"""Arithmetic with intervals of time, as lists of (begin, end)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ Interval = tuple[int, int]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Give what `intervals` cover, ascending and without overlap; empty ones vanish."""
+    """Return the union of `intervals`, ascending and without overlap or empty intervals."""
     covered: list[Interval] = []
     for begin, end in sorted(intervals):
         if end <= begin:
@@ -21,7 +21,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def subtract(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """Give what `some` cover and `others` do not; both as `union` gives them."""
+    """Return the parts of `some` that `others` do not cover; both are results of `union`."""
     left: list[Interval] = []
     place = 0
     for begin, end in some:
@@ -39,17 +39,18 @@ def subtract(some: Sequence[Interval], others: Sequence[Interval]) -> list[Inter
 
 
 def length(intervals: Iterable[Interval]) -> int:
+    """Return the total length of `intervals`, which do not overlap."""
     return sum(end - begin for begin, end in intervals)
 
 
 def shares(intervals: Sequence[Interval], begin: int, end: int, count: int) -> list[float]:
-    """Cut begin..end into `count` equal parts; give which share of each `intervals`, as `union` gives them, cover."""
+    """Divide begin..end into `count` equal parts; return the share of each part that `intervals`, of `union`, cover."""
     part = (end - begin) / count
     covered = [0.0] * count
-    for one, other in intervals if part > 0 else ():
-        first = min(count - 1, int((one - begin) / part))
-        last = min(count - 1, int((other - begin) / part))
+    for start, stop in intervals if part > 0 else ():
+        first = min(count - 1, int((start - begin) / part))
+        last = min(count - 1, int((stop - begin) / part))
         for number in range(first, last + 1):
             edge = begin + number * part
-            covered[number] += max(0.0, min(other, edge + part) - max(one, edge)) / part
+            covered[number] += max(0.0, min(stop, edge + part) - max(start, edge)) / part
     return [min(1.0, each) for each in covered]

@@ -39,7 +39,7 @@ td.bar div, .fills div { display: flex; height: .9rem; background: var(--none); 
   margin-top: 1rem; max-width: 46rem; }
 """
 
-# A click on a column's head sorts its table.
+# A click on the head of a column sorts the table by it.
 SCRIPT = """
 for (const table of document.querySelectorAll("table")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];

@@ -1,4 +1,4 @@
-"""Operations of several ranks matched with each other."""
+"""Matching of the operations of several ranks: the same operation on all of them is a meeting."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -8,47 +8,47 @@ from farandole.timeline.trace import Operation, RankTrace
 
 __all__ = ["MEETINGS", "find_meetings", "spread_of"]
 
-# Kinds that end on no rank before every rank has begun. A broadcast's root need not wait, and a rank that joins waits
-# for the last one.
+# Kinds that end on no rank before every rank has begun. Broadcast is left out because its root need not wait, join
+# because a rank that joins waits for the last one.
 MEETINGS = ("allreduce", "allgather", "alltoall", "barrier", "reducescatter")
 
-_What = tuple[str, str]  # track and kind
+_Key = tuple[str, str]  # track and kind
 
 
 def find_meetings(ranks: Mapping[int, RankTrace]) -> list[dict[int, Operation]]:
-    """Give each operation by the ranks whose timelines show it.
+    """Return each operation as a mapping from the ranks whose timelines show it.
 
-    The n-th operation of one name and kind is the same on all ranks. Where a rank shows fewer of them than the first
-    rank it lacks the last ones (it was killed) or the first ones (its timeline began later), whichever fits better."""
-    by_rank = {rank: _by_what(trace) for rank, trace in sorted(ranks.items())}
+    The n-th operation of one name and kind is the same on all ranks. A rank that shows fewer of them than the first
+    rank lacks the last ones (it was killed) or the first ones (its timeline began later), whichever fits better."""
+    by_rank = {rank: _by_key(trace) for rank, trace in sorted(ranks.items())}
     first = next((each for each in by_rank.values() if each), {})
-    meetings: dict[tuple[_What, int], dict[int, Operation]] = defaultdict(dict)
+    meetings: dict[tuple[_Key, int], dict[int, Operation]] = defaultdict(dict)
     for rank, shown in by_rank.items():
         back = _lacks_first(first, shown)
-        for what, operations in shown.items():
-            skipped = len(first.get(what, operations)) - len(operations) if back else 0
+        for key, operations in shown.items():
+            skipped = len(first.get(key, operations)) - len(operations) if back else 0
             for number, operation in enumerate(operations, skipped):
-                meetings[what, number][rank] = operation
+                meetings[key, number][rank] = operation
     return list(meetings.values())
 
 
 def spread_of(differences: list[int]) -> int:
-    """Give the median distance from the median; 0 of nothing."""
+    """Return the median distance from the median; 0 for an empty list."""
     if not differences:
         return 0
     middle = median(differences)
     return round(median(abs(each - middle) for each in differences))
 
 
-def _by_what(trace: RankTrace) -> dict[_What, list[Operation]]:
-    shown: dict[_What, list[Operation]] = defaultdict(list)
+def _by_key(trace: RankTrace) -> dict[_Key, list[Operation]]:
+    shown: dict[_Key, list[Operation]] = defaultdict(list)
     for operation in trace.operations:
         shown[operation.track, operation.kind].append(operation)
     return shown
 
 
-def _lacks_first(one: Mapping[_What, list[Operation]], other: Mapping[_What, list[Operation]]) -> bool:
-    both = [(one[what], other[what]) for what in one if what in other and what[1] in MEETINGS]
+def _lacks_first(one: Mapping[_Key, list[Operation]], other: Mapping[_Key, list[Operation]]) -> bool:
+    both = [(one[key], other[key]) for key in one if key in other and key[1] in MEETINGS]
     from_front = [b.end - a.end for ours, theirs in both for a, b in zip(ours, theirs, strict=False)]
     from_back = [b.end - a.end for ours, theirs in both for a, b in zip(ours[::-1], theirs[::-1], strict=False)]
     return spread_of(from_back) < spread_of(from_front)

@@ -1,4 +1,4 @@
-"""Makes one trace of the timelines of several ranks: Chrome's trace event format, object form."""
+"""Merged trace of the timelines of several ranks: Chrome's trace event format, object form."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ __all__ = ["merge_traces"]
 
 
 def merge_traces(ranks: Mapping[int, RankTrace], clocks: Sequence[Clock], warnings: Sequence[str]) -> Iterator[str]:
-    """Yield the text of one trace with a process per rank and a line per event, and the shifts of `clocks`."""
+    """Yield the text of one trace with a process per rank, a line per event, and the shifts of `clocks`."""
     yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
     comma = ""
     for _, trace in sorted(ranks.items()):

@@ -1,4 +1,4 @@
-"""A page of HTML about a job's timelines that needs nothing but itself."""
+"""Self-contained HTML page about a job's timelines."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -10,7 +10,7 @@ from farandole.timeline.trace import RankTrace
 
 __all__ = ["spell_bytes", "spell_time", "write_page"]
 
-PARTS = 480  # of the job's time, in a strip
+PARTS = 480  # into which a strip divides the job's time
 STRIP_HEIGHT = 28
 MOST_TENSORS = 100
 TICKS = 6
@@ -88,12 +88,12 @@ def _summary(figures: Figures) -> Iterator[str]:
         (spell_time(figures.end - figures.begin), "from the first request to the last end", "wall"),
         (
             _spell_share(sum(rank.busy for rank in figures.ranks), walls),
-            "of it an operation was under way",
+            "of it with an operation under way",
             "busy",
         ),
         (
             _spell_share(sum(rank.waiting for rank in figures.ranks), walls),
-            "of it none was, but one was waited for: others had yet to ask for it",
+            "of it waiting: no operation under way, but one requested that others had not",
             "waiting",
         ),
         (f"{operations / buckets:.2f}", "operations in a bucket, on average", "fill"),
@@ -113,10 +113,11 @@ def _summary(figures: Figures) -> Iterator[str]:
 
 def _strips(figures: Figures) -> Iterator[str]:
     yield (
-        "<h2>Over time</h2>\n<p>For each rank, in how much of each moment an operation was "
-        '<span class="key busy">under way</span>, or none was, but one was <span class="key waiting">waited for</span>'
-        ", which this rank had asked for, and others not. Who asks ahead, as an optimizer does during the backward "
-        "pass, computes meanwhile. In the rest farandole had nothing to do.</p>\n"
+        "<h2>Over time</h2>\n<p>For each rank, the share of each moment in which an operation was "
+        '<span class="key busy">under way</span>, or none was, but the rank was '
+        '<span class="key waiting">waiting</span>: it had requested an operation that others had not. A rank that '
+        "requests ahead, as an optimizer does during the backward pass, computes meanwhile. In the rest of the time "
+        "farandole had no work.</p>\n"
         '<div class="strips">'
     )
     for rank in figures.ranks:
@@ -137,8 +138,8 @@ def _area(heights: Sequence[float]) -> str:
 
 def _ranks(figures: Figures) -> Iterator[str]:
     yield (
-        "<h2>Ranks</h2>\n<p>Who asks last makes the others wait. A rank that waits little and is waited for is the "
-        "slow one.</p>\n"
+        "<h2>Ranks</h2>\n<p>The rank that asks last makes the others wait. The slow rank waits little, and the others "
+        "wait for it.</p>\n"
     )
     slowest = figures.slowest
     yield from _table(
@@ -188,8 +189,8 @@ def _rank_row(rank: RankFigures, meetings: int, is_slowest: bool) -> str:
 
 def _buckets(figures: Figures) -> Iterator[str]:
     yield (
-        "<h2>Buckets</h2>\n<p>Operations that are ready together run as one bucket; world and bytes choose the "
-        "algorithm. Buckets of all ranks; what ran at once on one rank is one.</p>\n"
+        "<h2>Buckets</h2>\n<p>Operations that are ready together run as one bucket; its bytes and the world determine "
+        "the algorithm. Counted on all ranks; operations that ran together on one rank are one bucket.</p>\n"
     )
     counted = ["buckets", "operations", "in a bucket", "at most", "data in a bucket", "time of a bucket", "speed"]
     yield from _table("kinds", ["kind", "algorithm", *counted], map(_kind_row, figures.kinds))
@@ -226,7 +227,7 @@ def _kind_row(kind: KindFigures) -> str:
 
 def _tensors(tensors: Sequence[TensorFigures]) -> Iterator[str]:
     yield (
-        "<h2>Tensors</h2>\n<p>On an average rank. The time of a bucket is shared out to its tensors by their bytes; "
+        "<h2>Tensors</h2>\n<p>On an average rank. The time of a bucket is divided among its tensors by bytes; "
         "waiting is from a rank's request until all ranks have asked and the bucket begins, and overlaps between "
         "tensors.</p>\n"
     )

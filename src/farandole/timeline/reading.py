@@ -1,4 +1,4 @@
-"""Reads timelines: whole ones, those that a kill cut off, and merged ones."""
+"""Reader of timelines: complete ones, those cut off when a rank was killed, and merged ones."""
 
 import json
 import re
@@ -14,12 +14,12 @@ __all__ = ["Traces", "read_traces"]
 
 NEGOTIATE, QUEUE = "negotiate", "queue"
 _SPACE = re.compile(r"\s*")
-_NEAR = 1000  # ns: an operation begins where its negotiation ended, but for rounding
+_NEAR = 1000  # ns: largest rounding error between the end of a negotiation and the begin of its operation
 _MOST = 1 << 63  # ns
 
 
 class Traces:
-    """The timelines of several ranks by rank, the files that hold them, and what has to be said about them."""
+    """The timelines of several ranks by rank, their files, and warnings about them."""
 
     def __init__(self) -> None:
         self.ranks: dict[int, RankTrace] = {}
@@ -28,9 +28,9 @@ class Traces:
         self._read_from: dict[int, Path] = {}
 
     def add(self, path: Path) -> None:
-        """Read the file at `path`; one that was cut off as far as it is whole, with a warning.
+        """Read the file at `path`; a file that was cut off gives its complete events and a warning.
 
-        Raises `TraceError`, which names file and place, when it cannot be read or is no timeline."""
+        Raises `TraceError`, naming file and place, if the file cannot be read or is no timeline."""
         file = _File(path)
         self.paths.append(path)
         for rank, trace in file.read().items():
@@ -40,7 +40,7 @@ class Traces:
         self.warnings += file.warnings
 
     def check(self, *, found: bool) -> None:
-        """Warn of ranks that are missing; of those `found` beside rank 0's, leave out what its job did not have."""
+        """Warn of missing ranks. With `found`, drop ranks that the job did not have: their files lay beside rank 0's."""
         self.ranks = dict(sorted(self.ranks.items()))
         size = next((trace.size for trace in self.ranks.values() if trace.size is not None), None)
         if size is None:
@@ -57,9 +57,9 @@ class Traces:
 
 
 def read_traces(paths: Iterable[Path]) -> Traces:
-    """Read the timelines at `paths`; one path alone finds those of the other ranks beside it.
+    """Read the timelines at `paths`; a single path stands for the other ranks' files beside it, too.
 
-    Raises `TraceError`, which names file and place."""
+    Raises `TraceError`, naming file and place."""
     given = list(paths)
     siblings = sibling_paths(given[0]) if len(given) == 1 else []
     traces = Traces()
@@ -70,13 +70,13 @@ def read_traces(paths: Iterable[Path]) -> Traces:
 
 
 class _File:
-    """One file while it is read."""
+    """Reader of one file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.warnings: list[str] = []
         self._ranks: dict[int, RankTrace] = {}
-        # By rank and track, what has no operation yet: when it was asked for, was agreed on, would begin.
+        # By rank and track, a request whose operation is yet to come: when it was made, was agreed on, and would begin.
         self._asked: dict[tuple[int, int], tuple[int | None, int, int]] = {}
 
     def read(self) -> dict[int, RankTrace]:
@@ -103,7 +103,7 @@ class _File:
             raise TraceError(str(self.path), f"byte {error.start} is no UTF-8: not a timeline, or damaged") from error
 
     def _events(self, text: str) -> Iterator[object]:
-        """Yield what an array holds as far as it is whole. What a writer leaves unfinished is at most its last line."""
+        """Yield the complete events of an array. A killed writer leaves at most its last line incomplete."""
         decoder = json.JSONDecoder(parse_constant=_refuse_constant)
         at = _skip(text, 0)
         if text[at : at + 1] == "{":
@@ -171,9 +171,9 @@ class _File:
             if name == QUEUE:
                 self._asked[rank, track] = asked, begin, begin + duration
             else:
-                what = _operation(trace, event, name, track, begin, begin + duration)
+                operation = _operation(trace, event, name, track, begin, begin + duration)
                 queued = begin - agreed if agreed < begin - _NEAR else 0
-                trace.operations.append(what._replace(asked=asked, queued=queued))
+                trace.operations.append(operation._replace(asked=asked, queued=queued))
 
 
 def _take_metadata(trace: RankTrace, name: str, event: dict[str, object]) -> None:

@@ -9,19 +9,19 @@ __all__ = ["Operation", "RankTrace"]
 class Operation(NamedTuple):
     """One collective operation of one tensor on one rank."""
 
-    track: str  # the tensor, behind its process set
+    track: str  # the tensor, preceded by its process set
     tensor: str
     kind: str  # allreduce, barrier, ...
-    asked: int | None  # when this rank asked for it; None: unknown
-    begin: int  # when all ranks had agreed, and it began
+    asked: int | None  # when this rank requested it; None: unknown
+    begin: int  # when it began, after all ranks had agreed
     end: int
     bytes: int
-    queued: int = 0  # for so long before `begin` all ranks had agreed, and this one was busy with what came before
-    algorithm: str = ""  # what moved and combined the data, as the engine calls it; empty: older files do not say
+    queued: int = 0  # the time from the agreement of all ranks to `begin`, in which earlier operations ran
+    algorithm: str = ""  # the engine's name for the algorithm; empty: unknown, from an older file
 
     @property
     def waited(self) -> int:
-        """From the request to the agreement of all ranks."""
+        """The time from the request to the agreement of all ranks."""
         return 0 if self.asked is None else self.begin - self.queued - self.asked
 
 
@@ -30,14 +30,14 @@ class RankTrace:
     """One rank's timeline."""
 
     rank: int
-    host: str | None = None  # None: older files do not say
-    size: int | None = None  # how many ranks the job had, if the file says so
-    operations: list[Operation] = field(default_factory=list)  # in the order in which they ended
+    host: str | None = None  # None: unknown, from an older file
+    size: int | None = None  # the number of ranks of the job; None: unknown
+    operations: list[Operation] = field(default_factory=list)  # in the order of their ends
     tracks: dict[int, str] = field(default_factory=dict)  # by number
-    others: list[dict[str, Any]] = field(default_factory=list)  # events that are no operations, as they stood
+    others: list[dict[str, Any]] = field(default_factory=list)  # all other events, unchanged
 
     def shifted(self, by: int) -> "RankTrace":
-        """The same, `by` nanoseconds later."""
+        """Return this timeline with all times `by` nanoseconds later."""
         if not by:
             return self
         operations = [
