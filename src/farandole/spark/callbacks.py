@@ -1,4 +1,4 @@
-"""Callbacks that send messages of a rank's Keras training to the driver."""
+"""Callback that sends messages of a rank's Keras training to the driver."""
 
 import time
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ __all__ = ["LogCallback"]
 
 
 class LogCallback(CallbackOfBoth):
-    """Shows when epochs begin and end, and their metrics, in the driver's output; with `per_batch_log` each batch's.
+    """Shows the begin, end and metrics of epochs in the driver's output; with `per_batch_log` also batches' metrics.
 
-    Every rank that trains with it does so; the messages are those of `farandole.spark.log_to_driver`."""
+    Every rank that trains with it sends these messages, by `farandole.spark.log_to_driver`."""
 
     def __init__(self, per_batch_log: bool = False) -> None:
         super().__init__()
@@ -20,17 +20,17 @@ class LogCallback(CallbackOfBoth):
         self._began = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Say that the epoch begins."""
+        """Report that the epoch begins."""
         self._began = time.monotonic()
         log_to_driver(f"Epoch {epoch} begins.")
 
     def on_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Give the metrics after the batch, if asked to."""
+        """Report the batch's metrics, with `per_batch_log`."""
         if self.per_batch_log:
             log_to_driver(f"Batch {batch}: {_spelled(logs)}")
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Give the epoch's metrics and how long it took."""
+        """Report the epoch's metrics and duration."""
         log_to_driver(f"Epoch {epoch} ended after {time.monotonic() - self._began:.1f} s: {_spelled(logs)}")
 
 

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 PLAIN_EVERY = 5.0  # seconds between two plain lines of a rank within an epoch
-NOTEBOOK_EVERY = 0.25  # seconds between two pictures in a notebook
+NOTEBOOK_EVERY = 0.25  # seconds between two updates in a notebook
 BAR = 20  # characters of a bar on a terminal
 
 
@@ -33,7 +33,7 @@ class Place:
 
     @classmethod
     def read(cls, message: Mapping[str, object]) -> "Place":
-        """Take the fields out of a message; raises `ValueError` when one is missing or no number."""
+        """Read the fields of a message; raises `ValueError` if one is missing or not a number."""
         numbers: dict[str, float] = {}
         for name in cls.__slots__:
             value = message.get(name)
@@ -48,11 +48,11 @@ class Place:
 
     @property
     def done(self) -> int:
-        """The steps that are done, of all epochs."""
+        """The number of steps that are done, over all epochs."""
         return (self.epoch - 1) * self.steps + self.step
 
     def cells(self) -> list[str]:
-        """Spell each field for a reader."""
+        """Return each field as text for a reader."""
         return [
             f"{self.epoch}/{self.epochs}",
             f"{self.step}/{self.steps}",
@@ -66,7 +66,7 @@ HEADERS = ("epoch", "step", "loss", "rows/s", "waiting for data")
 
 
 class Display:
-    """Table of the messages of all ranks; pass `show` as `on_message`.
+    """Table of the progress of all ranks; pass `show` as `on_message`.
 
     Shows nothing until a rank reports progress. On a terminal the table stays below all other output. Terminals and
     notebooks need the context manager, whose end shows the last state. Safe to call from several threads.
@@ -104,7 +104,7 @@ class Display:
     def _move(self, rank: int, place: Place) -> None:
         self._places[rank] = place
         console = self._console
-        if console.is_jupyter:  # counts as a terminal, too
+        if console.is_jupyter:  # before `is_terminal`, which is true in a notebook, too
             self._notebook = self._notebook or _Notebook()
             self._notebook.show(self._html())
             return
@@ -147,14 +147,14 @@ class Display:
 
 
 class _Notebook:
-    """One picture below a notebook's cell, which is replaced a few times per second."""
+    """Output below a notebook's cell, updated at most every `NOTEBOOK_EVERY` seconds."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._shown = 0.0
 
     def show(self, content: str, *, last: bool = False) -> None:
-        """Replace the picture, unless that was just done."""
+        """Replace the output by `content`; without `last` only if the previous update is old enough."""
         from IPython.display import HTML, display  # every notebook has it, and nothing else needs it
 
         now = time.monotonic()

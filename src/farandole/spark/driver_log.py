@@ -1,4 +1,4 @@
-"""The driver's end of the ranks' output: shows their lines and messages, collects their failures."""
+"""Server of a job's driver, which shows the ranks' lines and messages, and collects their failures."""
 
 import contextlib
 import json
@@ -31,22 +31,24 @@ Show: TypeAlias = Callable[[str, str], None]  # "stdout" or "stderr", whole line
 CLOSE_TIMEOUT = timedelta(seconds=10)  # for a connection's thread to end
 
 VANISHED = (
-    "its Spark task is gone without a word: its executor was lost, or its Python process was killed "
+    "its Spark task ended without a report: its executor was lost, or its Python process was killed "
     "(the system's out-of-memory killer does that); see the executor's log"
 )
 
-_KEEPER = -1  # in place of a rank: see exchange/keeper.py
+_KEEPER = -1  # in place of a rank, for connections of keepers: see exchange/keeper.py
 
 
 def show_on_console(stream: str, text: str) -> None:
-    """Write to what is the process's output now: notebooks and tests exchange it."""
+    """Write `text` to the current `sys.stdout` or `sys.stderr`, which notebooks and tests replace."""
     target = sys.stderr if stream == "stderr" else sys.stdout
     target.write(text)
     target.flush()
 
 
 class DriverLog:
-    """A server for the tasks of one job; listens on `host` alone, and believes only who proves the job's secret."""
+    """Server for the tasks and keepers of one job.
+
+    Listens on `host` alone, and reads messages only from peers that have proved the job's secret."""
 
     def __init__(
         self,
@@ -63,20 +65,20 @@ class DriverLog:
         self.on_failure: Callable[[int, int, Failure], None] | None = None  # stage, attempt
         self.on_keeper: Callable[[], None] | None = None
         self.on_lost_keeper: Callable[[], None] | None = None
-        self._keepers: dict[socket.socket, str] = {}  # their hosts
+        self._keepers: dict[socket.socket, str] = {}  # the host of each
         self._lost_keepers: list[str] = []
         self._failures: list[tuple[int, Failure]] = []  # each with its attempt
-        self._guests: dict[socket.socket, int] = {}  # the rank or _KEEPER
+        self._peers: dict[socket.socket, int] = {}  # the rank of each, or _KEEPER
         self._cancelled: str | None = None
-        self.feeds_again = False  # whether ranks may ask for their rows once more
+        self.feeds_again = False  # whether ranks of a repeated stage may ask for their rows again
         self._fed: set[int] = set()
         self.attempt_of: Callable[[int], int] = lambda stage: 0  # Spark's number, from 1; 0: unknown
-        self._attempt = 0  # the newest one of which a task has connected
+        self._attempt = 0  # the newest attempt of which a task has connected
         self._begun: Counter[int] = Counter()  # how often a task of each rank has connected
         self._tasks: dict[socket.socket, tuple[int, int]] = {}  # stage and attempt of a task that has not ended
-        self._vanished: list[tuple[int, int]] = []  # attempt and rank of tasks that ended without a word
-        self._come: dict[int, tuple[socket.socket, str]] = {}  # what each rank says to all others
-        self._over = False  # for keepers
+        self._vanished: list[tuple[int, int]] = []  # attempt and rank of tasks that ended without a report
+        self._meeting: dict[int, tuple[socket.socket, str]] = {}  # connection and "meet" text of each rank so far
+        self._over = False  # keepers are no longer needed
         self._closing = False
         self._changed = threading.Condition()
         self._writing = threading.Lock()
@@ -99,7 +101,7 @@ class DriverLog:
     def failure_of(self, attempt: int) -> Failure | None:
         """Return the failure that ended an attempt; None if none is known.
 
-        A task that has ended without a word comes before tasks that only lost it."""
+        A task that has ended without a report comes before tasks that only lost it."""
         with self._changed:
             failures = self._failures_of(attempt)
             gone = [rank for number, rank in self._vanished if number == attempt]
@@ -110,34 +112,34 @@ class DriverLog:
 
     @property
     def lost_keepers(self) -> list[str]:
-        """The hosts whose keeper ended before the driver dismissed it, and their rows with it."""
+        """The hosts whose keeper ended, and lost its rows, before the driver dismissed it."""
         with self._changed:
             return list(self._lost_keepers)
 
     @property
     def feeding(self) -> bool:
-        """Return whether no rank has its rows yet, so that no rank's function has begun."""
+        """True until the first rank has its rows; until then no rank's function has begun."""
         with self._changed:
             return not self._fed
 
     def cancel(self, reason: str) -> None:
-        """Have all tasks, connected or still to come, end their ranks."""
+        """Make all tasks end their ranks, those that connect later as well."""
         with self._changed:
             self._cancelled = reason
-            known = list(self._guests)
-        for connection in known:
+            connected = list(self._peers)
+        for connection in connected:
             self._dismiss(connection, reason)
 
     def drain(self, patience: timedelta) -> None:
-        """Let keepers go, and wait until all who have connected have said everything and left; `patience` at most."""
+        """Dismiss the keepers, and wait up to `patience` until all peers have sent everything and disconnected."""
         self._dismiss_keepers()
         with self._changed:
-            self._changed.wait_for(lambda: not self._guests, patience.total_seconds())
+            self._changed.wait_for(lambda: not self._peers, patience.total_seconds())
 
     def wait_for_failure(self, patience: timedelta) -> None:
-        """Wait until the failure of a rank or the loss of a keeper is known, for `patience` at most.
+        """Wait up to `patience` until the failure of a rank or the loss of a keeper is known.
 
-        Spark's news may be faster."""
+        Spark may have reported it earlier."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -151,8 +153,8 @@ class DriverLog:
         self._accepting.close()
         with self._changed:
             self._closing = True
-            guests = list(self._guests)
-        for connection in guests:
+            connected = list(self._peers)
+        for connection in connected:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
@@ -170,9 +172,9 @@ class DriverLog:
         keeper = keeper_of(peer.who)
         rank = int(peer.who) if keeper is None else _KEEPER
         if rank != _KEEPER and not 0 <= rank < self._size:
-            raise ValueError(f"rank {rank} of {self._size} ranks cannot be")
+            raise ValueError(f"there is no rank {rank} among {self._size} ranks")
         with self._changed:
-            self._guests[peer.sock] = rank
+            self._peers[peer.sock] = rank
             if keeper is not None:
                 self._keepers[peer.sock] = keeper
         name = "farandole-driver-log-rank"
@@ -187,23 +189,23 @@ class DriverLog:
                 while True:
                     self._handle(rank, connection, json.loads(recv_frame(connection, LARGEST_FRAME)))
         except (OSError, EOFError):
-            pass  # it has said everything
+            pass  # the peer has disconnected
         except (FarandoleError, ValueError) as error:
             log.warning("the driver's log ended its connection with rank %d: %s", rank, error)
         finally:
             with self._changed:
                 host = self._keepers.pop(connection, None)
-                # A keeper ends at the first word of the driver.
+                # A keeper ends at the driver's first message.
                 dismissed = self._over or self._closing or self._cancelled is not None
                 lost = host is not None and not dismissed
                 if host is not None and lost:
                     self._lost_keepers.append(host)
                 if connection in self._tasks and self._cancelled is None:
                     self._vanished.append((self._tasks.pop(connection)[1], rank))
-                del self._guests[connection]
+                del self._peers[connection]
                 self._changed.notify_all()
             if lost:
-                log.warning("the keeper of dealt rows on %s has ended before its time, and its rows with it", host)
+                log.warning("the keeper of dealt rows on %s has ended too early, and its rows are lost", host)
                 if self.on_lost_keeper is not None:
                     self.on_lost_keeper()
 
@@ -221,24 +223,24 @@ class DriverLog:
     def _dismiss_keepers(self) -> None:
         with self._changed:
             self._over = True
-            keepers = [connection for connection, who in self._guests.items() if who == _KEEPER]
+            keepers = [connection for connection, rank in self._peers.items() if rank == _KEEPER]
         for connection in keepers:
             self._dismiss(connection, "no rank needs the rows any more")
 
     def _meet(self, rank: int, connection: socket.socket, stage: int, text: str) -> None:
-        """Send all ranks what each of them has sent, once all have.
+        """Send the "meet" texts of all ranks to every rank, once all ranks have sent theirs.
 
-        Only if Spark does not begin the stage anew, or has not yet: tasks do not know which attempt they belong to, and
-        those of two must not meet each other."""
+        Does so only if Spark does not repeat the stage, or has not done so yet: tasks do not know their attempt, and
+        tasks of two attempts must not meet."""
         with self._changed:
-            self._come[rank] = connection, text
-            if len(self._come) < self._size:
+            self._meeting[rank] = connection, text
+            if len(self._meeting) < self._size:
                 return
-            come, self._come = self._come, {}
+            met, self._meeting = self._meeting, {}
         if not self.feeds_again or self.attempt_of(stage) == 1:
-            message = {"met": [come[each][1] for each in range(self._size)]}
-            for guest, _ in come.values():
-                _send(guest, message)
+            message = {"met": [met[each][1] for each in range(self._size)]}
+            for peer, _ in met.values():
+                _send(peer, message)
 
     def _handle(self, rank: int, connection: socket.socket, messages: list[dict[str, object]]) -> None:
         out: dict[str, list[str]] = {}
@@ -279,11 +281,11 @@ class DriverLog:
                     log.warning("output of rank %d cannot be shown: %s", rank, error)
 
     def _begin(self, rank: int, connection: socket.socket, stage: int) -> None:
-        """Find out to which of Spark's attempts of the stage a task belongs; tasks do not know it."""
+        """Determine the attempt of the stage to which a task belongs; tasks do not know it."""
         known = self.attempt_of(stage)
         with self._changed:
             self._begun[rank] += 1
-            # Spark's number may be late. A rank has one task in each attempt.
+            # Spark's number may lag behind. A rank has one task in each attempt.
             attempt = max(known, self._begun[rank])
             self._tasks[connection] = stage, attempt
             newer, self._attempt = attempt > self._attempt, max(attempt, self._attempt)

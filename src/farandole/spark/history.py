@@ -1,4 +1,4 @@
-"""The values of a fit's epochs: as a list, as curves, and as a picture in a notebook."""
+"""Values of a fit's epochs: a list, its curves, its view in a notebook, and their way to loggers."""
 
 import html
 import io
@@ -23,18 +23,18 @@ _INCHES = (4.0, 2.6)  # of one panel: width, height
 
 
 class EpochLogger(Protocol):
-    """Takes the values of each finished epoch, on the driver; one of an estimator's `loggers`."""
+    """Receiver of the values of each finished epoch, on the driver; one of an estimator's `loggers`."""
 
     def log_epoch(self, record: Mapping[str, float]) -> None:
-        """Take an epoch's values: "epoch", counted from 1, "loss", "val_loss", "seconds", "rows_per_s", ..."""
+        """Log an epoch's values: "epoch", counted from 1, "loss", "val_loss", "seconds", "rows_per_s", ..."""
         ...
 
 
 class EpochLog:
-    """Gives each epoch of a fit to all loggers once, on a thread of its own: a slow server does not delay training.
+    """Passes each epoch of a fit to all loggers once, on its own thread, so that a slow server does not delay training.
 
-    The failure of a logger is logged, and training goes on. As a context it ends when all loggers have all epochs;
-    after an error, when they have the epoch that they are logging."""
+    An exception of a logger is logged, and training continues. The context's end blocks until all loggers have all
+    epochs, or after an error only until they have the epoch that they are logging."""
 
     def __init__(self, loggers: Sequence[EpochLogger]) -> None:
         self._loggers = loggers
@@ -48,7 +48,7 @@ class EpochLog:
         self._thread.shutdown(cancel_futures=error is not None)
 
     def add(self, record: Mapping[str, float]) -> None:
-        """Log an epoch, unless it has come before; does not block."""
+        """Log an epoch, unless it has been added before; does not block."""
         if self._loggers and record["epoch"] not in self._seen:
             self._seen.add(record["epoch"])
             self._thread.submit(self._log, dict(record))
@@ -73,12 +73,13 @@ def epoch_points(record: Mapping[str, float]) -> dict[str, float]:
 
 
 class History(list[dict[str, float]]):
-    """One record per epoch; a notebook shows it as curves and a table."""
+    """List with one record per epoch; a notebook shows it as curves and a table."""
 
     def plot(self) -> "Figure":
-        """Draw each value over the epochs, training and validation in one panel; raises `MissingExtra`.
+        """Draw each value over the epochs, training and validation in one panel.
 
-        The figure belongs to no window: show it in a notebook, or write it with `savefig`."""
+        The figure belongs to no window: show it in a notebook, or write it with `savefig`. Raises `MissingExtra`
+        without Matplotlib."""
         with importing(__name__):
             from matplotlib.figure import Figure
             from matplotlib.ticker import MaxNLocator

@@ -7,14 +7,14 @@ from farandole.spark.child import current_rank
 
 __all__ = ["LONGEST_MESSAGE", "log_to_driver", "send"]
 
-LONGEST_MESSAGE = 4000  # characters; what HorovodRunner's users know
+LONGEST_MESSAGE = 4000  # characters, as users of HorovodRunner expect
 
 
 def log_to_driver(message: str) -> None:
-    """Show `message` in the driver's output, whatever `driver_log_verbosity` is; cut above 4000 characters.
+    """Show `message`, cut to 4000 characters, in the driver's output, whatever `driver_log_verbosity` is.
 
-    Waits a moment when the channel is full, so that a burst arrives whole. Outside a Spark task it goes to the
-    standard output, which for local ranks is the driver's."""
+    Waits up to 2 s for room in the channel, so that a burst arrives whole. Outside a Spark task the message goes to
+    standard output, which local ranks share with the driver."""
     if not isinstance(message, str):
         raise TypeError(f"message must be a string, got {type(message).__name__}")
     message = message[:LONGEST_MESSAGE]
@@ -27,9 +27,9 @@ def log_to_driver(message: str) -> None:
 
 
 def send(kind: str, payload: Mapping[str, object]) -> bool:
-    """Send plain values to the driver's `on_message`; False when there is no driver or the message was dropped.
+    """Send JSON values to the driver's `on_message`; returns False without a driver, or if the message was dropped.
 
-    Never blocks: messages that the driver cannot keep up with are counted and reported there. Raises `TypeError`
-    for values that are not plain (JSON)."""
+    Never blocks: a message for which the channel has no room is dropped, and the driver shows how many were. Raises
+    `TypeError` for values that JSON does not know, `ValueError` for a message over 64 KiB."""
     rank = current_rank()
     return rank is not None and rank.channel.send(kind, payload)

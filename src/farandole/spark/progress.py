@@ -8,13 +8,13 @@ REPORT_EVERY = 0.25  # seconds between two messages of a rank
 
 
 class Progress:
-    """Counts a rank's steps and reports its place to the driver a few times per second; never blocks.
+    """Counter of a rank's steps, which reports its place to the driver a few times per second; never blocks.
 
-    `HorovodRunner` and the estimators show it. Outside a Spark job there is no driver, and nothing happens.
+    `HorovodRunner` and the estimators show the place. Outside a Spark job there is no driver, and nothing is sent.
     """
 
     def __init__(self, *, epochs: int, steps: int, epoch: int = 0) -> None:
-        """Plan for `steps` steps in each of `epochs` epochs, of which `epoch` are done already."""
+        """Expect `steps` steps in each of `epochs` epochs, of which `epoch` are done already."""
         if steps < 1:
             raise ValueError(f"steps must be >= 1, got {steps}")
         self._epochs, self._steps = epochs, steps
@@ -25,7 +25,7 @@ class Progress:
         self._loss = float("nan")
 
     def step(self, *, rows: int, loss: float | None = None, waited: float | None = None) -> None:
-        """Count one finished step of `rows` rows, of which `waited` seconds (None: unknown) went into getting them."""
+        """Count one finished step of `rows` rows, after a wait of `waited` seconds (None: unknown) for these rows."""
         if self._step == self._steps:
             self._epoch, self._step = self._epoch + 1, 0
         self._step += 1

@@ -1,4 +1,4 @@
-"""A barrier task's connection to the driver's log: lines, messages and the rank's failure, without blocking."""
+"""Connection of a barrier task to the driver's log, for a rank's lines, messages and failure; it blocks no training."""
 
 import json
 import logging
@@ -23,10 +23,11 @@ BATCH_BYTES = 1 << 20
 
 
 class Relay:
-    """Sends what it is given on a thread of its own.
+    """Sender of one rank's messages to the driver's log, on a thread of its own.
 
-    `on_cancel` gets the driver's reason to end the rank, `on_met` what each rank has sent as "meet", once all have.
-    A driver that cannot be reached costs a warning, never the training."""
+    `on_cancel` receives the driver's reason to end the rank. `on_met` receives the "meet" texts of all ranks, in rank
+    order, once all ranks have sent one. If the driver cannot be reached, the relay logs a warning, and training
+    continues."""
 
     def __init__(
         self,
@@ -47,7 +48,9 @@ class Relay:
         self._thread.start()
 
     def send(self, kind: str, payload: Mapping[str, object], *, must: bool = False) -> None:
-        """Send a message when there is room (`must`: in any case); never blocks."""
+        """Queue a message if there is room, with `must` in any case; never blocks.
+
+        Does nothing once the connection has failed."""
         record = json.dumps({"kind": kind, "payload": payload}).encode()
         with self._changed:
             if self._broken:
@@ -59,7 +62,7 @@ class Relay:
             self._changed.notify_all()
 
     def close(self, patience: timedelta) -> None:
-        """Send what waits, for `patience` at most, and end the connection."""
+        """Send the queued messages, for at most `patience`, and end the connection."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -103,12 +106,12 @@ class Relay:
             send_frame(connection, b"[" + b",".join(batch) + b"]")
 
     def _listen(self, connection: socket.socket) -> None:
-        """The driver says two things at most: who has met, and that the job is over, and why."""
+        """Receive the driver's messages: the "meet" texts of all ranks, or the reason why the job is over."""
         while True:
             try:
                 message = json.loads(recv_frame(connection, LARGEST_FRAME))
             except (OSError, EOFError, FarandoleError):
-                return  # the driver went, or we did; a lost connection is no reason to end a training
+                return  # one end has closed it; a lost connection does not end the training
             if "met" in message:
                 self._on_met(message["met"])
             else:
