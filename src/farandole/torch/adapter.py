@@ -1,4 +1,4 @@
-"""Torch tensors as the engine's tensors."""
+"""Adapter for torch tensors."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ DTYPES = frozenset(
 
 
 class TorchAdapter:
-    """Tensors in the memory of the CPU or of GPUs, contiguous, of the dtypes the engine reduces."""
+    """Adapter for contiguous tensors on the CPU or on CUDA, with the dtypes that the engine reduces."""
 
     name = "torch"
     own_type = None
@@ -70,7 +70,7 @@ class TorchAdapter:
                 increment_version(tensor)
 
     def refusal(self, tensor: torch.Tensor) -> str | None:
-        """Name layout, device, dtype and strides, in this order."""
+        """Return the reason if layout, device, dtype or strides, in this order, are not supported, else None."""
         if tensor.layout is not torch.strided:
             return f"a sparse tensor ({tensor.layout}) cannot be sent; use sparse_allreduce_async or to_dense()"
         if not (tensor.is_cpu or tensor.is_cuda):
@@ -105,7 +105,7 @@ class TorchAdapter:
         return list(splits)
 
     def make_splits(self, splits: Sequence[int], given: object) -> torch.Tensor:
-        """Return an int32 tensor, where `given` is if that is a tensor, as Horovod does; else on the CPU."""
+        """Return an int32 tensor, on the device of `given` if that is a tensor, as Horovod does, else on the CPU."""
         made = torch.tensor(splits, dtype=torch.int32)
         if not isinstance(given, torch.Tensor) or given.is_cpu:
             return made
@@ -116,7 +116,7 @@ class TorchAdapter:
         return tensor.dtype
 
     def is_floating(self, tensor: torch.Tensor) -> bool:
-        """Return whether the dtype is a floating one."""
+        """Return whether the dtype is a floating-point one."""
         return tensor.is_floating_point()
 
     def cast(self, tensor: torch.Tensor, dtype: object) -> torch.Tensor:

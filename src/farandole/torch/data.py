@@ -92,7 +92,7 @@ class BatchedDataLoader:
 
 
 class DataLoader(BatchedDataLoader):
-    """The same, with an optional `collate_fn` that makes a batch of a list of rows, each a dictionary."""
+    """`BatchedDataLoader` with an optional `collate_fn`, which makes a batch of a list of rows, each a dictionary."""
 
     def __init__(
         self,

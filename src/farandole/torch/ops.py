@@ -1,4 +1,4 @@
-"""The operations of `farandole.core.operations.ops` for torch tensors; the blocking ones can be differentiated."""
+"""Operations of `farandole.core.operations.ops` for torch tensors; blocking operations are differentiable."""
 
 import torch
 

@@ -97,8 +97,8 @@ class SyncBatchNorm(_BatchNorm):
 def convert_sync_batchnorm(module: torch.nn.Module, process_set: ProcessSet = global_process_set) -> torch.nn.Module:
     """Replace each batch normalization in `module` by a `SyncBatchNorm`, and return it; itself if it is one.
 
-    Parameters, buffers and hooks stay the same objects, so optimizers made before stay right. Raises `ValueError` for a
-    lazy one that has not seen an input.
+    Parameters, buffers and hooks stay the same objects, so optimizers made before remain valid. Raises `ValueError` for
+    a lazy batch normalization that has not seen an input.
     """
     return _converted(module, process_set, {})
 
@@ -107,7 +107,7 @@ def _converted(
     module: torch.nn.Module, process_set: ProcessSet, known: dict[torch.nn.Module, torch.nn.Module]
 ) -> torch.nn.Module:
     if module in known:
-        return known[module]  # one module in two places stays one
+        return known[module]  # a module in two places is converted once
     known[module] = module
     if isinstance(module, _BatchNorm):
         if isinstance(module, LazyModuleMixin):

@@ -13,10 +13,10 @@ __all__ = ["StoreExchange"]
 
 
 class StoreExchange:
-    """Exchange by the store at MASTER_ADDR and MASTER_PORT: torchrun's own, or one that rank 0 serves meanwhile.
+    """Exchange by the store at MASTER_ADDR and MASTER_PORT: torchrun's store, or one that rank 0 serves meanwhile.
 
-    Blocks until the store answers, up to `deadline`; raises `RendezvousError`. What the store holds is as secret as
-    the store: everybody who reaches it can read it."""
+    The constructor blocks until the store answers, up to `deadline`; raises `RendezvousError`. Everybody who can reach
+    the store can read its contents."""
 
     def __init__(self, rank: int, size: int, deadline: Deadline) -> None:
         self.rank, self.size = rank, size
@@ -28,7 +28,7 @@ class StoreExchange:
         except RuntimeError as error:  # of all kinds
             raise RendezvousError(f"rank {rank} could not reach torch's store: {error}") from error
         self._store = PrefixStore("farandole/init", store)
-        # Every call of init of one rank belongs to the call of the same number of each other.
+        # The nth call of init on one rank belongs to the nth call on every other rank.
         self._key = f"card/{self._store.add(f'calls/{rank}', 1)}"
 
     def share(self, payload: bytes, deadline: Deadline) -> bytes:

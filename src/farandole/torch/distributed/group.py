@@ -45,7 +45,7 @@ class FarandoleGroup(dist.ProcessGroup):
     ) -> None:
         """Join a group of the job's ranks `members`, given by their numbers in the job. Blocks until all of them have
         joined."""
-        super().__init__(rendezvous.rank, rendezvous.size)  # type: ignore[call-arg]  # one of two that torch's stub has
+        super().__init__(rendezvous.rank, rendezvous.size)  # type: ignore[call-arg]  # one of two overloads in torch's stub
         self._name, self._label = name, label
         self._rank, self._size = rendezvous.rank, rendezvous.size
         context = Context(rendezvous, config, members=members, process_set=label)
@@ -172,7 +172,7 @@ class FarandoleGroup(dist.ProcessGroup):
         return self._submitter.submit(request, signature, (row, row), [tensor], _is_now(opts))
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        """Write the ranks' tensors into the output, one after the other."""
+        """Write the ranks' tensors into the output, in rank order."""
         what = "all_gather"
         source, target = flat(input, what), flat(output, what, write=True)
         _require_times(self._size, target, source, what)
@@ -215,7 +215,7 @@ class FarandoleGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> Work:
-        """Send rows of the input to each rank, and write received rows into the output; without splits equally many."""
+        """Send rows of the input to each rank, and write received rows into the output; without splits in equal parts."""
         what = "all_to_all"
         source, target = flat(input, what), flat(output, what, write=True)
         require_apart(source, target, None, what)
