@@ -34,7 +34,7 @@ CudaMark& CudaMark::operator=(CudaMark&& other) noexcept {
 
 CudaMark::~CudaMark() {
   if (event_ == nullptr || fork_number() != device_->fork_number_) return;
-  // A wait for an event holds for its record at the time of the call, so it may be recorded anew at once.
+  // A wait for an event refers to its record at the time of the call, so the event can be recorded again at once.
   const std::lock_guard lock(device_->mu_);
   device_->unused_.push_back(event_);
 }
@@ -53,7 +53,7 @@ void CudaMark::hold(CudaLibrary::Stream stream) const {
 }
 
 CudaDevice& CudaDevice::of(int ordinal) {
-  // Never destroyed: the driver may have ended before.
+  // Never destroyed: the driver may be shut down earlier.
   static std::mutex mu;
   static auto* devices = new std::map<int, std::unique_ptr<CudaDevice>>();
   static_cast<void>(CudaLibrary::get());  // refuses a forked child
@@ -114,7 +114,7 @@ void CudaDevice::if_it_works(Call call) noexcept {
     const Current current(*this);
     call();
   } catch (const Error&) {
-    // The driver frees what a broken device holds when the process ends.
+    // The driver frees the resources of a broken device when the process ends.
   }
 }
 
@@ -200,8 +200,8 @@ CudaLibrary::Pool CudaDevice::pool() {
     uint64_t kept = kKept;
     library_.require("cuMemPoolSetAttribute",
                      library_.mem_pool_set_attribute(made, CudaLibrary::kReleaseThreshold, &kept));
-    // Else an operation would wait for the work of another stream that used the memory before, which may be long, or
-    // wait for other ranks itself.
+    // Otherwise an operation would wait for the stream that used the memory before. Its work may take long, or itself
+    // wait for other ranks.
     int waits = 0;
     library_.require("cuMemPoolSetAttribute",
                      library_.mem_pool_set_attribute(made, CudaLibrary::kReuseByWaiting, &waits));

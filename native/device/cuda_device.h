@@ -24,7 +24,7 @@ class CudaMark {
   [[nodiscard]] CudaDevice& device() const { return *device_; }
   /// Returns whether the work before this point is complete. Throws Error (Fabric) if the device has failed.
   [[nodiscard]] bool passed() const;
-  /// Makes the later work in `stream`, of the same device, wait for this point. Does not block.
+  /// Makes later work in `stream`, a stream of the same device, wait for this point. Does not block.
   void hold(CudaLibrary::Stream stream) const;
 
  private:
@@ -37,21 +37,21 @@ class CudaMark {
 
 /// One GPU: its primary context, which frameworks use as well, streams for copies, and events. Thread-safe.
 ///
-/// Copies have streams of their own, one for each direction, because GPUs copy in both directions at once. They are
-/// ordered with other streams by marks only.
+/// Each direction of copies has its own stream, because GPUs copy in both directions at once. Only marks order these
+/// streams with others.
 class CudaDevice {
  public:
   using Address = CudaLibrary::Address;
   using Stream = CudaLibrary::Stream;
 
-  /// Bytes of unused memory that stay with allocate() for reuse. What is above goes back to the GPU when a stream is
-  /// waited for.
+  /// Bytes of unused memory that allocate() keeps for reuse. The driver returns more to the GPU at the next
+  /// synchronization with a stream.
   static constexpr uint64_t kKept = 64 << 20;
 
-  /// Makes the device's context that of the thread while it lives, for the driver and for libraries that look at it.
+  /// Makes the device's context current in this thread while this object lives, and allows calls during a capture.
   ///
-  /// While any thread of the process captures a CUDA graph, calls such as a look at an event fail in all threads and
-  /// spoil the capture, unless the calling thread says that they have nothing to do with it. It says so here.
+  /// While any thread of the process captures a CUDA graph, calls such as the query of an event fail in all threads and
+  /// invalidate the capture, unless the calling thread is in the relaxed capture mode. This object sets that mode.
   class Current {
    public:
     explicit Current(const CudaDevice& device);
@@ -72,15 +72,15 @@ class CudaDevice {
 
   [[nodiscard]] int ordinal() const { return ordinal_; }
 
-  /// A stream that producers of DLPack's tensors make wait for their work.
+  /// The stream to pass to `__dlpack__`: the producer of a tensor makes it wait for its work.
   [[nodiscard]] Stream handover() const { return handover_; }
   [[nodiscard]] Stream to_host() const { return to_host_; }
   [[nodiscard]] Stream to_device() const { return to_device_; }
 
   /// Returns the number that this GPU has in all processes and on all hosts.
   [[nodiscard]] std::array<char, 16> uuid() const;
-  /// Returns a stream that waits for no other; end_stream() drops it after its work. An urgent one comes before the
-  /// work of others when both can run.
+  /// Returns a stream without implicit order with other streams; end_stream() destroys it after its work. The work of
+  /// an urgent stream runs first when work of others is ready too.
   [[nodiscard]] Stream make_stream(bool urgent = false);
   void end_stream(Stream stream) noexcept;
 
@@ -88,7 +88,7 @@ class CudaDevice {
   void require_running(Stream stream, const std::string& name) const;
   /// Returns the point after the work that is in `stream` now.
   [[nodiscard]] CudaMark mark(Stream stream);
-  /// Starts a copy between device memory and pinned host memory, which both must stay until a later mark has passed.
+  /// Starts a copy between device memory and pinned host memory. Keep both until a later mark has passed.
   void copy_to_host(std::byte* to, Address from, size_t bytes, Stream stream);
   void copy_to_device(Address to, const std::byte* from, size_t bytes, Stream stream);
   /// Starts a copy within the device's memory.
@@ -96,20 +96,21 @@ class CudaDevice {
   /// Starts to write zeros.
   void clear(Address at, size_t bytes, Stream stream);
 
-  /// Returns whether the driver gives memory in the order of streams: CUDA 11.2, on devices that can.
+  /// Returns whether driver and device support stream-ordered allocation; the driver from CUDA 11.2 on.
   [[nodiscard]] bool has_memory_pools() const;
-  /// Lets the other devices of this process reach the memory of allocate(), as they reach that of frameworks. NCCL has
-  /// it so among ranks that are threads of one process. Throws Error (Fabric).
+  /// Lets the other devices of this process access memory of allocate(), as they can access that of frameworks. Needed
+  /// if ranks are threads of one process, because NCCL then accesses the memory of their devices directly. Throws Error
+  /// (Fabric).
   void share_pool();
-  /// Returns device memory for the later work in `stream`, uninitialized. It comes from a pool of its own, because the
-  /// device's default pool is the framework's. Does not wait. Throws Error (Fabric).
+  /// Returns uninitialized device memory for later work in `stream`. It comes from a separate pool, because frameworks
+  /// use the device's default pool. Does not block. Throws Error (Fabric).
   [[nodiscard]] Address allocate(size_t bytes, Stream stream);
-  /// Takes memory of allocate() back after the work that is in `stream` now.
+  /// Frees memory of allocate() after the work that is in `stream` now.
   void free(Address memory, Stream stream) noexcept;
-  /// Takes memory of allocate() back after the work before `last`.
+  /// Frees memory of allocate() after the work before `last`.
   void free_after(Address memory, const CudaMark& last) noexcept;
-  /// Gives the unused memory that allocate() has kept back to the GPU. Does not wait: memory whose work is not known to
-  /// be complete stays.
+  /// Returns the unused memory that allocate() keeps to the GPU. Does not block: memory stays if its work is not known
+  /// to be complete.
   void trim_pool() noexcept;
 
   /// Returns pinned host memory, which all devices can copy. May block for milliseconds. Throws Error (Fabric).
@@ -122,20 +123,20 @@ class CudaDevice {
   explicit CudaDevice(int ordinal);
   [[nodiscard]] int handle() const;
   [[nodiscard]] CudaLibrary::Pool pool();
-  /// Makes `call`. Without a working device what it would free ends with the process.
+  /// Makes `call`, which frees a resource; skips it if the device is broken, or in a forked child.
   template <class Call>
   void if_it_works(Call call) noexcept;
 
   const CudaLibrary& library_;
   const int ordinal_;
-  const uint32_t fork_number_;              // a forked child uses no device
+  const uint32_t fork_number_;              // a forked child must not use the device
   CudaLibrary::Context context_ = nullptr;  // never released: frameworks may end before this library
   Stream handover_ = nullptr;
   Stream to_host_ = nullptr;
   Stream to_device_ = nullptr;
-  Stream returns_ = nullptr;  // of memory
+  Stream returns_ = nullptr;  // orders the frees of free_after()
   std::once_flag pool_made_;
-  std::atomic<CudaLibrary::Pool> pool_ = nullptr;  // since the first call of pool()
+  std::atomic<CudaLibrary::Pool> pool_ = nullptr;  // created by the first call of pool()
   std::mutex mu_;                                  // guards unused_
   std::vector<CudaLibrary::Event> unused_;
 };

@@ -55,7 +55,7 @@ const CudaLibrary& CudaLibrary::get() {
 }
 
 CudaLibrary::CudaLibrary(const char* file) {
-  // Never closed: the driver does not leave a process again.
+  // Never closed: the driver cannot be unloaded from a process.
   void* loaded = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (loaded == nullptr)
     refuse(std::string(file) + " cannot be loaded (" + ::dlerror() +

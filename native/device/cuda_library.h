@@ -9,8 +9,8 @@ namespace farandole {
 
 /// The functions of the CUDA driver (libcuda.so.1), opened at run time and called without its headers.
 ///
-/// The driver's API is used, not the runtime's: it has one file name on all systems, and its primary contexts are those
-/// that frameworks use.
+/// This is the driver's API, not the runtime's: its file has one name on all systems, and frameworks use its primary
+/// contexts.
 class CudaLibrary {
  public:
   struct ContextObject;
@@ -22,9 +22,9 @@ class CudaLibrary {
   using Pool = struct PoolObject*;
   using Address = uint64_t;  // of device memory
 
-  /// Returns the driver, opened by its name and initialized; one object per process. Throws Error (Invalid) with a
-  /// sentence if there is no driver, no device, the driver is too old, or this process is a forked child of one that
-  /// uses it. A failed attempt is repeated by the next call.
+  /// Returns the driver, opened by its name and initialized; one object per process. Throws Error (Invalid), whose
+  /// reason says what to do, if there is no driver or no device, if the driver is too old, or if this process is a
+  /// forked child of one that uses the driver. The next call repeats a failed attempt.
   static const CudaLibrary& get();
 
   /// Opens `file`. Throws as get() does.
@@ -57,7 +57,7 @@ class CudaLibrary {
     int flags = kReadWrite;
   };
 
-  struct PoolProperties {  // CUmemPoolProps; what is zero is not asked for
+  struct PoolProperties {  // CUmemPoolProps; zeros request nothing
     int type = 1;          // CU_MEM_ALLOCATION_TYPE_PINNED: memory of the device
     int handles = 0;       // CU_MEM_HANDLE_TYPE_NONE: for this process only
     int kind = kOnDevice;

@@ -7,14 +7,14 @@
 
 namespace farandole {
 
-/// Memory of a device that is taken and given back in the order of streams, so that no thread waits; move-only.
+/// Device memory that is allocated and freed in the order of a stream, so that no thread waits; move-only.
 ///
-/// Its owner says when it is unused, by one of the two ends. Without that it stays allocated, because work on the
-/// device may still use it.
+/// The owner frees it by end_in() or end_after(). The destructor leaves it allocated, because work on the device may
+/// still use it.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  /// Takes `bytes` for the later work in `stream`, uninitialized. Throws Error (Fabric).
+  /// Allocates `bytes` for later work in `stream`, uninitialized. Throws Error (Fabric).
   DeviceMemory(CudaDevice& device, size_t bytes, CudaDevice::Stream stream)
       : device_(&device), address_(device.allocate(bytes, stream)) {}
   DeviceMemory(DeviceMemory&& other) noexcept : device_(other.device_), address_(std::exchange(other.address_, 0)) {}
@@ -25,13 +25,13 @@ class DeviceMemory {
   }
 
   [[nodiscard]] CudaDevice::Address address() const { return address_; }
-  [[nodiscard]] std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }  // not for the host
+  [[nodiscard]] std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }  // the host cannot access it
 
-  /// Gives it back after the work that is in `stream` now.
+  /// Frees the memory after the work that is in `stream` now.
   void end_in(CudaDevice::Stream stream) noexcept {
     if (address_ != 0) device_->free(std::exchange(address_, 0), stream);
   }
-  /// Gives it back after the work before `last`.
+  /// Frees the memory after the work before `last`.
   void end_after(const CudaMark& last) noexcept {
     if (address_ != 0) device_->free_after(std::exchange(address_, 0), last);
   }

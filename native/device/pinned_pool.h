@@ -12,7 +12,7 @@ namespace farandole {
 
 class PinnedPool;
 
-/// Pinned host memory, which returns to its pool; move-only. The memory must not be in use by a copy then.
+/// Pinned host memory; move-only. The destructor returns it to its pool, so no copy may use it any more.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
