@@ -147,7 +147,8 @@ class Adasum {
     if (is_half()) widen(dtype_, halves.data(), values_.data(), values_.size());
   }
 
-  /// Combines the ranks' shards in a binary tree; the result is at rank 0's place. An odd one moves up unchanged.
+  /// Combines the ranks' shards in a binary tree; the result is at rank 0's place. A shard without a partner moves up
+  /// unchanged.
   void combine() {
     for (size_t step = 1; step < n_; step *= 2) {
       std::vector<size_t> firsts;

@@ -222,7 +222,7 @@ void in_three_steps(GridMesh& mesh, const BucketView& bucket, DType dtype, const
 void from_all_inputs(GridMesh& mesh, const BucketView& bucket, DType dtype, const Reduction& reduction) {
   const size_t ranks = mesh.grid().ranks.size();
   const size_t step = std::min(kWholeBytes, bucket.bytes());
-  std::vector<std::byte> rows(ranks * step);  // the scratch memory belongs to allgather
+  std::vector<std::byte> rows(ranks * step);  // the allgather uses the mesh's scratch memory
   const auto own = static_cast<size_t>(mesh.grid().rank_at(mesh.grid().host, mesh.grid().local));
   std::vector<std::byte*> out(ranks);
   std::vector<const void*> sources(ranks);

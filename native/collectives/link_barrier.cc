@@ -4,7 +4,8 @@
 namespace farandole {
 
 void link_barrier(Mesh& mesh) {
-  // After the step of distance d, the 2d - 1 ranks before a rank have arrived, as it knows directly or through others.
+  // After the step of distance d, a rank knows, directly or through others, that the 2d - 1 ranks before it have
+  // arrived.
   for (int distance = 1; distance < mesh.size(); distance *= 2) {
     const int to = (mesh.rank() + distance) % mesh.size();
     const int from = (mesh.rank() + mesh.size() - distance) % mesh.size();

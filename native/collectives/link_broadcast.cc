@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kSmallestChunk = 16 << 10;
 
-// From this size on, a chain of N ranks is full for most of the time.
+// From this size per rank on, all links of a chain are busy most of the time.
 constexpr size_t kChainBytesPerRank = 512 << 10;
 
 /// The neighbours of a rank in a tree.

@@ -13,7 +13,7 @@ namespace {
 // The most bytes per system call, so that both directions of all links take turns.
 constexpr size_t kTurn = 256 << 10;
 
-// How long a hang-up of an uninvolved peer may mean that it has finished and left.
+// Within this time, an uninvolved peer that hangs up may have finished the operation and left.
 constexpr uint64_t kGraceNs = 500'000'000;
 
 }  // namespace

@@ -34,8 +34,8 @@ struct Incoming {
 
 /// Waits over all links of a mesh for those that an algorithm needs next.
 ///
-/// A link that hangs up while no data is expected from it counts as a lost peer once nothing has moved for a moment. In
-/// a tree or a ring this reports a death two hops away.
+/// A peer whose link hangs up while no data is expected from it counts as lost once nothing has moved for half a
+/// second. In a tree or a ring this reports a death two hops away.
 class LinkWaiter {
  public:
   explicit LinkWaiter(Mesh& mesh);
@@ -46,7 +46,7 @@ class LinkWaiter {
   /// For the next pause: wake when `peer` has sent data (`reading`) or takes data (`writing`).
   void want(int peer, bool reading, bool writing);
 
-  /// For the next pause: data in memory is awaited too, which cannot wake a sleeper.
+  /// For the next pause: data in memory is awaited too. It cannot wake a sleeper, so the pause is a short nap.
   void want_memory() { wants_memory_ = true; }
 
   /// Waits briefly after no progress, then clears the wants. Throws what the guard throws, or `peer_lost`.

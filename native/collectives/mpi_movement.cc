@@ -32,7 +32,7 @@ bool is_contiguous(std::span<std::byte* const> out, std::span<const size_t> byte
   return true;
 }
 
-/// Gathers by one call of MPI, which needs contiguous memory.
+/// Gathers by one call of MPI. The call needs contiguous memory.
 void gather_at_once(MpiMesh& mesh, const std::byte* mine, std::span<std::byte* const> out,
                     std::span<const size_t> bytes, size_t total) {
   const auto own = static_cast<size_t>(mesh.rank());

@@ -11,10 +11,10 @@ namespace {
 
 using Handle = MpiLibrary::Handle;
 
-constexpr size_t kGatheredBelow = size_t{128} << 10;  // bytes of all inputs that every rank gathers
-constexpr size_t kCopiedFrom = size_t{256} << 10;     // bytes in place that are copied first, where that is faster
-constexpr size_t kMostCopied = size_t{16} << 20;      // bytes of the copy
-constexpr size_t kSegment = size_t{32} << 20;         // bytes of the inputs that a rank receives at once
+constexpr size_t kGatheredBelow = size_t{128} << 10;  // bytes of all inputs, up to which every rank gathers them
+constexpr size_t kCopiedFrom = size_t{256} << 10;  // bytes from which inputs in place are copied, where that is faster
+constexpr size_t kMostCopied = size_t{16} << 20;   // largest copy, in bytes
+constexpr size_t kSegment = size_t{32} << 20;      // bytes that a rank receives in one step
 
 template <DType dtype, ReduceOp op>
 void combine(void* in, void* in_out, int* count, Handle* /*type*/) {
@@ -33,8 +33,8 @@ constexpr OwnOperator own() {
   return {dtype, op, &combine<dtype, op>};
 }
 
-// MPI's minimum of a NaN and a number may be the number, it knows no halves, and its bools are 0 and 1 only. Open MPI's
-// sums of bytes and shorts saturate where it uses vector instructions, instead of wrapping.
+// MPI's minimum of a NaN and a number may be the number. MPI has no 16-bit floats, and its bools are only 0 and 1. Open
+// MPI's sums of 8-bit and 16-bit integers saturate instead of wrapping where it uses vector instructions.
 constexpr std::array kOperators{
     own<DType::Float16, ReduceOp::Min>(),  own<DType::Float16, ReduceOp::Max>(), own<DType::BFloat16, ReduceOp::Min>(),
     own<DType::BFloat16, ReduceOp::Max>(), own<DType::Float32, ReduceOp::Min>(), own<DType::Float32, ReduceOp::Max>(),
@@ -44,10 +44,11 @@ constexpr std::array kOperators{
     own<DType::Int16, ReduceOp::Sum>()};
 static_assert(kOperators.size() <= MpiLibrary::kOwnOperators);
 
-/// Returns whether float32 or float64, in whose width factors apply before and after the reduction.
+/// Returns whether `dtype` is float32 or float64. Their factors are applied in the same type, so they can be applied
+/// before and after the reduction.
 bool is_wide(DType dtype) { return dtype == DType::Float32 || dtype == DType::Float64; }
 
-/// Returns MPI's type for Sum and Product of `dtype`: numbers without a sign, since they wrap.
+/// Returns the type for Sum and Product of `dtype`. It is unsigned for integers, because only unsigned ones may wrap.
 DType wrapping(DType dtype) {
   switch (dtype) {
     case DType::Int8: return DType::UInt8;
@@ -63,7 +64,7 @@ struct MpiReduction {
   Handle op;
 };
 
-/// Returns the type and operator by which MPI combines pairs; none if that would not give the results of reduce().
+/// Returns the type and operator for MPI_Iallreduce; none if it would not give the results of reduce().
 std::optional<MpiReduction> in_pairs(MpiLibrary& library, DType dtype, const Reduction& reduction) {
   const bool scales = reduction.prescale != 1 || reduction.postscale != 1 || reduction.op == ReduceOp::Average;
   if (scales && !is_wide(dtype)) return std::nullopt;
@@ -80,7 +81,7 @@ void reduce_one(DType dtype, const Reduction& reduction, const std::byte* in, st
   reduce(dtype, reduction, out, source, count);
 }
 
-/// Combines one piece by MPI_Iallreduce.
+/// Reduces one piece by MPI_Iallreduce.
 void reduce_by_mpi(MpiMesh& mesh, const Piece& piece, DType dtype, const Reduction& reduction, MpiReduction by) {
   const size_t width = size_of(dtype);
   const size_t count = piece.bytes / width;
@@ -103,7 +104,7 @@ void reduce_by_mpi(MpiMesh& mesh, const Piece& piece, DType dtype, const Reducti
     reduce_one(dtype, {reduction.op, 1, reduction.postscale, reduction.divisor}, piece.out, piece.out, count);
 }
 
-/// Gathers all inputs and combines them.
+/// Gathers all inputs on every rank and reduces them.
 void reduce_gathered(MpiMesh& mesh, const Piece& piece, DType dtype, const Reduction& reduction) {
   const auto size = static_cast<size_t>(mesh.size());
   std::byte* slot = mesh.received(piece.bytes * size);
@@ -124,7 +125,7 @@ void reduce_gathered(MpiMesh& mesh, const Piece& piece, DType dtype, const Reduc
   reduce(dtype, reduction, piece.out, sources, piece.bytes / size_of(dtype));
 }
 
-/// Combines one share per rank, then gathers the shares.
+/// Reduces one share per rank, then gathers the shares.
 void reduce_shares(MpiMesh& mesh, const Piece& piece, DType dtype, const Reduction& reduction) {
   const auto size = static_cast<size_t>(mesh.size());
   const size_t width = size_of(dtype);

@@ -11,12 +11,12 @@
 namespace farandole {
 namespace {
 
-/// Returns the one factor that NCCL has to apply to the inputs of a sum.
+/// Returns the single factor to apply to the inputs of a sum.
 double factor_of(const Reduction& reduction) { return reduction.prescale * reduction.postscale / reduction.divisor; }
 
 bool sums(const Reduction& reduction) { return reduction.op == ReduceOp::Sum || reduction.op == ReduceOp::Average; }
 
-/// An operator of NCCL for as long as calls need it.
+/// Owner of an NCCL operator. It must live until the calls that use the operator have returned.
 class Operator {
  public:
   Operator(NcclComm& comm, DType dtype, const Reduction& reduction) : comm_(comm) {
@@ -50,7 +50,7 @@ class Operator {
   bool made_ = false;
 };
 
-/// Keeps the first code of calls that is no success.
+/// The first failure of several calls.
 class FirstFailure {
  public:
   /// Makes `call` unless one has failed before.
@@ -75,8 +75,8 @@ void group(NcclComm& comm, std::span<const Piece> pieces, Call call) {
   });
 }
 
-/// Runs `even` for each tensor of equal parts, and `each` for each part that has bytes of the others, as a group.
-/// `each` gets the rank and the bytes of the parts before.
+/// Runs calls as a group: `even` for each tensor of equal parts, and `each` for each non-empty part of other tensors.
+/// `each` receives the rank of the part, and the bytes of the parts before it.
 template <class Even, class Each>
 void group(NcclComm& comm, std::span<const DeviceParts> tensors, std::vector<size_t> DeviceParts::* sizes, Even even,
            Each each) {

@@ -11,34 +11,34 @@
 
 namespace farandole {
 
-/// Returns whether NCCL's reductions give the results of reduce(), but for rounding.
+/// Returns whether NCCL's reduction gives the result of reduce(), except for rounding.
 ///
-/// They do for sums and averages of floating-point numbers, also with factors, which NCCL applies to the inputs; and
-/// for sums, products, minima and maxima of whole numbers without factors, and products of floating-point numbers. They
-/// do not for minima and maxima of floating-point numbers, of which NaN may get lost, averages of whole numbers, which
-/// may overflow, and types that NCCL has not: bool, int16, uint16.
+/// It does for sums and averages of floats, also with factors, which NCCL applies to the inputs; for products of floats
+/// without factors; and for sums, products, minima and maxima of integers without factors. It does not for minima and
+/// maxima of floats, which may lose a NaN; for averages of integers, which may overflow; and for types that NCCL lacks:
+/// bool, int16 and uint16.
 [[nodiscard]] bool nccl_reduces(DType dtype, const Reduction& reduction);
 
-/// One tensor whose parts come from the ranks, or go to them: bytes by rank. In device memory, parts in rank order.
+/// One tensor in device memory that has a part for each rank, or from each rank, in rank order.
 struct DeviceParts {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  std::vector<size_t> sent;      // parts of `in`; for an allgather not used
-  std::vector<size_t> received;  // parts of `out`; for a reducescatter not used
+  std::vector<size_t> sent;      // bytes of the parts of `in`, by rank; an allgather does not use it
+  std::vector<size_t> received;  // bytes of the parts of `out`, by rank; a reducescatter does not use it
 };
 
-// The collectives of NCCL. Pieces and parts are in device memory; the work is in `stream` when they return, as one
-// group. All ranks must call them in the same order. They throw as NcclComm::group() does.
+// The collectives of NCCL on device memory. Each enqueues its work in `stream` as one group, and returns once the work
+// is there. All ranks must call them in the same order. They throw as NcclComm::group() does.
 
 void nccl_allreduce(NcclComm& comm, NcclLibrary::Stream stream, std::span<const Piece> pieces, DType dtype,
                     const Reduction& reduction);
 void nccl_broadcast(NcclComm& comm, NcclLibrary::Stream stream, std::span<const Piece> pieces, int root);
-/// Equal parts go by ncclAllGather, others by a broadcast from each rank.
+/// Uses ncclAllGather for equal parts, and a broadcast from each rank for others.
 void nccl_allgather(NcclComm& comm, NcclLibrary::Stream stream, std::span<const DeviceParts> tensors);
-/// Equal parts go by ncclReduceScatter, others by a reduction to each rank.
+/// Uses ncclReduceScatter for equal parts, and a reduction to each rank for others.
 void nccl_reducescatter(NcclComm& comm, NcclLibrary::Stream stream, std::span<const DeviceParts> tensors, DType dtype,
                         const Reduction& reduction);
-/// By a send and a receive for each other rank.
+/// Uses a send and a receive for each rank.
 void nccl_alltoall(NcclComm& comm, NcclLibrary::Stream stream, std::span<const DeviceParts> tensors);
 
 }  // namespace farandole

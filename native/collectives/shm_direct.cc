@@ -7,7 +7,7 @@ namespace farandole {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kBlock = 16 << 10;  // with more than two ranks, blocks are copied on while in the first-level cache
+constexpr size_t kBlock = 16 << 10;  // a result of this size is still in the first-level cache when it is copied on
 
 /// Writes the places of the pieces in this rank's arena; false if a piece is outside it or not in place.
 bool list_offers(SharedMesh& mesh, const BucketView& bucket) {

@@ -21,13 +21,12 @@ using Shares = std::function<size_t(int from, int to)>;
 
 /// The collectives over all ranks of an engine, on one kind of transport.
 ///
-/// | make_world() of | ranks                                                   | algorithms |
-/// |-----------------|---------------------------------------------------------|---------------------------------------|
-/// | `SharedMesh`    | one host                                                | shm_*: slots of the shared segment |
-/// | `GridMesh`      | hosts of equally many ranks, more than one each         | grid_*: shm_* in the host, link_* | |
-/// |                                                         | over one link per other host          | | `Mesh` | any
-/// other several hosts                                 | link_*: one link per peer             | | `MpiMesh`       |
-/// any hosts, by the site's MPI                            | mpi_*: MPI's nonblocking calls        |
+/// | make_world() of | ranks                                | algorithms                                             |
+/// |-----------------|--------------------------------------|--------------------------------------------------------|
+/// | `SharedMesh`    | one host                             | shm_*: slots of the shared segment                     |
+/// | `GridMesh`      | hosts with equally many ranks, L > 1 | grid_*: shm_* in the host, link_* over one link a host |
+/// | `Mesh`          | any other hosts                      | link_*: one link per peer                              |
+/// | `MpiMesh`       | any hosts, with the site's MPI       | mpi_*: MPI's nonblocking calls                         |
 ///
 /// The algorithm depends on the knobs and the number of bytes, which are the same on all ranks:
 ///
