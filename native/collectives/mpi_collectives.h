@@ -16,12 +16,12 @@ namespace farandole {
 
 /// Reduces the pieces over all ranks; returns the algorithm's name for the timeline.
 ///
-/// MPI_Iallreduce combines inputs in pairs. It is used where that gives the result of reduce(), except for the last bits
-/// of float32 and float64: sums, products, minima and maxima of integers without factors; all reductions of float32 and
-/// float64; minima and maxima of 16-bit floats without factors; bools. It uses MPI's operators where these agree with
-/// reduce(), and our own for minima and maxima of floats, for bools, and for sums of 8-bit and 16-bit integers.
-/// Otherwise, as for sums of 16-bit floats, which are rounded once, and for averages of integers, which are exact, ranks
-/// exchange shares, combine them by reduce() and gather the results. That moves as many bytes.
+/// MPI_Iallreduce combines inputs in pairs. It is used where that gives the result of reduce(), except for the last
+/// bits of float32 and float64: sums, products, minima and maxima of integers without factors; all reductions of
+/// float32 and float64; minima and maxima of 16-bit floats without factors; bools. It uses MPI's operators where these
+/// agree with reduce(), and our own for minima and maxima of floats, for bools, and for sums of 8-bit and 16-bit
+/// integers. Otherwise, as for sums of 16-bit floats, which are rounded once, and for averages of integers, which are
+/// exact, ranks exchange shares, combine them by reduce() and gather the results. That moves as many bytes.
 const char* mpi_allreduce(MpiMesh& mesh, std::span<const Piece> pieces, DType dtype, const Reduction& reduction);
 
 /// Sets `out` to this rank's share, `counts[rank]` elements, of the reduction of `in`. Ranks exchange shares and

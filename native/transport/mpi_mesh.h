@@ -47,8 +47,8 @@ class MpiMesh {
  public:
   using Handle = MpiLibrary::Handle;
 
-  /// With `direct`, allreduces and allgathers exchange data directly between ranks. Otherwise they use MPI's collectives,
-  /// which take more steps.
+  /// With `direct`, allreduces and allgathers exchange data directly between ranks. Otherwise they use MPI's
+  /// collectives, which take more steps.
   MpiMesh(std::shared_ptr<MpiComm> comm, Guard& guard, WaitPolicy policy, bool direct);
   ~MpiMesh();
   MpiMesh(MpiMesh&&) = default;
