@@ -34,7 +34,7 @@ from farandole.spark.trainers.torch_tensors import Output, outputs_of
 
 __all__ = ["LightningJob", "LightningTrainer", "train"]
 
-# Warnings of a folder with other files, of epochs shorter than log_every_n_steps, of Slurm's commands and of torch.
+# Warnings about a folder with other files, epochs shorter than log_every_n_steps, Slurm's commands, and from torch.
 _KNOWN = (
     "Checkpoint directory .* exists and is not empty",
     "The number of training batches .* is smaller than the logging interval",
@@ -45,15 +45,15 @@ _KNOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class LightningJob:
-    """All that the ranks need; pickled as one object, so that an optimizer still updates this model's parameters."""
+    """The settings of a fit; pickled as one object, so that an optimizer still updates this model's parameters."""
 
     plan: RunPlan
-    package: str  # of Lightning, that of the model
+    package: str  # the Lightning package of the model
     model: torch.nn.Module
-    losses: Losses | None  # of a model that is no LightningModule
+    losses: Losses | None  # None for a LightningModule, which has its own
     tensors: Tensors
     callbacks: tuple[Any, ...]
-    logger: Any  # None: the curves in the store
+    logger: Any  # None: log to the curves in the store
     profiler: Any
     log_every_n_steps: int
     trainer_args: Mapping[str, Any]
@@ -77,9 +77,9 @@ class LightningTrainer:
     def __init__(self, job: LightningJob, run: Run, stack: ExitStack) -> None:
         self.job, self.run = job, run
         self.package = importlib.import_module(job.package)
-        _quieten(job)
+        _silence_warnings(job)
         self.outputs = _probe(job, run)
-        seed_everything(run.checkpoint.seed)  # for layers that are made when training starts
+        seed_everything(run.checkpoint.seed)  # for layers that are created when training starts
         self.module: Any = job.model
         if job.losses is not None:
             self.module = wrapped(self.package, job.model, job.losses, job.tensors, run)
@@ -94,30 +94,30 @@ class LightningTrainer:
         self.folder = Path(here or stack.enter_context(tempfile.TemporaryDirectory(prefix="farandole-lightning-")))
         self.loader = self._loader(training=True)
         self.trainer = self._trainer()
-        self.meter, self.loss = Meter(()), [0.0, 0.0]  # of the epoch: sum of losses of rows, and rows
+        self.meter, self.loss = Meter(()), [0.0, 0.0]  # of the epoch; the sum of the rows' losses, and the rows
         self._best, self._whole = BestWeights(), b""
-        self._copied: dict[Path, int] = {}  # files that the store has
+        self._copied: dict[Path, int] = {}  # uploaded files, see `upload`
         self._restored = False
 
     def restore(self, state: bytes) -> None:
-        """Keep a checkpoint of Lightning's, which `train` loads. A collective."""
+        """Keep Lightning's checkpoint for `train`, which loads it. A collective."""
         saved = loaded(state)
         checkpoint = saved["lightning"]
-        # Rank 0 writes the files, so all ranks call them by its folder.
+        # Rank 0 writes the files, so all ranks refer to them by the paths of rank 0.
         folder = broadcast_object(str(self.folder), root_rank=0)
         checkpoint["callbacks"] = moved(checkpoint["callbacks"], saved["folder"], folder)
         self.strategy.checkpoint, self._whole, self._restored = checkpoint, state, True
         self._best.weights = saved["best"]
 
     def state(self, *, whole: bool) -> bytes:
-        """Return the last checkpoint if `whole`; otherwise the weights of the fitted model."""
+        """Return the last checkpoint if `whole`, otherwise the weights of the fitted model."""
         if whole:
             return self._whole
         weights = self._best.weights or self.module.state_dict()
         return dumped({"lightning": {"state_dict": weights}, "best": None, "prefix": self._prefix})
 
     def train(self, run: Run) -> None:
-        """Train the epochs that are left by one call of `Trainer.fit`."""
+        """Train the remaining epochs in one call of `Trainer.fit`."""
         if self._restored and not run.epochs:
             if self.job.losses is None:
                 self.module.configure_model()
@@ -130,7 +130,7 @@ class LightningTrainer:
             ended()
             self._finish(stopped=loop.done and run.checkpoint.epoch + 1 < run.plan.epochs)
 
-        # No hook comes after the schedulers of an epoch, whose state belongs to its checkpoint.
+        # An epoch's checkpoint must hold the state of schedulers after the epoch, and no hook runs that late.
         loop.on_advance_end = end
         held = self._loader(training=False) if run.validation_steps else None
         path = KEPT if self._restored else None
@@ -141,7 +141,7 @@ class LightningTrainer:
 
     @property
     def _prefix(self) -> str:
-        """The beginning of the names of weights; the model of the user has them without it."""
+        """The prefix of the names of weights that the user's own model does not have."""
         return "" if self.job.losses is None else "model."
 
     def _loader(self, *, training: bool) -> Loader:
@@ -172,7 +172,7 @@ class LightningTrainer:
         if logger is None:
             logger = False if run.plan.store is None else curves_logger(self.package, run)
         settings = {
-            "accelerator": "cpu" if run.gpu is None else "gpu",  # the strategy takes the one at the local rank
+            "accelerator": "cpu" if run.gpu is None else "gpu",  # the strategy takes the GPU at the local rank
             "devices": 1,
             "strategy": self.strategy,
             "max_epochs": run.plan.epochs,
@@ -194,7 +194,7 @@ class LightningTrainer:
         return trainer
 
     def _finish(self, stopped: bool) -> None:
-        """End an epoch."""
+        """End an epoch: report its values and write the checkpoint. A collective."""
         run, job = self.run, self.job
         self.strategy.broadcast_buffers()
         loss, rows = sum_over_ranks(self.loss)
@@ -203,7 +203,7 @@ class LightningTrainer:
         self.trainer.save_checkpoint(KEPT)
         if run.rank == 0:
             self._best.look(job.callbacks, self.strategy.written)
-            dropped = ("hyper_parameters", "hparams", "datamodule_h")  # any objects; the driver has them
+            dropped = ("hyper_parameters", "hparams", "datamodule_h")  # may be any objects; the driver has them
             content = {name: each for name, each in self.strategy.checkpoint.items() if not name.startswith(dropped)}
             values = {"lightning": content, "best": self._best.weights, "prefix": self._prefix}
             self._whole = dumped({**values, "folder": str(self.folder)}, checked=not self._whole)
@@ -213,7 +213,7 @@ class LightningTrainer:
             upload(store, self.folder, store.get_run_path(run.plan.run_id), self._copied)
 
     def _logged(self) -> Record:
-        """Return the logged values: the means over ranks, by their rows. A collective."""
+        """Return the logged values: means over ranks, weighted by their rows. A collective."""
         held, taken = self.run.rows.validate, self.meter.rows
         validated = (
             0 if held is None else sum(held.plan.batch(self.run.rank, s) for s in range(self.run.validation_steps))
@@ -232,26 +232,27 @@ class LightningTrainer:
         return record
 
 
-def _quieten(job: LightningJob) -> None:
-    """Silence Lightning's warnings about settings that the estimator has chosen, unless all output is asked for."""
+def _silence_warnings(job: LightningJob) -> None:
+    """Silence Lightning's warnings about settings that the estimator has chosen, unless `verbose` is above 1."""
     if job.plan.verbose > 1:
         return
-    for name in (*FABRICS, *FABRICS.values()):  # they share one function, which uses the logger of the last one
+    for name in (*FABRICS, *FABRICS.values()):  # they share a function, which uses the logger of the last package
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in _KNOWN:
         warnings.filterwarnings("ignore", message=message)
 
 
 def _probe(job: LightningJob, run: Run) -> list[tuple[str, tuple[int, ...]]] | None:
-    """Run one row through a copy of the model; return type and shape of each output, None if it has no `forward`.
+    """Run one row through a copy of the model; return the type and shape of each output.
 
-    Raises `ConfigError` for a model that does not take the columns."""
+    Returns None if there is no row or the model has no `forward`. Raises `ConfigError` for a model that does not take
+    the columns."""
     sample = run.sample()
     if sample is None:
         return None
     model = cloudpickle.loads(cloudpickle.dumps(job.model))
     if job.losses is None:
-        model.configure_model()  # may make layers
+        model.configure_model()  # may create layers
     model.eval()
     batch, inputs = job.tensors.of(sample), job.tensors.inputs
     try:

@@ -1,4 +1,4 @@
-"""Callback and logger by which a Lightning trainer reports to a run."""
+"""Callback and logger that report a Lightning trainer's steps and values to a run."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class _Trainer(Protocol):
 
 
 def epochs_callback(package: ModuleType, trainer: _Trainer) -> Any:
-    """Return the callback that goes before those of the user."""
+    """Return the callback that runs before the user's."""
     kind: Callable[..., Any] = type("Epochs", (_Epochs, package.Callback), {})
     return kind(trainer)
 
@@ -56,7 +56,7 @@ class _Epochs(_Base):  # type: ignore[misc]  # its other base is the package's
         self._trainer = trainer
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to count."""
+        """Seed the epoch, and begin to count its steps."""
         mine = self._trainer
         epoch = trainer.current_epoch
         seed_everything(mine.run.seed(epoch))
@@ -77,7 +77,7 @@ class _Epochs(_Base):  # type: ignore[misc]  # its other base is the package's
 
 
 class _CurvesLogger(_Base):  # type: ignore[misc]  # its other base is the package's
-    """Writes what the module logs into the run's event file, next to the curves of the epochs."""
+    """Writes the values that the module logs to the run's event file, beside the curves of the epochs."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -90,14 +90,14 @@ class _CurvesLogger(_Base):  # type: ignore[misc]  # its other base is the packa
 
     @property
     def version(self) -> int:
-        """Return 0: a run has one event file per attempt."""
+        """Return 0: each attempt of a run has its own event file, without a version."""
         return 0
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add points, on rank 0."""
+        """Add the values to the curves, on rank 0."""
         points = {f"logged/{name}": value for name, value in metrics.items() if name != "epoch"}
         if points and self._run.rank == 0:
             self._run.add_points(points, step or 0)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Leave them out: an event file has no simple place for them."""
+        """Do nothing: an event file has no simple place for hyperparameters."""

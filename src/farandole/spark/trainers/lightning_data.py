@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """The way in which columns become the batch that a `LightningModule` gets: a dictionary of tensors by column."""
+    """Conversion of columns to the batch of a `LightningModule`: a dictionary of tensors by column."""
 
     inputs: Inputs
     label_cols: tuple[str, ...]
@@ -44,13 +44,13 @@ class Tensors:
 
 
 class Loader:
-    """An iterable of batches of known length; each pass calls `batches` anew."""
+    """Iterable of a known number of batches; each pass calls `batches` anew."""
 
     def __init__(self, batches: Callable[[], Iterator[ShardBatch]], length: int, tensors: Tensors, run: Run) -> None:
         self._batches, self._length, self._tensors, self._run = batches, length, tensors, run
-        self.meter: Meter | None = None  # counts the seconds in which the trainer waits
+        self.meter: Meter | None = None  # counts the seconds that the trainer waits for batches
         self.queue = 0  # batches that are made ahead
-        self.name = ""  # of the loader in debugging messages; "" for none
+        self.name = ""  # name in debugging messages; "": no messages
 
     def __len__(self) -> int:
         return self._length
@@ -77,7 +77,7 @@ class Loader:
 
 
 def ahead(source: Iterator[T], length: int) -> Iterator[T]:
-    """Yield the values of `source`; a thread makes up to `length` of them in advance, and ends with the iterator."""
+    """Yield the values of `source`. A thread makes up to `length` of them ahead; it ends with the iterator."""
     ended = object()
     with ThreadPoolExecutor(1, thread_name_prefix="farandole-ahead") as thread:
         waiting: deque[Future[Any]] = deque(thread.submit(next, source, ended) for _ in range(length))

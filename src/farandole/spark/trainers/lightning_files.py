@@ -1,4 +1,4 @@
-"""Files and weights that the callbacks of a Lightning trainer write."""
+"""Files and weights that a Lightning trainer's callbacks write."""
 
 import io
 import posixpath
@@ -16,28 +16,29 @@ __all__ = ["BestWeights", "dumped", "loaded", "moved", "upload", "weights_of"]
 
 
 class BestWeights:
-    """The weights that a `ModelCheckpoint` calls the best. Those of an earlier attempt come from the checkpoint."""
+    """The best weights of a `ModelCheckpoint`. Those of an earlier attempt come from the run's checkpoint."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Any] | None = None
         self._seen: tuple[str, int] | None = None
 
     def look(self, callbacks: tuple[Any, ...], written: Collection[str]) -> None:
-        """Read the file of the first `ModelCheckpoint` if it is a new one among those that this rank has written."""
+        """Read the best file of the first `ModelCheckpoint` if this rank has written it since the last call."""
         path = next((each.best_model_path for each in callbacks if hasattr(each, "best_model_path")), "")
         if path not in written or not Path(path).is_file():
             return
         seen = path, Path(path).stat().st_mtime_ns
         if seen != self._seen:
             self._seen = seen
-            # The file may hold objects of the user's module. A file of an earlier attempt could run foreign code.
+            # Unpickles, as the file may hold objects of the user's module. A file of an earlier attempt, which could
+            # run foreign code, is not read.
             self.weights = torch.load(path, map_location="cpu", weights_only=False)["state_dict"]
 
 
 def dumped(values: Mapping[str, Any], *, checked: bool = False) -> bytes:
-    """Return a file's content, for any machine, with GPUs or without.
+    """Return `values` as a file's content, with tensors on the CPU, so that machines without GPUs can load it.
 
-    With `checked` raise `ConfigError` for values that only code could load."""
+    With `checked` it raises `ConfigError` for values that cannot be loaded without running code."""
     file = io.BytesIO()
     torch.save(on_cpu(dict(values)), file)
     content = file.getvalue()
@@ -54,7 +55,7 @@ def dumped(values: Mapping[str, Any], *, checked: bool = False) -> bytes:
 
 
 def loaded(content: bytes) -> dict[str, Any]:
-    """Read what `dumped` gave. Loads tensors and plain values only: a foreign file runs no code."""
+    """Read the result of `dumped`. It loads only tensors and plain values, so a foreign file runs no code."""
     values: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return values
 
@@ -69,7 +70,7 @@ def weights_of(state: bytes) -> dict[str, Any]:
 
 
 def moved(value: Any, old: str, new: str) -> Any:
-    """Return a callback's state with the paths below `old` below `new`."""
+    """Return a callback's state with `new` in place of the folder `old` in its paths."""
     if isinstance(value, dict):
         return {moved(name, old, new): moved(each, old, new) for name, each in value.items()}
     if isinstance(value, str) and (value == old or value.startswith(f"{old}/")):
@@ -78,9 +79,9 @@ def moved(value: Any, old: str, new: str) -> Any:
 
 
 def upload(store: FilesystemStore, folder: Path, path: str, copied: dict[Path, int]) -> None:
-    """Copy the files in a local folder, and in the folders below it, to `path`.
+    """Copy the new and changed files of a local folder and its subfolders to `path`.
 
-    `copied` has the time at which each copied file was written: files that have not changed since are left out."""
+    `copied` holds the modification time of each file that was copied; this function updates it."""
     for each in folder.rglob("*"):
         if each.is_file() and copied.get(each) != (written := each.stat().st_mtime_ns):
             copied[each] = written

@@ -24,11 +24,11 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """The arguments of `LightningEstimator` that a `torch.nn.Module` needs besides it."""
+    """The arguments of `LightningEstimator` that a `torch.nn.Module` needs."""
 
     optimizer: torch.optim.Optimizer
     losses: tuple[Loss, ...]
-    constructors: tuple[Callable[..., Loss], ...] = ()  # that make `losses` on the ranks
+    constructors: tuple[Callable[..., Loss], ...] = ()  # functions that make `losses` on the ranks
     weights: tuple[float, ...]
     metrics: tuple[Metric, ...]
 
@@ -52,7 +52,7 @@ class _PlainModule(_Base):  # type: ignore[misc]  # its other base is the packag
         return self.model(*inputs)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer, which was made for the model's parameters."""
+        """Return the user's optimizer, which updates the model's parameters."""
         return self._losses.optimizer
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -67,18 +67,18 @@ class _PlainModule(_Base):  # type: ignore[misc]  # its other base is the packag
         outputs = outputs_of(self.model(*[batch[name] for name in self._features]), self._labels)
         pairs = [(output, _fit(batch[name], output)) for name, output in zip(self._labels, outputs, strict=True)]
         weights = None if self._weight_col is None else batch[self._weight_col]
-        of = self._losses
+        settings = self._losses
         each = [
             share * mean_loss(loss, *pair, weights)
-            for loss, share, pair in zip(of.losses, of.weights, pairs, strict=True)
+            for loss, share, pair in zip(settings.losses, settings.weights, pairs, strict=True)
         ]
         with torch.no_grad():
-            scores = [metric(*pair) for pair in pairs for metric in of.metrics]
-        for name, score in zip(score_names(of.metrics, self._labels), scores, strict=True):
+            scores = [metric(*pair) for pair in pairs for metric in settings.metrics]
+        for name, score in zip(score_names(settings.metrics, self._labels), scores, strict=True):
             self.log(prefix + name, score, on_step=False, on_epoch=True, sync_dist=True)
         return torch.stack(each).sum()
 
 
 def _fit(label: Tensor, output: Tensor) -> Tensor:
-    """Return a label with as many numbers as the output in the output's shape and type."""
+    """Return the label in the output's shape and type if it has as many numbers, otherwise unchanged."""
     return label.reshape(output.shape).to(output.dtype) if label.numel() == output.numel() else label

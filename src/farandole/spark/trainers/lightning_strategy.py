@@ -1,4 +1,4 @@
-"""The strategy of a `LightningEstimator`: steps of a plan, in which a rank may have fewer rows than others or none."""
+"""Strategy of a `LightningEstimator`, in whose steps a rank may have fewer rows than others, or none."""
 
 import copy
 import math
@@ -20,11 +20,11 @@ KEPT = "farandole"  # the path that stands for the checkpoint in memory
 
 
 class InSteps(OverRanks):
-    """A step's gradient is the mean over all rows of all ranks; steps without rows leave metrics and buffers alone."""
+    """Makes a step's gradient the mean over all ranks' rows. Steps without rows do not change metrics and buffers."""
 
     def __init__(self, *, run: Run, terminate_on_nan: bool, **options: Any) -> None:
         super().__init__(**options)
-        self.checkpoint: dict[str, Any] = {}  # in memory: saved last, or to be loaded
+        self.checkpoint: dict[str, Any] = {}  # the last one saved, or the one to load; in memory
         self.loss: Tensor | None = None  # of the last training step; None if it returned none
         self.rows = 0  # of the last training step
         self.written: set[str] = set()  # paths of the files that callbacks have written
@@ -39,8 +39,8 @@ class InSteps(OverRanks):
         self.rows, self._weight = plan.batch(self._run.rank, place), plan.weight(self._run.rank, place)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the user's step, and keep its loss."""
-        with self._without_traces() if not self.rows else _nothing():
+        """Run the user's step and keep its loss; raises `ConfigError` if `terminate_on_nan` forbids its value."""
+        with self._without_effects() if not self.rows else _nothing():
             output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, dict) else output
         self.loss = loss.detach() if isinstance(loss, Tensor) else None
@@ -54,7 +54,7 @@ class InSteps(OverRanks):
         return output
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Weigh this rank's rows, so that the average over ranks is the mean over all rows."""
+        """Weight the loss by this rank's rows, so that the average over ranks is the mean over all rows."""
         if not self.rows:
             closure_loss = torch.zeros((), device=closure_loss.device, requires_grad=True)
         elif self._weight != 1.0:
@@ -71,11 +71,11 @@ class InSteps(OverRanks):
         held = self._run.rows.validate
         rows = 1 if held is None else held.plan.batch(self._run.rank, self._validated)
         self._validated += 1
-        with self._without_traces() if not rows else _nothing():
+        with self._without_effects() if not rows else _nothing():
             return super().validation_step(*args, **kwargs)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Keep the checkpoint in memory, or write the one of a callback."""
+        """Keep the estimator's checkpoint in memory; write a callback's to its file."""
         if filepath == KEPT:
             self.checkpoint = checkpoint
         else:
@@ -88,8 +88,8 @@ class InSteps(OverRanks):
         return self.checkpoint
 
     @contextmanager
-    def _without_traces(self) -> Iterator[None]:
-        """Put back metrics and buffers: the rows of the step are not this rank's."""
+    def _without_effects(self) -> Iterator[None]:
+        """Restore metrics and buffers after a step whose rows do not count."""
         module, results = self.lightning_module, self.lightning_module.trainer._results
         metrics = [each for each in module.modules() if isinstance(each, Metric)]
         before = [(each, _states(each)) for each in [*metrics, *results.values()]]
@@ -100,7 +100,7 @@ class InSteps(OverRanks):
             vars(metric).update(states)
         known = {id(metric) for metric, _ in before}
         for metric in results.values():
-            if id(metric) not in known:  # it takes part in the collectives of the epoch's end
+            if id(metric) not in known:  # reset, not removed: it takes part in the collectives at the end of the epoch
                 vars(metric).update(copy.deepcopy(metric._defaults))
         for buffer, value in values:
             buffer.copy_(value)

@@ -1,4 +1,4 @@
-"""A rank's data module: made, entered, and its batches for as many steps as a trainer takes."""
+"""A rank's data module: its construction, and its batches for as many steps as a trainer takes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ __all__ = ["RankLoader", "endless", "module_arguments", "open_module"]
 
 
 class RankLoader:
-    """The rank's batches as a data module gets them: each pass gives those of `epoch`."""
+    """Loader that a data module receives; each pass yields the rank's batches of `epoch`."""
 
     def __init__(
         self, batches: Callable[[int], Iterator[ShardBatch]], length: int, made: Callable[[ShardBatch], object]
@@ -31,7 +31,7 @@ class RankLoader:
 
 
 def module_arguments(run: Run, train_loader: Iterable[Any], val_loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return what every data module is made with, by Horovod's names."""
+    """Return the arguments that every data module is made with, under Horovod's names."""
     plan = run.plan
     return {
         "train_loader": train_loader,
@@ -72,9 +72,9 @@ def open_module(
 
 
 def endless(make: Callable[[], Iterable[Any] | None]) -> Iterator[Any]:
-    """Yield the batches of `make()`, which is called again whenever its batches are used up.
+    """Yield the batches of `make()`, and call it again whenever they are used up.
 
-    Raises `ConfigError` when it gives none."""
+    Raises `ConfigError` if it returns no batch."""
     while True:
         nothing = True
         for batch in make() or ():

@@ -1,4 +1,4 @@
-"""Rows that ranks hand to each other so that all have equally many: sharing rows out by content is not quite even."""
+"""Exchange of rows between ranks until all have equally many: shares by content differ slightly in size."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from farandole.data.shard_source import read_streams
 
 __all__ = ["Move", "even_out", "plan_moves"]
 
-_AT_ONCE = 1 << 25  # bytes that a rank gives away in one round
+_AT_ONCE = 1 << 25  # bytes, about, that a rank gives away in one round
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Move:
 
 
 def plan_moves(counts: Sequence[int]) -> list[Move]:
-    """Return how as few rows as possible move such that all ranks have equally many, up to one."""
+    """Return the moves of the fewest rows after which the ranks' counts differ by at most one."""
     total, size = sum(counts), len(counts)
-    # The rows that cannot be shared stay with ranks that have them.
+    # The ranks with the most rows keep the remainder, a row each.
     more = sorted(range(size), key=lambda rank: (-counts[rank], rank))[: total % size]
     surplus = [count - total // size - (rank in more) for rank, count in enumerate(counts)]
     moves, taker = list[Move](), 0
@@ -45,10 +45,9 @@ def plan_moves(counts: Sequence[int]) -> list[Move]:
 
 
 def even_out(path: Path, hashes: NDArray[np.int64], *, rank: int, gather: Gather) -> NDArray[np.int64]:
-    """Give rows away, or append those of other ranks to the file `path`; return the rows in it that are this rank's.
+    """Give rows to other ranks, or append theirs to the file `path`; return the numbers of this rank's rows in it.
 
-    `hashes` are those of the rows' contents, by which a rank chooses the rows that it gives away. Blocks until every
-    rank has come."""
+    `hashes` are the hashes of the rows' contents; a rank gives away those with the largest. A collective."""
     with pa.memory_map(str(path)) as mapped:
         mine = read_streams(mapped.read_buffer())
     facts = gather((mine.num_rows, mine.nbytes // max(1, mine.num_rows)))

@@ -1,4 +1,4 @@
-"""A rank's share of the rows in Parquet files, laid out as a DataFrame's rows are fed to it."""
+"""A rank's share of the rows in Parquet files, in the layout in which a DataFrame's rows are fed to it."""
 
 import hashlib
 import json
@@ -24,24 +24,24 @@ from farandole.spark.trainers.rows import HASH, VALIDATES, fed_as
 
 __all__ = ["ParquetFolder", "ParquetRows", "lay_out"]
 
-_NUMBERS_AT_ONCE = 1 << 24  # of a column of vectors that are filled up
+_NUMBERS_AT_ONCE = 1 << 24  # of a column of vectors, as dense arrays
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetFolder:
-    """A folder of Parquet files, or of a table, as the driver has seen it."""
+    """A folder of Parquet files or of a table, with a digest of the files that the driver has found there."""
 
     url: str
     version: int | None  # of the table; None: plain files
-    content: str  # stands for names, sizes and rows of the files
+    content: str  # digest of the files' names, sizes and row groups
 
     @classmethod
     def of(cls, url: str, source: ParquetSource) -> "ParquetFolder":
-        """Note what `source` has found under its URL."""
+        """Record the files that `source` has found under its URL."""
         return cls(url=url, version=None if source.version == NO_VERSION else source.version, content=_content(source))
 
     def open(self, options: Mapping[str, object]) -> ParquetSource:
-        """Open the same files; raises `SourceError` if others are there."""
+        """Open the folder; raises `SourceError` if its files are not those that the driver has found."""
         source = ParquetSource(self.url, options, version=self.version)
         if _content(source) != self.content:
             raise SourceError(
@@ -54,9 +54,10 @@ class ParquetFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetRows:
-    """Files that ranks read: the same on every rank.
+    """The files that ranks read; the same on every rank.
 
-    Rows of `held` validate; without it those for which the column `validation_col` of `train` is true, if there is one.
+    The rows of `held` are for validation. Without it, those for which the column `validation_col` of `train` is true
+    are, if it is set.
     """
 
     train: ParquetFolder
@@ -65,14 +66,15 @@ class ParquetRows:
     columns: tuple[str, ...]
     as_they_are: frozenset[str]  # columns that keep their types
     validation_col: str | None
-    by_content: bool = False  # a rank gets the rows whose hash says so; each rank reads all files
+    by_content: bool = False  # a row's hash decides which rank gets it; each rank reads all files
 
 
 def lay_out(rows: ParquetRows, *, rank: int, size: int) -> Spill:
     """Read this rank's share of the rows, row group by row group, into a file without a name.
 
-    Unless they go by content, shares differ by a row at most. Ranks read a row group together when there are fewer of
-    them than ranks. Raises `SourceError` for files, `DataError` for a column."""
+    With `rows.by_content` a rank reads all files and keeps the rows that hash to it. Otherwise it reads only the row
+    groups of its share, which may begin and end within a row group; shares differ by at most one row. Raises
+    `SourceError` for files that cannot be read, `DataError` for a column."""
     train = rows.train.open(rows.storage_options)
     parts: list[tuple[Source, bool | None]] = [(train, None if rows.held is None else False)]
     if rows.held is not None:
@@ -102,7 +104,7 @@ def _content(source: Source) -> str:
 
 
 def _pieces(rows: ParquetRows, table: pa.Table) -> Iterator[pa.Table]:
-    """Cut a table such that its filled-up vectors take little memory."""
+    """Yield slices of a table that take little memory when their vectors are made dense."""
     columns = [table[name] for name in rows.columns]
     widths = [max(vector_widths(_one_array(each)), default=1) for each in columns if is_vector(each.type)]
     at_once = max(1, _NUMBERS_AT_ONCE // max([1, *widths]))
@@ -132,7 +134,7 @@ def _fed(rows: ParquetRows, table: pa.Table, validates: bool | None) -> pa.Table
     """Return the rows with the names and types of a feed."""
     columns = [_column(name, table[name], as_it_is=name in rows.as_they_are) for name in rows.columns]
     made = {fed_as(place): column for place, column in enumerate(columns)}
-    # Equal vectors may differ as they lie in the file: sparse and dense.
+    # Equal vectors can be sparse or dense in the file, so their hash is that of lists of numbers.
     plain = zip(rows.columns, columns, strict=True)
     made[HASH] = pa.array(hash_rows([_as_lists(name, each) if is_vector(each.type) else each for name, each in plain]))
     if validates is not None:
@@ -157,7 +159,7 @@ def _column(name: str, column: pa.ChunkedArray, *, as_it_is: bool) -> pa.Array:
 
 
 def _as_lists(name: str, vectors: pa.StructArray) -> pa.Array:
-    """Return vectors as lists of numbers; a null stays one."""
+    """Return vectors as lists of numbers; nulls stay null."""
     there = vectors.drop_null()
     widths = vector_widths(there)
     if len(set(widths)) > 1:

@@ -1,4 +1,4 @@
-"""Application of a model to a DataFrame's rows, batch by batch, in Spark's Python workers."""
+"""Predictions of a model for a DataFrame's rows, batch by batch, in Spark's Python workers."""
 
 import uuid
 from abc import ABC, abstractmethod
@@ -23,9 +23,9 @@ ROWS_AT_ONCE = 1024  # bounds the memory of the model's activations
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPredictor(ABC):
-    """A pickled model; each Python worker loads it once. A framework adds `columns` and `load`."""
+    """A pickled model that each Python worker loads once. A framework's subclass adds `columns` and `load`."""
 
-    names: tuple[str, ...]  # of the columns it gives, one per label
+    names: tuple[str, ...]  # of the columns of predictions, one per label
     key: uuid.UUID = field(default_factory=uuid.uuid4)
 
     @property
@@ -35,7 +35,7 @@ class BatchPredictor(ABC):
 
     @abstractmethod
     def load(self) -> Predict:
-        """Load the model; the result gives, for a batch of each feature column, one array of each output."""
+        """Load the model; return a function from the arrays of the feature columns to an array per output."""
 
     def __call__(self, batches: Iterator[tuple[pd.Series, ...] | pd.Series]) -> Iterator[pd.DataFrame]:
         """Yield the outputs for each batch of feature columns; raises `DataError` for null and ragged rows."""
@@ -44,7 +44,7 @@ class BatchPredictor(ABC):
             predict = self.load()
             ModelCache.add(self.key, predict)
         for batch in batches:
-            # Spark gives a single column without its tuple, whatever the function's type says.
+            # Spark passes a single column without a tuple, in spite of the function's type.
             columns_given = batch if isinstance(batch, tuple) else (batch,)
             rows = len(columns_given[0])
             if rows == 0:
@@ -89,10 +89,10 @@ def _array(name: str, series: pd.Series) -> NDArray[Number]:
     rows = series.to_list()
     if len(set(map(len, rows))) > 1:
         raise DataError(name, "arrays of different lengths; a tensor needs one length: pad or cut them")
-    # Takes a third of np.stack's time, which looks at each array's shape.
+    # A third of the time of np.stack, which examines the shape of each array.
     return np.concatenate(rows).reshape(len(rows), -1)
 
 
 def _series(values: NDArray[np.generic]) -> "NDArray[np.generic] | list[NDArray[np.generic]]":
-    """Return one value for each row; numbers stay an array, of which pandas makes a column as it is."""
+    """Return a column of a DataFrame: an array of numbers as it is, otherwise a list with an array per row."""
     return values if values.ndim == 1 else list(values)

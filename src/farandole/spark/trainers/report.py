@@ -1,4 +1,4 @@
-"""Report of an epoch: means over all rows, speed, and rank 0's curves."""
+"""Report of an epoch: means over all rows, speed, and rank 0's TensorBoard curves."""
 
 import tempfile
 import time
@@ -15,7 +15,7 @@ Record: TypeAlias = dict[str, float]  # the values of one epoch: "epoch", "loss"
 
 
 class Meter:
-    """Sums up an epoch on this rank, and then over all ranks."""
+    """Sums of an epoch's values on this rank, and their means over all ranks."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -23,7 +23,7 @@ class Meter:
         self._sums = [0.0] * len(names)
         self._waited = 0.0
         self._started = time.perf_counter()
-        self.wait = 0.0  # seconds that the last batch was waited for
+        self.wait = 0.0  # seconds spent waiting for the last batch
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -33,7 +33,7 @@ class Meter:
         self.count_waiting(time.perf_counter() - before)
 
     def count_waiting(self, seconds: float) -> None:
-        """Count so many seconds as waiting for data."""
+        """Count `seconds` as waiting for data."""
         self.wait = seconds
         self._waited += seconds
 
@@ -43,7 +43,7 @@ class Meter:
         self._sums = [total + rows * mean for total, mean in zip(self._sums, means, strict=True)]
 
     def over_ranks(self, sum_over_ranks: Callable[[list[float]], list[float]], size: int) -> tuple[Record, Record]:
-        """Return the means over the rows of all ranks, and the time they took. A collective."""
+        """Return the means over the rows of all ranks, and the epoch's seconds and speed. A collective."""
         seconds = time.perf_counter() - self._started
         *sums, rows, seconds, waited = sum_over_ranks([*self._sums, float(self.rows), seconds, self._waited])
         means = {name: total / rows for name, total in zip(self._names, sums, strict=True)}
@@ -67,14 +67,14 @@ class Curves:
         self._events.scalars(values, step)
 
     def add_epoch(self, record: Mapping[str, float], step: int) -> None:
-        """Add an epoch's values, and let readers see all that was added so far."""
+        """Add an epoch's values; flush the file, and copy it to a remote store."""
         self._events.scalars(epoch_points(record), step)
         self._events.flush()
         if self._here is not None:
             self._store.upload(Path(self._here.name), self._folder)
 
     def close(self) -> None:
-        """Close the file; a remote store keeps the copy of the last epoch that was finished."""
+        """Close the file; a remote store keeps the copy from the last finished epoch."""
         self._events.close()
         if self._here is not None:
             self._here.cleanup()

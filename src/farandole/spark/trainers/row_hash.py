@@ -1,4 +1,4 @@
-"""Hash of each row's content, by which rows are shared out and put in an order: that of Spark's `xxhash64`."""
+"""Hash of each row's content, by which rows are shared out and ordered; Spark's `xxhash64` for rows of numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,17 +26,17 @@ def hash_rows(columns: Sequence[pa.Array]) -> NDArray[np.int64]:
     Where all columns are numbers, booleans, or arrays and structs of these, it is Spark's `xxhash64(*columns)`."""
     total = np.full(len(columns[0]), _SEED, np.uint64)
     for column in columns:
-        total = _folded(column, total)
+        total = _hash_column(column, total)
     return total.view(np.int64)
 
 
 def partition_of(hashes: NDArray[np.int64], partitions: int) -> NDArray[np.int64]:
-    """Return the partition of each row after Spark's `repartition(partitions, hash)`: its Murmur3 hash, modulo."""
+    """Return the partition of each row in Spark's `repartition(partitions, hash)`: Murmur3 of the hash, modulo."""
     state = np.full(len(hashes), _SEED, np.uint32)
     for half in (hashes, hashes >> 32):
         word = (half & 0xFFFFFFFF).astype(np.uint32) * np.uint32(0xCC9E2D51)
-        state ^= _turned(word, 15) * np.uint32(0x1B873593)
-        state = _turned(state, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+        state ^= _rotated(word, 15) * np.uint32(0x1B873593)
+        state = _rotated(state, 13) * np.uint32(5) + np.uint32(0xE6546B64)
     state ^= np.uint32(8)  # bytes
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         state = (state ^ (state >> np.uint32(shift))) * np.uint32(factor)
@@ -44,28 +44,28 @@ def partition_of(hashes: NDArray[np.int64], partitions: int) -> NDArray[np.int64
     return state.view(np.int32).astype(np.int64) % partitions
 
 
-def _folded(column: pa.Array, seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the hash of each row's cell, begun with the hash of the cells before it; a null leaves that as it is."""
+def _hash_column(column: pa.Array, seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the hash of each row, given the hash `seeds` of its columns before; a null leaves the hash unchanged."""
     kind = column.type
     if pa.types.is_fixed_size_list(kind):
         column = column.cast(pa.list_(kind.value_type))
         kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _of_lists(column, seeds)
+        return _hash_lists(column, seeds)
     if pa.types.is_struct(kind):
         found = seeds
         for field in column.flatten():
-            found = _folded(field, found)
+            found = _hash_column(field, found)
     elif _is_number(kind):
-        found = _of_numbers(_numbers(column), seeds)
+        found = _hash_numbers(_numbers(column), seeds)
     else:
         cells = np.array([repr(cell) for cell in column.to_pylist()], object)
-        found = _of_numbers(pd.util.hash_array(cells, categorize=False).view(np.int64), seeds)
+        found = _hash_numbers(pd.util.hash_array(cells, categorize=False).view(np.int64), seeds)
     return np.where(np.asarray(column.is_null()), seeds, found) if column.null_count else found
 
 
-def _of_lists(column: pa.Array, seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Go through the lists place by place; a null has no place."""
+def _hash_lists(column: pa.Array, seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Hash the lists item by item: the first items of all rows, then the second ones; a null list has no items."""
     lengths = np.where(np.asarray(column.is_null()), 0, np.diff(np.asarray(column.offsets)))
     starts = np.asarray(column.offsets)[:-1].astype(np.int64)
     values, valid = column.values, None
@@ -77,9 +77,9 @@ def _of_lists(column: pa.Array, seeds: NDArray[np.uint64]) -> NDArray[np.uint64]
         rows = np.flatnonzero(lengths > place)
         items = starts[rows] + place
         if plain is None:
-            found[rows] = _folded(values.take(pa.array(items)), found[rows])
+            found[rows] = _hash_column(values.take(pa.array(items)), found[rows])
             continue
-        hashed = _of_numbers(plain[items], found[rows])
+        hashed = _hash_numbers(plain[items], found[rows])
         found[rows] = hashed if valid is None else np.where(valid[items], hashed, found[rows])
     return found
 
@@ -89,7 +89,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _numbers(column: pa.Array) -> NDArray[Any]:
-    """Return the numbers of a column in the type that Spark would have them; nulls are 0."""
+    """Return the numbers of a column in the type that Spark hashes them in; nulls are 0."""
     kind = column.type
     if pa.types.is_boolean(kind) or kind in (pa.uint8(), pa.int8(), pa.int16(), pa.uint16()):
         column = column.cast(pa.int32())
@@ -100,27 +100,27 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     return np.asarray(column.fill_null(0))
 
 
-def _of_numbers(numbers: NDArray[Any], seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _hash_numbers(numbers: NDArray[Any], seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
     if numbers.dtype.kind == "f":
         numbers = numbers + numbers.dtype.type(0)  # -0.0 becomes 0.0
-        numbers[np.isnan(numbers)] = np.nan  # one of the many
+        numbers[np.isnan(numbers)] = np.nan  # all NaNs get the same bits
     if numbers.dtype.itemsize == 4:
         bits = np.ascontiguousarray(numbers).view(np.uint32).astype(np.uint64)
         found = (seeds + _P5 + np.uint64(4)) ^ (bits * _P1)
-        found = _turned(found, 23) * _P2 + _P3
+        found = _rotated(found, 23) * _P2 + _P3
     else:
         bits = np.ascontiguousarray(numbers).view(np.uint64)
-        found = (seeds + _P5 + np.uint64(8)) ^ (_turned(bits * _P2, 31) * _P1)
-        found = _turned(found, 27) * _P1 + _P4
+        found = (seeds + _P5 + np.uint64(8)) ^ (_rotated(bits * _P2, 31) * _P1)
+        found = _rotated(found, 27) * _P1 + _P4
     found = (found ^ (found >> np.uint64(33))) * _P2
     found = (found ^ (found >> np.uint64(29))) * _P3
     hashed: NDArray[np.uint64] = found ^ (found >> np.uint64(32))
     return hashed
 
 
-def _turned(words: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Return unsigned integers with their bits turned to the left."""
+def _rotated(words: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Return unsigned integers with their bits rotated to the left."""
     kind = words.dtype.type
     size = words.dtype.itemsize * 8
-    turned: NDArray[Any] = (words << kind(bits)) | (words >> kind(size - bits))
-    return turned
+    rotated: NDArray[Any] = (words << kind(bits)) | (words >> kind(size - bits))
+    return rotated

@@ -1,4 +1,4 @@
-"""A rank's rows as the feed left them: agreed on between ranks, split, and planned."""
+"""A rank's rows: agreement between ranks on columns, split into training and validation, and plan of steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,11 +23,11 @@ from farandole.spark.trainers.arrow_columns import AnyColumn, HeldColumn, Vector
 from farandole.spark.trainers.moved_rows import even_out
 from farandole.spark.trainers.transformation import RowTransform, Transformation, TransformedLoader, first_row_of_all
 
-# Names of columns in the feed. The user's own names may hold dots, which Spark reads as fields of structs.
+# Names of columns in the feed. The user's own names may contain dots, which Spark takes for fields of structs.
 HASH = "hash"
 VALIDATES = "validates"
 
-_ROWS_AT_ONCE = 1 << 14  # that are copied out of the file to look at them
+_ROWS_AT_ONCE = 1 << 14  # rows that are copied out of the file at once to search for NaN
 
 
 def fed_as(place: int) -> str:
@@ -40,14 +40,14 @@ class RowsWanted:
     """The estimator's settings for rows; the same on every rank."""
 
     columns: tuple[str, ...]
-    validation: float | None  # fraction of rows; None: those that the validation column chose, if there is one
+    validation: float | None  # fraction of rows; None: the validation column decides, if there is one
     validation_col: str | None
     batch_size: int
     val_batch_size: int
     shuffle: bool
-    transformation: Transformation | None = None  # makes `columns` of those that are fed
-    keep: bool = False  # hold the columns in memory, as batches have them
-    by_content: bool = False  # ranks have the rows whose hash says so, and hand some on until all have equally many
+    transformation: Transformation | None = None  # makes `columns` from the columns of the feed
+    keep: bool = False  # keep the columns in memory, in the form of batches
+    by_content: bool = False  # rows were shared out by hash; ranks exchange some until all have equally many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +61,10 @@ class Rows:
 
 
 def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: Gather) -> Rows:
-    """Open this rank's file and agree with the other ranks, through calls of `gather`, on what an epoch is.
+    """Open this rank's file; agree with the other ranks, by calls of `gather`, on columns and on the plan of an epoch.
 
     Raises `DataError`, the same on every rank, for nulls, ragged arrays, and when no row is left to train on;
-    `ConfigError` for a transformation that fails on a rank's first row.
+    `ConfigError` for a transformation that fails on a rank's first row. A collective.
     """
     shard = ArrowShard(path)
     fed = {} if wanted.transformation else {name: fed_as(place) for place, name in enumerate(wanted.columns)}
@@ -78,7 +78,7 @@ def open_rows(path: Path, wanted: RowsWanted, *, seed: int, rank: int, gather: G
         columns = _columns(shard, fed, widths)
 
     hashes = _hashes(shard)
-    # By content, not by arrival: Spark may deliver the same rows in another order when it evaluates them again.
+    # Ordered by content, not by arrival: Spark may deliver the same rows in another order in another evaluation.
     order = mine[np.argsort(hashes[mine], kind="stable")]
     if wanted.validation_col is not None:
         validates = shard.column(VALIDATES, None).take(np.arange(shard.rows)) != 0
@@ -121,9 +121,9 @@ def _hashes(shard: ArrowShard) -> NDArray[np.int64]:
 def _agree_on_widths(
     shard: ArrowShard, fed: Mapping[str, str], validation_col: str | None, gather: Gather
 ) -> tuple[dict[str, int | None], dict[str, str]]:
-    """Return the lengths of the columns' arrays, and the type of each, as all ranks have them.
+    """Return the length of each column's arrays (None: numbers) and its type, which all ranks agree on.
 
-    `fed` has the columns' names in the file. Looks at the validation column, too."""
+    `fed` maps the columns to their names in the file. The validation column is checked, too."""
     mine = []
     for name, there in fed.items():
         vectors = is_vector(shard.chunked(there).type)
@@ -154,7 +154,7 @@ def _columns(shard: ArrowShard, fed: Mapping[str, str], widths: Mapping[str, int
 def _transform(
     shard: ArrowShard, wanted: RowsWanted, order: NDArray[np.int64], *, seed: int, rank: int, gather: Gather
 ) -> RowTransform:
-    """Return the transformation of this rank's rows, whose results all ranks have agreed on."""
+    """Return the transformation of this rank's rows; all ranks agree on the types of its results."""
     assert wanted.transformation is not None
     raw = {
         name: AnyColumn.of(name, shard.chunked(fed_as(place))) for place, name in enumerate(wanted.transformation.fed)
@@ -168,7 +168,7 @@ def _transform(
 def _held(
     columns: Mapping[str, RowColumn], transform: RowTransform | None, order: NDArray[np.int64], rows: int
 ) -> dict[str, RowColumn]:
-    """Return columns in memory, of all `rows` rows of the file; vectors stay compressed in it."""
+    """Return the columns in memory, for all `rows` rows of the file; sparse vectors stay in the file."""
     if transform is not None:
         return {name: HeldColumn(values) for name, values in transform.kept(order, rows).items()}
     everything = np.arange(rows)
