@@ -189,7 +189,7 @@ def test_without_a_folder_the_driver_has_all_rows(
     assert "compression_codec and parquet_row_group_size_bytes are ignored" in caplog.text
     with pytest.raises(DataError, match="there are no rows"):
         empty.make_torch_dataloader().__enter__()
-    with pytest.raises(DataError, match="column 'i': Spark hands interval to no rank"):
+    with pytest.raises(DataError, match="column 'i': Spark cannot convert interval to Arrow"):
         make_spark_converter(spark.range(3).selectExpr("make_interval(1) AS i"))
 
 

@@ -219,7 +219,7 @@ def test_rows_that_cannot_be_trained_on_are_refused(spark: SparkSession) -> None
     assert isinstance(caught.value.__cause__, DataError)
     with pytest.raises(ConfigError, match="dataframe: 65 are in the call, 64 are the most"):
         run(print, [spark.range(1) for _ in range(65)], num_proc=2)
-    with pytest.raises(DataError, match="column 'i': Spark hands interval to no rank"):
+    with pytest.raises(DataError, match="column 'i': Spark cannot convert interval to Arrow"):
         run(refuse, (rows.selectExpr("make_interval(1) AS i"),), num_proc=2)
 
 
@@ -230,7 +230,7 @@ def ids_of(rows: ShardSource) -> list[int]:
 @pytest.mark.parametrize("num_proc", [2, -2])
 def test_a_stream_is_refused_with_the_way_to_read_it(spark: SparkSession, num_proc: int) -> None:
     stream = spark.readStream.format("rate").load()
-    with pytest.raises(DataError, match=r"stream is read through its sink.*Growing\(folder, format='stream'\)"):
+    with pytest.raises(DataError, match=r"streaming DataFrame cannot be fed.*Growing\(folder, format='stream'\)"):
         HorovodRunner(np=num_proc).run(lambda rows: None, rows=stream)
 
 

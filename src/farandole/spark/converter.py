@@ -1,4 +1,4 @@
-"""`make_spark_converter`, with Petastorm's arguments: a DataFrame for loaders in a job's function, or on the driver."""
+"""`make_spark_converter`, with Petastorm's arguments: loaders of a DataFrame, in a job's function or on the driver."""
 
 import logging
 import uuid
@@ -43,15 +43,15 @@ def make_spark_converter(
     compression_codec: str | None = None,
     dtype: Literal["float32", "float64"] | None = None,
 ) -> SparkDatasetConverter:
-    """Make loaders of `df` possible, in the function of a `HorovodRunner` or of `farandole.spark.run`, and here.
+    """Return a converter, which makes loaders of `df` here and in functions of `HorovodRunner` and `run`.
 
-    Returns at once: a job that meets the converter evaluates `df` and feeds the ranks. If Spark's setting
-    farandole.spark.converter.parentCacheDirUrl names a folder, the same one for driver, executors and ranks, `df` is
-    written below it as Parquet instead: that runs a Spark job and blocks until it is done. Only then do
-    `parquet_row_group_size_bytes` and `compression_codec` have a meaning. With `dtype` columns of floating point, and
-    arrays and vectors of them, are cast; by default they stay as they are. Raises `ConfigError` for a codec or type
-    that is none, `DataError` for a column that Spark hands to no rank, and for no rows, which without a folder a loader
-    finds.
+    Returns at once; a job whose call contains the converter evaluates `df` and feeds the ranks. If Spark's setting
+    farandole.spark.converter.parentCacheDirUrl names a folder, which driver, executors and ranks must share, `df` is
+    written below it as Parquet instead: this runs a Spark job and blocks until it has ended.
+    `parquet_row_group_size_bytes` and `compression_codec` apply only to these files. With `dtype` columns of floating
+    point, and arrays and vectors of them, are cast; by default they are not. Raises `ConfigError` for an unknown codec
+    or type, `DataError` for a column that has no Arrow type and for a DataFrame without rows; without a folder loaders
+    raise the latter.
     """
     if dtype not in (None, "float32", "float64"):
         raise ConfigError("dtype", f"must be float32, float64 or None, got {dtype!r}")
@@ -72,7 +72,7 @@ def make_spark_converter(
 
 
 class HeldRows:
-    """A DataFrame of this driver's; jobs get its rows, and so does this process when it asks for a loader."""
+    """A DataFrame of this driver, whose rows jobs feed to ranks, and which loaders of this process collect."""
 
     url = None
 
@@ -93,7 +93,7 @@ class HeldRows:
         return GivenRows, (fed, self._rows)
 
     def count(self) -> int:
-        """Let Spark count, once, unless the rows are here."""
+        """Return the number of rows; a Spark job counts them once, unless they have been collected."""
         if self._rows is None:
             self._rows = self._alive().count()
         return self._rows
@@ -108,7 +108,7 @@ class HeldRows:
         return read_own(self._source, options, 0, 1, None)
 
     def close(self) -> None:
-        """Let go of the DataFrame and of what was collected of it."""
+        """Release the DataFrame and its collected rows."""
         self._dataframe = self._source = None
         self._files.close()
 
@@ -119,13 +119,13 @@ class HeldRows:
 
 
 def _owning(converter: SparkDatasetConverter, close: Callable[[], None]) -> SparkDatasetConverter:
-    # Copies of this object, on ranks, have no finalizer.
+    # The copies of this object on ranks have no finalizer.
     weakref.finalize(converter, close)
     return converter
 
 
 def _write(frame: DataFrame, url: str, codec: str, row_group_bytes: int) -> WrittenRows:
-    """Write Parquet files; leaves nothing behind when that fails, or when there are no rows."""
+    """Write Parquet files; removes them if that fails, or if there are no rows, which raises `DataError`."""
     writer = frame.write.option("compression", codec).option("parquet.block.size", row_group_bytes)
     try:
         writer.parquet(url)

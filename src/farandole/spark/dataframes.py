@@ -1,4 +1,4 @@
-"""The driver's side of a DataFrame among the arguments of a call: it stays with Spark, ranks get shares of its rows."""
+"""DataFrames in a call, on the driver: they stay in Spark, the call has placeholders, and ranks get shares of rows."""
 
 import inspect
 import os
@@ -21,34 +21,34 @@ __all__ = ["arrow_schema", "collected", "feeding", "stand_in", "take_dataframes"
 
 
 _STREAM = (
-    "a DataFrame of a stream is read through its sink, so that each row comes once: write it by "
-    "df.writeStream.format('parquet')...start(folder), and let each rank read the folder meanwhile by "
+    "a streaming DataFrame cannot be fed to ranks, because a repeated batch would bring its rows twice; write it with "
+    "df.writeStream.format('parquet')...start(folder), and let each rank read the folder meanwhile with "
     "GrowingLoader(Growing(folder, format='stream'), ...)"
 )
 
-# Set while a job's call is pickled: numbers the DataFrame of an object in it among the job's. No argument reaches such
-# an object.
+# Set while a job's call is pickled: gives the DataFrame of an object in the call its number among the job's. The object
+# has no other way to it, as pickle passes it no argument.
 _numbering: ContextVar[Callable[[DataFrame], FedRows]] = ContextVar("farandole_numbering")
 
 
 def take_dataframes(
     args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[list[object], dict[str, object], list[DataFrame]]:
-    """Take the DataFrames out of the arguments and put a `FedRows` in the place of each."""
+    """Replace each DataFrame among the arguments by a `FedRows`; return the arguments and the DataFrames."""
     found: list[DataFrame] = []
 
-    def kept(value: object) -> object:
+    def replaced(value: object) -> object:
         return FedRows(_number(value, found)) if isinstance(value, DataFrame) else value
 
-    placed, named = [kept(value) for value in args], {name: kept(value) for name, value in kwargs.items()}
+    placed, named = [replaced(value) for value in args], {name: replaced(value) for name, value in kwargs.items()}
     return placed, named, found
 
 
 @contextmanager
 def feeding(dataframes: list[DataFrame], rows: Sequence[FedRows] = ()) -> Iterator[None]:
-    """Let what is pickled in the block add its DataFrames to the job's `dataframes`, each once, by `stand_in`.
+    """Let objects that are pickled in the block add their DataFrames to the job's `dataframes` once, by `stand_in`.
 
-    `rows` are what stands for them, if they have been laid out already."""
+    `rows` has the placeholder of each DataFrame, if their rows are in files already."""
 
     def number(dataframe: DataFrame) -> FedRows:
         place = _number(dataframe, dataframes)
@@ -62,13 +62,13 @@ def feeding(dataframes: list[DataFrame], rows: Sequence[FedRows] = ()) -> Iterat
 
 
 def stand_in(dataframe: DataFrame) -> FedRows | None:
-    """Return what stands for the rows of `dataframe` in the job's call that is being pickled; None outside of one."""
+    """Return the placeholder of `dataframe` in the job's call that is being pickled; None outside of `feeding`."""
     number = _numbering.get(None)
     return None if number is None else number(dataframe)
 
 
 def _number(dataframe: DataFrame, known: list[DataFrame]) -> int:
-    """Return the place of `dataframe` among `known`, where it is put if it is new; equal queries are not compared."""
+    """Return the index of `dataframe` in `known`, after appending it if it is new; equal queries are not compared."""
     for place, each in enumerate(known):
         if each is dataframe:
             return place
@@ -77,14 +77,14 @@ def _number(dataframe: DataFrame, known: list[DataFrame]) -> int:
 
 
 def arrow_schema(dataframe: DataFrame) -> pa.Schema:
-    """Return the columns as ranks get them; raises `DataError` naming one that Spark cannot hand over.
+    """Return the schema of the rows that ranks get; raises `DataError` naming a column that has no Arrow type.
 
-    Refuses DataFrames of streams: a repeated batch would bring rows twice, unless a committed log sets its attempts
+    Refuses streaming DataFrames: a repeated batch would bring rows twice, unless a committed log tells its attempts
     apart."""
     if dataframe.isStreaming:
         raise DataError("", _STREAM)
     zone = dataframe.sparkSession.conf.get("spark.sql.session.timeZone")
-    # Older ones have no such argument and say UTC.
+    # Older versions of PySpark have no such argument and use UTC.
     options: Any = {"timezone": zone} if "timezone" in inspect.signature(to_arrow_type).parameters else {}
     fields = []
     for field in dataframe.schema.fields:
@@ -92,19 +92,20 @@ def arrow_schema(dataframe: DataFrame) -> pa.Schema:
             fields.append(pa.field(field.name, to_arrow_type(field.dataType, **options), field.nullable))
         except PySparkException as error:
             kind = field.dataType.simpleString()
-            raise DataError(field.name, f"Spark hands {kind} to no rank; cast it or leave it out") from error
+            raise DataError(field.name, f"Spark cannot convert {kind} to Arrow; cast it or leave it out") from error
     return pa.schema(fields)
 
 
 @contextmanager
 def collected(dataframes: Sequence[DataFrame], num_proc: int) -> Iterator[list[FedRows]]:
-    """Bring all rows to this process and lay them out for `num_proc` ranks of this machine, in files without names.
+    """Collect all rows here, and write the shares of `num_proc` ranks of this machine to files without names.
 
-    For a try before a job of Spark's: all rows of a DataFrame are in this process's memory for a moment."""
+    Yields the placeholder of each DataFrame, and closes the files at the end of the block. For tests on local ranks:
+    all rows of a DataFrame are in this process's memory for a moment."""
     with ExitStack() as stack:
         found = []
         for number, dataframe in enumerate(dataframes):
-            arrow_schema(dataframe)  # names what cannot be collected, either
+            arrow_schema(dataframe)  # raises for a column that cannot be collected, either
             table, paths = dataframe.toArrow(), []
             for rank in range(num_proc):
                 first, last = (table.num_rows * place // num_proc for place in (rank, rank + 1))

@@ -1,6 +1,6 @@
 """Result of `make_spark_converter`: a DataFrame's rows by Petastorm's names, on the driver and on ranks.
 
-Imports no more than a rank that gets one needs: no Spark."""
+Imports no Spark, which ranks do not need."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CACHE_SETTINGS", "ConvertedRows", "GivenRows", "SparkDatasetConverter", "WrittenRows", "read_own"]
 
-# Where copies go, in Spark's configuration: our name, and the one that programs have.
+# Settings of Spark that name the folder of copies: farandole's, and Petastorm's, which existing programs set.
 CACHE_SETTINGS = ("farandole.spark.converter.parentCacheDirUrl", "petastorm.spark.converter.parentCacheDirUrl")
 
 
@@ -34,7 +34,7 @@ class ConvertedRows(Protocol):
         ...
 
     def count(self) -> int:
-        """Count the rows, of all ranks together."""
+        """Return the number of rows of all ranks together."""
         ...
 
     def read(self, options: Mapping[str, Any]) -> "Reader":
@@ -42,21 +42,22 @@ class ConvertedRows(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the rows."""
+        """Release the rows."""
         ...
 
 
 class SparkDatasetConverter:
-    """A DataFrame's rows for the loaders that Petastorm's programs ask for, in the function of a `HorovodRunner` too.
+    """A DataFrame's rows for the loaders of Petastorm's programs, also in the function of a `HorovodRunner`.
 
-    Without a folder a job that meets this in its function, or among the arguments, brings each rank its share of the
-    rows, which are one shard there: `cur_shard` and `shard_count` are the rank and the number of ranks, and all ranks
-    make a loader together. On the driver the first loader collects the rows to its local disk, as one shard.
-    With a folder any process that reaches it reads any shard.
-    Files go with `delete`, or when the object that made them goes, at the latest with the driver's interpreter.
+    Without a folder, a job whose function or arguments contain the converter feeds each rank its share of the rows. The
+    share is the rank's shard: `cur_shard` and `shard_count` must be the rank and the number of ranks, and all ranks
+    must make a loader together. On the driver the first loader collects the rows to local disk, as one shard.
+    With a folder, any process that reaches it reads any shard.
+    `delete` removes the files. Otherwise they are removed with the object that made them, at the latest when the
+    driver's interpreter ends.
     """
 
-    PARENT_CACHE_DIR_URL_CONF = CACHE_SETTINGS[1]  # by this name Petastorm's programs set the folder
+    PARENT_CACHE_DIR_URL_CONF = CACHE_SETTINGS[1]  # by which Petastorm's programs set the folder
 
     def __init__(self, rows: ConvertedRows) -> None:
         self._rows = rows
@@ -68,11 +69,11 @@ class SparkDatasetConverter:
 
     @property
     def dataset_size(self) -> int:
-        """The number of rows, of all ranks together.
+        """The number of rows of all ranks together.
 
-        Without a folder it is counted when somebody asks: on the driver by a Spark job, unless the rows are there
-        already; on ranks, to which the driver hands on what it knows, by all of them together, unless a loader was
-        made before."""
+        Without a folder the first use counts them. The driver runs a Spark job, unless it has collected the rows. Ranks
+        receive the driver's count, if it has one. Otherwise this is a collective of all ranks, unless they have made a
+        loader before."""
         return self._rows.count()
 
     def __len__(self) -> int:
@@ -88,7 +89,7 @@ class SparkDatasetConverter:
         data_loader_fn: Callable[..., Any] | None = None,
         **petastorm_reader_kwargs: Any,
     ) -> Iterator[Any]:
-        """Give, in a `with` block, batches of tensors by column; the other arguments are those of `make_batch_reader`.
+        """Yield batches of tensors by column to a `with` block; further arguments are those of `make_batch_reader`.
 
         Epochs are endless by default. Name `cur_shard` and `shard_count` to have each row on one rank only."""
         # Only the process that trains needs torch; the driver, which converts, may have none.
@@ -111,10 +112,10 @@ class SparkDatasetConverter:
         shuffling_queue_capacity: int | None = None,
         **petastorm_reader_kwargs: Any,
     ) -> Iterator[Any]:
-        """Give, in a `with` block, a `tf.data.Dataset` of named tuples of `batch_size` rows, by default 32.
+        """Yield a `tf.data.Dataset` of named tuples of `batch_size` rows, by default 32, to a `with` block.
 
-        The other arguments are those of `make_torch_dataloader`. Rows are shuffled and read ahead already:
-        `shuffling_queue_capacity` and `prefetch` add to that only what they are given."""
+        The other arguments are those of `make_torch_dataloader`. The reader already shuffles rows and reads ahead;
+        `shuffling_queue_capacity` adds a buffer of so many rows, `prefetch` one of so many batches."""
         from farandole.tensorflow.data import make_batched_dataset
 
         with self._read(num_epochs, workers_count, petastorm_reader_kwargs) as reader:
@@ -127,7 +128,7 @@ class SparkDatasetConverter:
             yield dataset if prefetch is None else dataset.prefetch(prefetch)
 
     def delete(self) -> None:
-        """Remove the files; nothing can be read any more. Idempotent."""
+        """Remove the files; the rows cannot be read afterwards. Idempotent."""
         self._rows.close()
 
     def _read(self, num_epochs: int | None, workers_count: int | None, options: Mapping[str, Any]) -> "Reader":
@@ -165,7 +166,7 @@ class WrittenRows:
 
 
 class GivenRows:
-    """The rows that a job brings this rank; the call is unpickled before they are there, and runs after that."""
+    """The rows that a job feeds to this rank. The call is unpickled before they arrive, and runs afterwards."""
 
     url = None
 
@@ -173,7 +174,7 @@ class GivenRows:
         self._fed, self._rows = fed, rows
 
     def count(self) -> int:
-        """Add up what all ranks have, together, unless that is known."""
+        """Return the number of rows of all ranks; a collective, unless the number is known."""
         if self._rows is None:
             _, _, gather = _place()
             mine = sum(group.rows for group in self._source().row_groups)
@@ -184,7 +185,7 @@ class GivenRows:
         """Read this rank's rows; raises `NotInitializedError` before `init()`."""
         rank, size, gather = _place()
         reader = read_own(self._source(), options, rank, size, gather)
-        self.count()  # while all ranks are here; later, one may ask alone
+        self.count()  # while all ranks take part; later, one may ask alone
         return reader
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Files without names on an executor's disks, for rows: no other process can open them or leave them behind."""
+"""Files without names on an executor's disks, for rows: other processes cannot find them, and none is left behind."""
 
 import os
 import tempfile
@@ -11,8 +11,8 @@ __all__ = ["local_directory", "nameless_file", "no_room"]
 
 
 def local_directory(env: Mapping[str, str], turn: int) -> str:
-    """Choose among the executor's local directories, `turn` by turn, so that the ranks of a host use all disks."""
-    # YARN's and the other managers' names, in the order in which Spark itself looks.
+    """Return one of the executor's local directories, in rotation by `turn`, so that ranks of a host use all disks."""
+    # The variable of YARN, then that of other cluster managers, in the order in which Spark itself reads them.
     for name in ("LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
         directories = [each for each in env.get(name, "").split(",") if each and os.access(each, os.W_OK)]
         if directories:
@@ -31,5 +31,5 @@ def nameless_file(directory: str) -> BinaryIO:
 
 
 def no_room(error: OSError, directory: str) -> CacheError:
-    """Say of which directory it was that the disk refused."""
+    """Return the `CacheError` for `error`, with the name of its directory."""
     return CacheError(directory, f"cannot hold the rank's rows ({error}); give spark.local.dir more room")

@@ -1,6 +1,6 @@
-"""The rank's side of a DataFrame among the arguments of a call: what stands for it, and the rows that come instead.
+"""DataFrames in a call, on a rank: their placeholders, and the rows that replace them.
 
-Imports no more than a rank without such arguments needs."""
+Imports nothing that a rank without DataFrames does not need."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,9 @@ COLLECTED = "farandole.spark.fed_rows:run_collected"
 
 @dataclass(frozen=True, slots=True)
 class FedRows:
-    """Stands for the job's `number`-th DataFrame while the call is pickled.
+    """Placeholder of the job's `number`-th DataFrame in the pickled call.
 
-    On the ranks of one machine `paths` has each one's file."""
+    For local ranks `paths` has the file of each rank."""
 
     number: int
     paths: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class FedRows:
 def give_rows(
     args: Sequence[Any], kwargs: Mapping[str, Any], path_of: Callable[[FedRows], str]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Put this rank's rows, in the files that `path_of` names, where the DataFrames were."""
+    """Replace each placeholder among the arguments by this rank's rows, in the file that `path_of` returns for it."""
 
     def given(value: Any) -> Any:
         return open_rows(path_of(value)) if isinstance(value, FedRows) else value
@@ -40,8 +40,8 @@ def give_rows(
 
 
 def open_rows(path: str) -> "ShardSource":
-    """Open a rank's file."""
-    # Here, as most jobs have no DataFrame, and their ranks start sooner without it.
+    """Open a rank's file of rows."""
+    # Imported here, because most jobs have no DataFrame, and their ranks start sooner without this import.
     from farandole.data import ShardSource
 
     return ShardSource(path)

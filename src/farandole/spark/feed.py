@@ -42,11 +42,11 @@ class Feed:
     def frame(self, rows: DataFrame, num_proc: int) -> DataFrame:
         """Return the rows as the ranks get them, in `num_proc` partitions.
 
-        Each row carries a hash of its content, which alone says in which partition it is, and by which ranks put their
-        rows in an order: neither depends on where and in what order Spark has them. Partitions are about even; ranks
-        even out the rest."""
+        Each row carries a hash of its content. The hash alone decides the row's partition and its place in a rank's
+        order, so that neither depends on Spark's partitions and their order. Partitions have about equally many rows;
+        ranks balance the rest."""
         columns = [self._fed(name).alias(fed_as(place)) for place, name in enumerate(self.columns)]
-        # As numbers where that is possible: compressed vectors have the hash, and so the order, of dense ones.
+        # Hash numbers where possible: so compressed vectors have the hash, and thus the order, of dense ones.
         extra = [F.xxhash64(*[_hashable(self.schema, name) for name in self.columns]).alias(HASH)]
         if self.validation_col is not None:
             extra.append((_quoted(self.validation_col).cast("int") != 0).cast("tinyint").alias(VALIDATES))
@@ -93,10 +93,11 @@ def plan_transformed_feed(
     validation: str | None,
     compressed: bool = False,
 ) -> Feed:
-    """Choose the columns that a function of rows takes, in their own types; it makes those that are `wanted`.
+    """Choose the columns, in their own types, for a user's function of rows, which makes the `wanted` ones.
 
-    It takes the wanted ones that are there, and those that it removes. With `compressed` vectors stay as they are, and
-    are arrays otherwise. Raises `DataError` for a column that is neither there nor `edited`."""
+    The function takes those of the `wanted` and `removed` columns that the DataFrame has. With `compressed` vectors
+    stay as they are, otherwise they become arrays. Raises `DataError` for a column that is neither in the DataFrame nor
+    `edited`, `ConfigError` if no column is left."""
     for name in (*wanted, *removed):
         if name in removed or name not in edited:
             _type_of(schema, name)
@@ -145,7 +146,7 @@ def as_numbers(schema: StructType, name: str) -> Column:
 
 
 def _hashable(schema: StructType, name: str) -> Column:
-    """Return a column that Spark can hash: one that holds maps as a text."""
+    """Return the column in a form that Spark can hash: as JSON text if it holds maps."""
     return F.to_json(F.struct(_quoted(name))) if _holds_maps(_type_of(schema, name)) else as_numbers(schema, name)
 
 

@@ -1,4 +1,4 @@
-"""A rank's rows on local disk: written once while the rank starts, mapped into memory by it, and never left behind."""
+"""A rank's rows on local disk: written once while the rank starts, mapped into its memory, and freed with it."""
 
 import logging
 import os
@@ -18,22 +18,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Arrow IPC streams in a file without a name; its space is free again when no process has it open any more."""
+    """Arrow IPC streams in a file without a name, which the kernel frees when no process has it open any more."""
 
     file: BinaryIO
     rows: int
 
     def close(self) -> None:
-        """Let go of it; a rank that received the descriptor keeps its own hold."""
+        """Close this process's descriptor; a rank that has received one keeps the file."""
         self.file.close()
 
 
 def spill(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str, *, stop: Callable[[], bool]) -> Spill:
     """Write `batches` as an Arrow IPC stream to a file in `directory`, uncompressed, so that it can be mapped.
 
-    The file never has a name: however task and rank end, by `kill -9` too, the kernel frees it, and no one else can
-    open it. `schema` serves when there is no batch. Ends early when `stop` says so after a batch.
-    Raises `CacheError` naming the directory, when it is full for example."""
+    The file never has a name: the kernel frees it however task and rank end, also after `kill -9`, and other processes
+    cannot find it. `schema` is used if there is no batch. Ends early if `stop()` is true after a batch. Raises
+    `CacheError` naming the directory, for example if it is full."""
     started = time.monotonic()
     file = nameless_file(directory)
     try:
@@ -54,7 +54,7 @@ def _write(
 ) -> int:
     rows = 0
     writer: pa.ipc.RecordBatchStreamWriter | None = None
-    # Errors of `batches` are Spark's own and pass; what the disk says needs the name of the disk.
+    # Errors of `batches` are Spark's own and propagate; errors of the disk become a `CacheError` with its name.
     with pa.OSFile(f"/proc/self/fd/{file.fileno()}", "wb") as sink:
         for batch in batches:
             try:
