@@ -1,4 +1,4 @@
-"""A task's way to the keepers of dealt rows: its own host's, which it starts where there is none, and other hosts'."""
+"""Connections of tasks to keepers of dealt rows: on this host, where a task starts the keeper, and on other hosts."""
 
 import hmac
 import json
@@ -31,31 +31,33 @@ __all__ = [
     "local_name",
 ]
 
-A_FILE = b"f"  # a descriptor comes along with it
-KEEPER = b"keeper"  # begins its identity
+A_FILE = b"f"  # the byte with which a descriptor is sent
+KEEPER = b"keeper"  # the start of a keeper's identity
 HANDSHAKE_TIMEOUT = timedelta(seconds=10)
 START_TIMEOUT = timedelta(seconds=60)
-STALLED = timedelta(seconds=60)  # without a byte, on a connection between hosts
+STALLED = timedelta(seconds=60)  # the longest wait for the next bytes of a request or an answer
 LARGEST_REQUEST = 4096  # bytes
 READ_PIECE = 1 << 20  # bytes
 
 
 def local_name(secret: bytes) -> str:
-    """Spell the keeper's name on its own host, in Linux's name space without files."""
+    """Return the name of the keeper's socket on its own host, in Linux's abstract name space, which has no files.
+
+    The name derives from `secret`, so that only members of the job can know it."""
     return f"\0farandole-{hmac.digest(secret, b'the name of the keeper', 'sha256').hex()[:32]}"
 
 
 class RowsLost(SourceError):
-    """Dealt rows are gone with their keeper; dealt again, they would be there."""
+    """Dealt rows are lost because their keeper has ended; dealing them again would restore them."""
 
 
 def keeper_identity(host: str) -> bytes:
-    """Spell the identity by which the keeper of `host` connects to the driver."""
+    """Return the identity with which the keeper of `host` connects to the driver."""
     return KEEPER + b" " + host.encode()[:128]
 
 
 def keeper_of(identity: bytes) -> str | None:
-    """Return the host of the keeper that has this identity; None for a peer that is no keeper."""
+    """Return the host of the keeper that has this identity; None for a peer that is not a keeper."""
     role, _, host = identity.partition(b" ")
     return host.decode(errors="replace") if role == KEEPER else None
 
@@ -65,8 +67,8 @@ class KeeperPlan:
     """Addresses and secret by which the tasks of a job reach their keepers."""
 
     secret: bytes = field(repr=False)
-    driver: str  # host:port of the driver's log, whose connection is a keeper's lifeline
-    interface: str = ""  # where keepers listen; "": where the way to the driver begins
+    driver: str  # host:port of the driver's log; a keeper ends when its connection to it does
+    interface: str = ""  # on which keepers listen; "": the one that leads to the driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Kept:
 
     @classmethod
     def here(cls, secret: bytes) -> "Kept | None":
-        """Connect to this host's keeper; None where there is none. Raises `SourceError` when it ends meanwhile."""
+        """Connect to this host's keeper; returns None if there is none. Raises `SourceError` if it ends meanwhile."""
         try:
             return cls._connected(local_name(secret).encode(), secret)
         except ConnectionRefusedError:
@@ -111,14 +113,16 @@ class Kept:
 
     @classmethod
     def started(cls, plan: KeeperPlan) -> "Kept":
-        """Connect to this host's keeper, which is started where there is none. Raises `SourceError` when it cannot."""
+        """Connect to this host's keeper, and start it if there is none.
+
+        Blocks until it listens. Raises `SourceError` if it does not within `START_TIMEOUT`, or cannot start."""
         give_up = time.monotonic() + START_TIMEOUT.total_seconds()
         while (kept := cls.here(plan.secret)) is None:
             with socket.socket(socket.AF_UNIX) as turn:
                 try:
                     turn.bind(f"{local_name(plan.secret)}-starts")
                 except OSError:
-                    time.sleep(0.005)  # another task is about to
+                    time.sleep(0.005)  # another task is starting it
                 else:
                     _start(plan)
             if time.monotonic() >= give_up:
@@ -127,28 +131,28 @@ class Kept:
 
     @classmethod
     def at(cls, address: str, secret: bytes) -> Self:
-        """Connect to the keeper of another host. Raises `SourceError` when it cannot be reached."""
+        """Connect to the keeper of another host. Raises `SourceError` if it cannot be reached."""
         try:
             return cls._connected(address, secret)
         except (OSError, EOFError, RendezvousError) as error:
             raise _lost(address, error) from error
 
     def borrow(self) -> Borrowed:
-        """Borrow a file of this host's keeper; `commit` says how far it has been written.
+        """Borrow a file of this host's keeper, to append rows that `commit` then makes permanent.
 
-        Raises `CacheError` when the disk has no room for one, `SourceError` when the keeper is gone."""
+        Raises `CacheError` if the keeper's disk refuses a file, `SourceError` if the keeper is gone."""
         answer = self._ask({"do": "borrow"})
         file = self._receive_file("r+b")
         return Borrowed(file, int(answer["file"]), int(answer["at"]), str(answer["directory"]))
 
     def commit(self, end: int) -> None:
-        """Have the keeper keep what was written up to byte `end`. Raises `SourceError` when it is gone."""
+        """Make the keeper keep the borrowed file up to byte `end`. Raises `SourceError` if it is gone."""
         self._ask({"do": "commit", "end": end})
 
     def copy(self, number: int, at: int, length: int, out: BinaryIO) -> None:
-        """Copy committed bytes of file `number` to where `out` stands.
+        """Copy `length` committed bytes of file `number`, from byte `at` on, to the position of `out`.
 
-        Raises `SourceError` when the keeper is gone; what the disk of `out` says passes."""
+        Raises `SourceError` if the keeper is gone; an `OSError` of the disk of `out` propagates."""
         if not self._local:
             self._receive({"do": "read", "file": number, "at": at, "length": length}, out)
             return
@@ -188,14 +192,14 @@ class Kept:
         return answer
 
     def _opened(self, number: int) -> BinaryIO:
-        """Open a file of this host's keeper, which stays when the keeper is gone."""
+        """Open a file of this host's keeper; it stays readable when the keeper is gone."""
         if number not in self._files:
             self._ask({"do": "open", "file": number})
             self._files[number] = self._receive_file("rb")
         return self._files[number]
 
     def _receive_file(self, mode: Literal["rb", "r+b"]) -> BinaryIO:
-        """Receive the descriptor that follows an answer; its position is the keeper's and everybody's."""
+        """Receive the descriptor that follows an answer; its file position is shared with the keeper and all tasks."""
         try:
             _, fds, _, _ = socket.recv_fds(self._connection, len(A_FILE), 1)
         except OSError as error:
@@ -205,6 +209,7 @@ class Kept:
         return open(fds[0], mode, buffering=0)
 
     def _receive(self, request: dict[str, object], out: BinaryIO) -> None:
+        """Send a request to read, and write the bytes of the answer to `out`."""
         length = int(str(request["length"]))
         buffer = bytearray(min(length, READ_PIECE))
         with memoryview(buffer) as view:
@@ -224,7 +229,7 @@ class Kept:
 
 
 def _write_all(out: BinaryIO, data: memoryview) -> None:
-    """Write all of it; files without a buffer may take less at a time."""
+    """Write all of `data`; a file without a buffer may take less at a time."""
     while data:
         data = data[out.write(data) :]
 
@@ -237,7 +242,7 @@ def _lost(address: str, error: Exception) -> RowsLost:
 
 
 def _start(plan: KeeperPlan) -> None:
-    """Start this host's keeper; returns when it, or another one, can be reached."""
+    """Start this host's keeper; returns when it listens, or when another process has its name. Raises `SourceError`."""
     settings = {"secret": plan.secret.hex(), "driver": plan.driver, "interface": plan.interface}
     command = [sys.executable, "-m", "farandole.spark.exchange.keeper"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

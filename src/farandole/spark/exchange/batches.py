@@ -1,4 +1,4 @@
-"""Number of rows that Spark puts in an Arrow batch, estimated within a bounded time."""
+"""Spark's limit of an Arrow batch: its number of rows alone, where rows are small."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +11,10 @@ __all__ = ["counted_by_rows"]
 
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
-_UNMEASURED = str(2**31 - 1)  # with this value, and no other, Spark does not measure
+_UNMEASURED = str(2**31 - 1)  # the only value with which Spark does not measure
 _FIXED: tuple[type[DataType], ...] = (BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)
-_WIDEST = 16  # bytes that a value of these takes at most, as a decimal
-_SMALL = 64 << 20  # bytes that Spark itself holds a batch to
+_WIDEST = 16  # bytes; the most that a value of these types takes, a decimal
+_SMALL = 64 << 20  # bytes; Spark's own limit of a batch
 
 
 @contextmanager
@@ -22,15 +22,15 @@ def counted_by_rows(dataframes: Sequence[DataFrame]) -> Iterator[Callable[[], No
     """Keep Spark from measuring an Arrow batch after each row, where rows are so small that their number limits it.
 
     Spark 4.1 and later look at each buffer of each column after each row, which takes longer than all the rest of
-    making the batch. It reads the setting while it plans a query, so it is put back when the function that is given is
-    called, at the latest at the end. What the user has set stays."""
+    making the batch. Spark reads the setting while it plans a query. The yielded function restores the setting, and the
+    end of the block does so at the latest. A value that the user has set stays."""
     if not dataframes or not _are_small(dataframes):
         yield lambda: None
         return
-    conf = dataframes[0].sparkSession.conf  # whose settings a query of several follows
+    conf = dataframes[0].sparkSession.conf  # a query of several DataFrames follows the first one's session
 
     def put_back() -> None:
-        # Not what the user, or another job of the session, has made of it since.
+        # Only if neither the user nor another job of the session has changed it since.
         if conf.get(_BYTES, None) == _UNMEASURED:
             conf.unset(_BYTES)
 
@@ -49,6 +49,6 @@ def _are_small(dataframes: Sequence[DataFrame]) -> bool:
 
 
 def _row_bytes(dataframe: DataFrame) -> float:
-    """Return the bytes that a row takes at most."""
+    """Return the most bytes that a row takes; infinity if a type has no fixed size."""
     kinds = [field.dataType for field in dataframe.schema.fields]
     return len(kinds) * _WIDEST if all(isinstance(kind, _FIXED) for kind in kinds) else math.inf

@@ -1,4 +1,4 @@
-"""The task that reads a partition of a DataFrame, and deals its rows to the ranks."""
+"""Dealing of rows to ranks, in the task that reads a partition of a DataFrame."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ _ARROW_SHARES = pa.schema(
     [(name, _ARROW_TYPES[kind]) for name, kind in map(str.split, SHARE_SCHEMA.split(", "))],
 )
 
-TURN_BYTES = 4 << 20  # that are dealt at a time: few enough for the cache of a core
-BATCH_ROWS = 10_000  # of what ranks read at a time
+TURN_BYTES = 4 << 20  # bytes that are dealt at a time; they fit the cache of a core
+BATCH_ROWS = 10_000  # rows of an Arrow batch, which ranks read at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +30,14 @@ class DealPlan:
 
     keeper: KeeperPlan
     number: int
-    keys: Sequence[int]  # keys[rank] is what Spark's `repartition` takes to the task of that rank
-    arranged: bool  # not at random: the last column says whose the rows of the whole partition are
+    keys: Sequence[int]  # Spark's `repartition` sends keys[rank] to the task of that rank
+    arranged: bool  # by the user, not at random: the last column has the rank of all rows of the partition
 
 
 def deal_rows(plan: DealPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the partition's rows into a file of the host's keeper, and yield where each rank's are.
+    """Write the partition's rows to a file of the host's keeper, and yield the places of each rank's shares.
 
-    The function of `mapInArrow`. Raises `CacheError` when the disk is full, `SourceError` when there can be no keeper.
+    A function for `mapInArrow`. Raises `CacheError` if the disk is full, `SourceError` if there can be no keeper.
     """
     context = TaskContext.get()
     assert context is not None
@@ -51,16 +51,16 @@ def deal_rows(plan: DealPlan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
 
 class Dealer:
-    """Deals one partition.
+    """Dealer of one partition's rows.
 
-    Each rank gets as many rows of it as the others, give or take one, and chance, a function of the partition's number
-    alone, says which."""
+    Each rank gets as many rows of the partition as the others, give or take one. A random generator chooses them, whose
+    seeds are the numbers of the partition and of the turn."""
 
     def __init__(self, plan: DealPlan, partition: int, borrowed: Borrowed, keeper: str) -> None:
         self._plan, self._partition, self._borrowed, self._keeper = plan, partition, borrowed, keeper
         self._turn = 0
-        self._next = partition  # the rank that gets the next row, if there is one too many; ranks take turns
-        self.end = borrowed.at  # of what is written
+        self._next = partition  # modulo the number of ranks, the rank that gets the next row; ranks take turns
+        self.end = borrowed.at  # of the written bytes
 
     def deal(self, batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, object]]:
         """Write the rows, some megabytes at a time; yield a row of SHARE_SCHEMA for each share that is not empty."""
@@ -75,7 +75,7 @@ class Dealer:
         yield from self._deal(waiting)
 
     def _deal(self, waiting: list[pa.RecordBatch]) -> Iterator[dict[str, object]]:
-        # One batch, unless its strings were more than Arrow's offsets can count.
+        # One batch, unless its strings have more bytes than Arrow's offsets can count.
         for batch in pa.Table.from_batches(waiting).combine_chunks().to_batches() if waiting else []:
             for rank, rows in self._shares(batch) if batch.num_rows else ():
                 if not rows.num_rows:
@@ -87,6 +87,7 @@ class Dealer:
             self._turn += 1
 
     def _shares(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield ranks, each with its rows of `batch`."""
         if self._plan.arranged:
             whose = batch.num_columns - 1
             yield batch.column(whose)[0].as_py(), batch.select(range(whose))
@@ -98,7 +99,7 @@ class Dealer:
         self._next += batch.num_rows
 
     def _write(self, rows: pa.RecordBatch) -> int:
-        """Append an Arrow IPC stream of these rows; where it ends."""
+        """Append an Arrow IPC stream of `rows` to the file; return the byte at which it ends. Raises `CacheError`."""
         try:
             with pa.OSFile(f"/proc/self/fd/{self._borrowed.file.fileno()}", "ab") as sink:
                 with pa.ipc.new_stream(sink, rows.schema) as writer:

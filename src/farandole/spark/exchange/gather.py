@@ -1,4 +1,4 @@
-"""The barrier task of a rank: brings the rank's shares together in a file of its own."""
+"""Gathering of a rank's shares in a file of its own, in the rank's barrier task."""
 
 import itertools
 import logging
@@ -30,18 +30,18 @@ def gather_rows(
 ) -> list[Spill]:
     """Copy a rank's shares among `shares`, rows of SHARE_SCHEMA, into one file for each DataFrame, in `directory`.
 
-    They lie in the order of partitions, however Spark has ordered their names. A DataFrame of which there is no share
-    is a file of its `schemas` alone. Ends early when `stop` says so. Raises `CacheError` when the disk is full,
-    `SourceError` when shares are gone with the host that held them."""
-    named = [share for batch in shares for share in batch.to_pylist() if share["rank"] == rank]
-    named.sort(key=lambda share: (share["partition"], share["turn"]))
+    The shares are in the order of partitions, in whatever order Spark delivers their places. A DataFrame without a
+    share becomes a file with its schema alone. Ends early if `stop()` is true. Raises `CacheError` if the disk is full,
+    `SourceError` if shares are lost with the host that held them."""
+    own = [share for batch in shares for share in batch.to_pylist() if share["rank"] == rank]
+    own.sort(key=lambda share: (share["partition"], share["turn"]))
     started = time.monotonic()
     with ExitStack() as opened, ExitStack() as connections:
         keepers, made = Keepers(secret, rank, connections), []
         for number, schema in enumerate(schemas):
             file = nameless_file(directory)
             opened.callback(file.close)
-            mine = [share for share in named if share["number"] == number]
+            mine = [share for share in own if share["number"] == number]
             try:
                 if mine:
                     keepers.copy(mine, file, stop)
@@ -57,7 +57,9 @@ def gather_rows(
 
 
 class Keepers:
-    """Those that a rank's task asks, its own host's first, then each rank in another order; `connections` ends them."""
+    """Keepers from which a rank's task copies: its own host's first, then others, in an order that differs by rank.
+
+    `connections` closes the connections."""
 
     def __init__(self, secret: bytes, rank: int, connections: ExitStack) -> None:
         self._secret, self._rank, self._connections = secret, rank, connections
@@ -65,7 +67,7 @@ class Keepers:
         self._known = {here.address: connections.enter_context(here)} if here is not None else {}
 
     def copy(self, shares: Sequence[Mapping[str, Any]], out: BinaryIO, stop: Callable[[], bool]) -> None:
-        """Copy these shares to `out`, one after the other."""
+        """Copy `shares` to `out`, so that they follow each other there; ends early if `stop()` is true."""
         starts = itertools.accumulate((share["length"] for share in shares), initial=0)
         by_keeper: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
         for start, share in zip(starts, shares, strict=False):

@@ -1,21 +1,22 @@
-"""The keeper of a host: a process that holds the rows dealt there, from the tasks' end until all ranks have theirs.
+"""Keeper of a host: a process that holds the rows dealt there, from the tasks' end until all ranks have theirs.
 
     python -m farandole.spark.exchange.keeper      settings as JSON on the standard input
 
-A task that reads rows ends before the ranks begin, and Spark ends its process when it likes. So the first such task on
-a host starts this one. Its files have no names. Who knows the job's secret and is on this host, as the same user, finds
-it under a name that only they can spell, and is handed the files themselves; tasks of other hosts ask for bytes over
-TCP, on the one address that leads to the driver. It ends when the driver says so or is gone, and with it goes all that
-it held.
+A task that reads rows ends before the ranks begin, and Spark may end its process at any time. So the first such task on
+a host starts the keeper. The keeper's files have no names. Tasks of the same host and user connect to a Unix socket,
+whose name derives from the job's secret, and receive descriptors of the files. Tasks of other hosts request bytes over
+TCP, at one address: that of the configured interface, or the one that leads to the driver. The keeper ends, and its
+files are freed, when the driver dismisses it or when its connection to the driver ends.
 
-After the handshake a peer sends one of these, and is answered in frames of JSON:
+After the handshake a peer sends requests, as frames of JSON:
 
-    {"do": "borrow"}                              a file to append to, of this task alone, or what the disk said; it
-    {"do": "commit", "end": bytes}                is given back cut to what it was, if the connection ends without this
-    {"do": "open", "file": n}                     a file to read, for those on this host
-    {"do": "read", "file": n, "at": byte, "length": bytes}     the bytes themselves, for those on others
+    {"do": "borrow"}                  asks for a file to append to, for this task alone; the answer is the file, or the
+                                      problem of the disk. When the connection ends, the file is cut to its last commit
+    {"do": "commit", "end": bytes}    makes the borrowed file permanent up to this byte
+    {"do": "open", "file": n}         asks for a file to read, on this host
+    {"do": "read", "file": n, "at": byte, "length": bytes}     asks for bytes, on other hosts; the answer is the bytes
 
-A file is a descriptor that comes along with a byte after the answer.
+Other answers are frames of JSON. A file is sent as a descriptor, with one byte after the answer.
 """
 
 import contextlib
@@ -55,12 +56,12 @@ SEND_PIECE = 1 << 20  # bytes
 class _File:
     file: BinaryIO
     directory: str
-    end: int = 0  # of what has been committed
+    end: int = 0  # of the committed bytes
     lent: bool = False
 
 
 class Keeper:
-    """Serves tasks of this host and of others; a thread for each connection."""
+    """Server for tasks of this host and of others, with a thread for each connection."""
 
     def __init__(self, secret: bytes, local: socket.socket, remote: socket.socket, address: str) -> None:
         self._address = address
@@ -87,7 +88,7 @@ class Keeper:
                     keep_alive(connection, STALLED)
                 _answer(connection, {"address": self._address})
                 while True:
-                    # It reads from Spark, or from other keepers, for as long as it likes between its requests here.
+                    # No limit between two requests: meanwhile the task reads from Spark or from other keepers.
                     connection.settimeout(None)
                     asked = json.loads(recv_frame(connection, LARGEST_REQUEST))
                     connection.settimeout(STALLED.total_seconds())
@@ -109,13 +110,13 @@ class Keeper:
                     else:
                         raise ValueError(f"{asked['do']} is not for this connection")
         except (OSError, EOFError, FarandoleError, ValueError, KeyError, IndexError):
-            pass  # it has all it wanted, is gone, or asks for what it must not have, and reads so from the end
+            pass  # the peer has finished, is gone, or has sent a wrong request; the end of the connection shows it that
         finally:
             if borrowed is not None:
                 self._take_back(borrowed)
 
     def _lend(self) -> tuple[_File, int]:
-        """Lend a file that no task has, so that there are no more files than tasks at a time."""
+        """Return a file that no task has, a new one only if all are lent, and its number; raises `CacheError`."""
         with self._lock:
             number = next((place for place, held in enumerate(self._files) if not held.lent), len(self._files))
             if number == len(self._files):
@@ -125,11 +126,13 @@ class Keeper:
             return self._files[number], number
 
     def _take_back(self, held: _File) -> None:
+        """Cut a lent file to its committed bytes, and make it available again."""
         with self._lock:
             held.file.truncate(held.end)
             held.lent = False
 
     def _send(self, connection: socket.socket, number: int, at: int, length: int) -> None:
+        """Send committed bytes of file `number`; raises `ValueError` for others."""
         held = self._files[number]
         if at < 0 or length < 0 or at + length > held.end:
             raise ValueError(f"bytes {at} to {at + length} of file {number} are not there")
@@ -145,10 +148,10 @@ def _answer(connection: socket.socket, answer: Mapping[str, object], file: Binar
 
 
 def main() -> None:
-    """Serve until the driver says that the job is over, or is gone; returns at once where another keeper serves.
+    """Serve until the driver dismisses the keeper or is gone; returns at once if this host has a keeper already.
 
-    The process that was started ends as soon as the keeper, a child of its, can be reached: who started it need not
-    wait longer, nor reap it."""
+    The started process forks the keeper and ends as soon as it listens, so that the task that has started it need not
+    wait longer, nor reap the keeper."""
     settings: dict[str, Any] = json.load(sys.stdin)
     secret, driver = bytes.fromhex(settings["secret"]), split_address(settings["driver"])
     local = socket.socket(socket.AF_UNIX)
@@ -172,7 +175,7 @@ def main() -> None:
     keeper = Keeper(secret, local, remote, join_address(host, remote.getsockname()[1]))
     with contextlib.suppress(OSError, EOFError, FarandoleError):  # the driver is gone, which ends the job as well
         recv_frame(lifeline, LARGEST_REQUEST)
-    # Before the lifeline, by which the driver sees that nothing is left.
+    # Before the lifeline closes, from whose end the driver concludes that no file is left.
     keeper.let_go()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""The driver's part: a job's DataFrames as the names of shares, in one partition for each rank."""
+"""Query for a job's DataFrames, on the driver: the places of all shares, in one partition for each task of ranks."""
 
 import functools
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ __all__ = ["dealt"]
 
 
 def dealt(dataframes: Sequence[DataFrame], num_proc: int, keeper: KeeperPlan, ranks_per_task: int = 1) -> DataFrame:
-    """Return the names of all shares, those of the ranks of task k in partition k; nothing runs yet.
+    """Return the places of all shares, with those for the ranks of task k in partition k; nothing runs yet.
 
-    Partitions are read where and as Spark likes. Where the last step of a DataFrame was to repartition it to
-    `num_proc`, partition k is rank k's, as the user has arranged it."""
+    Spark reads the partitions of `dataframes` where and in the order it likes. If the last step of a DataFrame
+    repartitions it to `num_proc` partitions, rank k gets partition k, as the user has arranged it."""
     tasks = num_proc // ranks_per_task
     keys = [key for key in keys_of_partitions(tasks) for _ in range(ranks_per_task)]
     shares = [_shares(dataframe, keys, keeper=keeper, number=number) for number, dataframe in enumerate(dataframes)]
@@ -27,13 +27,13 @@ def dealt(dataframes: Sequence[DataFrame], num_proc: int, keeper: KeeperPlan, ra
 def _shares(dataframe: DataFrame, keys: Sequence[int], *, keeper: KeeperPlan, number: int) -> DataFrame:
     arranged = application_of(dataframe.sparkSession).repartitioned_to(dataframe) == len(keys)
     plan = DealPlan(keeper=keeper, number=number, keys=keys, arranged=arranged)
-    # As a column: a task's own number counts the partitions of all DataFrames.
+    # As a column, because a task's own number counts the partitions of all DataFrames.
     rows = dataframe.select("*", F.spark_partition_id()) if arranged else dataframe
     return rows.mapInArrow(functools.partial(deal_rows, plan), SHARE_SCHEMA)
 
 
 def keys_of_partitions(partitions: int) -> list[int]:
-    """Find for each partition an integer that Spark's `repartition` by a column puts there."""
+    """Return for each partition an integer that Spark's `repartition` by a column sends there."""
     keys: dict[int, int] = {}
     number = 0
     while len(keys) < partitions:
@@ -43,7 +43,7 @@ def keys_of_partitions(partitions: int) -> list[int]:
 
 
 def _murmur3(number: int) -> int:
-    """Hash as Spark does for shuffles, and for bucketed tables on disk, which is why that stays as it is.
+    """Return Spark's hash of an integer for shuffles. It will not change, as bucketed tables on disk depend on it.
 
     MurmurHash3 (x86, 32 bit) by Austin Appleby, of four bytes, with 42 as the seed."""
     word = number * 0xCC9E2D51 & 0xFFFFFFFF
