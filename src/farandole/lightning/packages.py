@@ -5,15 +5,15 @@ from types import ModuleType
 
 __all__ = ["FABRICS", "PACKAGES", "package_of"]
 
-# By package: the one that holds its environments.
+# By package: the package with its cluster environments.
 FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 PACKAGES = tuple(FABRICS)
 
 
 def package_of(value: object, base: str = "LightningModule") -> ModuleType | None:
-    """Return the package whose class `base` `value` is an instance of; None if it is of neither.
+    """Return the package whose class `base` the `value` is an instance of; None for other values.
 
-    Imports neither: an instance shows that its package is imported."""
+    Imports no package: if there is an instance, its package is imported."""
     for name in PACKAGES:
         package = sys.modules.get(name)
         if package is not None and isinstance(value, getattr(package, base)):

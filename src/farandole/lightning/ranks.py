@@ -1,4 +1,4 @@
-"""Lightning's strategy and environment over the ranks of a farandole job, for any of Lightning's packages."""
+"""Lightning's strategy and cluster environment for the ranks of a farandole job, for each of Lightning's packages."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +48,7 @@ def strategy_class(package: ModuleType, strategy: type["OverRanks"] | None = Non
 
 
 class _Places(_Base):  # type: ignore[misc]  # its other base is the package's
-    """The places of the ranks, as Lightning asks for them."""
+    """Cluster environment of Lightning: size, rank, local rank and node rank of this process."""
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -77,17 +77,16 @@ class _Places(_Base):  # type: ignore[misc]  # its other base is the package's
 
 
 class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
-    """A strategy for `Trainer(accelerator="cpu", strategy=FarandoleStrategy())` on each rank of a farandole job, or for
-    accelerator="gpu".
+    """Strategy for the ranks of a farandole job: `Trainer(accelerator="cpu", strategy=FarandoleStrategy())`, or "gpu".
 
     Gradients are averaged over ranks during the backward pass. `on_after_backward` and later hooks see the averages. A
     parameter without a gradient on this rank counts as zeros. `self.log(..., sync_dist=True)`, metrics of torchmetrics
-    and `self.all_gather` take the values of all ranks. All ranks take rank 0's weights when training starts, and rank
-    0's running statistics (BatchNorm) when a validation starts.
+    and `self.all_gather` use the values of all ranks. All ranks get rank 0's weights when training starts, and rank 0's
+    running statistics (BatchNorm) when a validation starts.
 
     `rate_factor` multiplies the learning rates while an optimizer steps; schedulers, callbacks and checkpoints see the
-    rates without it. `compression` is for gradients that travel. Making a `Trainer` calls `init()` and blocks until all
-    ranks have come."""
+    rates without it. `compression` is for gradients. The constructor of `Trainer` calls `init()` and blocks until all
+    ranks have called it."""
 
     strategy_name = "farandole"
     is_distributed = True
@@ -103,10 +102,10 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         self._reducer: Reducer | None = None
 
     def set_world_ranks(self) -> None:
-        """Join the job; Lightning calls it when a `Trainer` is made."""
+        """Join the job; the constructor of `Trainer` calls it."""
         if not hvd.is_initialized():
             hvd.init()
-        # Both packages guard rank 0's functions with this decorator, which guessed its rank at import.
+        # Both packages use this decorator for functions of rank 0. At import it guesses the rank from the environment.
         from lightning_utilities.core.rank_zero import rank_zero_only
 
         rank_zero_only.rank = hvd.rank()  # type: ignore[attr-defined]  # a variable of a function
@@ -135,7 +134,7 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         if trainer.state.fn == "fit" and hvd.size() > 1:
             hvd.broadcast_parameters(module.state_dict(), root_rank=0)
             names = {parameter: name for name, parameter in module.named_parameters()}
-            self._reducer = Reducer(names, [[each] for each in names], 1, self._options)
+            self._reducer = Reducer(names, [[parameter] for parameter in names], 1, self._options)
 
     def on_validation_start(self) -> None:
         """Give all ranks rank 0's running statistics."""
@@ -144,17 +143,17 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
             self.broadcast_buffers()
 
     def teardown(self) -> None:
-        """Unhook the parameters: a backward pass after the training is this rank's own."""
+        """Unhook the parameters, so that a backward pass after the training does not communicate."""
         self._reducer = None
         super().teardown()
 
     def broadcast_buffers(self) -> None:
-        """Give all ranks rank 0's buffers, as running statistics are; a collective."""
+        """Give all ranks rank 0's buffers, such as running statistics; a collective."""
         hvd.broadcast_parameters(dict(self.lightning_module.named_buffers()), root_rank=0)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Let gradients add up on this rank within the block."""
+        """Accumulate gradients on this rank, without reducing them, within the block."""
         if self._reducer is not None:
             self._reducer.paused = True
         try:
@@ -164,7 +163,7 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
                 self._reducer.paused = False
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Run the backward pass, and wait until the gradients are those of all ranks; hooks and clipping come after."""
+        """Run the backward pass, and block until the gradients are reduced; hooks and clipping run after that."""
         module, precision = self.lightning_module, self.precision_plugin
         self.pre_backward(closure_loss)
         closure_loss = precision.pre_backward(closure_loss, module)
@@ -185,14 +184,14 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
         def run() -> Any:
             loss = closure()
             if self._reducer is not None and self._reducer.started:
-                self._finish()  # a backward pass that Lightning has not seen
+                self._finish()  # the closure ran a backward pass without the strategy
             return loss
 
         with stepping(optimizer, self._rate_factor, self.reduce if self._reducer is not None else None):
             return super().optimizer_step(optimizer, run, model, **kwargs)
 
     def reduce(self, tensor: Any, group: object = None, reduce_op: object = "mean") -> Any:
-        """Return a tensor's combination over all ranks, "mean" by default; other objects as they are."""
+        """Return `tensor` reduced over all ranks, by "mean" by default; other objects are returned unchanged."""
         if not isinstance(tensor, Tensor) or self._failed:
             return tensor
         name = str(reduce_op).rpartition(".")[2].lower()
@@ -200,21 +199,21 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
             raise ConfigError("reduce_op", f"must be one of {', '.join(_OPERATIONS)}, got {reduce_op}")
         op = _OPERATIONS[name]
         if op == hvd.Average and not tensor.is_floating_point():
-            return hvd.allreduce(tensor.detach().double(), op=op)  # a mean of counts is no whole number
+            return hvd.allreduce(tensor.detach().double(), op=op)  # a mean of integers is not an integer
         return hvd.allreduce(tensor.detach(), op=op)
 
     def barrier(self, name: str | None = None) -> None:
-        """Block until every rank has come, unless this one has failed: others do not come then."""
+        """Block until every rank has called it; do nothing if this rank has failed, as others may not call it then."""
         if not self._failed:
             hvd.barrier()
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        """Return the object of rank `src`; this rank's own once it has failed."""
+        """Return the object of rank `src`; if this rank has failed, its own object."""
         return obj if self._failed else hvd.broadcast_object(obj, root_rank=src)
 
     @property
     def _failed(self) -> bool:
-        """Return whether this rank has failed, so that callbacks only end their work."""
+        """Return whether this rank has failed; callbacks then only clean up."""
         module = self.lightning_module
         return module is not None and module._trainer is not None and bool(module.trainer.interrupted)
 
@@ -226,9 +225,10 @@ class OverRanks(_Base):  # type: ignore[misc]  # its other base is the package's
 
 
 def gpu_of_rank(given: Sequence[torch.device], local_rank: int, count: int) -> torch.device:
-    """Return the GPU for a rank among those `given` to the trainer, on a host where `count` are visible.
+    """Return the GPU of a rank from the GPUs `given` to the trainer, on a host with `count` visible GPUs.
 
-    Several are dealt by local rank. The first one alone is also what devices=1 gives: one GPU for each rank."""
+    Several GPUs are assigned by local rank. A single GPU 0 may mean devices=1, so each rank gets the GPU at its local
+    rank."""
     only = given[0]
     if len(given) > 1:
         return given[local_rank % len(given)]

@@ -1,4 +1,4 @@
-"""The step of an optimizer with larger learning rates than the ones that the program sees."""
+"""Optimizer steps with learning rates that are larger than those that the program sees."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ __all__ = ["stepping"]
 def stepping(
     optimizer: torch.optim.Optimizer, factor: float, reduce: Callable[[Any], Any] | None = None
 ) -> Iterator[None]:
-    """Let `optimizer.step` multiply the learning rates by `factor` within the block.
+    """Multiply the learning rates by `factor` during each `optimizer.step` within the block.
 
-    Closures, schedulers and what follows see the rates without the factor. With `reduce`, an LBFGS searches by the loss
-    that `reduce` returns: all ranks go the same way if they see one loss."""
+    Closures, schedulers and later code see the rates without the factor. With `reduce`, the line search of LBFGS uses
+    the loss that `reduce` returns, so that all ranks search in the same way."""
     searches = reduce is not None and isinstance(optimizer, torch.optim.LBFGS)
     if factor == 1.0 and not searches:
         yield
@@ -48,11 +48,11 @@ def stepping(
 
 
 class _Rates:
-    """The learning rates of an optimizer: shown as the program set them, or multiplied."""
+    """The learning rates of an optimizer, multiplied by a factor or as the program has set them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: float) -> None:
         self._optimizer, self._factor = optimizer, factor
-        self._shown: list[Any] | None = None  # while they are multiplied
+        self._shown: list[Any] | None = None  # the program's rates, while they are multiplied
 
     def multiply(self) -> None:
         groups = self._optimizer.param_groups

@@ -1,4 +1,4 @@
-"""The strategy for the package `lightning`."""
+"""Strategy for the package `lightning`."""
 
 import lightning.pytorch as package
 

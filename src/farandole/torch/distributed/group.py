@@ -45,7 +45,7 @@ class FarandoleGroup(dist.ProcessGroup):
     ) -> None:
         """Join a group of the job's ranks `members`, given by their numbers in the job. Blocks until all of them have
         joined."""
-        super().__init__(rendezvous.rank, rendezvous.size)  # type: ignore[call-arg]  # one of two overloads in torch's stub
+        super().__init__(rendezvous.rank, rendezvous.size)  # type: ignore[call-arg]  # an overload of torch's stub
         self._name, self._label = name, label
         self._rank, self._size = rendezvous.rank, rendezvous.size
         context = Context(rendezvous, config, members=members, process_set=label)
@@ -215,7 +215,7 @@ class FarandoleGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> Work:
-        """Send rows of the input to each rank, and write received rows into the output; without splits in equal parts."""
+        """Send rows of the input to each rank, write received rows into the output; in equal parts without splits."""
         what = "all_to_all"
         source, target = flat(input, what), flat(output, what, write=True)
         require_apart(source, target, None, what)
