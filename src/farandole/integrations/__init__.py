@@ -1,1 +1,1 @@
-"""Other people's tools, met at the edge; import the module of the one you use."""
+"""Integrations with other tools, each a module to import on its own."""

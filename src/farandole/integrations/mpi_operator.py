@@ -1,8 +1,8 @@
 """Command for the launcher's pod of an MPI job on Kubernetes: `python -m farandole.integrations.mpi_operator`.
 
-It is for jobs that use `mpirun`; `farandole run` finds the job's hosts by itself. With a command behind it, it waits
-until all pods have addresses, and replaces itself with that command, which gets the controller's settings also by the
-names of Open MPI 5. Without one, it writes these variables for `eval` in a shell."""
+It is for jobs that use `mpirun`; `farandole run` finds the job's hosts by itself. Given a command, it waits until all
+pods have addresses, and replaces itself with the command. It adds the controller's settings under the variables of Open
+MPI 5 to the environment. Without a command, it writes these variables for `eval` in a shell."""
 
 import os
 import shlex
@@ -20,9 +20,9 @@ USAGE_ERROR, NOT_FOUND = 2, 127
 
 
 def main(words: Sequence[str], env: dict[str, str]) -> int:
-    """Run the command `words` with `env` and the variables of Open MPI 5, or write these; returns an exit code.
+    """Run the command `words` with `env` and the variables of Open MPI 5; without words, write these variables.
 
-    Does not return once the command runs."""
+    Replaces this process with the command, and returns an exit code only on errors or without a command."""
     try:
         job = OperatorJob.find(env)
         if job is None:

@@ -14,7 +14,7 @@ from farandole.core.context import Context
 
 __all__ = ["metrics_text", "serve_metrics"]
 
-# By the names of `Metrics.read`; what is no counter can fall.
+# Help texts by the names of `Metrics.read`. Gauges can fall; all others are counters.
 _HELP = {
     "operations": "Collectives that this rank has completed.",
     "bytes": "Bytes that this rank has put into collectives.",
@@ -55,10 +55,10 @@ def metrics_text() -> str:
 
 @contextmanager
 def serve_metrics(port: int, address: str = "127.0.0.1") -> Iterator[int]:
-    """Answer Prometheus at `http://address:port/metrics` within this block, which gets the port; 0 takes a free one.
+    """Serve this rank's metrics at `http://address:port/metrics` within the block; yields the port. 0: any free port.
 
-    Ranks of one host need a port each. Whoever reaches the address can read the metrics: by default this host only.
-    Raises `NotInitializedError` before `init()`, and `OSError` when the port is taken."""
+    Each rank of a host needs its own port. Everybody who can reach the address can read the metrics; by default only
+    this host can. Raises `NotInitializedError` before `init()`, and `OSError` if the port is in use."""
     server, thread = start_http_server(port, address, _registry())
     try:
         yield server.server_port

@@ -1,4 +1,4 @@
-"""Speed of reading and time spent waiting for data, where a rank's other measurements are."""
+"""Report of a loader's reading speed and waiting time, to an event file and the timeline."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,10 @@ __all__ = ["report_reading"]
 
 
 def report_reading(events: EventFile | None = None) -> Callable[[Metrics], None]:
-    """Return a function for the `report` of a `Loader`: it writes each epoch to `events` and to this rank's timeline.
+    """Return a function for the argument `report` of a `Loader`, which writes each epoch's metrics.
 
-    In the event file a point stands at the number of its epoch; the timeline has curves, if one is being written."""
+    It writes them to `events` with the epoch as step, and as curves to this rank's timeline, if one is being
+    written."""
 
     def report(metrics: Metrics) -> None:
         if events is not None:

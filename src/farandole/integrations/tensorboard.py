@@ -1,6 +1,6 @@
 """Curves for TensorBoard: `with EventFile(folder) as events: events.scalars({"loss": 0.3}, step)`."""
 
-# EventFile itself is elsewhere, because the Spark estimators, which may not import integrations, write event files too.
+# EventFile is in another module, because the Spark estimators use it too and may not import integrations.
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ class Writer(Protocol):
 
 
 def write_metrics(events: EventFile | Writer, step: int) -> None:
-    """Add this rank's metrics, as `farandole.torch.metrics()` returns them, to the curves `farandole/<name>`.
+    """Add this rank's metrics, the result of `farandole.torch.metrics()`, to the curves `farandole/<name>`.
 
     Raises `NotInitializedError` before `init()`."""
     values = {f"farandole/{name}": value for name, value in metrics().items()}
@@ -32,24 +32,24 @@ def write_metrics(events: EventFile | Writer, step: int) -> None:
 
 
 class TensorBoardLogger:
-    """Writes the values of each epoch to one event file on the driver: `TorchEstimator(..., loggers=[...])`.
+    """Logger that writes the values of each epoch to an event file on the driver: `TorchEstimator(..., loggers=[...])`.
 
-    The file is made at the first epoch. The epoch is the step of the curves. With a store an estimator writes event
-    files without a logger, and those have each step too."""
+    The file is created at the first epoch. The epoch is the step of the curves. With a store, an estimator writes event
+    files without a logger; these also have the values of each step."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
         self._events: EventFile | None = None
 
     def log_epoch(self, record: Mapping[str, float]) -> None:
-        """Write an epoch's values; TensorBoard can read them afterwards. Raises `OSError`."""
+        """Write and flush an epoch's values. Raises `OSError`."""
         if self._events is None:
             self._events = EventFile(self._folder)
         self._events.scalars(epoch_points(record), int(record["epoch"]))
         self._events.flush()
 
     def close(self) -> None:
-        """Close the file; the next epoch begins another one."""
+        """Close the file; the next epoch creates another one."""
         if self._events is not None:
             self._events.close()
             self._events = None

@@ -1,6 +1,6 @@
-"""Entry point that `import torch` calls (see pyproject.toml), so that torch.distributed knows the backend "farandole".
+"""Entry point that `import torch` calls (see pyproject.toml) to register the backend "farandole".
 
-TORCH_DEVICE_BACKEND_AUTOLOAD=0 is torch's switch against that; `import farandole.torch.distributed` does the same."""
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches this off; `import farandole.torch.distributed` then registers it."""
 
 import torch.distributed as dist
 
@@ -8,7 +8,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Let `init_process_group` know the backend; what it is made of is imported when the first group is made."""
+    """Register the backend with `init_process_group`; its modules are imported when the first group is made."""
     if dist.is_available():
         dist.Backend.register_backend("farandole", _make_group, extended_api=True, devices=["cpu"])
 

@@ -1,7 +1,7 @@
 """Flyte tasks whose function runs on ranks: `@task(task_config=Farandole(num_workers=4))`.
 
-Importing it registers with flytekit the task type, the decoder of tables for ranks, and the transformer of estimators
-and fitted models."""
+The import registers with flytekit the task type, the decoder of tables for ranks, and the type transformer of
+estimators and fitted models."""
 
 from farandole.extras import importing
 

@@ -1,4 +1,4 @@
-"""Estimators and fitted models between Flyte's tasks: `def fit() -> TorchModel`, `def predict(model: TorchModel)`."""
+"""Flyte's type transformer for estimators and fitted models, as in `def predict(model: TorchModel)`."""
 
 from pathlib import Path
 
@@ -11,9 +11,10 @@ __all__ = ["ModelTransformer"]
 
 
 class ModelTransformer(AsyncTypeTransformer[Portable]):  # type: ignore[misc]  # flytekit has no types
-    """Keeps an estimator or a fitted model as a folder in the layout of pyspark.ml, which `load` of its class reads.
+    """Type transformer that stores an estimator or a fitted model as a folder in the layout of pyspark.ml.
 
-    Neither way needs Spark or Java. Reading unpickles: take models only from tasks that you trust."""
+    `load` of the model's class reads the folder. Neither storing nor reading needs Spark or Java. Reading unpickles, so
+    the task that made the model must be trusted."""
 
     _TYPE = BlobType(format="farandole", dimensionality=BlobType.BlobDimensionality.MULTIPART)
 
@@ -21,13 +22,13 @@ class ModelTransformer(AsyncTypeTransformer[Portable]):  # type: ignore[misc]  #
         super().__init__("farandole model", Portable)
 
     def get_literal_type(self, t: type[Portable]) -> LiteralType:
-        """Return the type of a folder, whichever class it is of."""
+        """Return the type of a folder, for every class."""
         return LiteralType(blob=self._TYPE)
 
     async def async_to_literal(
         self, ctx: FlyteContext, python_val: Portable, python_type: type[Portable], expected: LiteralType
     ) -> Literal:
-        """Upload a model's files to the task's raw outputs; raises `PicklingError` for what cannot be pickled."""
+        """Upload a model's files to the task's raw outputs; raises `PicklingError` if it cannot be pickled."""
         folder = Path(ctx.file_access.get_random_local_directory())
         for name, content in python_val.to_files().items():
             path = folder / name

@@ -1,4 +1,4 @@
-"""A rank's part of a Flyte task: its context, inputs as the function takes them, and rank 0's outputs as literals."""
+"""A rank's part of a Flyte task: its context, conversion of inputs, and rank 0's outputs as literals."""
 
 import pickle
 import sys
@@ -24,14 +24,14 @@ __all__ = ["FlyteCall", "Outcome", "Place", "folder_of", "run_on_rank", "runs_in
 
 
 def runs_in_cluster(ctx: FlyteContext) -> bool:
-    """Return whether the task runs in a pod of Flyte's, not in a local execution."""
+    """Return whether the task runs in a pod of Flyte and not in a local execution."""
     return ctx.execution_state is not None and ctx.execution_state.mode == ExecutionState.Mode.TASK_EXECUTION
 
 
 def folder_of(function: Callable[..., Any]) -> str | None:
-    """Return the folder from which the function's module is imported; None where there is none.
+    """Return the folder from which the function's module was imported; None if it was not imported from a file.
 
-    `pyflyte run` takes it from `sys.path` as soon as it has loaded the module, and ranks load that again."""
+    `pyflyte run` removes the folder from `sys.path` after it has loaded the module, and ranks load the module again."""
     name = function.__module__
     file = getattr(sys.modules.get(name), "__file__", None)
     if name == "__main__" or file is None:
@@ -42,20 +42,21 @@ def folder_of(function: Callable[..., Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The part of a task's context that ranks need: where outputs, checkpoints and code are."""
+    """The locations in a task's context that ranks need: outputs, checkpoints and code."""
 
     raw_outputs: str
     outputs: str | None
     checkpoint: str | None
-    earlier_checkpoint: str | None  # of the attempt before, or of this one in a restarted pod
+    earlier_checkpoint: str | None  # of the previous attempt, or of this attempt if its pod was restarted
     code: str | None  # the archive of a fast registration
 
     @classmethod
     def of(cls, ctx: FlyteContext) -> Self:
-        """Return the place of the task that runs in `ctx`. Looks in the store for a checkpoint of this attempt.
+        """Return the locations for the task that runs in `ctx`.
 
-        There is one when the pod that starts the ranks has been restarted: Flyte calls that no new attempt, and would
-        go on from the attempt before. Ranks get a copy, as rank 0 may write anew while another one still reads."""
+        Looks in the store for a checkpoint of this attempt, which exists if the launcher's pod was restarted: Flyte
+        does not count a restart as a new attempt, and would use the previous attempt's checkpoint. Ranks get a copy,
+        because rank 0 may write a new checkpoint while another rank reads."""
         user, settings = ctx.user_space_params, ctx.serialization_settings
         checkpoint = None if user is None else user._checkpoint
         written: str | None = getattr(checkpoint, "_checkpoint_dest", None)
@@ -76,7 +77,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlyteCall:
-    """A task's function with its inputs as Flyte stores them."""
+    """Call of a task's function, with its inputs in Flyte's form."""
 
     name: str
     function: Callable[..., Any]
@@ -87,7 +88,7 @@ class FlyteCall:
     literals: bytes
 
     def run(self, ctx: FlyteContext, *, upload: bool) -> bytes:
-        """Call the function; with `upload` return its outputs as serialized literals."""
+        """Call the function; with `upload`, upload its outputs and return them as serialized literals."""
         literals = LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(self.literals))
         value = self.function(**TypeEngine.literal_map_to_kwargs(ctx, literals, dict(self.inputs)))
         if not upload:
@@ -118,24 +119,24 @@ class FlyteCall:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a rank: its outputs as serialized literals, or why it has none, and names and texts of decks."""
+    """Result of a rank: its outputs as serialized literals, or why they are ignored, and its decks as (name, HTML)."""
 
     literals: bytes = b""
     ignored: str | None = None
     decks: Sequence[tuple[str, str]] = ()
 
     def outputs(self) -> LiteralMap:
-        """Return the outputs; raises `IgnoreOutputs` if the function did."""
+        """Return the outputs; raises `IgnoreOutputs` if the function raised it."""
         if self.ignored is not None:
             raise IgnoreOutputs(self.ignored)
         return LiteralMap.from_flyte_idl(literals_pb2.LiteralMap.FromString(self.literals))
 
 
 def run_on_rank(place: Place, folder: str | None, call: bytes) -> Outcome:
-    """Run a pickled `FlyteCall` of a module in this folder on this rank; return outputs and decks on rank 0.
+    """Run a pickled `FlyteCall` on this rank; return outputs and decks on rank 0. `folder` is added to `sys.path`.
 
-    `flytekit.current_context()` within it is that of the task, with its checkpoint. On other ranks `IgnoreOutputs`,
-    which functions written for mpirun raise there, counts as returning."""
+    Within the call, `flytekit.current_context()` is that of the task, with its checkpoint. `IgnoreOutputs`, which
+    functions for mpirun raise on ranks other than 0, is not an error."""
     job = JobEnvironment.read()
     assert job is not None, "a launcher of ours has started this process"
     if folder is not None and folder not in sys.path:

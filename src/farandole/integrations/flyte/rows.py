@@ -1,4 +1,4 @@
-"""Tables of Flyte as sources of `farandole.data`: `dataset.open(ParquetSource).all()` opens one where it is."""
+"""Decoder of Flyte's tables as sources of `farandole.data`: `dataset.open(ParquetSource).all()`."""
 
 from flytekit import FlyteContext
 from flytekit.models import literals
@@ -15,9 +15,9 @@ __all__ = ["SourceDecoder"]
 
 
 class SourceDecoder(StructuredDatasetDecoder):  # type: ignore[misc]  # flytekit has no types
-    """Gives a `StructuredDataset` of Parquet files as a `ParquetSource`.
+    """Decoder of a `StructuredDataset` of Parquet files to a `ParquetSource`.
 
-    Nothing but the files' footers is read then; a `Loader` reads the row groups of its rank."""
+    It reads only the files' footers and copies no data; a `Loader` reads the row groups of its rank."""
 
     def __init__(self) -> None:
         super().__init__(ParquetSource, supported_format=PARQUET)

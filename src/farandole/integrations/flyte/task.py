@@ -1,4 +1,4 @@
-"""Task configuration `Farandole` and its task type, which Flyte's MPI plug-in on the cluster runs."""
+"""Task configuration `Farandole` and its task type, which Flyte's MPI plug-in runs on the cluster."""
 
 import os
 import pickle
@@ -41,11 +41,11 @@ _LITERALS = "literals"
 class Farandole:
     """Configuration of a task whose function runs on ranks, each a process; rank 0's value is the task's output.
 
-    `num_workers` pods run `slots` ranks each. With `min_workers` below it the task starts with fewer pods when the rest
-    has not come within `start_timeout`; a retry starts with the pods of that time. `requests` and `limits` are those of
-    a worker's pod, `launcher_requests` and `launcher_limits` those of the pod that starts the ranks. With `restart`
-    that pod is started again when it is lost; its ranks read the checkpoint that rank 0 wrote last. A local execution
-    runs `local_ranks`; None: as many as in the cluster, but at most one per core, and at least two if there are two.
+    `num_workers` pods run `slots` ranks each. If fewer pods are ready within `start_timeout`, but at least
+    `min_workers`, the task starts with these; a retry counts the pods anew. `requests` and `limits` are for a worker's
+    pod, `launcher_requests` and `launcher_limits` for the pod that starts the ranks. With `restart` that pod is
+    restarted if it is lost, and its ranks read rank 0's latest checkpoint. A local execution runs `local_ranks` ranks;
+    None: as many as in the cluster, but at most one per core, or two on a single core.
     """
 
     num_workers: int
@@ -61,7 +61,7 @@ class Farandole:
     env: Mapping[str, str] = field(default_factory=dict)  # of the ranks
     binding: Binding = "none"
     start_timeout: timedelta | float | None = None  # None: FARANDOLE_START_TIMEOUT
-    network_interface: str | None = None  # None: the one by which the pods reach each other
+    network_interface: str | None = None  # None: the interface through which the pods reach each other
     local_ranks: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,12 +81,12 @@ class Farandole:
             if not isinstance(value, str):
                 raise ConfigError("env", f"variables are texts, got {name}={value!r}")
         check_binding(self.binding)
-        Config.from_environment(self.env, **self._given())  # refuses settings when the task is defined
+        Config.from_environment(self.env, **self._given())  # checks the settings when the task is defined
         if self.min_workers is not None and self.min_workers > self.num_workers:
             raise ConfigError("min_workers", f"is {self.min_workers}, but num_workers is {self.num_workers}")
 
     def mpi_job(self) -> MPIJob:
-        """Return the configuration of the MPI plug-in that makes the same pods."""
+        """Return the configuration of the MPI plug-in for these pods."""
         worker = Worker(replicas=self.num_workers, image=self.image, requests=self.requests, limits=self.limits)
         launcher = Launcher(
             replicas=1,
@@ -103,7 +103,7 @@ class Farandole:
         return min(self.num_workers * self.slots, max(2, available_cores()))
 
     def settings(self) -> tuple[Config, dict[str, timedelta | float | str]]:
-        """Return the launcher's settings, and those of them that are given here."""
+        """Return the launcher's settings, and the settings that this configuration gives."""
         given = self._given()
         return Config.from_environment({**os.environ, **self.env}, **given), given
 
@@ -117,27 +117,27 @@ class Farandole:
 
 
 class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no types
-    """A task of type "mpi", version 1, whose launcher's pod starts the ranks by itself, without mpirun."""
+    """Task of type "mpi", version 1, whose launcher's pod starts the ranks without mpirun."""
 
     def __init__(self, task_config: Farandole, task_function: Callable[..., Any], **kwargs: Any) -> None:
         super().__init__(task_config=task_config.mpi_job(), task_function=task_function, **kwargs)
         self.farandole = task_config
 
     def get_command(self, settings: SerializationSettings) -> list[str]:
-        """Return the command of the launcher's pod: Flyte's own, as `execute` starts the ranks."""
+        """Return the command of the launcher's pod, which is Flyte's own, because `execute` starts the ranks."""
         command: list[str] = self._get_base_command(settings)
         return command
 
     def _literal_map_to_python_input(self, literal_map: LiteralMap, ctx: FlyteContext) -> dict[str, Any]:
-        # Ranks translate the inputs themselves: the launcher reads no data.
+        # Ranks convert the inputs themselves, so the launcher reads no data.
         return {_LITERALS: literal_map}
 
     def execute(self, **kwargs: Any) -> Any:
         """Run the function on all ranks; return rank 0's outputs, which rank 0 has uploaded.
 
-        They are values where the inputs are values, as `map_task` gives them. Rank 0's decks are added to the task's.
-        Raises `RankFailed`, or `FlyteRecoverableException` if a retry may help: the rank's process or host was lost, or
-        the rank raised that error itself. Raises `IgnoreOutputs` when rank 0 did."""
+        The outputs are Python values if the inputs are, as with `map_task`, and literals otherwise. Rank 0's decks are
+        added to the task's. Raises `RankFailed`, or `FlyteRecoverableException` if a retry may help: if the rank's
+        process or host was lost, or if the rank raised that error. Raises `IgnoreOutputs` if rank 0 raised it."""
         ctx = FlyteContextManager.current_context()
         literals = kwargs.get(_LITERALS)
         if isinstance(literals, LiteralMap):
@@ -167,7 +167,7 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
         raise error from failure.cause
 
     def _show(self, ctx: FlyteContext, decks: Sequence[tuple[str, str]]) -> None:
-        """Add rank 0's decks to the task's, which flytekit writes on the cluster only."""
+        """Add rank 0's decks to the task's decks, and write them in a local execution, where flytekit does not."""
         if not self.enable_deck or ctx.user_space_params is None:
             return
         for name, html in decks:
@@ -176,7 +176,7 @@ class FarandoleTask(MPIFunctionTask):  # type: ignore[misc]  # flytekit has no t
             _output_deck(self.name.split(".")[-1], ctx.user_space_params)
 
     def _backend(self, ctx: FlyteContext, settings: Config) -> tuple[Backend, int]:
-        """Return the hosts of the ranks, and the number of ranks."""
+        """Return the launch backend of the ranks, and the number of ranks."""
         if not runs_in_cluster(ctx):
             ranks = self.farandole.ranks_here()
             return LocalBackend(ranks), ranks
