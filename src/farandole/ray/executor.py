@@ -24,7 +24,7 @@ __all__ = ["RayExecutor", "Settings"]
 
 log = logging.getLogger(__name__)
 
-SETTLE = 1.0  # seconds in which other ranks may still fail after the first did: the guilty one may come second
+SETTLE = 1.0  # seconds to wait for further failures after the first, which may be a consequence of another one
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -40,9 +40,9 @@ class Settings:
 class RayExecutor:
     """Ranks that are actors, one Ray worker process each, from `start` to `shutdown`.
 
-    Ranks of one host have successive numbers. When a call fails on a rank, all ranks are ended, because the others may
-    wait for it, and its `RankFailed` is raised with its own exception as the cause; `start` begins anew. Ctrl-C ends
-    them, too."""
+    Ranks of one host have successive numbers. When a call fails on a rank, all ranks are ended, because others may wait
+    for that rank, and its `RankFailed` is raised with the rank's own exception as the cause. Ctrl-C ends all ranks as
+    well. `start` then starts new ones."""
 
     @classmethod
     def create_settings(
@@ -53,7 +53,7 @@ class RayExecutor:
         placement_group_timeout_s: float = 100,
         nics: Sequence[str] | None = None,
     ) -> Settings:
-        """Return settings from seconds and the names of network interfaces. Ray needs no ssh.
+        """Return settings, given times in seconds and the names of network interfaces. Ray needs no ssh.
 
         Each host uses the first of `nics` that it has and that connects."""
         if ssh_identity_file is not None or ssh_str is not None:
@@ -82,9 +82,10 @@ class RayExecutor:
         elastic_timeout: float = 600,
         override_discovery: bool = True,
     ) -> None:
-        """Take `num_workers` ranks anywhere, or `num_workers_per_host` on each of `num_hosts` hosts. Starts nothing.
+        """Plan `num_workers` ranks on any hosts, or `num_workers_per_host` on each of `num_hosts` hosts; start none.
 
-        The arguments from `min_workers` on are Horovod's for its elastic mode; those that ask for it are refused."""
+        The arguments from `min_workers` on are those of Horovod's elastic mode; values that ask for it raise
+        `ConfigError`."""
         if min_workers is not None and num_workers is not None:
             raise ValueError("Both `min_workers` and `num_workers` provided.")
         elastic = {"min_workers": min_workers, "max_workers": max_workers}
@@ -120,8 +121,9 @@ class RayExecutor:
     ) -> None:
         """Start the ranks, and make an `executable_cls(*executable_args, **executable_kwargs)` on each.
 
-        Blocks until the cluster has the resources and all ranks run. Raises `SlotsTimeout` when it lacks them for too
-        long, `RendezvousError` naming ranks that do not start, and `RankFailed` of a rank's `executable_cls`."""
+        Blocks until the cluster has the resources and all ranks run. Raises `SlotsTimeout` if it lacks them for
+        `placement_group_timeout`, `RendezvousError` naming ranks that do not start within `start_timeout`, and the
+        `RankFailed` of a rank whose `executable_cls` raises."""
         if self._actors:
             raise ConfigError("start", "the ranks run already; call shutdown() first")
         self._places = reserve(self._demand, self._settings.placement_group_timeout, use_current=self._use_current)
@@ -142,7 +144,7 @@ class RayExecutor:
         kwargs: Mapping[str, object] | None = None,
         callbacks: Sequence[object] | None = None,
     ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` on every rank; the results by rank. Blocks; raises `RankFailed`."""
+        """Call `fn(*args, **kwargs)` on every rank; return the values by rank. Blocks; raises `RankFailed`."""
         _refuse_callbacks(callbacks)
         return self._values(self.run_remote(fn, args, kwargs))
 
@@ -152,18 +154,18 @@ class RayExecutor:
         args: Sequence[object] | None = None,
         kwargs: Mapping[str, object] | None = None,
     ) -> list[Any]:
-        """Start the call on every rank, and return Ray's references to the results, by rank; see `ray.get`."""
+        """Start the call on every rank; return Ray's references to the values, by rank; does not block."""
         call = (self._prepared(fn), list(args or ()), dict(kwargs or {}))
         return [actor.run.remote(*call) for actor in self._running()]
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[object] | None = None) -> list[Any]:
-        """Call `fn(executable)` on every rank with the rank's own object; the results by rank."""
+        """Call `fn(executable)` on every rank with the rank's own object; return the values by rank. See `run`."""
         _refuse_callbacks(callbacks)
         fn = self._prepared(fn)
         return self._values([actor.execute.remote(fn) for actor in self._running()])
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Call `fn(executable)` on rank 0 alone, and return its value. It must not wait for other ranks."""
+        """Call `fn(executable)` on rank 0 alone, and return its value. `fn` must not wait for other ranks."""
         return self._values([self._running()[0].execute.remote(self._prepared(fn))])[0]
 
     def shutdown(self) -> None:
@@ -176,7 +178,7 @@ class RayExecutor:
             places.release()
 
     def _prepared(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is sent for `fn`; raises `PicklingError` naming the part of it that cannot be pickled."""
+        """Return `fn`; raises `PicklingError` naming the part of it that cannot be pickled."""
         dump(fn, getattr(fn, "__qualname__", "fn"))
         return fn
 
@@ -227,7 +229,7 @@ class RayExecutor:
             while waiting:
                 ready, waiting = ray.wait(waiting, timeout=limit)
                 if not ready:
-                    break  # what else fails is a consequence
+                    break  # later failures would be consequences
                 failure = _failure_of(references.index(ready[0]), ready[0])
                 if failure is not None:
                     failures.append(failure)
@@ -266,7 +268,7 @@ def _failure_of(rank: int, reference: Any) -> Failure | None:
 
 
 def _frames_of(error: RayTaskError) -> str:
-    """Return the rank's trace without the line that Ray puts above it, and without Ray's frames."""
+    """Return the rank's traceback without the lines that Ray puts above its first frame."""
     lines = _COLOR.sub("", str(error)).splitlines()
     first = next((number for number, line in enumerate(lines) if line.startswith("  File ")), len(lines))
     return "\n".join(["Traceback (most recent call last):", *lines[first:]])

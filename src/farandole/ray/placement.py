@@ -1,4 +1,4 @@
-"""Places of ranks in a Ray cluster: bundles of resources in a placement group, made here or the calling task's."""
+"""Places of ranks in a Ray cluster: bundles of resources in a placement group, a new one or the calling task's."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +18,7 @@ __all__ = ["Demand", "Places", "reserve"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The resources of all ranks. With `hosts`, each host is to run `ranks` / `hosts` of them."""
+    """The resources of all ranks. With `hosts`, each host runs `ranks` / `hosts` of them."""
 
     ranks: int
     hosts: int | None
@@ -44,11 +44,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The placement group of the ranks, and the bundle of each; a bundle of -1 is any of them."""
+    """The placement group of the ranks, and the bundle of each; -1 stands for any bundle."""
 
     group: PlacementGroup
     bundles: list[int]
-    own: bool  # made here, and removed with the ranks
+    own: bool  # made for the ranks, and removed with them
 
     def release(self) -> None:
         """Give the resources back, unless they are the caller's."""
@@ -80,6 +80,6 @@ def reserve(demand: Demand, timeout: timedelta, *, use_current: bool) -> Places:
 
 
 def _free_ranks(demand: Demand) -> int:
-    """Return for how many ranks the cluster has free resources, as if all were on one host."""
+    """Return the number of ranks for which the cluster has free resources, as if these were on one host."""
     free = ray.available_resources()
     return min((int(free.get(name, 0.0) // each) for name, each in demand.resources().items()), default=demand.ranks)

@@ -16,7 +16,7 @@ __all__ = ["RankActor"]
 
 
 class RankActor:
-    """State of the actor; each public method is called by the executor."""
+    """The actor of one rank, whose public methods the executor calls."""
 
     def __init__(self) -> None:
         self._server: RendezvousServer | None = None
@@ -30,7 +30,7 @@ class RankActor:
     def serve(self, size: int, interface: str | None) -> tuple[str, bytes, int]:
         """Serve the rendezvous of all ranks, as rank 0; return its address, the secret, and a port for torch.
 
-        It is at the address by which Ray knows this node, unless an interface is named."""
+        The server listens on the address by which Ray knows this node, or on that of `interface`."""
         secret = new_secret()
         host = ray.util.get_node_ip_address() if interface is None else interface_address(interface)
         self._server = RendezvousServer(size, secret, host=host)
@@ -38,7 +38,7 @@ class RankActor:
         return self._server.address, secret, self._port.port
 
     def enter(self, env: Mapping[str, str]) -> None:
-        """Make this process the rank that `env` describes."""
+        """Make this process the rank that the variables `env` describe."""
         os.environ.update(note_launches(os.environ))
         os.environ.update(env)
 
@@ -47,9 +47,9 @@ class RankActor:
         self._executable = make(*args, **kwargs)
 
     def execute(self, fn: Callable[[Any], Any]) -> Any:
-        """Return `fn` of the rank's object."""
+        """Call `fn` with the rank's object, and return its value."""
         return fn(self._executable)
 
     def run(self, fn: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-        """Return the value of a call."""
+        """Call `fn`, and return its value."""
         return fn(*args, **kwargs)
