@@ -1,4 +1,4 @@
-"""Ranges of objects in S3, by botocore's client: its credentials are renewed, its options those of fsspec and Arrow."""
+"""Ranges of objects in S3, by botocore's client, which renews credentials; takes options of fsspec and Arrow."""
 
 import re
 import threading
@@ -21,17 +21,17 @@ _PASSING = {408, 429, 500, 502, 503, 504}
 _BUSY = {429, 503}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"}
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
-_VARIABLES = {"bundle": (None, "REQUESTS_CA_BUNDLE", None, None)}  # which botocore's client honours, too
+_VARIABLES = {"bundle": (None, "REQUESTS_CA_BUNDLE", None, None)}  # botocore's client uses it, too
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 10, 30  # seconds
 
 
 class S3Client(PagedStore):
-    """Access to buckets of one account, by the options of a URL and of its file system.
+    """Access to buckets of one account, with the options of a URL and of its file system.
 
-    Raises `ImportError` without botocore, `ValueError` for options that it does not have."""
+    Raises `ImportError` without botocore, `ValueError` for options that botocore does not have."""
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
-        import botocore.session  # noqa: F401 - an error now, not at the first request
+        import botocore.session  # noqa: F401 - fails now, not at the first request
 
         self._url, self._options = url, dict(options)
         self._scheme = urlsplit(url).scheme
@@ -57,7 +57,7 @@ class S3Client(PagedStore):
             answer = self._ask("get_object", path, Bucket=bucket, Key=key, Range=asked, **condition)
             if answer is not None:
                 found = str(answer["ETag"]), answer.get("ContentRange"), self._body(answer["Body"].read)
-        if found is None:  # a suffix of an object without bytes
+        if found is None:  # the last bytes of an empty object
             return Part(0, b"", 0, mark)
         own, content_span, body = found
         if condition and own != mark:
@@ -66,7 +66,7 @@ class S3Client(PagedStore):
         return Part(first, body, size, own)
 
     def _get(self, path: str, bucket: str, key: str, asked: str, mark: str) -> tuple[str, str | None, bytes] | None:
-        """Return mark, range and body of an answer; None if the client must ask."""
+        """Return mark, range and body of an answer; None if botocore's client must send the request."""
         requests, began = self._connected()[1], time.monotonic()
         headers = {"Range": asked, "User-Agent": "farandole"} | ({"If-Match": mark} if mark else {})
         try:
@@ -90,7 +90,7 @@ class S3Client(PagedStore):
         if code in _EXPIRED or answer.status in _PASSING:
             raise PassingFailure(f"status {answer.status} ({code})", busy=answer.status in _BUSY)
         if answer.status != 416:
-            requests.leave(bucket)  # to the client, which finds the bucket's region, or says what is wrong
+            requests.leave(bucket)  # botocore's client finds the bucket's region, or raises an error that explains
         return None
 
     def page(self, prefix: str, more: str) -> tuple[list[File], str]:
@@ -105,7 +105,7 @@ class S3Client(PagedStore):
         return [File(f"{bucket}/{key}", size, mark) for key, size, mark in found], next_page
 
     def _own_page(self, bucket: str, asked: Mapping[str, str]) -> Page | None:
-        """Return a page; None if the client must ask, which also explains what is wrong."""
+        """Return a page; None if botocore's client must send the request, also because its errors explain more."""
         requests, began = self._connected()[1], time.monotonic()
         names = {"Prefix": "prefix", "ContinuationToken": "continuation-token"}
         query = {names[name]: value for name, value in asked.items()}
@@ -133,7 +133,7 @@ class S3Client(PagedStore):
         return File(path, int(answer["ContentLength"]), str(answer["ETag"]))
 
     def _ask(self, operation: str, path: str, **arguments: str) -> Mapping[str, Any] | None:
-        """Return the answer, None for a range of nothing; raises as `RangeClient.fetch` does, and `OSError`."""
+        """Return the answer, None for an empty object's last bytes; raises as `RangeClient.fetch`, and `OSError`."""
         from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
 
         client, began = self._client(), time.monotonic()
@@ -172,7 +172,7 @@ class S3Client(PagedStore):
         return self._connected()[0]
 
     def _connected(self) -> tuple[Any, S3Requests]:
-        """Return the client and the requests, which one thread makes: making one is not safe for several."""
+        """Return the client and the requests. One thread makes them: botocore's creation is not thread-safe."""
         made = self._made
         return made if made is not None else self._connect()
 
@@ -218,7 +218,7 @@ class S3Client(PagedStore):
             return self._made
 
     def _forget(self, used: Any) -> None:
-        """Connect anew for the next request, with credentials as they are then."""
+        """Drop `used`, so that the next request makes a new client, which reads the credentials anew."""
         with self._lock:
             if self._made is not None and used in self._made:
                 self._made = None

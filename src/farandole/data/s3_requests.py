@@ -1,4 +1,4 @@
-"""GET requests of S3 with botocore's credentials and places: its client takes ten times the processor time for each."""
+"""GET requests to S3 with botocore's credentials and endpoints, for a tenth of its client's processor time."""
 
 import threading
 import time
@@ -15,11 +15,11 @@ _GLOBAL = "s3.amazonaws.com/"
 
 
 class S3Requests:
-    """Requests for objects of the buckets to which a client of botocore leads; used from any thread.
+    """GET requests to the store of a botocore client, from any thread.
 
-    `credentials` are botocore's, which renew themselves; None: requests are not signed. `bundle` is a file of
-    certificates to trust; None or True: botocore's; False: any certificate will do. Where a proxy leads to the store,
-    all requests are left to the client."""
+    `credentials` are botocore's, which renew themselves; with None, requests are not signed. `bundle` is a file of
+    certificates to trust; None or True: botocore's; False: certificates are not verified. If the environment names a
+    proxy for the store, all requests are left to the client."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class S3Requests:
         self._by_proxy = bool(get_environ_proxies(client.meta.endpoint_url))
         trusted = None if bundle is False else get_cert_path(bundle or True)
         self._connections = Connections(bundle=trusted, timeout=timeout, most=connections)
-        self._begins: dict[str, str | None] = {}  # URLs of buckets; None for those that need the client
+        self._begins: dict[str, str | None] = {}  # URLs of buckets; None: left to the client
         self._lock = threading.Lock()
 
     def get(self, bucket: str, key: str, headers: Mapping[str, str]) -> Answer | None:
-        """Ask for an object; None if only the client knows how to. Blocks until the head of the answer is there.
+        """Request an object; return None if only the client can. Blocks until the head of the answer has arrived.
 
-        Raises `OSError`, and botocore's errors of credentials."""
+        Raises `OSError`, and botocore's errors about credentials."""
         return self._send(bucket, quote(key, safe="/~"), "", headers)
 
     def listing(self, bucket: str, query: Mapping[str, str]) -> Answer | None:
-        """Ask for a page of a listing; as `get`."""
+        """Request a page of a listing; returns, blocks and raises as `get`."""
         query_text = "&".join(f"{quote(name, safe='')}={quote(query[name], safe='')}" for name in sorted(query))
         return self._send(bucket, "", f"?{query_text}", {"User-Agent": "farandole"})
 
@@ -65,7 +65,7 @@ class S3Requests:
         return self._connections.get(f"{scheme}://{host}", target, headers)
 
     def leave(self, bucket: str) -> None:
-        """Leave this bucket to the client from now on: its answers need more than a signature."""
+        """Leave this bucket to the client from now on, because its requests need more than a signature."""
         self._begins[bucket] = None
 
     def close(self) -> None:
@@ -73,14 +73,14 @@ class S3Requests:
         self._connections.close()
 
     def _begin(self, bucket: str) -> str | None:
-        """Return the URL of a bucket's objects, up to their keys, as the client would make it."""
+        """Return the start of the URLs of a bucket's objects, before the key; None if the bucket needs the client."""
         with self._lock:
             if bucket not in self._begins:
-                # Access points and directory buckets are signed in other ways.
+                # Requests to access points and directory buckets are signed differently.
                 plain = not self._by_proxy and ":" not in bucket and not bucket.endswith("--x-s3")
                 asked = {"Bucket": bucket, "Key": "KEY"}
                 made = self._client.generate_presigned_url("get_object", Params=asked) if plain else ""
-                # URLs to give away lead to the global endpoint, which sends requests on to the region.
+                # Presigned URLs name the global endpoint, which redirects to the region's.
                 own = urlsplit(self._client.meta.endpoint_url).netloc
                 url = made.partition("?")[0].replace(_GLOBAL, f"{own}/", 1)
                 self._begins[bucket] = url.removesuffix("KEY") if url.endswith("/KEY") else None

@@ -14,7 +14,7 @@ _EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 class Credentials(Protocol):
-    """Credentials as botocore freezes them."""
+    """Frozen credentials of botocore."""
 
     access_key: str
     secret_key: str
@@ -24,9 +24,9 @@ class Credentials(Protocol):
 def signed(
     credentials: Credentials, region: str, host: str, target: str, headers: Mapping[str, str], now: float
 ) -> dict[str, str]:
-    """Return headers of a GET request for `target`, with those that sign it and them.
+    """Return `headers` of a GET request for `target`, and the headers that sign them.
 
-    `target` is the path as it is sent, and the query, sorted by names and quoted. `now` is in seconds since 1970."""
+    `target` is the path as it is sent, and the query, sorted by name and quoted. `now` is in seconds since 1970."""
     path, _, query = target.partition("?")
     stamp = _stamp(int(now))
     made = {**headers, "X-Amz-Date": stamp, "X-Amz-Content-SHA256": _EMPTY}
@@ -51,14 +51,14 @@ def _stamp(now: int) -> str:
 
 @lru_cache(maxsize=16)
 def _sorted(names: tuple[str, ...]) -> tuple[list[tuple[str, str]], str]:
-    """Return the names of headers in lower case, sorted, each with its own spelling; and the list of them."""
+    """Return pairs of each header's lower-case name and its name as given, sorted, and the lower-case names joined."""
     order = sorted((name.lower(), name) for name in names)
     return order, ";".join(name for name, _ in order)
 
 
 @lru_cache(maxsize=8)
 def _key(secret: str, day: str, region: str) -> bytes:
-    """Return the key of a day, which signs the requests of that day."""
+    """Return the key that signs the requests of a day."""
     key = f"AWS4{secret}".encode()
     for part in (day, region, "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")

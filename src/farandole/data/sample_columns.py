@@ -1,4 +1,4 @@
-"""Arrow columns of decoded samples: types by the first sample, and every other sample held to them."""
+"""Arrow columns of decoded samples: the first sample decides their types, and all others must have the same."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,22 +12,22 @@ from farandole.errors import DataError
 __all__ = ["check_columns", "column_of", "columns_of", "numbers_of", "schema_of", "stacked"]
 
 _PLAIN = {pa.int64(): int, pa.float64(): float, pa.bool_(): bool}
-# Arrow's own answer loads pandas, or fails without it.
+# Arrow's `to_pandas_dtype` imports pandas, or fails without it.
 _NUMBERS = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _DTYPES = {pa.from_numpy_dtype(code): np.dtype(code) for code in _NUMBERS}
 
 
 def schema_of(sample: Mapping[str, Any], name: str) -> pa.Schema:
-    """Return the columns of a decoded sample; `name` is the sample's, for errors.
+    """Return the columns of a decoded sample; `name` is the sample's name, for errors.
 
-    Numbers, texts, bytes, and arrays of numbers are columns. Raises `DataError` for other values."""
+    A column holds numbers, texts, bytes, or arrays of numbers. Raises `DataError` for other values."""
     if not isinstance(sample, Mapping) or not sample:
         raise DataError("", f"{name}: decode must return a dictionary of columns, not {type(sample).__name__}")
     return pa.schema([pa.field(str(column), _type_of(str(column), value, name)) for column, value in sample.items()])
 
 
 def columns_of(samples: Sequence[Mapping[str, Any]], names: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """Make a table of decoded samples; raises `DataError` naming column and sample where one is not of the schema."""
+    """Make a table of decoded samples; raises `DataError` naming column and sample if one does not fit the schema."""
     check_columns(samples, names, schema)
     arrays = [column_of([sample[field.name] for sample in samples], names, field) for field in schema]
     return pa.table(arrays, schema=schema)
@@ -49,7 +49,7 @@ def _type_of(column: str, value: Any, name: str) -> pa.DataType:
             )
         kind = pa.from_numpy_dtype(value.dtype)
         if value.ndim == 1:
-            return pa.list_(kind)  # of any length: `ragged=` allows several
+            return pa.list_(kind)  # of any length: `ragged=` allows different ones
         for length in reversed(value.shape):
             kind = pa.list_(kind, length)
         return kind
@@ -82,12 +82,12 @@ def stacked(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> NDA
     """Return arrays of one shape as one read-only array (samples, *shape); raises as `columns_of` does."""
     arrays = _alike(values, names, field)
     rows = arrays[0][np.newaxis] if len(arrays) == 1 else np.stack(arrays)
-    rows.flags.writeable = False  # perhaps it is the user's
+    rows.flags.writeable = False  # the memory may be the user's
     return rows
 
 
 def numbers_of(values: Sequence[Any], kind: pa.DataType) -> NDArray[Any] | None:
-    """Return numbers of Python as an array; None where Arrow has to look at them: of other types, or too large."""
+    """Return Python's numbers as an array; None for other types and too large numbers, which Arrow must convert."""
     plain = _PLAIN.get(kind)
     if plain is None or any(type(value) is not plain for value in values):
         return None
@@ -112,7 +112,7 @@ def _alike(values: Sequence[Any], names: Sequence[str], field: pa.Field) -> list
 
 
 def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
-    """Return the shape of arrays, None for those of one dimension and any length, and the type of their items."""
+    """Return the shape of arrays, None for one dimension of any length, and the type of their items."""
     if pa.types.is_list(kind):
         return None, kind.value_type
     shape = []

@@ -1,4 +1,4 @@
-"""Samples in files that are not tables: whole files, lines of text or JSON, and members of tar shards."""
+"""Formats of files that are not tables: whole files, lines of text or JSON, and members of tar shards."""
 
 import io
 import json
@@ -13,11 +13,11 @@ from farandole.errors import DataError, SourceError
 
 __all__ = ["FORMATS", "IMAGES", "Block", "Decode", "Format", "Images", "Json", "Lines", "Shards", "Whole", "format_of"]
 
-# From a sample, as its format yields it, to its columns.
+# Function from a sample, as its format yields it, to the sample's columns.
 Decode: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-# Samples that lie together and are read together.
+# Samples, and bytes, after which a block ends.
 _BLOCK_ROWS = 64
 _BLOCK_BYTES = 4 << 20
 _POSIX, _GNU = b"ustar\x0000", b"ustar  \0"  # in the headers of tar files
@@ -25,7 +25,7 @@ _POSIX, _GNU = b"ustar\x0000", b"ustar  \0"  # in the headers of tar files
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Samples of a file that are read together: `rows` of them, in bytes `first` to `last`; -1: the file's end."""
+    """Samples of a file that are read together: `rows` samples in bytes `first` to `last` (-1: the file's end)."""
 
     rows: int
     first: int = 0
@@ -33,34 +33,34 @@ class Block:
 
 
 class Format(Protocol):
-    """The way in which files hold samples. Can be pickled."""
+    """Format in which files hold samples. Can be pickled."""
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Endings of its files, in lower case; none: any."""
+        """Suffixes of its files, in lower case; empty: any."""
         ...
 
     @property
     def whole(self) -> bool:
-        """Return whether each file is one sample. Then no file is opened to find samples."""
+        """Whether each file is one sample. If so, no file is opened to find samples."""
         ...
 
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
-        """Find the samples of a file; raises `SourceError` naming it."""
+        """Return the blocks of a file's samples; raises `SourceError` naming the file."""
         ...
 
     def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield names and content of the samples in a block's bytes."""
+        """Yield name and content of each sample in a block's bytes."""
         ...
 
     def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the columns of a sample where the user has no function of their own."""
+        """Return the columns of a sample; used if the user gives no function."""
         ...
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A file is a sample: {"path": ..., "data": its bytes}."""
+    """Each file is a sample: {"path": ..., "data": its bytes}."""
 
     suffixes: tuple[str, ...] = ()
     whole: bool = True
@@ -80,31 +80,33 @@ class Whole:
 
 @dataclass(frozen=True)
 class Images(Whole):
-    """A file is an image, and its folder the class: {"path", "data", "label", "class"}; becomes "image" and "label"."""
+    """Each file is an image of the class that its folder names: {"path", "data", "label", "class"}.
+
+    Columns are "image" and "label"."""
 
     classes: tuple[str, ...] = ()
     size: tuple[int, int] | None = None
     suffixes: tuple[str, ...] = IMAGES
 
     def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the file, with the number and the name of its class."""
+        """Yield the file, with its class's number as "label" and name as "class"."""
         name = posixpath.basename(posixpath.dirname(path))
         yield path, {"path": path, "data": data, "label": self.classes.index(name), "class": name}
 
     def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the image as uint8[height, width, 3], and the number of its class."""
+        """Return the image as uint8[height, width, 3], and its label."""
         return {"image": decode_image(sample["data"], sample["path"], self.size), "label": sample["label"]}
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A line is a sample: {"text": ...}, without its end."""
+    """Each line is a sample: {"text": ...}, without the line's end."""
 
     suffixes: tuple[str, ...] = (".txt", ".text")
     whole: bool = False
 
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
-        """Cut the file at ends of lines; empty lines count, as they do in `samples`."""
+        """Cut the file at ends of lines; counts the lines that `samples` yields."""
         found: list[Block] = []
         first = place = rows = 0
         for line in stream:
@@ -117,7 +119,7 @@ class Lines:
 
     def samples(self, data: bytes, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the lines."""
-        # Not `splitlines`: it also ends lines at signs other than line feeds.
+        # Not `splitlines`, which also ends lines at other characters than line feeds.
         for number, line in enumerate(io.BytesIO(data)):
             if self._counts(line):
                 name = f"line {number + 1} of a block of {path}"
@@ -139,7 +141,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Json(Lines):
-    """A line is a sample, a JSON object; empty lines are none."""
+    """Each line that is not empty is a sample, a JSON object."""
 
     suffixes: tuple[str, ...] = (".jsonl", ".ndjson", ".json")
 
@@ -155,16 +157,17 @@ class Json(Lines):
 
 @dataclass(frozen=True)
 class Shards:
-    """Members of a tar file with one name up to its first dot are a sample: {"key": name, "jpg": bytes, "cls": bytes}.
+    """Consecutive members of a tar file whose names agree up to the first dot are a sample.
 
-    Columns are "key" and the members: images as arrays, "cls" as an integer, "txt" as text, others as bytes."""
+    A sample is {"key": name, "jpg": bytes, "cls": bytes, ...}. Columns are "key" and the members' extensions: images as
+    arrays, "cls" as an integer, "txt" and "text" as text, others as bytes."""
 
     suffixes: tuple[str, ...] = (".tar",)
     whole: bool = False
     size: tuple[int, int] | None = None
 
     def blocks(self, stream: io.BufferedIOBase, path: str) -> list[Block]:
-        """Find where samples begin by the headers of the members."""
+        """Cut the file between samples, by the headers of its members."""
         found: list[Block] = []
         first = end = rows = 0
         key = None
@@ -195,7 +198,7 @@ class Shards:
             yield f"{key} in {path}", sample
 
     def decode(self, sample: dict[str, Any]) -> Mapping[str, Any]:
-        """Return columns by the members' extensions."""
+        """Return the columns, named by the members' extensions."""
         made: dict[str, Any] = {}
         for name, value in sample.items():
             if f".{name}" in IMAGES:
@@ -208,7 +211,7 @@ class Shards:
         return made
 
     def _members(self, stream: io.BufferedIOBase, path: str) -> Iterator[tuple["_Member", str, str]]:
-        """Yield the files of a tar file, the name of the sample of each, and its extension."""
+        """Yield each file of a tar file, the name of its sample, and its extension."""
         try:
             for member in _tar_files(stream):
                 folder, base = posixpath.split(member.name)
@@ -221,7 +224,7 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A file in a tar file: where its header and its data begin, and its bytes."""
+    """A file in a tar file: the positions of its header and its data, and its size in bytes."""
 
     name: str
     offset: int
@@ -230,9 +233,9 @@ class _Member:
 
 
 def _tar_files(stream: io.BufferedIOBase) -> Iterator[_Member]:
-    """Yield the files from the stream's beginning on; raises `tarfile.TarError` for bad headers and data that is cut.
+    """Yield the files of a tar stream; raises `tarfile.TarError` for bad headers and truncated data.
 
-    Reads plain headers itself, in a tenth of the time of tarfile, which reads on from the first other one."""
+    Reads plain headers itself, in a tenth of tarfile's time. tarfile reads from the first header of another kind on."""
     place = 0
     while (member := _plain_file(stream.read(tarfile.BLOCKSIZE), place)) is not None:
         yield member
@@ -249,7 +252,7 @@ def _tar_files(stream: io.BufferedIOBase) -> Iterator[_Member]:
 
 
 def _check_end(stream: io.BufferedIOBase, place: int) -> None:
-    """Raise `tarfile.ReadError` unless the archive ends here: tarfile takes any bad header for its end."""
+    """Raise `tarfile.ReadError` unless the archive ends at byte `place`: tarfile reads any bad header as the end."""
     stream.seek(0, io.SEEK_END)
     if stream.tell() < place:
         raise tarfile.ReadError(f"it ends at byte {stream.tell()}, within the data of its last member")
@@ -260,7 +263,7 @@ def _check_end(stream: io.BufferedIOBase, place: int) -> None:
 
 
 def _plain_file(header: bytes, place: int) -> _Member | None:
-    """Return the file of a header at this place; None for headers of any other kind, and for none."""
+    """Return the file whose header, at byte `place`, is `header`; None for another kind of header, or no header."""
     try:
         size, checksum = (int(header[first:last].strip(b" \0"), 8) for first, last in ((124, 136), (148, 156)))
         name, prefix = (header[first:last].partition(b"\0")[0].decode() for first, last in ((0, 100), (345, 500)))
@@ -274,7 +277,7 @@ def _plain_file(header: bytes, place: int) -> _Member | None:
         or magic not in (_POSIX, _GNU)
     ):
         return None
-    if size < 0 or (magic == _GNU and prefix):  # other fields of GNU's are in the prefix's place
+    if size < 0 or (magic == _GNU and prefix):  # GNU's format has other fields in place of the prefix
         return None
     if sum(header) - sum(header[148:156]) + 8 * ord(" ") != checksum or name.endswith("/"):
         return None
@@ -285,7 +288,7 @@ FORMATS = ("bytes", "images", "jsonl", "tar", "text")
 
 
 def format_of(paths: Sequence[str]) -> str:
-    """Return the format that the suffixes of all files have; raises `DataError` if they have none, or several."""
+    """Return the format that the files' suffixes name; raises `DataError` if they name none, or several."""
     suffixes_of = {"images": IMAGES, "jsonl": Json().suffixes, "tar": Shards().suffixes, "text": Lines().suffixes}
     ends = {posixpath.splitext(path)[1].lower() for path in paths}
     found = [name for name, suffixes in suffixes_of.items() if ends & set(suffixes)]

@@ -25,13 +25,13 @@ from farandole.errors import ConfigError, DataError, SourceError
 
 __all__ = ["FileSource", "Named", "files"]
 
-# Chooses files by their names: a pattern such as "*.png", several of them, or a function of the path.
+# Choice of files by name: a pattern such as "*.png", several patterns, or a function of the path.
 Named: TypeAlias = str | Sequence[str] | Callable[[str], bool]
 
 _OPENERS = 16
-# Bytes to ask for where the size of a file is unknown. The answer holds the whole file if the file is smaller.
+# Bytes to request of a file of unknown size. The answer is the whole file if the file is smaller.
 _FIRST_BYTES = 8 << 20
-# Rows of a lane that are shuffled among each other, if samples lie together in blocks.
+# Least rows of a lane that are shuffled together, for samples in blocks.
 _LEAST_WINDOW = 8
 
 
@@ -47,12 +47,12 @@ def files(
 ) -> "FileSource":
     """Return the samples in files that are not tables, as a source for `Loader`.
 
-    `urls` are folders, files, globs, or a list of these, in any file system of fsspec, or a path. Of a `FlyteDirectory`
-    the place in the store is read, without a download. `format` is "images" (a folder
-    per class), "jsonl", "text", "tar" or "bytes"; by default the files' suffixes decide. `decode` gets a sample as a
-    dictionary and returns its columns: numbers, texts, bytes and arrays; it runs on the loader's threads, or in its
-    processes with `Reading(processes=True)`. `where` chooses files by name. `size` = (height, width) is that of images.
-    `options` are those of the file system. With `gather`, all ranks open together, and share the looking.
+    `urls` is a folder, a file, a glob, or a list of these, as local paths or URLs in any file system of fsspec. A
+    `FlyteDirectory` is read from its store, without a download. `format` is "images" (a folder per class), "jsonl",
+    "text", "tar" or "bytes"; by default the files' suffixes decide. `decode` gets a sample as a dictionary and returns
+    its columns: numbers, texts, bytes and arrays. It runs on the loader's threads, or in its processes with
+    `Reading(processes=True)`. `where` chooses files by name. Images are resized to `size` = (height, width). `options`
+    are the file system's. With `gather`, opening is collective, and the ranks divide the requests for a store's files.
 
     Raises `SourceError` for files, `DataError` for samples, `ConfigError` for settings.
     """
@@ -61,7 +61,7 @@ def files(
 
     asked = texts_of(urls)
     first = asked if isinstance(asked, str) else next(iter(asked), "")
-    shared = None if is_local(first, options) else gather  # a local folder is perhaps that of each host
+    shared = None if is_local(first, options) else gather  # a local folder may be on each host's own disk
     rank = 0 if shared is None else place_in(shared)[0]
     opened = together(lambda: Files.at(first, options, warn=rank == 0), gather)
 
@@ -81,7 +81,7 @@ def files(
 
 
 class FileSource:
-    """Samples of files in one format; `classes` are the names of the folders of images. See `files`."""
+    """Source of samples in files of one format; `classes` are the names of images' folders, by label. See `files`."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class FileSource:
 
     @property
     def least_window(self) -> int:
-        """Return the rows of a lane to shuffle among each other: files of one sample are shuffled themselves."""
+        """The least rows of a lane that are shuffled together; 1 for files of one sample, which the order shuffles."""
         return 1 if self._format.whole else _LEAST_WINDOW
 
     @property
@@ -116,22 +116,22 @@ class FileSource:
         return self._files.client.flight.most if self._files.client is not None else 0
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate from the first sample."""
+        """Estimate the bytes from the first sample."""
         each = sum(self._row_bytes[name].nbytes for name in columns if name in self.schema.names)
         return int(each) * int(rows_in(self.row_groups).sum())
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
         """Read and decode samples; raises `SourceError` naming the file, `DataError` naming the sample.
 
-        An error of the user's function has a note that names the sample."""
+        Errors of the user's function are raised with a note that names the sample."""
         decoded = self._decoded(row_group)
         table = columns_of([sample for _, sample in decoded], [name for name, _ in decoded], self.schema)
         return table.select(list(columns))
 
     def columns(self, row_group: RowGroup, fields: Sequence[Field]) -> dict[str, Values]:
-        """Read, decode and convert samples; raises as `read` does, and as `Field.values`.
+        """Read, decode and convert samples; raises as `read` and `Field.values` do.
 
-        Most columns do not become Arrow's on the way, which would take a sixth as long as to decode a small image."""
+        Most columns are converted without Arrow, which would add a sixth of the time of decoding a small image."""
         decoded = self._decoded(row_group)
         samples, names = [sample for _, sample in decoded], [name for name, _ in decoded]
         check_columns(samples, names, self.schema)
@@ -151,7 +151,7 @@ class FileSource:
         """Do nothing: each file is checked when it is read."""
 
     def recheck(self) -> None:
-        """Look at all files; raises `SourceError` for one that has changed or vanished."""
+        """Check all files of known size; raises `SourceError` for one that has changed or vanished."""
         self._files.check([file for file in self._listed if file.size >= 0])
 
     def _decoded(self, row_group: RowGroup, most: int | None = None) -> list[tuple[str, Mapping[str, Any]]]:
@@ -180,7 +180,7 @@ class FileSource:
         return data
 
     def _index(self, gather: Gather | None) -> Sequence[Sequence[Block]]:
-        """Find the samples of all files; ranks divide the files of a store."""
+        """Return the blocks of all files; with `gather`, ranks divide the files of a store."""
         shared = gather if self._files.client is not None else None
         rank, size = place_in(shared) if shared is not None else (0, 1)
 
@@ -205,7 +205,7 @@ class FileSource:
 
 
 class _Raw(io.RawIOBase):
-    """A file of Arrow for readers of the standard library."""
+    """Adapter of an Arrow file for readers of the standard library."""
 
     def __init__(self, stream: pa.NativeFile) -> None:
         super().__init__()

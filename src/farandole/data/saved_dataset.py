@@ -1,6 +1,6 @@
-"""Folders that Hugging Face's `Dataset.save_to_disk` wrote: Arrow streams, which state.json names.
+"""Source of the Arrow streams in a folder that Hugging Face's `Dataset.save_to_disk` wrote; state.json names them.
 
-A stream has no footer, so the headers of its messages are read one after the other. The bodies are skipped."""
+A stream has no footer, so opening it reads the headers of its messages one after the other, and skips the bodies."""
 
 import json
 import posixpath
@@ -31,8 +31,8 @@ _RECORD_BATCH, _DICTIONARY = 3, 2  # kinds of messages; 1 is the schema
 class SavedDataset:
     """Rows of a folder of `save_to_disk`; record batches are the row groups.
 
-    Raises `SourceError` for a folder that is none, for one of several splits, and for files that are no Arrow streams;
-    `DataError` for columns that differ between files, or are encoded with a dictionary."""
+    Raises `SourceError` for a folder that `save_to_disk` did not write, for a folder of several splits, and for files
+    that are not Arrow streams; `DataError` for columns that differ between files, or are encoded with a dictionary."""
 
     def __init__(self, url: Place, *, options: Mapping[str, object] | None = None) -> None:
         url = text_of(url)
@@ -62,11 +62,11 @@ class SavedDataset:
         self._bytes = sizes
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Return the bytes of all columns, divided among them alike."""
+        """Estimate the bytes as an equal share of all columns' bytes."""
         return self._bytes * len(columns) // max(1, len(self.schema))
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns; raises `SourceError` naming the file."""
+        """Read these columns of a record batch; raises `SourceError` naming the file."""
         file, span = row_group.file, self._spans[row_group.file.path][row_group.number]
         with self._files.fetching(file) as opened:
             opened.fetch(lambda: [span])
@@ -91,7 +91,7 @@ class SavedDataset:
         return None
 
     def _index(self, file: File) -> tuple[pa.Schema, list[tuple[Span, int]]]:
-        """Return the schema of a stream, and place and rows of each of its record batches."""
+        """Return the schema of a stream, and the byte range and rows of each of its record batches."""
         with self._files.fetching(file) as opened:
             try:
                 schema = pa.ipc.read_schema(opened.stream)
@@ -107,7 +107,7 @@ class SavedDataset:
 
 
 def _batches(stream: pa.NativeFile, file: File) -> Iterator[tuple[Span, int]]:
-    """Yield where each record batch of a stream lies, and its rows."""
+    """Yield the byte range of each record batch of a stream, and its number of rows."""
     first = 0
     while first < file.size:
         stream.seek(first)
@@ -125,7 +125,7 @@ def _batches(stream: pa.NativeFile, file: File) -> Iterator[tuple[Span, int]]:
         if kind == _RECORD_BATCH:
             yield Span(first, last), rows
         first = last
-    # Writers end a stream with a mark; without it, record batches may be missing.
+    # A complete stream ends with a mark; without it, record batches may be missing.
     raise SourceError(file.path, "is cut short: the mark of its end is missing")
 
 
@@ -141,7 +141,7 @@ def _read_header(message: bytes) -> tuple[int, int, int]:
 
 
 def _field(message: bytes, table: int, number: int, form: str) -> Any:
-    """Return a number in a table of a flatbuffer; 0 where it is left out, as zeros are."""
+    """Return a number in a table of a flatbuffer; 0 for an absent field, because zeros are not stored."""
     fields = table - struct.unpack_from("<i", message, table)[0]
     if 4 + 2 * number >= struct.unpack_from("<H", message, fields)[0]:
         return 0

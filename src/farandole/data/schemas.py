@@ -1,4 +1,4 @@
-"""One schema of several files, and tables of its types."""
+"""Common schema of several files, and conversion of tables to it."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,11 +11,11 @@ __all__ = ["axes_of", "is_binary", "is_text", "one_schema", "plain_type", "with_
 
 
 def one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of all files, in which each column has a type that holds its values of all files.
+    """Return the common schema of all files: each column's type holds the column's values of all files.
 
-    A column of type null has the type that it has in other files, and integers have the width that holds all of them.
-    Texts and bytes are large where one file's are; views of them, and dictionaries of several types, become plain
-    values. Raises `DataError` for columns without such a type, `SourceError` for a file with more columns."""
+    A column of type null gets its type from other files; integers get the width that holds all of them. Texts and bytes
+    are large if they are in one file; views of them, and dictionaries of different types, become plain values. Raises
+    `DataError` for a column without a common type, `SourceError` for a file with additional columns."""
     first = schemas[0]
     for file, schema in zip(files, schemas, strict=True):
         if len(set(schema.names)) < len(schema.names):
@@ -43,7 +43,7 @@ def one_schema(files: Sequence[File], schemas: Sequence[pa.Schema]) -> pa.Schema
 
 
 def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give the columns the types that they have in the schema, which `one_schema` has made."""
+    """Return the table with its columns converted to their types in `schema`, a result of `one_schema`."""
     for place, field in enumerate(table.schema):
         kind = schema.field(field.name).type
         if field.type == kind:
@@ -62,22 +62,22 @@ def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of a type are texts."""
+    """Return whether a type is one of texts."""
     return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Return whether values of a type are bytes, of any length."""
+    """Return whether a type is one of bytes of any length."""
     return any(test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view))
 
 
 def axes_of(kind: pa.FixedShapeTensorType) -> list[int]:
-    """Return the order in which a tensor's axes lie in memory."""
+    """Return the order of a tensor's axes in memory."""
     return list(range(len(kind.shape)) if kind.permutation is None else kind.permutation)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return texts and bytes for views of them, for which Arrow lacks functions."""
+    """Return the type; for views of texts and bytes, which many of Arrow's functions lack, the plain type."""
     if pa.types.is_string_view(kind):
         return pa.string()
     return pa.binary() if pa.types.is_binary_view(kind) else kind
@@ -94,7 +94,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
             *(plain_type(kind.value_type) if pa.types.is_dictionary(kind) else kind for kind in (one, other))
         )
     if isinstance(one, pa.FixedShapeTensorType) and isinstance(other, pa.FixedShapeTensorType):
-        # Names of dimensions say nothing about values.
+        # Types that differ in names of dimensions only hold the same values.
         same = (one.value_type, one.shape, axes_of(one)) == (other.value_type, other.shape, axes_of(other))
         return one if same else None
     for family, large in ((is_text, pa.large_string()), (is_binary, pa.large_binary())):
@@ -120,7 +120,7 @@ def _common_list(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the smallest type of integers that holds those of both types; None if there is none."""
+    """Return the smallest integer type that holds the integers of both types; None if there is none."""
     if pa.types.is_signed_integer(one) == pa.types.is_signed_integer(other):
         return max(one, other, key=lambda kind: kind.bit_width)
     signed, unsigned = (one, other) if pa.types.is_signed_integer(one) else (other, one)

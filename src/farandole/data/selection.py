@@ -1,4 +1,4 @@
-"""Rows chosen by a predicate: counted before the first step, so that an epoch of them is planned like any other."""
+"""Source of the rows that a condition or predicate chooses, which are counted when it is made."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,10 +26,10 @@ _OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
 
 @runtime_checkable
 class Predicate(Protocol):
-    """A choice made row by row in Python, as Petastorm's predicates are."""
+    """Choice of rows one by one in Python; Petastorm's predicates fit."""
 
     def get_fields(self) -> Iterable[str]:
-        """Return the names of the columns that it looks at."""
+        """Return the names of the columns that `do_include` needs."""
         ...
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
@@ -41,12 +41,12 @@ Where: TypeAlias = Predicate | Sequence[Condition] | Sequence[Sequence[Condition
 
 
 class SelectedSource:
-    """The rows of `source` that `where` chooses: a predicate, conditions that all hold, or a list of such lists, one of
-    which holds.
+    """The rows of `source` that `where` chooses.
 
-    Making one reads the columns that `where` looks at, once, except row groups in which no condition can hold by the
-    least and greatest values in their files. Raises `ConfigError` for what is no condition, `DataError` for a column
-    that is not there or that cannot be compared with the value.
+    `where` is a predicate, a list of conditions that must all hold, or a list of such lists, of which one must hold.
+    Making a source reads the columns that `where` needs, once, except in row groups whose least and greatest values
+    exclude that the conditions hold. Raises `ConfigError` if `where` is none of these, `DataError` for a column that is
+    absent or that cannot be compared with the value.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SelectedSource:
         asked = [group for group, each in zip(source.row_groups, possible, strict=True) if each]
         with ThreadPoolExecutor(_SCANNERS, thread_name_prefix="farandole-select") as pool:
             chosen = list(pool.map(lambda group: choose(source.read(group, columns)), asked))
-        # A bit per row is kept, so that the rows that were counted are the rows that are read.
+        # Keep a bit per row: then the rows that are read are the rows that were counted.
         self._bits: dict[RowGroup, tuple[RowGroup, NDArray[np.uint8]]] = {}
         for group, mask in zip(asked, chosen, strict=True):
             if count := int(mask.sum()):
@@ -74,34 +74,34 @@ class SelectedSource:
         self.row_groups: Sequence[RowGroup] = tuple(self._bits)
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Estimate from the share of rows that are chosen."""
+        """Estimate the bytes from the source's, by the share of chosen rows."""
         rows = sum(group.rows for group in self._source.row_groups)
         chosen = sum(group.rows for group in self.row_groups)
         return self._source.nbytes(columns) * chosen // max(1, rows)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Read these columns of the chosen rows; raises `SourceError` naming the file."""
+        """Read these columns of a row group's chosen rows; raises `SourceError` naming the file."""
         whole, bits = self._bits[row_group]
         mask = np.unpackbits(bits, count=whole.rows).astype(bool)
         return self._source.read(whole, columns).filter(pa.array(mask))
 
     def bounds(self, column: str) -> Bounds | None:
-        """Return the bounds of the source, which also hold for some of its rows."""
+        """Return the source's bounds of a column, which hold for the chosen rows, too; None if it has none."""
         known = self._source.bounds(column) if isinstance(self._source, Bounded) else None
         if known is None:
             return None
         places = {group: place for place, group in enumerate(self._source.row_groups)}
         kept = np.array([places[whole] for whole, _ in self._bits.values()], np.int64)
-        # The nulls among the chosen rows were not counted.
+        # The number of nulls among the chosen rows is unknown.
         return Bounds(known.least.take(kept), known.most.take(kept), np.full(len(kept), -1))
 
     @property
     def version(self) -> int:
-        """The version of the source, if it reads a table."""
+        """The version of the table that the source reads; `NO_VERSION` if it reads none."""
         return version_of(self._source)
 
     def at(self, version: int) -> "SelectedSource":
-        """Choose among the rows of another version of the source."""
+        """Return the rows that `where` chooses in another version of the source."""
         return SelectedSource(at_version(self._source, version), self._where)
 
     @property
@@ -110,7 +110,7 @@ class SelectedSource:
         return in_flight(self._source)
 
     def recheck(self) -> None:
-        """Look at all files; raises as `check` does."""
+        """Check all files, even if that takes a request per file; raises as `check` does."""
         recheck(self._source)
 
     def check(self) -> None:
@@ -121,7 +121,7 @@ class SelectedSource:
 def _as_function(
     where: Where,
 ) -> tuple[list[str], Callable[[pa.Table], NDArray[np.bool_]], Sequence[Sequence[Condition]]]:
-    """Return the columns that `where` looks at, a function that chooses rows, and its conditions, if it has any."""
+    """Return the columns that `where` needs, a function that chooses rows, and the conditions; [] for a predicate."""
     if isinstance(where, Predicate):
         columns = sorted(where.get_fields())
 
@@ -135,7 +135,7 @@ def _as_function(
 
 
 def _branches(where: object) -> list[list[Condition]]:
-    """Return the lists of conditions; raises `ConfigError` for anything else."""
+    """Return `where` as lists of conditions; raises `ConfigError` if it is not of conditions."""
     problem = f"must be a predicate, conditions such as ('age', '>=', 18), or lists of these, got {where!r}"
     if not isinstance(where, Iterable) or isinstance(where, str | bytes | Mapping):
         raise ConfigError("where", problem)
@@ -148,7 +148,7 @@ def _branches(where: object) -> list[list[Condition]]:
 
 
 def _condition(found: Any) -> Condition:
-    """Return a condition; raises `ConfigError`, with the condition, for anything else."""
+    """Return `found` as a condition; raises `ConfigError`, with its text, if it is none."""
     if not isinstance(found, list | tuple) or len(found) != 3 or not isinstance(found[0], str):
         raise ConfigError("where", f"has {found!r}; a condition is a column, an operator and a value")
     name, operator, value = found

@@ -1,4 +1,4 @@
-"""Checks of settings of loaders, before any work starts."""
+"""Checks of loaders' settings, before any work starts."""
 
 from collections.abc import Sequence
 from numbers import Integral, Real
@@ -25,13 +25,13 @@ def check_seconds(setting: str, value: object) -> None:
 
 
 def check_source(source: object) -> None:
-    """Raise `ConfigError` for what is no `Source`."""
+    """Raise `ConfigError` unless `source` is a `Source`."""
     if not all(hasattr(source, name) for name in ("schema", "row_groups", "read")):
         raise ConfigError("source", f"must be a source of rows such as ParquetSource(url), got {source!r}")
 
 
 def check_loader(batch_size: object, policy: object, columns: Sequence[str] | None, rank: object, size: object) -> None:
-    """Raise `ConfigError` for arguments that make no loader."""
+    """Raise `ConfigError` for an invalid argument of a loader."""
     check_count("batch_size", batch_size, 1)
     if policy not in get_args(Policy):
         raise ConfigError("policy", f"must be one of {', '.join(get_args(Policy))}, got {policy!r}")

@@ -1,4 +1,4 @@
-"""A rank's rows in one memory-mapped file of Arrow IPC streams, gathered into numpy arrays by row number."""
+"""Shard of one rank: a memory-mapped file of Arrow IPC streams, whose rows are gathered into NumPy arrays by number."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from farandole.errors import DataError
 
 Number: TypeAlias = np.int8 | np.int16 | np.int32 | np.int64 | np.float32 | np.float64
 
-# bool is missing on purpose: Arrow packs eight into a byte, which no array can point into; feed it as int8.
+# Without bool: Arrow packs eight into a byte, of which NumPy has no view. Callers cast bool to int8.
 _DTYPES: dict[pa.DataType, np.dtype[Number]] = {
     pa.int8(): np.dtype(np.int8),
     pa.int16(): np.dtype(np.int16),
@@ -32,21 +32,21 @@ _DTYPES: dict[pa.DataType, np.dtype[Number]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnFacts:
-    """Facts of one column on one rank, small enough to be exchanged between ranks."""
+    """Summary of one column on one rank, which ranks exchange."""
 
     name: str
     dtype: str
     rows: int
     rows_with_nulls: int
-    listed: bool  # lists of numbers; False: plain numbers
-    shortest: int  # the lengths of the lists; 0 and 0 where there are none
-    longest: int
+    listed: bool  # True: lists of numbers; False: numbers
+    shortest: int  # length of the shortest list; 0 without lists
+    longest: int  # length of the longest list; 0 without lists
 
 
 def agree_on_column(seen: Sequence[ColumnFacts]) -> int | None:
-    """Return the length of the column's lists, None for plain numbers, given every rank's facts.
+    """Return the length of the column's lists, None for numbers, given every rank's facts.
 
-    The same facts have the same result on every rank. Raises `DataError` for nulls and ragged lists.
+    The result is the same on every rank. Raises `DataError` for nulls, for no rows, and for empty or ragged lists.
     """
     name = seen[0].name
     nulls, rows = sum(each.rows_with_nulls for each in seen), sum(each.rows for each in seen)
@@ -66,7 +66,7 @@ def agree_on_column(seen: Sequence[ColumnFacts]) -> int | None:
 
 
 class RowColumn(Protocol):
-    """A column whose rows are taken by their number."""
+    """A column whose rows can be taken by number."""
 
     def take(self, rows: NDArray[np.int64], /) -> Any:
         """Return these rows, in this order."""
@@ -75,12 +75,12 @@ class RowColumn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The numbers of one column, in the mapped file."""
+    """View of one column's numbers in the mapped file."""
 
-    # windows[i] starts at the i-th item of the whole file, so that one indexing gathers rows of any chunk.
+    # windows[i] begins at the i-th item of the whole file, so that one index operation gathers rows of all chunks.
     windows: NDArray[Number]
     starts: NDArray[np.int64]  # first row of each chunk
-    offsets: NDArray[np.int64]  # where that row's numbers are, counted in items of this type
+    offsets: NDArray[np.int64]  # position of that row's first item, in items of this type
     width: int  # items per row
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Number]:
@@ -91,9 +91,9 @@ class Column:
 
 
 class ArrowShard:
-    """Uncompressed Arrow IPC streams in a file, mapped into memory; rows are read when they are taken.
+    """Uncompressed Arrow IPC streams in a file that is mapped into memory; rows are read when they are taken.
 
-    Raises `DataError` for a column that is absent or of a type that no tensor holds.
+    Methods raise `DataError` for a column that is absent or of a type that no tensor holds.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,16 +103,16 @@ class ArrowShard:
 
     @property
     def rows(self) -> int:
-        """Rows in this file."""
+        """The number of rows in the file."""
         return int(self._table.num_rows)
 
     def chunked(self, name: str) -> pa.ChunkedArray:
-        """Return a column as it lies in the file, of any type; raises `DataError` for one that is absent."""
+        """Return a column of any type as it is in the file; raises `DataError` for an absent one."""
         self._check_name(name)
         return self._table.column(name)
 
     def facts(self, name: str) -> ColumnFacts:
-        """Look through one column for nulls and the lengths of lists."""
+        """Return the facts of one column; reads it for nulls and lengths of lists."""
         listed, dtype = self._kind(name)
         nulls, lengths = 0, [0]
         for chunk in self._chunks(name):
@@ -136,7 +136,7 @@ class ArrowShard:
         )
 
     def column(self, name: str, width: int | None) -> Column:
-        """Point into one column without nulls; `width` is the result of `agree_on_column`."""
+        """Return a view of one column without nulls; `width` is the result of `agree_on_column`."""
         _, dtype = self._kind(name)
         field: Field = Numbers(name=name, kind=dtype.name)
         if width is not None:
@@ -152,7 +152,7 @@ class ArrowShard:
             first_row += len(chunk)
         items = np.frombuffer(self._whole, dtype, count=self._whole.size // dtype.itemsize)
         if width is not None:
-            # The file of a rank without rows may be shorter than one row.
+            # A rank without rows may have a file that is shorter than a row.
             items = sliding_window_view(items, width) if starts else np.empty((0, width), dtype)
         return Column(
             windows=items,
@@ -189,9 +189,10 @@ class ShardBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardLoader:
-    """Batches of the rows `rows` of a shard, as the plan says.
+    """Batches of the rows `rows` of a shard, by `plan`.
 
-    With a seed each epoch has its own order, a function of (seed, epoch, rank); without one rows come as listed.
+    With a seed, each epoch has its own order, a function of (seed, epoch, rank). Without one, rows have the order of
+    `rows`.
     """
 
     columns: Mapping[str, RowColumn]
@@ -205,11 +206,11 @@ class ShardLoader:
             raise ValueError(f"the plan gives rank {self.rank} {self.plan.rows[self.rank]} rows, not {len(self.rows)}")
 
     def take(self, rows: NDArray[np.int64], *, epoch: int = 0, step: int = 0) -> dict[str, NDArray[Number]]:
-        """Return rows of the shard by column; those of a step of an epoch, if anything depends on that."""
+        """Return rows of the shard by column; subclasses may depend on `epoch` and `step`."""
         return {name: column.take(rows) for name, column in self.columns.items()}
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[ShardBatch]:
-        """Yield as many batches on every rank, from step `first` on, each row in one of them; one may have 0 rows."""
+        """Yield the batches from step `first` on, the same number on every rank; a batch may have no rows."""
         order = self.rows
         if self.seed is not None:
             order = self.rows[permutation(len(self.rows), epoch, self.rank, seed=self.seed)]

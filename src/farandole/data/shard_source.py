@@ -1,4 +1,4 @@
-"""A rank's own rows, as Arrow IPC streams in one file that is mapped into memory, as row groups."""
+"""Source of the rows that one rank holds, in a memory-mapped file of Arrow IPC streams."""
 
 import os
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from farandole.errors import DataError
 
 __all__ = ["ShardSource", "is_own", "read_streams"]
 
-# In place of a file's time of change: paths and sizes of two ranks' files may be equal.
+# The file's mark, instead of its modification time: two ranks' files may have equal paths and sizes.
 _OWN = "this rank's own"
 
 
 class ShardSource:
     """Uncompressed Arrow IPC streams in a file that only this rank has, and that no longer changes.
 
-    Reading copies nothing. `FeedLoader` makes batches of it; `SelectedSource` chooses rows of it. Can be pickled for
-    helper processes of the rank, which find the file as long as the rank lives.
+    Reading copies nothing. `FeedLoader` makes batches of the rows; `SelectedSource` chooses rows. Can be pickled for
+    child processes of the rank, which can open the file as long as the rank lives.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -37,29 +37,29 @@ class ShardSource:
         return ShardSource, (self._path,)
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Return the bytes of the record batches."""
+        """Return the bytes of these columns in all record batches."""
         return sum(batch.column(name).nbytes for batch in self._batches for name in columns)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Point to these columns where they lie in the file."""
+        """Return views of these columns in the file; raises `DataError` for an absent one."""
         missing = [name for name in columns if name not in self.schema.names]
         if missing:
             raise DataError(missing[0], f"is not in the data, which has {', '.join(self.schema.names)}")
         return pa.Table.from_batches([self._batches[row_group.number]], self.schema).select(list(columns))
 
     def check(self) -> None:
-        """Do nothing: a file without a name cannot be changed."""
+        """Do nothing: the file has no name, so nobody can change it."""
 
 
 def is_own(source: Source) -> bool:
-    """Return whether the rows of `source` are one rank's alone."""
+    """Return whether only one rank holds the rows of `source`."""
     groups = source.row_groups
     files = groups.files if isinstance(groups, RowGroups) else (group.file for group in groups)
     return any(file.mark == _OWN for file in files)
 
 
 def read_streams(whole: pa.Buffer) -> pa.Table:
-    """Read the Arrow IPC streams that follow each other in `whole`; if uncompressed, columns point into it."""
+    """Read the consecutive Arrow IPC streams in `whole`; columns are views of it unless they are compressed."""
     rest = pa.BufferReader(whole)
     tables: list[pa.Table] = []
     while not tables or rest.tell() < whole.size:
