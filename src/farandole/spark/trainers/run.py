@@ -1,4 +1,4 @@
-"""A rank's part of an estimator's run, for the trainer of any framework: rows, start, reports and checkpoints."""
+"""A rank's part of an estimator's run, shared by the trainers of all frameworks: rows, reports and checkpoints."""
 
 import math
 import socket
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "RunPlan", "Trainer", "train"]
 
-_STAND_IN_ROWS = 2  # layers that normalize over a batch refuse to train on one
+_STAND_IN_ROWS = 2  # layers that normalize over a batch refuse to train on a single row
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The settings of a run that do not depend on the framework; the same on every rank."""
+    """Settings of a run that do not depend on the framework; the same on every rank."""
 
     run_id: str
     store: FilesystemStore | None
@@ -42,33 +42,34 @@ class RunPlan:
     epochs: int
     train_steps: int | None  # steps of an epoch; None: every row once
     validation_steps: int | None
-    start: Checkpoint  # as the driver knows it: the seed, and how many epochs are finished
+    start: Checkpoint  # as the driver has found it; it holds the seed and the number of finished epochs
     verbose: int
-    use_gpu: bool | None = False  # None: where every rank has one
-    files: "ParquetRows | None" = None  # that the ranks read, in place of the rows that they are fed
+    use_gpu: bool | None = False  # None: if every rank has a GPU
+    files: "ParquetRows | None" = None  # files that the ranks read instead of being fed rows
 
 
 class Trainer(Protocol):
-    """One framework's part of a rank's run. `RunPlan` and `Run` serve all of them."""
+    """One framework's part of a rank's run; `RunPlan` and `Run` are the same for all frameworks."""
 
     def restore(self, state: bytes) -> None:
-        """Take over the weights and the optimizer that `state` gave, on any rank of any number of ranks."""
+        """Load the weights and the optimizer from a result of `state`, of any rank of any number of ranks."""
 
     def train(self, run: "Run") -> None:
-        """Train the epochs that are left; call `run.finish` after each, on every rank."""
+        """Train the remaining epochs; call `run.finish` after each, on every rank."""
 
     def state(self, *, whole: bool) -> bytes:
-        """Return the weights; with `whole` the optimizer too, with the learning rate that the user set."""
+        """Return the weights; with `whole` also the optimizer, with the user's learning rate."""
 
 
 def train(
     plan: RunPlan, make: Callable[["Run"], Trainer], path: Path | None = None, *, gpus: Look = no_gpus
 ) -> bytes | None:
-    """Train until `plan.epochs` epochs are finished, starting after the last one that the store holds.
+    """Train until `plan.epochs` epochs are finished, starting after the last epoch in the store.
 
-    `path` is the rank's rows, by default those that its Spark task was fed. `gpus` lists the framework's GPUs.
-    Returns the last checkpoint, without the optimizer, on rank 0. Raises `DataError` for rows that no tensor holds,
-    `ConfigError` when rank 0 and the driver see different stores, and for GPUs that are wanted and missing.
+    `path` is the file with the rank's rows, by default the file that its Spark task was fed. `gpus` counts the
+    framework's GPUs. Returns the last checkpoint, without the optimizer, on rank 0, and None on other ranks. Raises
+    `DataError` for rows that no tensor can hold, `ConfigError` if rank 0 and the driver see different stores, or if
+    GPUs are wanted and missing. A collective.
     """
     init()
     try:
@@ -92,7 +93,7 @@ def _opened(plan: RunPlan, path: Path | None, gpu: int | None) -> "Run":
     files = plan.files
     if files is None:
         return Run(plan, path, gpu)
-    # Here, as it reads Parquet, which takes longer to load than all that other ranks need.
+    # Imported here: the modules for Parquet load slowly, and ranks that are fed rows do not need them.
     from farandole.spark.trainers.parquet_rows import lay_out
 
     laid_out = lay_out(files, rank=rank(), size=size())  # a failure ends this rank, and the others lose their peer
@@ -103,15 +104,15 @@ def _opened(plan: RunPlan, path: Path | None, gpu: int | None) -> "Run":
 
 
 class Run:
-    """One rank's rows, and where its values go."""
+    """A rank's rows, reports and checkpoints."""
 
     trainer: Trainer
 
     def __init__(self, plan: RunPlan, path: Path | None = None, gpu: int | None = None) -> None:
         self.plan, self.rank, self.size = plan, rank(), size()
-        self.gpu = gpu  # its number, on which this rank computes; None: the CPU
+        self.gpu = gpu  # index of this rank's GPU; None: the rank computes on the CPU
         self.checkpoint = _agree_on_start(plan)
-        # An attempt may have died between the stop of a callback and its end.
+        # After a callback's stop nothing is left to train, even if that attempt failed before its end.
         self.last = self.checkpoint.epoch if self.checkpoint.stopped else plan.epochs
         path = path or shard()
         assert path is not None, "an estimator's job has a DataFrame"
@@ -123,17 +124,17 @@ class Run:
         self._curves = Curves(plan.store, plan.run_id) if first and plan.store is not None else None
         self._progress: Progress | None = None
         self._step = self.checkpoint.step
-        self._lost = False  # the loss is no number any more
+        self._diverged = False  # a loss was not finite
 
     @property
     def epochs(self) -> range:
-        """The epochs that are left, counted from 0."""
+        """The remaining epochs, counted from 0."""
         return range(self.checkpoint.epoch, self.last)
 
     def describe(self, features: str) -> None:
-        """Show, on rank 0, how many rows and steps there are, and `features`: how the framework gets the columns.
+        """Log the numbers of rows and steps, and columns that hold NaN, to the driver; only rank 0 does.
 
-        Show columns that hold NaN, too."""
+        `features` describes the types and shapes in which the model receives the columns."""
         for name, count in self.rows.nans.items() if self.rank == 0 else ():
             total = self.rows.train.plan.total + (0 if self.rows.validate is None else self.rows.validate.plan.total)
             log_to_driver(
@@ -143,7 +144,7 @@ class Run:
             log_to_driver(self._description(features))
 
     def sample(self) -> ShardBatch | None:
-        """Return this rank's first row; None if it has no row to train on."""
+        """Return a batch of this rank's first row; None if it has no row to train on."""
         rows = self.rows.train.rows[:1]
         return ShardBatch(self.rows.train.take(rows), 1, 1.0) if len(rows) else None
 
@@ -158,7 +159,7 @@ class Run:
         return ShardBatch(columns, _STAND_IN_ROWS, 0.0)
 
     def row_of_any(self) -> Mapping[str, NDArray[Any]]:
-        """Return the first row of the first rank that has one to train on, as `sample` does. A collective."""
+        """Return the columns of the first row to train on, of the first rank that has one. A collective."""
         first = next(rank for rank, rows in enumerate(self.rows.train.plan.rows) if rows)
         sample = self.sample() if self.rank == first else None
         row: Mapping[str, NDArray[Any]] = broadcast_object(None if sample is None else sample.columns, root_rank=first)
@@ -173,7 +174,7 @@ class Run:
         self._progress = Progress(epochs=self.plan.epochs, steps=self.steps, epoch=epoch)
 
     def batches(self, epoch: int) -> Iterator[ShardBatch]:
-        """Yield `steps` batches. Every row comes once before any comes again, also if epochs have other steps."""
+        """Yield `steps` batches. Every row comes once before any row comes again, whatever the length of an epoch."""
         natural = self.rows.train.plan.steps
         source = None
         for place in range(epoch * self.steps, (epoch + 1) * self.steps):
@@ -199,14 +200,14 @@ class Run:
                 yield next(source)
 
     def done(self, rows: int, loss: float | None, waited: float) -> None:
-        """Report a step of `rows` rows, for which this rank waited so many seconds; `loss` is None without rows."""
+        """Report a step of `rows` rows, for which this rank waited `waited` seconds; `loss` is None without rows."""
         assert self._progress is not None
         self._step += 1
         self._progress.step(rows=rows, loss=loss, waited=waited)
         if loss is None:
             return
-        if not math.isfinite(loss) and not self._lost:
-            self._lost = True
+        if not math.isfinite(loss) and not self._diverged:
+            self._diverged = True
             log_to_driver(
                 f"the loss of rank {self.rank} is {loss} in step {self._step}; lower the learning rate, or look for "
                 "extreme values in the columns"
@@ -222,9 +223,9 @@ class Run:
     def finish(
         self, epoch: int, record: Record, outputs: Sequence[tuple[str, Sequence[int]]] | None, *, stopped: bool = False
     ) -> None:
-        """End an epoch: rank 0 reports `record` and writes the checkpoint. Blocks until every rank has come.
+        """End an epoch: rank 0 reports `record` and writes the checkpoint. A collective.
 
-        `outputs` is None on a rank that has seen no output yet."""
+        `outputs` has the type and the shape of one row of each output; None on a rank that has seen no output yet."""
         seen = next((each for each in allgather_object(outputs) if each is not None), None)
         before, best = self.checkpoint, self.checkpoint.best
         record = {"epoch": epoch + 1, "steps": self.steps, **record}
@@ -252,7 +253,7 @@ class Run:
                 store.write(store.get_best_path(run_id), content)
 
     def seal(self) -> None:
-        """Write the last weights of a stopped run; a callback may have chosen those of an earlier epoch."""
+        """Write the final weights of a stopped run: the callback may have restored those of an earlier epoch."""
         store = self.plan.store
         if self.checkpoint.stopped and self.rank == 0 and store is not None:
             content = replace(self.checkpoint, state=self.trainer.state(whole=True)).dump()
@@ -280,7 +281,7 @@ class Run:
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
-    """Return the sum over ranks of each value, the same bits on every rank. Blocks until every rank has come."""
+    """Return the sum over ranks of each value, the same bits on every rank. A collective."""
     return [math.fsum(each) for each in zip(*allgather_object(values), strict=True)]
 
 

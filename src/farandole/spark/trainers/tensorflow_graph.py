@@ -1,4 +1,4 @@
-"""Graph of TensorFlow without variables: the form in which a trained model function travels and is applied."""
+"""TensorFlow graph without variables: the form in which a trained model function is sent, saved and applied."""
 
 import math
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenGraph:
-    """A serialized GraphDef whose variables are constants, with the tensors that rows go into and come out of."""
+    """A serialized GraphDef whose variables are constants, with its input and output tensors."""
 
     graph: bytes
     inputs: Mapping[str, Port]
@@ -36,7 +36,7 @@ class FrozenGraph:
     fills: tuple[str, ...] = ()  # operations that fill the graph's lookup tables; they run once
 
     def facts(self) -> dict[str, Any]:
-        """Return everything but the graph, as JSON holds it."""
+        """Return everything but the graph, as values that JSON can hold."""
         ports = {"inputs": self.inputs, "outputs": self.outputs}
         description: dict[str, Any] = {
             kind: {name: [each.tensor, each.dtype, each.shape] for name, each in given.items()}
@@ -46,7 +46,7 @@ class FrozenGraph:
 
     @classmethod
     def revived(cls, graph: bytes, facts: Mapping[str, Any]) -> "FrozenGraph":
-        """Return the graph that `facts` described."""
+        """Return the graph with the facts that `facts` returned."""
 
         def ports(given: Mapping[str, Any]) -> dict[str, Port]:
             return {
@@ -61,8 +61,8 @@ class FrozenGraph:
 def freeze(session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> FrozenGraph:
     """Return the part of a session's graph between tensors, with the values of variables and tables as constants.
 
-    Leaves out inputs that no output depends on. Raises `ConfigError` for tables that are not filled, or of a kind that
-    cannot be written out."""
+    Leaves out inputs that no output depends on. Raises `ConfigError` for tables that are not initialized, or of a kind
+    that cannot be exported."""
     import tensorflow as tf
 
     definition = tf.compat.v1.graph_util.convert_variables_to_constants(
@@ -79,7 +79,7 @@ def freeze(session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) 
 
 
 def _with_tables(session: Any, definition: Any) -> tuple[Any, tuple[str, ...]]:
-    """Add to a GraphDef the content that its lookup tables have in a session; return the operations that fill them."""
+    """Add the content of a session's lookup tables to a GraphDef; return it and the operations that fill them."""
     import tensorflow as tf
 
     names = [node.name for node in definition.node if "HashTable" in node.op]
@@ -109,7 +109,7 @@ def _with_tables(session: Any, definition: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def freeze_signature(session: Any, meta: Any, name: str) -> FrozenGraph:
-    """Return the graph of one signature of a MetaGraphDef whose variables a session holds.
+    """Return the graph of the signature `name` of a MetaGraphDef, whose variables the session holds.
 
     Raises `ConfigError` if there is no such signature."""
     if name not in meta.signature_def:
@@ -119,7 +119,7 @@ def freeze_signature(session: Any, meta: Any, name: str) -> FrozenGraph:
     inputs = {key: graph.get_tensor_by_name(each.name) for key, each in chosen.inputs.items()}
     outputs = {key: graph.get_tensor_by_name(each.name) for key, each in chosen.outputs.items()}
     frozen = freeze(session, inputs, outputs)
-    # The calls of functions, of which newer SavedModels consist, have no shapes; the signature has them.
+    # Newer SavedModels consist of function calls, which have no shapes; their signature has the shapes.
     ports = {
         key: replace(port, shape=_row_shape(chosen.outputs[key].tensor_shape)) if port.shape is None else port
         for key, port in frozen.outputs.items()
@@ -128,7 +128,7 @@ def freeze_signature(session: Any, meta: Any, name: str) -> FrozenGraph:
 
 
 def freeze_saved_model(folder: str, tags: str, signature: str) -> FrozenGraph:
-    """Return the graph of a SavedModel's signature; `tags` is a list with commas."""
+    """Return the graph of a SavedModel's signature; `tags` holds tags with commas between them."""
     import tensorflow as tf
 
     with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:

@@ -1,4 +1,4 @@
-"""Application of a graph of TensorFlow to a DataFrame's rows, in Spark's Python workers."""
+"""Predictions of a TensorFlow graph for a DataFrame's rows, in Spark's Python workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ __all__ = ["GraphPredictor", "output_type"]
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPredictor(BatchPredictor):
-    """A frozen graph, the columns that it takes, and the outputs that it gives."""
+    """A frozen graph, the columns that it takes, and its outputs."""
 
     frozen: FrozenGraph
-    inputs: Sequence[tuple[str, str]]  # columns and the names of the graph's inputs
+    inputs: Sequence[tuple[str, str]]  # (column, name of the graph's input)
     outputs_of_graph: Sequence[str]  # names of the graph's outputs, one for each of `names`
 
     @property
@@ -29,7 +29,7 @@ class GraphPredictor(BatchPredictor):
         return [column for column, _ in self.inputs]
 
     def load(self) -> Predict:
-        """Import the graph into a session of its own, which the worker keeps."""
+        """Import the graph into a new session, which the worker keeps; return a function that runs it."""
         import tensorflow as tf
 
         graph = tf.Graph()
@@ -59,7 +59,7 @@ class GraphPredictor(BatchPredictor):
         return predict
 
     def row_shaped(self, place: int, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Return a number, a text or an array for each row, as the graph declares the output."""
+        """Return a number, a string or an array for each row, as the graph declares the output."""
         port = self.frozen.outputs[self.outputs_of_graph[place]]
         flat = values.reshape(len(values), -1)
         if port.dtype == "string":

@@ -27,7 +27,7 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
 
 @dataclass(frozen=True, kw_only=True)
 class TorchJob:
-    """All that the ranks need; pickled as one object, so that the optimizer still updates this model's parameters."""
+    """The settings of a fit; pickled as one object, so that the optimizer still updates this model's parameters."""
 
     plan: RunPlan
     model: torch.nn.Module
@@ -40,7 +40,7 @@ class TorchJob:
     label_shapes: tuple[tuple[int, ...], ...] | None
     compression: Any | None
     passes: int  # batches whose gradients are averaged before a step
-    loss_constructors: tuple[Callable[..., Loss], ...] = ()  # that make `losses` on the ranks
+    loss_constructors: tuple[Callable[..., Loss], ...] = ()  # functions that make `losses` on the ranks
     train_minibatch: TrainMinibatch | None = None  # in place of the trainer's own step
     callbacks: tuple[Any, ...] = ()
     data_module: Callable[..., Any] | None = None  # makes the batches
@@ -66,7 +66,7 @@ class TorchTrainer:
         to_device((job.model, *job.losses, *job.metrics), device)
         self.job, self.model, self.judge = job, job.model, Judge(job, device)
         self._module = None if job.data_module is None else TorchModule(job.data_module, run)
-        self._unseen = self._module is not None  # the module's first batch goes through the model as a trial
+        self._probe_first = self._module is not None  # probe the model with the module's first batch
         if self._module is None:
             probe(self.judge, run, run.sample())
         # Ranks need no broadcast of the initial state: all of them unpickled the same model, or the same checkpoint.
@@ -80,18 +80,18 @@ class TorchTrainer:
         self.optimizer.zero_grad()
         self._pending = 0  # batches since the last step of the optimizer
         self._callbacks = Callbacks(job.callbacks)
-        self._own_step = None
+        self._minibatch_step = None
         if job.train_minibatch is not None:
-            self._own_step = MinibatchStep(job.train_minibatch, self.judge, job.label_cols, run)
+            self._minibatch_step = MinibatchStep(job.train_minibatch, self.judge, job.label_cols, run)
 
     def restore(self, state: bytes) -> None:
-        """Load tensors and plain values only: a foreign file runs no code."""
+        """Load weights and optimizer. It loads only tensors and plain values, so a foreign file runs no code."""
         saved = _read(state)
         self.model.load_state_dict(saved["model"])
         self._take_rates(saved["optimizer"])
 
     def state(self, *, whole: bool) -> bytes:
-        """Return the weights, and the optimizer's state if `whole`; for any machine, with GPUs or without."""
+        """Return the weights, and the optimizer's state if `whole`; any machine can load them, with GPUs or without."""
         saved = {"model": self.model.state_dict()}
         if whole:
             optimizer = self.optimizer.state_dict()
@@ -113,7 +113,7 @@ class TorchTrainer:
         for epoch in run.epochs:
             self._callbacks.call("on_epoch_begin", epoch, {})
             record = self._train(run, epoch)
-            # Running statistics (BatchNorm) are each rank's own until here; validation and checkpoint need one.
+            # Running statistics (BatchNorm) differ between ranks; validation and checkpoint use rank 0's.
             hvd.broadcast_parameters(dict(self.model.named_buffers()), root_rank=0)
             if run.validation_steps:
                 record |= self._validate(run)
@@ -134,9 +134,9 @@ class TorchTrainer:
         for step in range(run.steps):
             with meter.waiting():
                 batch = next(batches)
-            if self._unseen:
+            if self._probe_first:
                 probe(self.judge, run, batch)
-                self._unseen = False
+                self._probe_first = False
             loss = self._step(batch, meter, run.steps - step)
             run.done(batch.rows, loss, meter.wait)
             self._callbacks.call("on_train_batch_end", step, {} if loss is None else {"loss": loss})
@@ -145,8 +145,8 @@ class TorchTrainer:
 
     def _step(self, batch: ShardBatch, meter: Meter, left: int) -> float | None:
         """Train on a batch, `left` batches before the end of the epoch; return its loss, None without rows."""
-        if self._own_step is not None:
-            made = self._own_step(self.model, self.optimizer, batch)
+        if self._minibatch_step is not None:
+            made = self._minibatch_step(self.model, self.optimizer, batch)
             if made is None:
                 return None
             meter.add(batch.rows, [made[0], *made[1]])
@@ -160,11 +160,11 @@ class TorchTrainer:
         return loss
 
     def _backward(self, batch: ShardBatch, meter: Meter, passes: int) -> float | None:
-        # Without rows there is no gradient here, which counts as zeros.
+        # A rank without rows has no gradient, which counts as zeros.
         if not batch.rows:
             return None
         loss, scores = self.judge(batch)
-        # The optimizer averages over ranks; the weight makes that the mean over all rows of the step.
+        # The optimizer averages over ranks; with the weight the average is the mean over all rows of the step.
         (loss * (batch.weight / passes)).backward()
         meter.add(batch.rows, [loss.item(), *scores])
         return loss.item()
@@ -202,12 +202,12 @@ class Judge:
         return self.loss(pairs, self.weights(batch)), self.scores(pairs)
 
     def loss(self, pairs: Sequence[tuple[Tensor, Tensor]], weights: Tensor | None) -> Tensor:
-        """Return the mean loss over rows, that of all labels by their weights."""
+        """Return the mean loss over rows, summed over the labels with their weights."""
         weighted = zip(self.job.losses, self.job.loss_weights, pairs, strict=True)
         return torch.stack([weight * mean_loss(loss, *pair, weights) for loss, weight, pair in weighted]).sum()
 
     def scores(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-        """Return the values of the metrics, in the order of `names`; note the types and shapes of the outputs."""
+        """Return the values of the metrics, in the order of `names`; record the types and shapes of the outputs."""
         self.outputs = [Output.of(output) for output, _ in pairs]
         with torch.no_grad():
             return [float(metric(*pair)) for pair in pairs for metric in self.job.metrics]
@@ -231,13 +231,13 @@ class Judge:
         ]
 
     def fitted(self, labels: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return labels in the shapes of their outputs, where that fits and no other shape is asked for."""
+        """Return labels in the shapes of their outputs, if they have as many numbers and no label shapes are set."""
         if self.job.label_shapes is not None:
             return list(labels)
         return [as_output(label, output) for label, output in zip(labels, outputs, strict=True)]
 
     def weights(self, batch: ShardBatch) -> Tensor | None:
-        """Return the weights of rows; None if all count the same."""
+        """Return the weights of the rows; None if all rows count the same."""
         column = self.job.weight_col
         return None if column is None else torch.from_numpy(batch.columns[column]).to(self.device)
 
@@ -275,7 +275,7 @@ def _read(state: bytes) -> dict[str, Any]:
 
 
 def score_names(metrics: Sequence[Metric], label_cols: Sequence[str]) -> list[str]:
-    """Name each score: the metric's own name, with the label's when there are several labels; no name comes twice."""
+    """Return distinct names of scores: the metric's name, after the label's if there are several labels."""
     names = distinct([getattr(metric, "__name__", type(metric).__name__).strip("<>") for metric in metrics])
     if len(label_cols) == 1:
         return names
@@ -283,7 +283,7 @@ def score_names(metrics: Sequence[Metric], label_cols: Sequence[str]) -> list[st
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Number the names that occur again, or that are the loss's."""
+    """Return the names; those that occur again, or are "loss", get a number."""
     given: list[str] = []
     for name in names:
         number, free = 1, name

@@ -18,7 +18,7 @@ METHODS = (
 
 
 class Callbacks:
-    """Calls each callback's methods, on every rank; epochs and batches are counted from 0.
+    """The callbacks of a fit, which run on every rank; epochs and batches are counted from 0.
 
     A callback that is a plain function is called with (epoch, values) after each epoch."""
 

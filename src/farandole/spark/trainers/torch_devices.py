@@ -12,7 +12,7 @@ CPU: Final = torch.device("cpu")
 
 
 def visible_gpus() -> tuple[int, str]:
-    """Be the `Look` of PyTorch."""
+    """Return how many GPUs PyTorch sees, and a text about them; a `Look`."""
     if torch.version.cuda is None:
         return 0, "PyTorch is built without CUDA"
     count = torch.cuda.device_count()
@@ -20,7 +20,7 @@ def visible_gpus() -> tuple[int, str]:
 
 
 def device_of(gpu: int | None) -> torch.device:
-    """Return the device with this number, made the current one: None stands for the CPU."""
+    """Return the GPU with the index `gpu`, after making it the current device, or the CPU for None."""
     if gpu is None:
         return CPU
     torch.cuda.set_device(gpu)
@@ -28,12 +28,12 @@ def device_of(gpu: int | None) -> torch.device:
 
 
 def to_device(objects: Iterable[object], device: torch.device) -> None:
-    """Move those of the objects that are modules: the model, and losses and metrics that have tensors."""
+    """Move the objects that are modules to `device`: the model, and losses and metrics with tensors."""
     for each in objects:
         if isinstance(each, torch.nn.Module):
             each.to(device)
 
 
 def on_cpu(state: Any) -> Any:
-    """Return a state with its tensors in the memory of the CPU, those that are there as they are."""
+    """Return a state with all tensors on the CPU; those that are there already are not copied."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), state)

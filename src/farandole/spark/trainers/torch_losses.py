@@ -1,4 +1,4 @@
-"""Losses of PyTorch models: made on each rank, and taken over rows that have weights."""
+"""Losses of PyTorch models: their construction on each rank, and means over weighted rows."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ def made_loss(constructor: Callable[..., Loss], offered: Mapping[str, object]) -
     Raises `ConfigError` if it returns no function."""
     try:
         parameters = inspect.signature(constructor).parameters
-    except ValueError:  # a function of C has none to look at
+    except ValueError:  # functions in C may have no signature
         parameters = inspect.Signature().parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     loss = constructor(**{name: value for name, value in offered.items() if takes_all or name in parameters})
@@ -30,7 +30,7 @@ def made_loss(constructor: Callable[..., Loss], offered: Mapping[str, object]) -
 
 
 def mean_loss(loss: Loss, output: Tensor, label: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the mean over rows; with weights that of each row's loss times its weight."""
+    """Return the mean loss over rows; with `weights` the mean of each row's loss times its weight."""
     if weights is None:
         return loss(output, label)
     if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):

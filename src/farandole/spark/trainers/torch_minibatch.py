@@ -1,4 +1,4 @@
-"""A step of training by the user's own `train_minibatch_fn`."""
+"""Training step that calls the user's `train_minibatch_fn`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -27,10 +27,10 @@ class _Judge(Protocol):
 
 
 class MinibatchStep:
-    """Calls the function once in every step, on a rank without rows too, whose rows then weigh nothing.
+    """Calls the function once per step on every rank; a rank without rows passes two rows that weigh nothing.
 
-    The function reduces gradients by `optimizer.step()`, as often as it likes, so every rank has to call it equally
-    often."""
+    The function reduces gradients by `optimizer.step()`. It may call that several times, but equally often on every
+    rank."""
 
     def __init__(self, function: TrainMinibatch, judge: _Judge, label_cols: Sequence[str], run: Run) -> None:
         self._function, self._judge, self._label_cols = function, judge, label_cols
@@ -40,16 +40,16 @@ class MinibatchStep:
         """Train on a batch; return its mean loss and its scores, None without rows.
 
         Raises `ConfigError` if the function does not return (outputs, loss)."""
-        # A data module's batch holds its own stand-in.
+        # A batch of a data module contains stand-in rows already.
         judge, shown = self._judge, batch if all(map(len, batch.columns.values())) else self._stand_in
         made: list[Tensor] = []
 
         def loss_fn(outputs: Any, labels: Sequence[Tensor], sample_weights: Tensor | None = None) -> Tensor:
             listed = outputs_of(outputs, self._label_cols)
             if not batch.rows:
-                # Not the loss times 0: that is NaN where the loss of the stand-in is not finite.
+                # Not the loss times 0, which is NaN if the loss of the stand-in rows is not finite.
                 return torch.stack([(each * 0.0).sum() for each in listed]).sum()
-            # The optimizer averages over ranks; the weight makes that the mean over all rows of the step.
+            # The optimizer averages over ranks; with the weight the average is the mean over all rows of the step.
             made.append(judge.loss(list(zip(listed, labels, strict=True)), sample_weights) * shown.weight)
             return made[-1]
 
@@ -63,13 +63,13 @@ class MinibatchStep:
             return None
         outputs, labels = self._transform_outputs(given[0], labels)
         loss = _number(given[1])
-        # By value, as it may come as a number or detached; a loss of the function's own has no weight.
+        # Compared by value, as the function may return a number or a detached tensor. Its own losses have no weight.
         weighted = any(loss == _number(each) for each in made)
         pairs = [(output.detach(), label) for output, label in zip(outputs, labels, strict=True)]
         return loss / (shown.weight if weighted else 1.0), judge.scores(pairs)
 
     def _transform_outputs(self, outputs: Any, labels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the outputs as a list, and labels with as many numbers in their shapes."""
+        """Return the outputs as a list, and the labels in the shapes of the outputs if they have as many numbers."""
         listed = outputs_of(outputs, self._label_cols)
         return listed, self._judge.fitted(labels, listed)
 

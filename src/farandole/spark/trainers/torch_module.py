@@ -20,8 +20,8 @@ __all__ = ["TorchModule"]
 class TorchModule:
     """A rank's data module, and its batches as the trainer takes them.
 
-    A batch with the rows that the loader has in the same step counts by its rows, so that a step's gradient is the mean
-    over all rows; another one counts as one rank's share."""
+    A batch with as many rows as the loader's in the same step is weighted by its rows, so that a step's gradient is the
+    mean over all rows. A batch of another length counts as one rank's share."""
 
     _module: DataModule
 
@@ -47,7 +47,7 @@ class TorchModule:
             yield self._batch(given, self._loader, plan.batch(run.rank, place), plan.weight(run.rank, place))
 
     def validation(self) -> Iterator[ShardBatch]:
-        """Yield the batches to validate with; they begin anew each time."""
+        """Yield the batches for validation; each call begins with the first one."""
         run, held = self._run, self._run.rows.validate
         assert held is not None
         for step, given in enumerate(islice(endless(self._module.val_data), run.validation_steps)):

@@ -1,4 +1,4 @@
-"""Application of a PyTorch model to batches of rows."""
+"""Predictions of a PyTorch model for batches of rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = ["Predictor"]
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor(BatchPredictor):
-    """A pickled model and how to feed it."""
+    """A pickled model and the conversion of columns to its inputs."""
 
     model: bytes
     inputs: Inputs
@@ -29,19 +29,19 @@ class Predictor(BatchPredictor):
         return self.inputs.columns
 
     def load(self) -> Predict:
-        """Unpickle the model."""
+        """Unpickle the model; return a function that runs it on arrays of the feature columns."""
         model: torch.nn.Module = cloudpickle.loads(self.model)
         model.eval()
 
         def predict(values: list[NDArray[Number]]) -> list[NDArray[np.generic]]:
             with torch.inference_mode():
                 given = model(*(self.inputs.tensor(index, each) for index, each in enumerate(values)))
-            return [output.to(_held(output.dtype)).numpy() for output in outputs_of(given, self.label_cols)]
+            return [output.to(_column_dtype(output.dtype)).numpy() for output in outputs_of(given, self.label_cols)]
 
         return predict
 
 
-def _held(dtype: torch.dtype) -> torch.dtype:
+def _column_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the type in which a column holds the output."""
     exact = (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
     return dtype if dtype in exact else torch.float32

@@ -1,4 +1,4 @@
-"""One row through a copy of the model and the loss, before training: errors in words of columns and shapes."""
+"""Trial of the model and the loss with one row before training, for errors that name columns and shapes."""
 
 import traceback
 from collections.abc import Sequence
@@ -17,8 +17,6 @@ from farandole.spark.trainers.run import Run
 from farandole.spark.trainers.torch_tensors import Inputs
 
 __all__ = ["probe"]
-
-# Errors that a model or a loss raises for shapes and types that it does not take.
 
 
 class _Job(Protocol):
@@ -40,17 +38,17 @@ class _Judge(Protocol):
 
 
 def probe(judge: _Judge, run: Run, sample: ShardBatch | None) -> None:
-    """Run the first row of `sample`, a few times over, through the model and the loss; None: do nothing.
+    """Run copies of the first row of `sample` through the model and the loss; do nothing if `sample` is None.
 
     Raises `ConfigError` for a model or a loss that does not take the columns' shapes, and for a label that torch's own
-    losses would spread over the output. Shows a warning where a loss of the user's does so.
+    losses would broadcast against the output. Logs a warning if a loss of the user's does so.
     """
     if sample is None:
         return
     job = judge.job
     rows = _row_count(sample)
     batch = ShardBatch({name: values[:1].repeat(rows, 0) for name, values in sample.columns.items()}, rows, 1.0)
-    # A copy made as the rank's own was: layers that are built by their first input stay as they are.
+    # The probe runs a copy, so that lazy layers of the model itself stay uninitialized.
     model = cloudpickle.loads(cloudpickle.dumps(job.model)).eval()
     with torch.inference_mode():
         try:
@@ -87,7 +85,7 @@ _OF_CLASSES = ("crossentropy", "crossentropyloss", "nllloss")
 
 
 class _Spreading(TorchDispatchMode):
-    """Notes the first element-wise operation that makes rows x rows numbers out of fewer."""
+    """Records the first element-wise operation that broadcasts its arguments to rows x rows numbers."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -105,7 +103,7 @@ class _Spreading(TorchDispatchMode):
 
 
 def _row_count(sample: ShardBatch) -> int:
-    """Return a number of rows that no other dimension of the columns has: it marks the dimension of rows."""
+    """Return a number of rows that no dimension of the columns has, so that it identifies the dimension of rows."""
     taken = {size for values in sample.columns.values() for size in values.shape}
     return next(number for number in (5, 7, 11, 13, 17, 19, 23) if number not in taken)
 

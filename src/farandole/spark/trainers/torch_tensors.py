@@ -1,4 +1,4 @@
-"""Columns as the tensors that a PyTorch model takes, and its outputs as columns; the same in training and transform."""
+"""Conversion of columns to a PyTorch model's inputs and labels, the same in training and in `transform`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Output:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Output":
-        """Describe what the model gave for a batch."""
+        """Describe an output of the model for a batch."""
         return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape[1:]))
 
 
@@ -34,7 +34,7 @@ class Inputs:
     dtype: torch.dtype
 
     def describe(self, kinds: Mapping[str, str]) -> str:
-        """Say, for each column, its type and the shape and type of the input that it becomes."""
+        """Return a text with the type of each column, and the type and shape of the input that it becomes."""
         return ", ".join(
             f"{name} {kinds[name]} as {spell(self.dtype)} {self._shape(index, kinds[name])}"
             for index, name in enumerate(self.columns)
@@ -62,7 +62,9 @@ class Inputs:
 
 
 def dtype_of(model: torch.nn.Module) -> torch.dtype:
-    """Return the type that inputs are cast to: that of the first parameter that is trained."""
+    """Return the type that inputs are cast to, that of the first floating-point parameter.
+
+    Raises `ConfigError` for a model without one."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             return parameter.dtype
@@ -75,7 +77,7 @@ def spell(dtype: torch.dtype) -> str:
 
 
 def outputs_of(given: object, labels: Sequence[str]) -> list[Tensor]:
-    """Return what a model gave as one tensor per label column; raises `ConfigError` when it gave something else."""
+    """Return a model's outputs as one tensor per label column; raises `ConfigError` for other results."""
     all_given = list(given) if isinstance(given, (tuple, list)) else [given]
     outputs = [each for each in all_given if isinstance(each, Tensor)]
     if len(outputs) != len(labels) or len(outputs) != len(all_given):
@@ -94,16 +96,16 @@ def label_tensor(label: NDArray[np.generic], dtype: torch.dtype, shape: Sequence
 
 
 def as_output(label: Tensor, output: Tensor) -> Tensor:
-    """Return a label with as many numbers as the output in the output's shape and type.
+    """Return the label in the output's shape and type if it has as many numbers, otherwise unchanged.
 
-    A loss would spread (rows,) against (rows, 1) over rows x rows, and refuse integers."""
+    A loss would broadcast (rows,) against (rows, 1) to rows x rows, and refuse integers."""
     return label.reshape(output.shape).to(output.dtype) if label.numel() == output.numel() else label
 
 
 def fit_label(
     label: NDArray[np.generic], output: Tensor, dtype: torch.dtype, shape: Sequence[int] | None = None
 ) -> Tensor:
-    """Return a label as the loss takes it, in its output's shape if that fits; `shape` takes precedence."""
+    """Return a label as the loss takes it: in `shape`, or else in the shape of its output if that fits."""
     if shape is not None:
         return label_tensor(label, dtype, shape)
     tensor = torch.from_numpy(label)

@@ -1,4 +1,4 @@
-"""A user's function of one row, applied on the ranks to the rows of each batch."""
+"""A user's function of one row, which ranks apply to the rows of each batch."""
 
 import random
 import threading
@@ -19,11 +19,11 @@ __all__ = ["RowTransform", "Transformation", "TransformedLoader", "first_row_of_
 Facts: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]  # of a column: its type, and the shape of one row
 
 _SETTING = "transformation_fn"
-_AT_ONCE = 1024  # rows that are made at once to be kept
-# Batches to train on and to validate with may be made in two threads at once: in Keras on TensorFlow, and by queues.
+_AT_ONCE = 1024  # rows that `kept` makes at once
+# Two threads may make batches for training and validation at once: in Keras on TensorFlow, and with queues.
 _GENERATORS = threading.Lock()
 
-# Types that results have, and the one in which batches hold them.
+# Type of a result -> its type in batches.
 _HELD = {
     "bool": "int8", "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64", "uint8": "int16",
     "uint16": "int32", "uint32": "int64", "float16": "float32", "float32": "float32", "float64": "float64",
@@ -32,7 +32,7 @@ _HELD = {
 
 @dataclass(frozen=True, kw_only=True)
 class Transformation:
-    """The function, as an estimator is given it, and the columns that the rows have before it."""
+    """The function, with an estimator's settings for it, and the columns of the rows that it takes."""
 
     function: Callable[[dict[str, Any]], Any]
     edit_fields: tuple[Any, ...]  # (name, type, shape, nullable) of columns that it changes or adds
@@ -42,9 +42,10 @@ class Transformation:
 
 @dataclass(frozen=True, kw_only=True)
 class RowTransform:
-    """Columns that a function makes of others, row by row.
+    """Columns that a function makes from others, row by row.
 
-    `random` and `numpy.random` are seeded before each batch: a run that goes on draws what an uninterrupted one does.
+    `random` and `numpy.random` are seeded before each batch, so a resumed run draws the same numbers as an
+    uninterrupted one.
     """
 
     transformation: Transformation
@@ -55,9 +56,9 @@ class RowTransform:
     rank: int
 
     def __call__(self, rows: NDArray[np.int64], turn: Sequence[int]) -> dict[str, NDArray[Any]]:
-        """Return the wanted columns of these rows; `turn` identifies the batch.
+        """Return the wanted columns of these rows; `turn` identifies the batch and sets the seed.
 
-        Raises `DataError` for a row unlike the first one, and what the function raises."""
+        Raises `DataError` for a row whose types or shapes differ from the first row's, and the function's errors."""
         if not len(rows):
             return {name: np.empty((0, *shape), dtype) for name, (dtype, shape) in self.facts.items()}
         state = int(np.random.SeedSequence(self.seed, spawn_key=(*turn, self.rank, 2)).generate_state(1)[0])
@@ -83,7 +84,7 @@ class RowTransform:
         return columns
 
     def kept(self, order: NDArray[np.int64], count: int) -> dict[str, NDArray[Any]]:
-        """Return the wanted columns of `count` rows; the function sees those in `order`, and others stay empty."""
+        """Return the wanted columns of `count` rows; the function runs on those in `order`, others are undefined."""
         columns = {name: np.empty((count, *shape), dtype) for name, (dtype, shape) in self.facts.items()}
         for first in range(0, len(order), _AT_ONCE):
             rows = order[first : first + _AT_ONCE]
@@ -92,7 +93,7 @@ class RowTransform:
         return columns
 
     def kinds(self) -> dict[str, str]:
-        """Describe the columns: {"x": "float32[28, 28]"}."""
+        """Return the type of each column as a text: {"x": "float32[28, 28]"}."""
         return {name: _kind(*facts) for name, facts in self.facts.items()}
 
     def _row(self, row: dict[str, Any], promised: Iterable[str]) -> Mapping[str, Any]:
@@ -107,22 +108,22 @@ class RowTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformedLoader(ShardLoader):
-    """A `ShardLoader` whose rows go through a function, once each time that they are taken."""
+    """A `ShardLoader` that applies a function to rows each time that they are taken."""
 
     transform: RowTransform
     validates: bool = False
 
     def take(self, rows: NDArray[np.int64], *, epoch: int = 0, step: int = 0) -> dict[str, NDArray[Any]]:
-        """Return what the function makes of these rows."""
+        """Return the columns that the function makes from these rows."""
         return self.transform(rows, (epoch, step, 3 if self.validates else 2))
 
 
 def first_row_of_all(transform: RowTransform, rows: NDArray[np.int64], gather: Gather) -> Facts:
-    """Return types and shapes of the columns that the function makes of each rank's first row.
+    """Return the types and shapes of the columns that the function makes from each rank's first row.
 
-    `rows` are this rank's. Raises the same `ConfigError` or `DataError` on every rank: when the function fails, when it
-    does not return what was promised, and when ranks get other types or shapes."""
-    mine, problem = _look_at(transform, rows[:1])
+    `rows` are this rank's. Raises the same `ConfigError` or `DataError` on every rank if the function fails, does not
+    return the promised columns, or returns other types or shapes on another rank. A collective."""
+    mine, problem = _try_first(transform, rows[:1])
     every = gather((mine, problem))
     for rank, (_, failure) in enumerate(every):
         if failure:
@@ -142,7 +143,7 @@ def first_row_of_all(transform: RowTransform, rows: NDArray[np.int64], gather: G
     return agreed
 
 
-def _look_at(transform: RowTransform, row: NDArray[np.int64]) -> tuple[Facts, str]:
+def _try_first(transform: RowTransform, row: NDArray[np.int64]) -> tuple[Facts, str]:
     if not len(row):
         return {}, ""
     try:
@@ -150,14 +151,14 @@ def _look_at(transform: RowTransform, row: NDArray[np.int64]) -> tuple[Facts, st
         facts = {name: (values.dtype.name, tuple(values.shape[1:])) for name, values in made.items()}
     except (ConfigError, DataError) as error:
         return {}, str(error)
-    except Exception as error:  # any kind: the other ranks must raise it as well
+    except Exception as error:  # any error: the other ranks must raise it, too
         last = traceback.extract_tb(error.__traceback__)[-1]
         return {}, f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
     return facts, ""
 
 
 def _column(spec: TransformSpec, name: str, cells: list[Any]) -> NDArray[Any]:
-    """Return the results of one column as an array, rows first; raises `DataError` for what no tensor holds."""
+    """Return the results of one column as an array, rows first; raises `DataError` for results that no tensor holds."""
     nothing = sum(cell is None for cell in cells)
     if nothing:
         raise DataError(name, f"{_SETTING} gives None for {nothing} of {len(cells)} rows; a tensor holds numbers only")
@@ -191,7 +192,7 @@ def _holds(dtype: str, values: NDArray[Any]) -> bool:
 
 def _fits(shape: tuple[int, ...], promised: tuple[int | None, ...]) -> bool:
     if len(shape) != len(promised):
-        # One number may come as an array of one.
+        # A single number may also be an array of one item.
         return int(np.prod(shape)) == 1 and all(size in (1, None) for size in promised)
     return all(want in (None, size) for size, want in zip(shape, promised, strict=True))
 
