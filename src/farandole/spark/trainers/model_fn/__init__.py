@@ -1,1 +1,1 @@
-"""Trainer of model functions of TensorFlow: the part of each rank of a `HorovodEstimator`."""
+"""Trainer of TensorFlow's model functions, which each rank of a `HorovodEstimator` runs."""

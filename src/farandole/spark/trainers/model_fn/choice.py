@@ -1,4 +1,4 @@
-"""Choice of a program: a graph for an `EstimatorSpec`, eager training for a compiled Keras model."""
+"""Choice of the program: a graph for an `EstimatorSpec`, eager training for a compiled Keras model."""
 
 import inspect
 from pathlib import Path
@@ -17,10 +17,10 @@ __all__ = ["choose_program"]
 
 
 def choose_program(job: ModelFnJob, table: Table, folder: Path | None) -> Program:
-    """Return the program of a model, or that of the result of a model function, on this rank.
+    """Return this rank's program for a Keras model, or for the result of a model function.
 
-    A function without an argument `features` gives a Keras model. Another one that does so is called once more, with
-    inputs of Keras as features in the place of a graph's tensors."""
+    A function without an argument `features` must return a Keras model. If a function with it returns one, it is called
+    again, with Keras inputs as features instead of the tensors of a graph. Raises `ConfigError` for other results."""
     model_fn = job.model_fn
     if isinstance(model_fn, DumpedModel):
         return KerasProgram(job, table, folder, model_fn.load())
@@ -29,7 +29,7 @@ def choose_program(job: ModelFnJob, table: Table, folder: Path | None) -> Progra
         training = Built(job, table, ModeKeys.TRAIN, seed=job.seed + hvd.rank())
         if not isinstance(training.given, keras.Model):
             return GraphProgram(job, table, folder, training)
-    keras.backend.clear_session()  # names of layers, which name inputs and outputs, begin anew
+    keras.backend.clear_session()  # resets the names of layers, after which inputs and outputs are named
     features = {
         name: keras.Input([] if width is None else [width], dtype=dtype, name=name)
         for name, (dtype, width) in table.features.items()

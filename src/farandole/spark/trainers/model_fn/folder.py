@@ -1,4 +1,4 @@
-"""Rank 0's view of the folder of a run: the folder itself, or a copy of one in an object store."""
+"""Local folder of a run on rank 0: the folder itself, or a copy of a folder in an object store."""
 
 import tempfile
 from pathlib import Path
@@ -11,16 +11,16 @@ __all__ = ["ModelFolder", "name_of"]
 
 
 def name_of(store: FilesystemStore) -> str:
-    """Return the path of a local folder, the URL of another one."""
+    """Return the path of a local folder, the URL of a remote one."""
     files, root = fsspec.core.url_to_fs(store.prefix_path, **store.storage_options)
     return str(root) if store.is_local else str(files.unstrip_protocol(root))
 
 
 class ModelFolder:
-    """The folder in which TensorFlow reads and writes; `push` brings changes to an object store.
+    """The local folder in which TensorFlow reads and writes; `push` uploads changes to an object store.
 
-    Of an object store the last checkpoint is fetched at the start. Files appear there whole, the list of checkpoints
-    last."""
+    The checkpoints in an object store are downloaded at the start. `push` uploads whole files, and the list of
+    checkpoints last."""
 
     def __init__(self, store: FilesystemStore) -> None:
         self._files, self._root = fsspec.core.url_to_fs(store.prefix_path, **store.storage_options)
@@ -33,7 +33,7 @@ class ModelFolder:
             self._fetch()
 
     def push(self) -> None:
-        """Bring new and changed files to the object store, and remove those that are gone here."""
+        """Upload new and changed files to the object store, and remove those that were removed locally."""
         if self._here is None:
             return
         now = {str(each.relative_to(self.path)): each.stat() for each in self.path.rglob("*") if each.is_file()}
@@ -46,7 +46,7 @@ class ModelFolder:
         self._pushed = marks
 
     def close(self) -> None:
-        """Remove the copy."""
+        """Remove the local copy, if there is one."""
         if self._here is not None:
             self._here.cleanup()
 

@@ -27,16 +27,16 @@ v1 = tf.compat.v1
 
 
 class GraphProgram:
-    """A model function that gives an `EstimatorSpec`; a `Program`.
+    """A model function that returns an `EstimatorSpec`; a `Program`.
 
-    All ranks start with rank 0's variables. Evaluation and export take those of the last checkpoint.
+    All ranks start with rank 0's variables. Evaluation and export use the variables of the last checkpoint.
     """
 
     def __init__(self, job: ModelFnJob, table: Table, folder: Path | None, training: "Built") -> None:
         """Start a session of the graph `training` from the last checkpoint in `folder`, which only rank 0 has."""
         self._job, self._table, self._writers = job, table, Writers(folder)
         last = None if folder is None else tf.train.latest_checkpoint(str(folder))
-        # Before the training: a function that cannot be exported should not fail after hours.
+        # Built before the training, so that a function that cannot be exported fails now and not after hours.
         self._predict = None if folder is None else Built(job, table, ModeKeys.PREDICT)
         self._graph, self._inputs, self._labels = training.graph, training.features, training.labels
         _require_exchange(training)
@@ -67,13 +67,13 @@ class GraphProgram:
 
     @property
     def stops(self) -> bool:
-        """Return True once a hook has asked for the end."""
+        """Return True once a hook has requested the end of the training."""
         return bool(self._session.should_stop())
 
     def train(self, batch: Batch) -> float:
-        """Take one step; raises `ConfigError` if the training does not count it."""
+        """Take one step; raises `ConfigError` if `train_op` does not increase the global step."""
         before = self._step
-        with self._graph.as_default():  # for users' hooks, too
+        with self._graph.as_default():  # the user's hooks need it, too
             got = self._session.run(self._fetches, self._fed(self._inputs, self._labels, batch))
         self._step = int(got["step"])
         if self._step <= before:
@@ -83,10 +83,10 @@ class GraphProgram:
         return float(got["loss"])
 
     def save(self, folder: Path) -> None:
-        """Write the variables, and beside them the graph of the predictions, which plain TensorFlow can import."""
+        """Write the variables and, as `.meta` file, the graph of the predictions, which plain TensorFlow can import."""
         assert self._predict is not None
         saver, path = self._scaffold.saver, str(folder / "model.ckpt")
-        with self._graph.as_default():  # elsewhere it takes TensorFlow for eager
+        with self._graph.as_default():  # outside of a graph the saver expects eager execution
             written = saver.save(self._raw, path, global_step=self._step, write_meta_graph=False)
         predict = self._predict
         with predict.graph.as_default():
@@ -98,7 +98,7 @@ class GraphProgram:
         Path(f"{written}.meta").write_bytes(meta.SerializeToString())
 
     def evaluate(self, folder: Path | None, batches: Batches) -> dict[str, Any]:
-        """Evaluate in a new graph. The variables of metrics are sums over rows, so their sums over ranks are exact."""
+        """Evaluate in a new graph. Metric variables are sums over rows, so summing them over ranks is exact."""
         built = Built(self._job, self._table, ModeKeys.EVAL)
         spec, losses, rows = built.spec, 0.0, 0
         with built.graph.as_default():
@@ -128,11 +128,11 @@ class GraphProgram:
         return {"loss": sum(each[0] for each in each_rank) / total, **metrics}
 
     def log(self, folder: str, values: Mapping[str, float]) -> None:
-        """Add a point at the present step."""
+        """Add a point at the current step to each curve."""
         self._writers.add(folder, values, self._step)
 
     def export(self, folder: Path, to: Path) -> FrozenGraph:
-        """Write the SavedModel, and return the serving signature's graph without variables."""
+        """Write the SavedModel; return the graph of the serving signature without variables."""
         predict = self._predict
         assert predict is not None
         with predict.graph.as_default(), v1.Session(graph=predict.graph, config=_session_config()) as session:
@@ -171,7 +171,7 @@ class GraphProgram:
 
 
 class Built:
-    """The graph of one mode, from placeholders for the columns, and what the model function gave in it."""
+    """The graph of one mode, with placeholders for the columns, and the model function's result in it."""
 
     def __init__(self, job: ModelFnJob, table: Table, mode: str, seed: int | None = None) -> None:
         self.mode, self.graph = mode, tf.Graph()
@@ -188,7 +188,7 @@ class Built:
 
     @property
     def spec(self) -> EstimatorSpec:
-        """The model function's result; raises `ConfigError` if it is none of this mode."""
+        """The model function's result; raises `ConfigError` unless it is an `EstimatorSpec` of this mode."""
         if not isinstance(self.given, EstimatorSpec):
             raise ConfigError(
                 "modelFn",
@@ -213,7 +213,7 @@ class Built:
 
 
 def config_of(job: ModelFnJob) -> RunConfig:
-    """Return the settings that a model function may ask for."""
+    """Return the `config` of a model function."""
     return RunConfig(
         model_dir=name_of(job.store),
         save_checkpoints_secs=job.save_secs,
@@ -226,7 +226,7 @@ def config_of(job: ModelFnJob) -> RunConfig:
 def call(
     model_fn: Callable[..., Any], features: Any, labels: Any, mode: str, params: dict[str, Any], config: RunConfig
 ) -> Any:
-    """Call a model function with those of the arguments that it takes."""
+    """Call a model function with the arguments that it takes; raises `ConfigError` if it needs others."""
     given = {"features": features, "labels": labels, "mode": mode, "params": params, "config": config}
     taken = inspect.signature(model_fn).parameters
     if any(each.kind == each.VAR_KEYWORD for each in taken.values()):
@@ -238,7 +238,7 @@ def call(
 
 
 def _placeholder(name: str, dtype: str, width: int | None) -> Any:
-    known = re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_.\\/-]*", name)  # TensorFlow refuses other names of operations
+    known = re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_.\\/-]*", name)  # TensorFlow refuses other names
     return v1.placeholder(dtype, [None] if width is None else [None, width], name=name if known else None)
 
 
@@ -255,7 +255,7 @@ def _session_config() -> Any:
 
 
 def _require_exchange(training: Built) -> None:
-    """Raise `ConfigError` if ranks would train apart from each other, for hours and without a sign of it."""
+    """Raise `ConfigError` for a graph that does not exchange gradients: its ranks would train separately, unnoticed."""
     variables = training.graph.get_collection(v1.GraphKeys.TRAINABLE_VARIABLES)
     nodes = training.graph.as_graph_def()
     kinds = {node.op for part in (nodes, *nodes.library.function) for node in _nodes_of(part)}

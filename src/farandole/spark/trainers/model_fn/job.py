@@ -1,4 +1,4 @@
-"""Settings of a `HorovodEstimator`'s run, and the seam between its loop and a kind of model."""
+"""Settings of a `HorovodEstimator`'s run, and the interface between its loop and the kinds of models."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -38,22 +38,22 @@ class ModelFnJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Types and widths of the columns: a feature's name, or "" for the label -> ("float32", None or the width)."""
+    """Types and widths of the columns, such as ("float32", None) for numbers and ("float32", 64) for arrays."""
 
     features: Mapping[str, tuple[str, int | None]]
     label: tuple[str, int | None]
 
 
 class Program(Protocol):
-    """A model on one rank. Steps, checkpoints and evaluations are collective: every rank makes them together."""
+    """A model on one rank. Creation, steps and evaluations are collectives."""
 
     @property
     def step(self) -> int:
-        """Steps that are finished, by all runs in the folder together."""
+        """Finished steps, counted over all runs in the folder."""
 
     @property
     def stops(self) -> bool:
-        """Return True once a hook of this rank has asked for the end of the training."""
+        """Return True once a hook of this rank has requested the end of the training."""
 
     def train(self, batch: Batch) -> float:
         """Take one step; return the loss of this rank's batch."""
@@ -74,4 +74,4 @@ class Program(Protocol):
         """Return itself."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End hooks, unless the training has failed, and writers."""
+        """End hooks, unless the training has failed, and close the writers."""

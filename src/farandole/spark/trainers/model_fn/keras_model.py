@@ -1,4 +1,4 @@
-"""Compiled Keras models in the place of model functions, with TensorFlow's checkpoints and SavedModels."""
+"""Compiled Keras models instead of model functions, with TensorFlow's checkpoints and SavedModels."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,11 +25,11 @@ __all__ = ["KerasProgram"]
 class KerasProgram:
     """A compiled Keras model; a `Program`.
 
-    The optimizer is made distributed unless the user has done so. The learning rate is the user's in each run.
+    The optimizer is made distributed unless the user has done so. Its learning rate is the user's, in resumed runs too.
     """
 
     def __init__(self, job: ModelFnJob, table: Table, folder: Path | None, model: Any) -> None:
-        """Take the last checkpoint in `folder`, which only rank 0 has."""
+        """Load the last checkpoint in `folder`, which only rank 0 has, and broadcast it. A collective."""
         if keras.config.backend() != "tensorflow":
             raise ConfigError("modelFn", f"gives a Keras model of the {keras.config.backend()} backend; use tensorflow")
         if getattr(model, "optimizer", None) is None or not model.compiled:
@@ -37,8 +37,8 @@ class KerasProgram:
         self._model, self._writers = model, Writers(folder)
         self._inputs = _inputs(model, job, table)
         model(self._inputs.arrays(_zeros(table)))  # builds a subclassed model
-        distributed: bool = isinstance(model.optimizer, Front)
-        if not distributed:
+        is_distributed: bool = isinstance(model.optimizer, Front)
+        if not is_distributed:
             model.optimizer = hvd_keras.DistributedOptimizer(model.optimizer)
         model.jit_compile = False  # XLA cannot compile TensorFlow's collectives
         model.optimizer.build(model.trainable_variables)
@@ -69,7 +69,7 @@ class KerasProgram:
     def train(self, batch: Batch) -> float:
         """Take one step."""
         features, labels = batch
-        self._model.reset_metrics()  # else the loss would be the mean since the begin
+        self._model.reset_metrics()  # otherwise the loss would be the mean over all steps
         got = self._model.train_on_batch(self._inputs.arrays(features), labels, return_dict=True)
         self._count.assign_add(1)
         return float(got["loss"])
@@ -79,7 +79,7 @@ class KerasProgram:
         self._manager.save(checkpoint_number=self.step)
 
     def evaluate(self, folder: Path | None, batches: Batches) -> dict[str, Any]:
-        """Evaluate with rank 0's running statistics. The variables of metrics are sums over rows."""
+        """Evaluate with rank 0's running statistics. Metric variables are sums over rows, and are summed over ranks."""
         model = self._model
         hvd.broadcast_variables(model.non_trainable_weights, root_rank=0)
         model.reset_metrics()
@@ -92,11 +92,11 @@ class KerasProgram:
         return {name: np.asarray(value) for name, value in model.get_metrics_result().items()}
 
     def log(self, folder: str, values: Mapping[str, float]) -> None:
-        """Add a point at the present step."""
+        """Add a point at the current step to each curve."""
         self._writers.add(folder, values, self.step)
 
     def export(self, folder: Path, to: Path) -> FrozenGraph:
-        """Write the SavedModel; features and outputs are named in its signature."""
+        """Write the SavedModel, whose signature names features and outputs; return its graph without variables."""
         model, inputs = self._model, self._inputs
 
         @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
@@ -134,7 +134,7 @@ class KerasProgram:
 
 
 def _inputs(model: Any, job: ModelFnJob, table: Table) -> Inputs:
-    """Find the features for the model's inputs, by name, or in the order of `featureMapping`."""
+    """Assign features to the model's inputs by name, or in the order of `featureMapping` if the names differ."""
     keys = list(table.features)
     named = getattr(model, "input_names", None)
     return Inputs.of(model, named if named is not None and set(named) == set(keys) else keys)

@@ -1,4 +1,4 @@
-"""Batches of one size from a rank's rows, for ever, and its validation rows."""
+"""Endless batches of equal size from a rank's rows, and batches of its rows for validation."""
 
 from collections.abc import Iterator
 
@@ -28,9 +28,9 @@ def table_of(job: ModelFnJob, rows: Rows) -> Table:
 
 
 def full_batches(job: ModelFnJob, loader: ShardLoader, first: int) -> Iterator[Batch]:
-    """Yield batches of `batch_size` rows, from step `first` on, for ever.
+    """Yield batches of `batch_size` rows, from step `first` on, without end.
 
-    Every row comes once before any comes again; a batch may hold the end of one epoch and the begin of the next. All
+    Every row comes once before any comes again; a batch may hold the end of one epoch and the start of the next. All
     ranks' batches have the same size, so the mean of their gradients is the mean over all rows of the step.
     """
     size, count = job.rows.batch_size, len(loader.rows)
