@@ -153,8 +153,8 @@ bool ControlTree::decide() {
   return true;
 }
 
-/// Put wanted knobs at the head of a plan that all ranks wait for, so that no rank is in the lane. Return whether to
-/// mark the steps from there on.
+/// Put wanted knobs at the head of `plan` if it has a bucket: all ranks wait for that one, so no rank is in the lane.
+/// Return whether to mark the steps from there on.
 bool ControlTree::add_knobs(Plan& plan) {
   const auto is_bucket = [](const auto& item) { return std::holds_alternative<Bucket>(item); };
   if (!turning_.load() || std::ranges::none_of(plan, is_bucket)) return false;
@@ -249,8 +249,8 @@ void ControlTree::leave(bool clean, uint64_t deadline) {
 }
 
 void ControlTree::turn(const Knobs& knobs, bool paced) {
-  if (!wiring_.is_coordinator()) throw Error::invalid("turn", "only rank 0 decides what all ranks work with");
-  if (!knobs.valid()) throw Error::invalid("turn", "chunks are multiples of 64 bytes, of at least 4 KiB");
+  if (!wiring_.is_coordinator()) throw Error::invalid("turn", "only rank 0 can change the knobs");
+  if (!knobs.valid()) throw Error::invalid("turn", "chunk sizes must be multiples of 64 bytes and at least 4 KiB");
   const std::lock_guard lock(mu_);
   wanted_ = knobs;
   wanted_paced_ = paced;

@@ -15,7 +15,8 @@ std::string version_text(int version) {
 /// Returns why these ranks cannot use NCCL; empty if they can.
 std::string obstacle(const std::vector<DeviceCard>& cards) {
   for (size_t rank = 0; rank < cards.size(); ++rank)
-    if (!cards[rank].is_able) return "rank " + std::to_string(rank) + " cannot (" + cards[rank].why_not.data() + ")";
+    if (!cards[rank].is_able)
+      return "rank " + std::to_string(rank) + " cannot use NCCL (" + cards[rank].why_not.data() + ")";
   std::map<std::array<char, 16>, size_t> owners;
   for (size_t rank = 0; rank < cards.size(); ++rank) {
     if (cards[rank].version != cards[0].version)
@@ -35,9 +36,9 @@ std::optional<Error> DeviceDecision::refusal(const Request& request) const {
   if (why_not.empty() || !by_nccl[static_cast<size_t>(request.kind)]) return std::nullopt;
   std::string kind = name_of(request.kind);
   std::ranges::transform(kind, kind.begin(), [](unsigned char letter) { return std::toupper(letter); });
-  return Error::invalid(request.name, "NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_" + kind +
-                                          "), and cannot be used: " + why_not +
-                                          "; or set MPI there, which stands for host memory");
+  return Error::invalid(request.name, "NCCL is required (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_" + kind +
+                                          "), but it cannot be used: " + why_not +
+                                          ". Set the variable to MPI to use host memory instead");
 }
 
 DeviceDecision decide(const std::vector<DeviceCard>& cards) {

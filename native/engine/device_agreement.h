@@ -11,36 +11,37 @@
 
 namespace farandole {
 
-/// How tensors on GPUs are to be treated; alike on all ranks.
+/// Settings for tensors on GPUs; the same on all ranks.
 struct GpuOptions {
-  std::vector<std::string> nccl_files{"libnccl.so.2"};  // opened unless the process has loaded one
-  std::array<bool, kKinds> through_host{};              // by kind: NCCL must not be used
-  std::array<bool, kKinds> by_nccl{};                   // by kind: an error if NCCL cannot be used
+  std::vector<std::string> nccl_files{"libnccl.so.2"};  // the first that opens is used, unless NCCL is loaded already
+  std::array<bool, kKinds> through_host{};              // by kind: never use NCCL
+  std::array<bool, kKinds> by_nccl{};                   // by kind: fail if NCCL cannot be used
 };
 
 /// A rank's message to the others before the first operation among GPUs.
 struct DeviceCard {
-  bool is_able = false;                     // it has NCCL, and one GPU
+  bool is_able = false;                     // the rank has NCCL, and uses a single GPU
   int version = 0;                          // of NCCL
-  std::array<char, 16> gpu{};               // its number in all processes
-  std::array<bool, kKinds> through_host{};  // of its options, as the next
+  std::array<char, 16> gpu{};               // its UUID
+  std::array<bool, kKinds> through_host{};  // from GpuOptions, like by_nccl
   std::array<bool, kKinds> by_nccl{};
-  std::array<uint64_t, 2> process{};
-  std::array<char, 256> why_not{};  // text that ends with a zero
+  std::array<uint64_t, 2> process{};  // differs between processes, also of different hosts
+  std::array<char, 256> why_not{};    // why the rank cannot use NCCL, ending with a zero
 };
 
 /// The ranks' decision between NCCL and host memory.
 struct DeviceDecision {
   std::array<bool, kKinds> through_host{};
   std::array<bool, kKinds> by_nccl{};
-  std::string why_not;  // empty: NCCL
+  std::string why_not;  // why the ranks cannot use NCCL; empty if they can
 
-  /// Returns the error of an operation that must go by NCCL and cannot.
+  /// Returns an error if the settings require NCCL for `request` and the ranks cannot use it.
   [[nodiscard]] std::optional<Error> refusal(const Request& request) const;
   [[nodiscard]] bool uses_nccl(Kind kind) const { return why_not.empty() && !through_host[static_cast<size_t>(kind)]; }
 };
 
-/// Decides on NCCL if every rank has a GPU of its own and the same NCCL. Pure; the same on all ranks. `cards` by rank.
+/// Decides for NCCL if every rank has its own GPU and all have the same version of NCCL. Pure; the same on all ranks.
+/// `cards` is indexed by rank.
 [[nodiscard]] DeviceDecision decide(const std::vector<DeviceCard>& cards);
 
 /// Returns whether another rank is a thread of the same process as `rank`. Pure.

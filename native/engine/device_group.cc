@@ -22,38 +22,38 @@
 namespace farandole {
 namespace {
 
-/// Rank 0's message to the others about the new communicator.
+/// Message of rank 0 to the other ranks, from which they create the communicator.
 struct Invitation {
   NcclLibrary::UniqueId id{};
   bool is_made = false;
 };
 
-constexpr uint64_t kGrace = 1'000'000'000;  // ns; from the loss of a rank to the end of operations with it
+constexpr uint64_t kGrace = 1'000'000'000;  // ns; time for operations to complete after a rank has left
 constexpr std::chrono::microseconds kNap{100};
 constexpr std::array kMovements{Kind::Broadcast, Kind::Allgather, Kind::Alltoall};
 
-/// Returns whether what a joined rank gives does not change the result: zeros do not change sums, and the movements of
-/// data get nothing from it.
+/// Returns whether a joined rank's zeros leave the result unchanged. They do not change sums; operations that only move
+/// data take nothing from a joined rank.
 bool takes_zeros(const Request& request) {
   const bool reduces = request.kind == Kind::Allreduce || request.kind == Kind::Reducescatter;
   return !reduces || request.op == ReduceOp::Sum || request.op == ReduceOp::Average;
 }
 
-/// Returns a number that no other process has, also none that was forked from the same one.
+/// Returns a number that no other process has, not even one forked from the same parent.
 std::array<uint64_t, 2> own_process() {
   static const uint64_t made = std::random_device()() | uint64_t{std::random_device()()} << 32;
   return {made, static_cast<uint64_t>(::getpid())};
 }
 
-/// Returns whether the work in `stream` ends by itself within kGrace. Ranks that have left, or this one when it shuts
-/// down, have done their part in it.
+/// Waits until the work in `stream` has completed, for kGrace at most; returns whether it has. It completes if a rank
+/// has left in order, or this one shuts down, because such a rank has done its part.
 bool ends_by_itself(CudaDevice& device, CudaDevice::Stream stream) {
   try {
     const CudaMark last = device.mark(stream);
     for (const uint64_t until = now_ns() + kGrace; now_ns() < until; std::this_thread::sleep_for(kNap))
       if (last.passed()) return true;
   } catch (const Error&) {
-    // A broken device ends nothing by itself.
+    // A broken device completes nothing.
   }
   return false;
 }
@@ -131,7 +131,7 @@ DeviceCard DeviceGroup::card() {
   } catch (const Error& error) {
     why_not_ = error.reason;
   }
-  if (device_ == nullptr) why_not_ = "its settings exclude NCCL; give all ranks the same";
+  if (device_ == nullptr) why_not_ = "its settings exclude NCCL; use the same settings on all ranks";
   card.is_able = why_not_.empty();
   card.version = library_ ? library_->version() : 0;
   std::strncpy(card.why_not.data(), why_not_.c_str(), card.why_not.size() - 1);
@@ -145,7 +145,7 @@ void DeviceGroup::agree(World& world) {
   if (decision.why_not.empty() && shares_process(cards, rank_)) device_->share_pool();
   if (rank_ == 0 && !decision.why_not.empty())
     log(LogLevel::Warning, "tensors on GPUs go through host memory, because ", decision.why_not,
-        "; HOROVOD_GPU_OPERATIONS=MPI says that this is meant");
+        "; set HOROVOD_GPU_OPERATIONS=MPI to choose this route without a warning");
   const std::lock_guard lock(mu_);
   decision_ = std::move(decision);
 }
@@ -172,7 +172,7 @@ void DeviceGroup::connect(World& world) {
   const Invitation given = gathered(world, own, size_).front();
   if (problem) throw *problem;
   if (!given.is_made) throw Error::fabric("", "rank 0 could not make an id for NCCL's communicator");
-  stream_ = device_->make_stream(true);  // the other ranks wait for it
+  stream_ = device_->make_stream(true);  // urgent, because the other ranks wait for its work
   comm_ = std::make_unique<NcclComm>(library_, *device_, given.id, rank_, size_, guard_,
                                      [this](const Error& error) { note(error); });
 }
@@ -184,7 +184,7 @@ const char* DeviceGroup::run(World& world, const Bucket& bucket, std::span<const
     DeviceRun(*comm_, *device_, stream_, size_).enqueue(bucket, operations);
   } catch (const Error& error) {
     if (comm_) comm_->abort(error);
-    // Nothing adds work to the stream any more, so the memory goes back behind what is there.
+    // No more work enters the stream, so free the memory behind the work that is there.
     for (const OperationPtr& operation : operations)
       if (operation->side && !operation->side->after) operation->side->result.end_in(stream_);
     throw;
@@ -194,7 +194,7 @@ const char* DeviceGroup::run(World& world, const Bucket& bucket, std::span<const
 
 std::optional<Error> DeviceGroup::watch(const std::optional<Error>& lost, bool may_end) noexcept {
   const std::unique_lock lock(comm_mu_, std::try_to_lock);
-  if (!lock || !comm_ || comm_->is_aborted()) return std::nullopt;  // else a guard ends the work under way
+  if (!lock || !comm_ || comm_->is_aborted()) return std::nullopt;  // run() has the lock: its guard detects losses
   try {
     if (!lost) {
       comm_->check();
@@ -212,7 +212,7 @@ std::optional<Error> DeviceGroup::failure() {
   return failure_;
 }
 
-/// Keep the failure, before operations on the device end by it.
+/// Store the failure, before the abort ends operations on the device.
 void DeviceGroup::note(const Error& error) noexcept {
   const std::lock_guard lock(mu_);
   if (!failure_) failure_ = error;

@@ -17,15 +17,14 @@
 
 namespace farandole {
 
-/// Returns whether operations like `request` can go by NCCL. Depends on what is the same on all ranks.
+/// Returns whether NCCL can run such an operation. Depends only on properties that are the same on all ranks.
 [[nodiscard]] bool fits_nccl(Kind kind, DType dtype, const Reduction& reduction);
 
-/// The operations of an engine on device memory: the ranks' choice between NCCL and host memory, and their
-/// communicator.
+/// Operations of an engine on device memory: the ranks' choice between NCCL and host memory, and their communicator.
 ///
-/// The first operation that NCCL could run makes the ranks agree, in its place in the plan. Until then operations are
-/// submitted in device memory. If NCCL is not chosen, these are copied to host memory when they run, and later ones
-/// before they are submitted; see Staging.
+/// The ranks agree when the first operation that NCCL could run has its turn in the plan. Operations before that are
+/// submitted with their tensors in device memory. If the ranks do not choose NCCL, these are copied to host memory when
+/// they run, and later ones before they are submitted; see Staging.
 class DeviceGroup {
  public:
   DeviceGroup(int rank, int size, GpuOptions options, Guard& guard);
@@ -33,8 +32,8 @@ class DeviceGroup {
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
-  /// Any thread: return whether an operation is to be submitted with its tensor in the memory of `device`. Throws Error
-  /// (Invalid) if the ranks use NCCL, and this one has worked on another device.
+  /// Any thread: return whether to submit an operation with its tensor in the memory of `device`. Throws Error
+  /// (Invalid) if the ranks use NCCL, and this rank uses it on another device.
   [[nodiscard]] bool takes(const std::string& name, Kind kind, DType dtype, const Reduction& reduction,
                            CudaDevice& device);
 
@@ -42,23 +41,24 @@ class DeviceGroup {
 
   struct Choice {
     bool by_nccl = false;
-    std::optional<Error> refusal{};  // NCCL is demanded, and cannot be used
+    std::optional<Error> refusal{};  // NCCL is required, but cannot be used
   };
-  /// Return how they go, the same on all ranks. The first call makes the ranks agree, by `world`; it blocks until all
-  /// ranks have called it. `has_joined`: a joined rank takes part. Until the ranks have agreed it may have no GPU.
+  /// Return how to run the operations; the same on all ranks. In the first call the ranks agree over `world`, which
+  /// blocks until all of them have called it. With `has_joined` a joined rank takes part; it may have no GPU, so the
+  /// ranks do not agree then.
   Choice choose(World& world, std::span<const OperationPtr> operations, bool has_joined);
-  /// Enqueue them on the device, behind the work of their callers' streams. The first call makes the communicator, and
-  /// blocks until all ranks have called it. Throws what the guard throws, or Error (Fabric).
+  /// Enqueue the operations on the device, behind the work of their callers' streams. The first call creates the
+  /// communicator, and blocks until all ranks have called it. Throws what the guard throws, or Error (Fabric).
   const char* run(World& world, const Bucket& bucket, std::span<const OperationPtr> operations);
 
-  /// Any thread: abort the communicator if NCCL reports a failure, which it returns, or if a rank is `lost`. With
-  /// `may_end` it has left in order, and the operations get a second to end. For a thread that looks after operations
-  /// on the device.
+  /// Any thread: abort the communicator if NCCL reports a failure, or if a rank is `lost`. Return NCCL's failure, if
+  /// any. With `may_end` the lost rank has left in order, and the operations get a second to complete. For a thread
+  /// that watches operations on the device.
   std::optional<Error> watch(const std::optional<Error>& lost, bool may_end) noexcept;
-  /// End the communicator, when no operation of its ranks is under way on the device. Blocks for a second at most. With
-  /// `forked`, leave it to the parent process.
+  /// Destroy the communicator. Call it when no operation of its ranks is under way on the device. Blocks for a second
+  /// at most. With `forked`, release it without a call of NCCL, because the parent process owns it.
   void close(bool forked) noexcept;
-  /// Any thread: return why the communicator was aborted. Results on the device may be wrong since then.
+  /// Any thread: return why the communicator was aborted, if it was. Results on the device may then be wrong.
   [[nodiscard]] std::optional<Error> failure();
 
  private:
@@ -74,8 +74,8 @@ class DeviceGroup {
   std::mutex mu_;  // guards the members below, up to comm_mu_
   CudaDevice* device_ = nullptr;
   std::shared_ptr<const NcclLibrary> library_;
-  std::string why_not_;  // this rank cannot use NCCL
-  bool told_ = false;    // the others know this rank's card
+  std::string why_not_;  // why this rank cannot use NCCL; empty if it can
+  bool told_ = false;    // this rank's card has been sent
   std::optional<Error> failure_;
   std::optional<DeviceDecision> decision_;  // changed with the driver's lock only
 

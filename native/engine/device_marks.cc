@@ -11,7 +11,7 @@ namespace farandole {
 namespace {
 
 constexpr std::chrono::microseconds kNap{100};
-constexpr uint64_t kFarewell = 1'000'000'000;  // ns; limit of a brief wait
+constexpr uint64_t kFarewell = 1'000'000'000;  // ns; limit of wait_briefly()
 
 }  // namespace
 
@@ -28,7 +28,7 @@ bool wait_briefly(const Marks& marks) noexcept {
     for (const uint64_t until = now_ns() + kFarewell; now_ns() < until; std::this_thread::sleep_for(kNap))
       if (passed(marks)) return true;
   } catch (const Error&) {
-    // A broken device runs no copies, but nothing says when it stopped.
+    // A broken device runs no copies, but it may have stopped in the middle of one.
   }
   return false;
 }

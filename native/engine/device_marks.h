@@ -11,13 +11,14 @@ namespace farandole {
 
 using Marks = std::vector<std::shared_ptr<const CudaMark>>;
 
-/// Returns whether all have passed. Throws Error (Fabric) if a device has failed.
+/// Returns whether all marks have passed. Throws Error (Fabric) if a device has failed.
 [[nodiscard]] bool passed(const Marks& marks);
 
-/// Waits a moment for copies whose memory is about to be dropped; returns whether they are complete.
+/// Waits for a second at most until all marks have passed; returns whether they have. For copies whose memory is about
+/// to be freed.
 bool wait_briefly(const Marks& marks) noexcept;
 
-/// Makes the later work in `stream` wait for the work that comes before the operation.
+/// Makes later work in `stream` wait for the work that the operation depends on.
 void hold_for(const DeviceSide& side, CudaDevice::Stream stream);
 
 /// Adds a mark per device that has copies of `members` in the stream that `stream` returns.

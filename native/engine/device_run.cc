@@ -21,7 +21,7 @@ std::vector<size_t> scaled(std::span<const int64_t> rows, size_t row) {
   return bytes;
 }
 
-/// Returns the rows of an operation's result, after parts_of().
+/// Returns the number of rows of an operation's result. Call parts_of() first.
 int64_t rows_of(const Operation& operation, const Entry& entry, int rank, int size) {
   const std::span<const int64_t> rows(operation.request.kind == Kind::Allgather ? entry.sizes
                                                                                 : operation.received_splits);
@@ -86,7 +86,7 @@ void DeviceRun::follow(std::span<const OperationPtr> operations) {
     }
 }
 
-/// A joined rank gives zeros, and takes what it does not want.
+/// Return the pieces of the operations. A joined rank contributes zeros, and ignores the result.
 std::vector<Piece> DeviceRun::pieces_of(std::span<const OperationPtr> operations) {
   std::vector<Piece> pieces;
   for (const OperationPtr& operation : operations) {
@@ -103,8 +103,9 @@ std::vector<Piece> DeviceRun::pieces_of(std::span<const OperationPtr> operations
   return pieces;
 }
 
-/// Return the parts of the operations, with memory for each result: the caller's, or memory of the device that the
-/// caller copies. A result that does not fit the caller's memory goes to such memory as well, and is lost.
+/// Return the parts of the operations, with memory for each result: that of the caller, else new device memory from
+/// which the caller copies the result. If the caller's memory has the wrong size, the result is written to new memory
+/// too, and is discarded, because the operation has failed on this rank only.
 std::vector<DeviceParts> DeviceRun::placed(const Bucket& bucket, std::span<const OperationPtr> operations) {
   std::vector<DeviceParts> placed;
   for (size_t i = 0; i < operations.size(); ++i) {

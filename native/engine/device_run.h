@@ -12,19 +12,19 @@
 
 namespace farandole {
 
-/// The bytes of an operation's parts, by rank, from a plan's `entry`; for an alltoall sets the splits that are
-/// received. Throws Error (Internal) if they do not match. Pure but for that.
+/// Returns the bytes of the operation's parts, by rank, according to the plan's `entry`. For an alltoall it also sets
+/// the operation's received splits. Throws Error (Internal) if operation and entry do not match. Otherwise pure.
 [[nodiscard]] DeviceParts parts_of(Operation& operation, const Entry& entry, int rank, int size);
 
 /// One bucket of operations in device memory, which NCCL runs as one group.
 class DeviceRun {
  public:
-  /// `stream` is the one of the communicator.
+  /// `stream` is the communicator's stream.
   DeviceRun(NcclComm& comm, CudaDevice& device, CudaDevice::Stream stream, int size)
       : comm_(comm), device_(device), stream_(stream), size_(size) {}
 
-  /// Enqueues the operations behind the work of their callers' streams. A joined rank's part is memory of its own.
-  /// Throws what NcclComm::group() throws.
+  /// Enqueues the operations behind the work of their callers' streams. For an operation of a joined rank, allocates
+  /// memory. Throws what NcclComm::group() throws.
   void enqueue(const Bucket& bucket, std::span<const OperationPtr> operations);
 
  private:

@@ -9,7 +9,7 @@
 
 namespace farandole {
 
-/// The part of an operation that was submitted with its tensor in device memory.
+/// State of an operation that was submitted with its tensor in device memory.
 struct DeviceSide {
   DeviceSide() = default;
   DeviceSide(const DeviceSide&) = delete;
@@ -19,13 +19,13 @@ struct DeviceSide {
   }
 
   CudaDevice* device = nullptr;
-  std::vector<std::shared_ptr<const CudaMark>> before;  // the work that comes first
-  bool is_begun = false;                                // work on the device may use its memory
-  std::shared_ptr<const CudaMark> after;  // the result is in device memory; set when the operation has completed
-  std::vector<PinnedBuffer> copies;       // in use until `after` has passed
-  DeviceMemory result;                    // NCCL's, where the caller gave no memory; goes back behind `after`
+  std::vector<std::shared_ptr<const CudaMark>> before;  // after the work that the operation depends on
+  bool is_begun = false;                                // work on the device may use the operation's memory
+  std::shared_ptr<const CudaMark> after;                // after the result; set when the operation has completed
+  std::vector<PinnedBuffer> copies;                     // in use until `after` has passed
+  DeviceMemory result;                                  // of NCCL, if the caller gave no memory; freed behind `after`
 
-  /// Leaves the copies allocated until the process ends.
+  /// Leaves the copies allocated until the process ends, because the device may still use them.
   void leak() {
     for (PinnedBuffer& copy : copies) copy.leak();
   }

@@ -24,10 +24,11 @@ class Work {
   virtual void arm_doorbell() noexcept = 0;  // make news from other hosts ring the doorbell; called before a sleep
 };
 
-/// Threads that wait for operations, and the one that makes progress.
+/// Choice of the thread that makes progress, and the waits of the others.
 ///
-/// A thread that waits also drives. The driver's own thread drives operations that no thread waits for; otherwise it
-/// sleeps on this rank's doorbell in the segment. It holds the rank's life word and calls the operations' listeners.
+/// A thread that waits for an operation also drives. The driver's own thread drives operations that no thread waits
+/// for; otherwise it sleeps on this rank's doorbell in the segment. It holds the rank's life word and calls the
+/// operations' listeners.
 class Driver {
  public:
   using Lock = std::unique_lock<std::mutex>;

@@ -51,7 +51,7 @@ void Engine::submit(std::span<const OperationPtr> operations, bool wake) {
     operation->submitted_ticks = now_ticks;
   }
   pending_.add(operations);
-  // Otherwise the other ranks would wait for this one in the lane.
+  // A joined rank never arrives in the lane, so the other ranks must not wait there.
   if (operations.front()->request.kind == Kind::Join) wiring_.segment->lane().suspend();
   if (wake) driver_.wake(now);
 }
@@ -127,8 +127,7 @@ void Engine::check_peers() noexcept {
     }
     if (!lost) return false;
     drive_until_idle();
-    // A rank with connections to other hosts reports losses even when it is
-    // idle.
+    // A rank with connections to other hosts reports losses even when it is idle.
     if (!pending_.empty() || control_.has_remote_peers()) throw *lost;
     return false;
   });

@@ -60,7 +60,7 @@ class Engine : private Work {
   /// Throw the failure that has ended the job, if any. For threads that wait for ranks instead of an operation.
   void require_alive();
 
-  /// Count threads inside a call that will return to their binding.
+  /// Add `change` to the count of threads in a call that will return to the binding.
   void count_callers(int change) { callers_.fetch_add(change); }
 
   /// Wait after shutdown() for those threads, for at most a second.
@@ -84,8 +84,8 @@ class Engine : private Work {
   [[nodiscard]] DeviceGroup& devices() { return executor_.devices(); }
   [[nodiscard]] const std::shared_ptr<PinnedPool>& pinned() const { return executor_.pinned(); }
 
-  /// End operations on devices that cannot succeed, because a rank is lost or NCCL has failed. To be called while such
-  /// operations are under way: nothing else ends them.
+  /// End operations on devices that cannot complete, because a rank is lost or NCCL has failed. Call it again and again
+  /// while such operations are under way: nothing else ends them.
   void watch_devices() noexcept;
 
   [[nodiscard]] Tuned tuned() { return executor_.tuned(); }

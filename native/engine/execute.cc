@@ -11,14 +11,14 @@
 namespace farandole {
 namespace {
 
-/// Min, Max and Product have a neutral value only after scaling: the least value times -2 is the largest. So if joined
-/// ranks bring that value, the other ranks scale their inputs first.
+/// Returns whether ranks scale their inputs before the reduction if a rank has joined. For Min, Max and Product a
+/// joined rank contributes the neutral value, which a factor would change: the least value times -2 is the largest.
 bool scales_first(const Request& request) {
   const bool sums = request.op == ReduceOp::Sum || request.op == ReduceOp::Average || request.op == ReduceOp::Adasum;
   return request.prescale != 1 && (!sums || !std::isfinite(request.prescale));
 }
 
-/// The pieces with scaled inputs, which are written to the outputs.
+/// Writes the scaled inputs to the outputs, and returns the pieces in place.
 std::vector<Piece> scaled_pieces_of(std::span<const OperationPtr> operations) {
   std::vector<Piece> pieces;
   for (const OperationPtr& each : operations) {

@@ -13,8 +13,8 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 constexpr uint64_t kSecond = 1'000'000'000;
-constexpr uint64_t kExplanation = kSecond * 2 / 5;  // time for news that explains a broken connection
-constexpr uint64_t kHindsight = kSecond;            // time for the ranks that can name the late ones
+constexpr uint64_t kExplanation = kSecond * 2 / 5;  // time for a report that explains a broken connection
+constexpr uint64_t kHindsight = kSecond;            // time for ranks of other hosts to name the late ones
 constexpr uint64_t kSilentCoordinator = 5 * kSecond;
 
 uint64_t ns(nanoseconds span) { return static_cast<uint64_t>(span.count()); }
@@ -131,7 +131,7 @@ Error FailureDetector::root_cause(const Error& error) {
   } catch (const Error& announced) {
     return announced;
   }
-  // A stopped rank of this host would have passed on the explanation.
+  // No report came. A stopped rank of this host could not pass it on, so name that rank.
   if (const auto ranks = stopped(); !ranks.empty()) return lost(ranks.front(), Abort::Reason::Silent);
   return error;
 }

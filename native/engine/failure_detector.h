@@ -35,7 +35,8 @@ class FailureDetector final : public Guard {
   [[nodiscard]] bool spins_briefly() const override { return driver_.is_in_background(); }
 
   /// Return the error that explains `error`, which a collective has thrown. A peer may have ended only because a third
-  /// rank was lost, and a library that carries the data knows of no ranks; waits a moment for that news.
+  /// rank was lost, and a library that carries the data does not name ranks. Waits up to 0.4 s for a report of the
+  /// loss.
   [[nodiscard]] Error root_cause(const Error& error);
 
   /// Check life words, connections and overdue operations between operations; return the loss that was found. Throws

@@ -10,14 +10,15 @@ namespace {
 
 using Key = std::tuple<Kind, DType, ReduceOp, double, double, int32_t, bool, bool>;
 
-/// NCCL takes several operations of any kind as one group; in host memory there is nothing to win for the others.
+/// Returns whether fusing operations of this kind is faster. In host memory that holds for allreduces and broadcasts
+/// only; NCCL runs operations of any kind as one group.
 bool fuses(const Request& request) {
   const bool fuses_in_host_memory = request.kind == Kind::Allreduce || request.kind == Kind::Broadcast;
   return fuses_in_host_memory || (request.on_device && is_sized_by_plan(request.kind));
 }
 
-/// Broadcasts, allgathers and alltoalls move bytes of any type. Operations among GPUs run apart from those in host
-/// memory.
+/// Operations with equal keys can share a bucket. The type does not matter to broadcasts, allgathers and alltoalls,
+/// which move bytes. Operations on GPUs and in host memory do not share buckets.
 Key key_of(const Fusible& item) {
   const Request& request = item.request;
   const bool with_joined = item.entry.request.has_value();
@@ -52,7 +53,7 @@ std::vector<Bucket> fuse(std::vector<Fusible> ready, size_t threshold, bool look
     buckets.push_back({item.request.kind, {}});
     buckets.back().entries.push_back(std::move(item.entry));
   }
-  // In the order of their numbers they take a few bytes of the plan, and are reduced alike in every step.
+  // In the order of their numbers, entries take few bytes of the plan, and every step reduces them in the same order.
   const auto by_number = [](const Entry& a, const Entry& b) { return a.id < b.id; };
   for (Bucket& bucket : buckets) std::stable_sort(bucket.entries.begin(), bucket.entries.end(), by_number);
   return buckets;

@@ -9,7 +9,7 @@
 namespace farandole {
 namespace {
 
-constexpr std::chrono::microseconds kNap{20};  // between two looks at a copy
+constexpr std::chrono::microseconds kNap{20};  // between two checks of a copy
 
 }  // namespace
 
@@ -25,7 +25,7 @@ HostCopies::HostCopies(PinnedPool& pool, std::span<const OperationPtr> operation
     for (; !mark.passed(); std::this_thread::sleep_for(kNap)) guard.check();
 }
 
-/// Let the operation work on pinned memory, and start the copy of its input.
+/// Point the operation to pinned memory, and start to copy its input there.
 void HostCopies::move(Operation& operation, PinnedPool& pool, int rank) {
   DeviceSide& side = *operation.side;
   CudaDevice& device = *side.device;
@@ -45,7 +45,7 @@ void HostCopies::move(Operation& operation, PinnedPool& pool, int rank) {
   } else if (operation.output != nullptr) {
     side.copies.push_back(pool.take(device, operation.room));
     operation.output = side.copies.back().data();
-  }  // else the listener makes memory for the result
+  }  // otherwise the listener allocates memory for the result
 }
 
 HostCopies::~HostCopies() {

@@ -10,16 +10,17 @@
 
 namespace farandole {
 
-/// Copies of operations in device memory, on which the engine works instead, for the length of one run.
+/// Host copies of operations in device memory, for one run. The operations use the copies while this object lives.
 class HostCopies {
  public:
-  /// Copies the inputs to pinned memory, and waits for that. Throws what the guard throws, or Error (Fabric).
+  /// Copies the inputs to pinned memory, and blocks until they are there. Throws what the guard throws, or Error
+  /// (Fabric).
   HostCopies(PinnedPool& pool, std::span<const OperationPtr> operations, int rank, Guard& guard);
   ~HostCopies();
   HostCopies(const HostCopies&) = delete;
   HostCopies& operator=(const HostCopies&) = delete;
 
-  /// Starts the copies of the results to the device, where the caller has given memory for them.
+  /// Starts to copy the results to the device if the caller has given memory for them.
   void return_results();
 
  private:

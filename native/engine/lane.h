@@ -15,8 +15,8 @@ namespace farandole {
 struct LaneAttempt {
   uint32_t number = 0;    // the response cache's number of the request
   uint32_t instance = 0;  // operations that all ranks have run before it
-  /// Bytes that each rank brings along, up to kSmallBytes, and the function that writes them. After the agreement every
-  /// rank can read all of them.
+  /// Bytes that each rank contributes, up to kSmallBytes, and the function that writes them. After the agreement every
+  /// rank can read those of all ranks.
   size_t payload = 0;
   std::function<void(std::byte*)> load;
   /// Returns whether the wait should end because new requests were submitted.

@@ -86,7 +86,7 @@ struct TensorView {
   size_t room = 0;              // bytes at `output`
   DType dtype = DType::UInt8;
   std::span<const int64_t> shape;
-  bool on_device = false;  // the tensor lies in the memory of a GPU; `input` and `output` are where the engine works
+  bool on_device = false;  // the tensor is in GPU memory; `input` and `output` may be host copies of it
 };
 
 /// Sets up `operation` to perform `request` on `tensor`, number `index` of `count`. A null pointer becomes a new

@@ -34,8 +34,8 @@ class ResultBuffer {
   std::weak_ptr<ResultPool> pool_;
 };
 
-/// Unused results kept for reuse. Their pages are mapped, while the kernel would clear fresh pages for longer than the
-/// collective needs to fill them. Thread-safe.
+/// Unused results kept for reuse, because their pages are mapped. Clearing fresh pages takes the kernel longer than the
+/// collective takes to fill them. Thread-safe.
 ///
 /// Keeps results of at least kWorthKeeping bytes, up to `limit` in total, and evicts the longest unused first. A
 /// request takes the smallest kept result that fits and is at most twice as large as needed.

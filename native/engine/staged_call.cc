@@ -7,7 +7,7 @@
 namespace farandole {
 namespace {
 
-/// Keeps tensors that a copy may still use.
+/// Keeps tensors alive that a copy may still use.
 void keep_for_ever(std::shared_ptr<void> tensors) {
   static std::mutex mu;
   static auto* kept = new std::vector<std::shared_ptr<void>>();

@@ -16,7 +16,7 @@ namespace farandole {
 
 class Staging;
 
-/// One call's operations, some of them on device memory: copies in pinned host memory that the engine works on.
+/// The operations of one call, some of them on device memory, with copies in pinned host memory for the engine.
 class StagedCall : public std::enable_shared_from_this<StagedCall> {
  public:
   using Mark = std::shared_ptr<const CudaMark>;
@@ -24,13 +24,13 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
   [[nodiscard]] size_t size() const { return members_.size(); }
   [[nodiscard]] const OperationPtr& operation(size_t index) const { return members_[index].operation; }
   [[nodiscard]] bool is_on_device(size_t index) const { return members_[index].device != nullptr; }
-  /// Returns whether the size of the result came from the plan, and the caller gave no memory for it.
+  /// Returns whether the call holds the result: its size came from the plan, and the caller gave no memory for it.
   [[nodiscard]] bool has_result(size_t index) const { return !members_[index].has_output; }
 
-  // When it is done:
+  // Once the call is done:
 
-  /// Makes the later work in `stream` of `device` wait for the results. Throws Error (Invalid) if that work is
-  /// captured.
+  /// Makes later work in `stream` of `device` wait for the results. Throws Error (Invalid) if the stream is being
+  /// captured into a CUDA graph.
   void hold(CudaDevice& device, CudaDevice::Stream stream) const;
   /// Returns whether the results are in device memory. Throws Error (Fabric) if a device has failed.
   [[nodiscard]] bool has_returned() const;
@@ -45,18 +45,17 @@ class StagedCall : public std::enable_shared_from_this<StagedCall> {
     OperationPtr operation;
     CudaDevice* device = nullptr;
     PinnedBuffer input;                // also the result of an operation that keeps the shape
-    PinnedBuffer result;               // of an operation whose plan has its size; by NCCL it
-                                       // is in `side`
+    PinnedBuffer result;               // of an operation sized by the plan; NCCL's is in `side`
     std::shared_ptr<DeviceSide> side;  // submitted in device memory
     CudaDevice::Address from = 0, to = 0;
     bool has_output = false;       // at `to`
-    bool is_copied = false;        // its result; see Staging::copy_result()
+    bool is_copied = false;        // Staging::copy_result() has copied the result
     std::optional<Error> trouble;  // no memory for the result
     std::shared_ptr<void> keep;
   };
 
-  /// Drops the memory, when no copy is under way, except results that were not copied yet. If the device does not say
-  /// whether one is, the memory is kept until the process ends.
+  /// Frees the memory, except results that were not copied yet. No copy may be under way. If a broken device leaves
+  /// that unknown (`device_works` is false), the memory stays allocated until the process ends.
   void release(bool device_works);
 
   std::vector<Member> members_;

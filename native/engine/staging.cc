@@ -16,8 +16,8 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::nanoseconds;
 
-constexpr microseconds kShortNap{10};  // between two looks at the devices
-constexpr microseconds kLongNap{100};  // the same after kShortNaps of them
+constexpr microseconds kShortNap{10};  // between two checks of the devices
+constexpr microseconds kLongNap{100};  // the same, after kShortNaps short naps
 constexpr int kShortNaps = 50;
 
 void require_running(const StagedTensor& tensor, std::string_view name) {
@@ -33,7 +33,7 @@ Staging::Staging(std::shared_ptr<Engine> engine) : engine_(std::move(engine)), p
 
 Staging::~Staging() {
   close();
-  if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));  // of the parent of this child
+  if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));  // it runs in the parent process
 }
 
 std::shared_ptr<StagedCall> Staging::start(RequestView request, std::span<const StagedTensor> tensors) {
@@ -126,7 +126,7 @@ void Staging::prepare(StagedCall::Member& member, RequestView request, const Sta
                                 &member};
 }
 
-/// Prepare the operation to be submitted in device memory; return whether it is.
+/// Prepare the operation for submission in device memory; return whether it will be submitted so.
 bool Staging::prepare_side(StagedCall::Member& member, const RequestView& request, const StagedTensor& tensor) {
   const int divisor = request.op == ReduceOp::Average ? engine_->size() : 1;
   const Reduction reduction{request.op, request.prescale, request.postscale, divisor};
@@ -154,7 +154,7 @@ void Staging::claim_names(const StagedCall& call) {
 
 void Staging::enqueue(StagedCall& call, std::span<const StagedTensor> tensors) {
   std::map<std::pair<CudaDevice*, CudaDevice::Stream>, StagedCall::Mark> ordered;
-  std::set<const CudaMark*> held;  // by the stream of the copies
+  std::set<const CudaMark*> held;  // marks that the stream of the copies waits for
   const auto follow = [&](StagedCall::Member& member, CudaDevice::Stream stream) {
     StagedCall::Mark& mark = ordered[{member.device, stream}];
     if (!mark) mark = std::make_shared<const CudaMark>(member.device->mark(stream));
@@ -199,8 +199,8 @@ void Staging::run() noexcept {
   }
 }
 
-/// Submit the first call whose inputs have arrived, and drop what has left. The first call is looked at only: the
-/// copies of one device are in order, and those of another device are at worst submitted later.
+/// Submit the first call if its inputs have arrived, and free memory that is not used any more. Checks the first call
+/// only: copies of one device complete in order, and calls on other devices are submitted later at worst.
 bool Staging::advance(Lock& lock) {
   bool moved = false;
   if (!arriving_.empty()) {
@@ -233,7 +233,7 @@ bool Staging::advance(Lock& lock) {
       return moved;
     }
   } catch (const Error&) {
-    works = false;  // the next operation raises the reason
+    works = false;  // the next operation throws the reason
   }
   lock.lock();
   Leaving gone = std::move(leaving_.front());
@@ -248,7 +248,7 @@ bool Staging::advance(Lock& lock) {
 void Staging::submit(const Call& call) {
   std::vector<OperationPtr> operations;
   for (const StagedCall::Member& member : call->members_) {
-    // A transport that was given up in the middle may still use the memory; see World::has_abandoned().
+    // An abandoned transport may still use the memory; see World::has_abandoned().
     member.operation->keep = call;
     operations.push_back(member.operation);
   }

@@ -22,21 +22,21 @@ namespace farandole {
 struct StagedTensor {
   TensorView view;               // addresses of device memory, or of host memory
   CudaDevice* device = nullptr;  // null: host memory
-  /// The work in these streams comes before the operation: that of the input's producer, and that of the output's last
-  /// users. Without an output the second is not used.
+  /// The operation waits for the work that is in these streams: that of the input's producer, and that of the output's
+  /// last users. The second is not used without an output.
   CudaDevice::Stream input_stream = nullptr, output_stream = nullptr;
-  std::string_view name;       // of an operation that is no member of a group
+  std::string_view name;       // of an operation outside a group
   std::shared_ptr<void> keep;  // keeps the tensors alive
 };
 
-/// Runs operations on tensors in device memory: by NCCL, or through pinned host memory, where the engine works.
+/// Operations on tensors in device memory: by NCCL, or through pinned host memory.
 ///
-/// Operations that NCCL can run, as far as known (DeviceGroup), are submitted at once, and run behind the work in the
-/// caller's stream. For the others,
-/// inputs are copied in a stream of the device after the work in the caller's stream. A thread submits the operations
-/// once the copies are there. Their results are copied back as each one completes, in another stream. So copies in both
-/// directions and the engine's work of different operations overlap. Neither the calling thread nor its stream waits
-/// before the results are asked for; the stream then waits for the copies, and the thread does not.
+/// Operations that NCCL can run, as far as DeviceGroup knows, are submitted at once, and run behind the work in the
+/// caller's stream. For the others, start() enqueues copies of the inputs in a separate stream of the device, behind
+/// the work in the caller's stream. A thread submits an operation once its copy is complete. When an operation
+/// completes, its result is copied back in another stream. So copies in both directions and collectives of different
+/// operations overlap. Neither the calling thread nor its stream waits before the results are requested. Then the
+/// stream waits for the copies, and the thread only for the collective.
 class Staging {
  public:
   explicit Staging(std::shared_ptr<Engine> engine);
@@ -44,9 +44,9 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  /// Starts `request` on each tensor: as members of a group, or each under its own name. All are started or none. Does
-  /// not wait for devices. Throws Error: what Engine::submit() throws, Invalid if the work of a stream is captured, or
-  /// Fabric if a device fails.
+  /// Starts `request` on each tensor: as members of a group, or each under its own name. Starts all or none. Does not
+  /// wait for devices. Throws Error: what Engine::submit() throws, Invalid if a stream is being captured into a CUDA
+  /// graph, or Fabric if a device fails.
   [[nodiscard]] std::shared_ptr<StagedCall> start(RequestView request, std::span<const StagedTensor> tensors);
 
   /// Waits until all operations of `call` have completed and their copies are in the device's stream, for `limit` at
@@ -54,26 +54,26 @@ class Staging {
   bool wait(StagedCall& call, std::chrono::nanoseconds limit);
   [[nodiscard]] bool is_done(const StagedCall& call);  // throws Error (Invalid) in a forked child, as the waits do
 
-  /// Waits until the calls that have been started are submitted to the engine, for `limit` at most; returns whether
-  /// they are. An operation that must come after them, such as a join, waits for this.
+  /// Waits until all calls that have been started are submitted to the engine, for `limit` at most; returns whether
+  /// they are. Call it before an operation that must follow them, such as a join.
   bool wait_for_submissions(std::chrono::nanoseconds limit);
 
-  /// Throws the failure that has ended operations on devices, if any: their results are wrong.
+  /// Throws the failure that has ended operations on devices, if any, because their results are wrong.
   void require_results();
 
-  /// Copies a result whose size came from the plan to device memory, once, in `stream`. Throws Error (Invalid) if it
-  /// has been copied, or `bytes` is not its size.
+  /// Starts to copy a result that the call holds to device memory, in `stream`; works once. Throws Error (Invalid) if
+  /// the result has been copied before, or `bytes` is not its size.
   CudaMark copy_result(StagedCall& call, size_t index, CudaDevice& device, CudaDevice::Address to, size_t bytes,
                        CudaDevice::Stream stream);
 
-  /// Fails what the engine does not have yet, and stops. Call it after Engine::shutdown(). Idempotent.
+  /// Fails operations that were not submitted yet, and stops the thread. Call it after Engine::shutdown(). Idempotent.
   void close();
 
  private:
   using Call = std::shared_ptr<StagedCall>;
   using Lock = std::unique_lock<std::mutex>;
 
-  /// Marks, a call and memory that are dropped once their copies, or their operations on devices, are complete.
+  /// A call and memory to free once copies, or operations on devices, have passed the marks.
   struct Leaving {
     std::vector<StagedCall::Mark> marks;
     Call call;
@@ -104,7 +104,7 @@ class Staging {
   std::unordered_set<Call> under_way_;
   std::unordered_set<std::string> names_;  // of the operations under way
   bool closing_ = false;
-  std::thread thread_;  // since the first call
+  std::thread thread_;  // started by the first call
 };
 
 }  // namespace farandole

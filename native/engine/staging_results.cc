@@ -1,4 +1,4 @@
-// The end of staged calls: results, waits, and the drop of their memory.
+// Completion of staged calls: results, waits, and the release of memory.
 #include <algorithm>
 #include <utility>
 
@@ -9,7 +9,7 @@ namespace farandole {
 
 using std::chrono::nanoseconds;
 
-/// An operation has completed: copy its result back. On the engine's thread.
+/// Start to copy the result of a completed operation back. Runs on the engine's thread.
 void Staging::finish(StagedCall::Member& member) noexcept {
   Operation& operation = *member.operation;
   if (!operation.error && member.trouble) operation.error = member.trouble->named(operation.request.name);
@@ -31,7 +31,7 @@ void Staging::finish(StagedCall::Member& member) noexcept {
 void Staging::complete(const Call& call) noexcept {
   Leaving leaving;
   bool returns = false;
-  bool is_broken = false;  // an operation on a device has failed, and may still run there
+  bool is_broken = false;  // a failed operation may still run on the device
   for (const StagedCall::Member& member : call->members_) {
     const bool is_enqueued = member.side && member.side->after;
     returns = returns || member.has_output || is_enqueued;
@@ -110,7 +110,7 @@ CudaMark Staging::copy_result(StagedCall& call, size_t index, CudaDevice& device
                                           " bytes; give a tensor of that size on the input's device");
   device.require_running(stream, result.name);
   member.is_copied = true;
-  if (member.side && member.side->after) member.side->after->hold(stream);  // also without a byte to copy
+  if (member.side && member.side->after) member.side->after->hold(stream);  // also for an empty result
   if (member.side && member.side->result.data() != nullptr) {
     if (bytes > 0) device.copy_within(to, member.side->result.address(), bytes, stream);
     member.side->result.end_in(stream);

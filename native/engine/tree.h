@@ -7,7 +7,8 @@
 
 namespace farandole {
 
-/// The tree of control connections. Rank 0, the coordinator, is its root; a rank talks to its parent and its children.
+/// The tree of control connections. Rank 0, the coordinator, is its root; a rank exchanges messages with its parent and
+/// its children.
 class Tree {
  public:
   /// `parents[r]` is the parent of rank r, -1 for rank 0. Throws Error (Internal) unless all paths lead to rank 0.

@@ -18,7 +18,7 @@ using Bytes = std::vector<std::byte>;
 inline constexpr int32_t kSender = -1;
 
 /// Requests by number, from `first` to `first + count - 1`, of `rank` or, with `whole`, of `rank` and all ranks below
-/// it. A sender in place of a rank always stands for its whole subtree.
+/// it. kSender always stands for the sender's whole subtree.
 struct NumberRange {
   int32_t rank = kSender;
   bool whole = true;
@@ -69,7 +69,7 @@ inline constexpr uint32_t kLongestFrame = 256u << 20;
 [[nodiscard]] uint32_t frame_length(std::span<const std::byte> header);
 
 /// Decodes the body of a frame. Throws Error (Internal) for input that encode() cannot have written. Never reads beyond
-/// `body`, and allocates at most a small multiple of it.
+/// `body`, and allocates at most a few hundred bytes for each of its bytes.
 [[nodiscard]] Message decode(std::span<const std::byte> body);
 
 }  // namespace farandole

@@ -196,9 +196,9 @@ void test_an_old_library() {
         const Error error = check::thrown<Error>([&] { gather(rank); });
         CHECK(error.kind == ErrorKind::Invalid);
         CHECK_EQ(std::string(error.what()),
-                 "'x': NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLGATHER), and cannot be used: rank 0 "
-                 "cannot (libnccl.so.2 is NCCL 2.14.3, and 2.18.0 or later is needed; update the framework that brings "
-                 "it, or the package nvidia-nccl); or set MPI there, which stands for host memory");
+                 "'x': NCCL is required (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLGATHER), but it cannot be used: rank "
+                 "0 cannot use NCCL (libnccl.so.2 is NCCL 2.14.3, and 2.18.0 or later is needed; update the framework "
+                 "that brings it, or the package nvidia-nccl). Set the variable to MPI to use host memory instead");
         const DeviceNumbers numbers(own(rank, 10), rank.rank());
         rank.finish(*rank.sum("y", numbers), numbers);
         CHECK(numbers.read() == std::vector<float>(10, 3));

@@ -128,7 +128,7 @@ void test_the_choice() {
   CHECK_EQ(decide(given).why_not, "rank 0 has NCCL 2.27.5, and rank 1 has 2.18.0; install one version on all hosts");
   given[1].is_able = false;
   std::string("no NCCL").copy(given[1].why_not.data(), 7);
-  CHECK_EQ(decide(given).why_not, "rank 1 cannot (no NCCL)");
+  CHECK_EQ(decide(given).why_not, "rank 1 cannot use NCCL (no NCCL)");
   Request request;
   request.name = "x";
   request.kind = Kind::Allreduce;
@@ -163,10 +163,11 @@ void test_a_shared_gpu() {
         const auto call = rank.sum("x", numbers);
         const Error error = check::thrown<Error>([&] { rank.wait(*call); });
         CHECK(error.kind == ErrorKind::Invalid);
-        CHECK_EQ(std::string(error.what()),
-                 "'x': NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLREDUCE), and cannot be used: ranks 0 "
-                 "and 1 are on the same GPU; let each use the one at its local rank; or set MPI there, which stands "
-                 "for host memory");
+        CHECK_EQ(
+            std::string(error.what()),
+            "'x': NCCL is required (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLREDUCE), but it cannot be used: ranks "
+            "0 and 1 are on the same GPU; let each use the one at its local rank. Set the variable to MPI to use "
+            "host memory instead");
         broadcasts(rank);  // the job goes on
       },
       false, demanded);

@@ -157,9 +157,9 @@ def test_two_ranks_on_one_gpu(route: str) -> None:
             with pytest.raises(InvalidRequest) as caught:
                 hvd.allreduce(mine, op=hvd.Sum, name="x")
             assert str(caught.value) == (
-                "'allreduce.x': NCCL is demanded (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLREDUCE), and cannot be "
-                "used: ranks 0 and 1 are on the same GPU; let each use the one at its local rank; or set MPI there, "
-                "which stands for host memory"
+                "'allreduce.x': NCCL is required (HOROVOD_GPU_OPERATIONS or HOROVOD_GPU_ALLREDUCE), but it cannot be "
+                "used: ranks 0 and 1 are on the same GPU; let each use the one at its local rank. Set the variable to "
+                "MPI to use host memory instead"
             )
         else:
             np.testing.assert_array_equal(hvd.allreduce(mine, op=hvd.Sum).read(), np.full(9, 2))
