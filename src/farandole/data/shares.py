@@ -1,4 +1,4 @@
-"""Facts of a rank's own rows, by which all ranks plan columns and steps alike."""
+"""Summaries of the rows that each rank holds, from which all ranks plan the same columns and steps."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,20 @@ __all__ = ["Share", "check_shares", "look_at_share"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """Facts of one rank's rows, for the other ranks."""
+    """Summary of one rank's rows, for the other ranks."""
 
     rows: int
     nbytes: int
-    lanes: int  # that its row groups make
+    lanes: int  # the number that `choose_lanes` returns for its row groups
     nulls: Mapping[str, int]
-    sample: bytes  # few rows, as an Arrow stream: the shortest and longest arrays, a vector of each kind
-    mark: str  # stands for the rows and their order
+    sample: bytes  # a few rows as an Arrow stream: the shortest and longest arrays, a vector of each kind
+    mark: str  # hash of the schema and of each row group's size and first row
 
 
 def look_at_share(source: Source, columns: Sequence[str], options: FieldOptions, most_bytes: int) -> Share:
-    """Look at a rank's rows once: nulls, lengths of arrays, and the first row of each row group.
+    """Summarize a rank's rows in one pass: nulls, lengths of arrays, and the first row of each row group.
 
-    `most_bytes` bounds a row group of each lane. Raises `DataError` for columns, `ConfigError` for options."""
+    One row group of each lane takes at most `most_bytes`. Raises `DataError` for columns, `ConfigError` for options."""
     check_names(source.schema, columns)
     options.check(columns)
     nulls, digest = dict.fromkeys(columns, 0), hashlib.sha256()
@@ -54,7 +54,7 @@ def look_at_share(source: Source, columns: Sequence[str], options: FieldOptions,
 
 
 def check_shares(shares: Sequence[Share], columns: Sequence[str], options: FieldOptions) -> None:
-    """Raise `DataError` when the ranks have no rows together, and for nulls that no value stands for."""
+    """Raise `DataError` if no rank has rows, and for nulls in a column without a value that replaces them."""
     rows = sum(share.rows for share in shares)
     if not rows:
         raise DataError("", f"there are no rows on any of {len(shares)} ranks")
@@ -69,9 +69,9 @@ def check_shares(shares: Sequence[Share], columns: Sequence[str], options: Field
 
 
 def _sample_rows(table: pa.Table) -> pa.Table:
-    """Return rows that show how different the values of nested columns are; other columns hold nulls instead.
+    """Return the rows with the extreme values of nested columns; other columns get nulls.
 
-    Looks through the lengths of arrays, and nothing else. Fields are planned from such rows of all ranks alike."""
+    Reads only the lengths of arrays and the kinds of vectors. All ranks plan fields from all ranks' samples."""
     rows: set[int] = set()
     nested = [name for name in table.column_names if pa.types.is_nested(table.schema.field(name).type)]
     for name in nested:
@@ -88,7 +88,7 @@ def _sample_rows(table: pa.Table) -> pa.Table:
 
 
 def _join_samples(schema: pa.Schema, samples: Sequence[pa.Table]) -> bytes:
-    """Put samples together and choose among their rows again; as an Arrow stream, which has columns without rows."""
+    """Return the extreme rows of all samples as an Arrow stream, which has the columns even without rows."""
     nullable = _nullable(schema)
     whole = pa.concat_tables(
         [pa.Table.from_batches([], nullable), *(pa.table(each.columns, schema=nullable) for each in samples)]
@@ -106,8 +106,8 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 
 def _extremes(column: pa.Array) -> list[int]:
-    """Return the rows whose arrays are shortest and longest, or a dense and a sparse vector."""
-    # Here, as pyarrow.compute takes longer to load than farandole, and only nested columns need it.
+    """Return the rows with the shortest and the longest array, or with a sparse and a dense vector."""
+    # Imported here: pyarrow.compute takes longer to load than farandole, and only nested columns need it.
     import pyarrow.compute as pc
 
     kind = column.type

@@ -1,4 +1,4 @@
-"""Sources of rows: Parquet and Arrow files, as row groups that are read one by one."""
+"""Sources of rows in Parquet and Arrow files."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -22,15 +22,15 @@ __all__ = ["ArrowSource", "ParquetSource"]
 
 
 class ParquetSource:
-    """Parquet files: one URL, folder or glob, or a list of these; `options` are those of the file system.
+    """Rows of Parquet files: of one file, folder or glob, or a list of these; `options` are the file system's.
 
-    Folders named "column=value" below the given one add a column. Reads all footers. The folder of a Delta or Iceberg
-    table, or of a Spark stream's output, is read as `DeltaSource`, `IcebergSource` and `StreamSource` do, at `version`
-    or the newest one; that of Hugging Face's `save_to_disk` as `SavedDataset` does. Of a `FlyteDirectory` the place in
-    the store is read, without a download.
-    With `gather`, an all-gather of objects, all ranks open together: if one fails, all raise; of a store, rank 0 lists
-    the files and each rank reads some of the footers. Raises `SourceError` for files that are no Parquet and for other
-    tables, `DataError` for columns that differ between files.
+    Making a source reads all footers. Folders named "column=value" below the given one add a column. The folder of a
+    Delta or Iceberg table, or of a Spark stream's output, is read as by `DeltaSource`, `IcebergSource` or
+    `StreamSource`, at `version` or the newest version; a folder of Hugging Face's `save_to_disk` as by `SavedDataset`.
+    A `FlyteDirectory` is read from its store, without a download.
+    With `gather`, an all-gather of objects, opening is collective: if it fails on one rank, all ranks raise. For a
+    store, rank 0 lists the files and each rank reads some of the footers. Raises `SourceError` for files that are not
+    Parquet and for other tables, `DataError` for columns that differ between files.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ParquetSource:
         return other
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Return the sum of the sizes in the footers, before compression; an estimate for a table."""
+        """Return the sum of the columns' uncompressed sizes in the footers; for a table, an estimate."""
         return self._source.nbytes(columns)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:
@@ -72,7 +72,7 @@ class ParquetSource:
         return in_flight(self._source)
 
     def recheck(self) -> None:
-        """Look at all files; raises as `check` does."""
+        """Check all files, even if that takes a request per file; raises as `check` does."""
         recheck(self._source)
 
     def check(self) -> None:
@@ -96,7 +96,7 @@ def _open(
         files = Files.at(first, options)
         return _open_found(files, options, version, *_find(urls, options, version, files))
 
-    if gather is None or is_local(first, options):  # perhaps the disk of each host
+    if gather is None or is_local(first, options):  # a local folder may be on each host's own disk
         return together(open_alone, gather)
     rank, _ = place_in(gather)
     files = together(lambda: Files.at(first, options, warn=rank == 0), gather)
@@ -109,7 +109,7 @@ def _open(
 def _find(
     urls: str | Sequence[str], options: Mapping[str, object] | None, version: int | None, files: Files
 ) -> tuple[TableFolder | None, list[File], str]:
-    """Return a table's folder, or the files and their base; makes the requests that one rank can make for all."""
+    """Return a table's folder, or the files and their base; makes only requests that one rank can make for all."""
     table = find_table(urls, options, files)
     if table is None and version is not None:
         raise ConfigError("version", f"is that of a table, and {mask(str(urls))} is none")
@@ -134,7 +134,9 @@ def _open_found(
 
 
 class ArrowSource:
-    """Arrow IPC files (also called Feather 2), whose record batches are the row groups; URLs as for Parquet."""
+    """Rows of Arrow IPC files (Feather version 2); record batches are the row groups. URLs are as for `ParquetSource`.
+
+    Making a source reads all record batches, for their numbers of rows."""
 
     def __init__(self, urls: Places, options: Mapping[str, object] | None = None) -> None:
         self._files, self._listed, _ = Files.find(texts_of(urls), ".arrow", options)
@@ -144,7 +146,7 @@ class ArrowSource:
             with self._files.open(file) as opened, pa.ipc.open_file(opened) as reader:
                 schemas.append(reader.schema)
                 for number in range(reader.num_record_batches):
-                    # Only the batch itself knows its rows.
+                    # The file's footer does not have the numbers of rows.
                     batch = reader.get_batch(number)
                     groups.append(RowGroup(file, number, batch.num_rows))
                     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -153,7 +155,7 @@ class ArrowSource:
         self.row_groups: Sequence[RowGroup] = tuple(groups)
 
     def nbytes(self, columns: Sequence[str]) -> int:
-        """Return the bytes of the record batches."""
+        """Return the bytes of these columns in all record batches."""
         return sum(self._nbytes.get(name, 0) for name in columns)
 
     def read(self, row_group: RowGroup, columns: Sequence[str]) -> pa.Table:

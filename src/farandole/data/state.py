@@ -1,4 +1,4 @@
-"""State of a loader: a few integers, enough to go on with any number of ranks."""
+"""State of a loader: a few integers, from which any number of ranks can continue."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -12,11 +12,11 @@ NO_VERSION = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """The first `visited` rows of the order of `epoch` have been visited, by all ranks together.
+    """Position of all ranks together in an epoch: the first `visited` rows of its order have been visited.
 
-    `seed`, `lanes` and `window` make the order (`seed` is -1 where nothing is shuffled); `fingerprint` stands for the
-    sizes of the row groups that it is an order of. `version` is that of a table, or the id of its snapshot; -1 for data
-    without versions. Raises `ValueError` for a dictionary that is no state.
+    In a `FeedLoader`'s state, `visited` counts steps. `seed`, `lanes` and `window` define the order; `seed` is -1 if
+    nothing is shuffled. `fingerprint` identifies the row groups by their sizes. `version` is the version of a table or
+    the id of its snapshot, -1 for data without versions.
     """
 
     epoch: int
@@ -28,12 +28,12 @@ class State:
     version: int = NO_VERSION
 
     def as_dict(self) -> dict[str, int]:
-        """Return it as a dictionary, for a checkpoint."""
+        """Return the state as a dictionary, for a checkpoint."""
         return asdict(self)
 
     @classmethod
     def of(cls, found: Mapping[str, int]) -> Self:
-        """Return the state of a dictionary that `as_dict` returned."""
+        """Return the state in a result of `as_dict`; raises `ValueError` for another dictionary."""
         names = {each.name for each in fields(cls)}
         if set(found) | {"version"} != names or not all(isinstance(value, int) for value in found.values()):
             raise ValueError(f"a loader's state holds the integers {', '.join(sorted(names))}, got {dict(found)}")

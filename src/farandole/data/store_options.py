@@ -1,4 +1,4 @@
-"""Options of object stores: those of URLs and of fsspec's file systems, for Arrow's and deltalake's clients."""
+"""Translation of object stores' options, from URLs and fsspec, for the clients of Arrow, botocore and deltalake."""
 
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -7,7 +7,7 @@ from farandole.data.places import local_path
 
 __all__ = ["arrow_s3_options", "botocore_options", "delta_url", "object_store_options"]
 
-# fsspec's names, and those of Arrow's URLs, of options of s3, and deltalake's.
+# Names of s3 options in fsspec and in Arrow's URLs, and deltalake's names for them.
 _S3 = {
     "key": "AWS_ACCESS_KEY_ID",
     "secret": "AWS_SECRET_ACCESS_KEY",
@@ -18,7 +18,7 @@ _S3 = {
     "anon": "AWS_SKIP_SIGNATURE",
     "anonymous": "AWS_SKIP_SIGNATURE",
 }
-# The same names, and arguments of Arrow's client.
+# The same names, and the arguments of Arrow's client.
 _ARROW = {
     "key": "access_key",
     "secret": "secret_key",
@@ -28,7 +28,7 @@ _ARROW = {
     "anon": "anonymous",
     "anonymous": "anonymous",
 }
-# The same names, and arguments of botocore's client.
+# The same names, and the arguments of botocore's client.
 _BOTOCORE = {
     "key": "aws_access_key_id",
     "secret": "aws_secret_access_key",
@@ -46,12 +46,12 @@ _IN_QUERIES = {"scheme", "endpoint_override", "allow_bucket_creation", "allow_bu
 
 
 def delta_url(url: str) -> str:
-    """Return the URL as deltalake takes it: without credentials and options, of local folders the absolute path."""
+    """Return the URL in deltalake's form: without credentials and query; for a local folder, its absolute path."""
     if (path := local_path(url)) is not None:
         return path
     parts = urlsplit(url)
     scheme = "s3" if parts.scheme == "s3a" else parts.scheme
-    # The host may be an account's part of a container: abfss://container@account.
+    # Outside of s3, the part before "@" may be a container: abfss://container@account.
     host = parts.netloc.rpartition("@")[2] if scheme == "s3" else parts.netloc
     return f"{scheme}://{host}{parts.path}"
 
@@ -59,13 +59,14 @@ def delta_url(url: str) -> str:
 def object_store_options(url: str, options: Mapping[str, object]) -> dict[str, str]:
     """Return deltalake's options for a URL and the options of its file system.
 
-    Those of s3 are translated; of other stores, texts are passed on, and the rest is left to the environment."""
+    Options of s3 are translated. For other stores, options that are texts are passed on unchanged, and others are left
+    out."""
     if local_path(url) is not None:
         return {}
     parts = urlsplit(url)
     if parts.scheme not in ("s3", "s3a"):
         return {name: value for name, value in options.items() if isinstance(value, str)}
-    found = _told_by(url) | _flat(options)
+    found = _options_in_url(url) | _flat(options)
     made = {_S3[name]: _text(value) for name, value in found.items() if name in _S3 and value is not None}
     made |= {name: str(value) for name, value in options.items() if name.upper().startswith("AWS_")}
     if found.get("verify") is False:
@@ -76,7 +77,7 @@ def object_store_options(url: str, options: Mapping[str, object]) -> dict[str, s
 
 
 def arrow_s3_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments of Arrow's client of s3 for options of fsspec's, as pandas takes them.
+    """Return the arguments of Arrow's s3 client for options of fsspec, in the form that pandas accepts.
 
     Raises `ValueError` naming an option that Arrow's client does not have."""
     made: dict[str, object] = {}
@@ -94,11 +95,11 @@ def arrow_s3_options(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def botocore_options(url: str, options: Mapping[str, object]) -> dict[str, object]:
-    """Return arguments of botocore's client of s3, and "anonymous" and "profile", for a URL and fsspec's options.
+    """Return arguments of botocore's s3 client, and "anonymous" and "profile", for a URL and fsspec's options.
 
-    "verify" is a file of certificates to trust, or False for any. Raises `ValueError` naming an option without a
-    counterpart."""
-    found = {name: value for name, value in (_told_by(url) | _flat(options)).items() if name not in _IN_QUERIES}
+    "verify" is a file of certificates to trust, or False to verify none. Raises `ValueError` naming an option that
+    botocore does not have."""
+    found = {name: value for name, value in (_options_in_url(url) | _flat(options)).items() if name not in _IN_QUERIES}
     unknown = sorted(set(found) - set(_BOTOCORE))
     if unknown:
         raise ValueError(f"botocore has no option '{unknown[0]}'")
@@ -108,8 +109,8 @@ def botocore_options(url: str, options: Mapping[str, object]) -> dict[str, objec
     return made
 
 
-def _told_by(url: str) -> dict[str, object]:
-    """Return the options in a URL of s3, as Arrow takes them, by fsspec's names."""
+def _options_in_url(url: str) -> dict[str, object]:
+    """Return the options in an s3 URL of Arrow's form, by fsspec's names."""
     parts = urlsplit(url)
     found: dict[str, object] = dict(parse_qsl(parts.query))
     if "endpoint_override" in found:
@@ -120,7 +121,7 @@ def _told_by(url: str) -> dict[str, object]:
 
 
 def _flat(options: Mapping[str, object]) -> dict[str, object]:
-    """Put the options of the client beside those of the file system, as s3fs does."""
+    """Return the file system's options with those in "client_kwargs" merged in, as s3fs does."""
     client = options.get("client_kwargs")
     flat = {name: value for name, value in options.items() if name != "client_kwargs"}
     return {**flat, **client} if isinstance(client, Mapping) else flat

@@ -1,4 +1,4 @@
-"""Choice of the file system of a URL."""
+"""Choice of a URL's file system."""
 
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
@@ -18,12 +18,14 @@ __all__ = ["is_local", "open_url", "open_urls"]
 
 
 def is_local(url: str, options: Mapping[str, object] | None) -> bool:
-    """Return whether the URL is a place on this machine."""
+    """Return whether the URL is a local path."""
     return isinstance(open_url(url, options or {})[0], LocalFileSystem)
 
 
 def open_urls(urls: Sequence[str], options: Mapping[str, object]) -> list[tuple[fsspec.AbstractFileSystem, str]]:
-    """Open each URL; URLs of one store with the same options share Arrow's client, of which each would be another."""
+    """Open each URL as `open_url` does; s3 URLs with the same user and query share one client of Arrow.
+
+    Without sharing, each URL would get a file system that differs from the others."""
     stores: dict[tuple[str, str, str], fsspec.AbstractFileSystem] = {}
     made = []
     for url in urls:
@@ -44,9 +46,10 @@ def open_urls(urls: Sequence[str], options: Mapping[str, object]) -> list[tuple[
 
 
 def open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Find the file system of a URL: fsspec's, or Arrow's own (s3, gs, hdfs) if fsspec's package is not installed.
+    """Return the file system of a URL, and its path there. Raises `SourceError` if there is none.
 
-    Only Arrow's understands a URL of s3 with credentials or a query."""
+    Uses fsspec's file system, or Arrow's (s3, gs, hdfs) if fsspec's package is not installed. Only Arrow's supports an
+    s3 URL with credentials or a query."""
     if (path := local_path(url)) is not None:
         return LocalFileSystem(**options), path
     secrets = secret_values(options)
@@ -59,7 +62,7 @@ def open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFi
         if options and parts.scheme not in ("s3", "s3a"):
             raise SourceError(url, f"its file system needs a package for these options: {missing}") from missing
         return _open_by_arrow(url, options, str(missing))
-    except Exception as error:  # each file system has its own
+    except Exception as error:  # each file system has error classes of its own
         raise SourceError(url, mask(f"cannot be opened: {error}", *secrets)) from hide_cause(error, *secrets)
     return fs, path
 
@@ -67,7 +70,7 @@ def open_url(url: str, options: Mapping[str, object]) -> tuple[fsspec.AbstractFi
 def _open_by_arrow(
     url: str, options: Mapping[str, object], without_fsspec: str
 ) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Open a URL with Arrow's client; `without_fsspec` is the reason, for errors."""
+    """Open a URL with Arrow's client; `without_fsspec` says in errors why fsspec is not used."""
     secrets = secret_values(options)
     try:
         arrow, path = _open_s3(url, options) if options else pyarrow.fs.FileSystem.from_uri(url)
@@ -78,7 +81,7 @@ def _open_by_arrow(
 
 
 def _open_s3(url: str, options: Mapping[str, object]) -> tuple[pyarrow.fs.FileSystem, str]:
-    """Open Arrow's client with options of fsspec's; credentials and queries belong into one of both."""
+    """Open Arrow's client with fsspec's options; raises `ValueError` if the URL has options, too."""
     parts = urlsplit(url)
     if parts.query or parts.username is not None:
         raise ValueError("the URL has options, too; give them all in one place")

@@ -1,8 +1,8 @@
 """Output folders of Spark's streaming queries: the files of finished batches, which the folder's log names.
 
-The log is `_spark_metadata`: a file per batch, `7`, and now and then one that holds all batches before it too,
-`9.compact`. A file begins with a line "v1"; each further line is the JSON of a data file. Files of batches that failed
-lie in the same folder, and are not in the log."""
+The log is the folder `_spark_metadata`. It has a file per batch, such as `7`, and from time to time a file that also
+holds all earlier batches, such as `9.compact`. A file begins with the line "v1"; each other line is the JSON of a data
+file. Files of failed batches are in the output folder, too, but not in the log."""
 
 import json
 import posixpath
@@ -27,11 +27,11 @@ _FORMAT = "v1"
 
 
 class StreamSource(ParquetFiles):
-    """Rows that a Spark streaming query has written as Parquet: those of batches 0 to `batch`, by default the newest.
+    """Rows that a Spark streaming query has written as Parquet in batches 0 to `batch`, by default the newest.
 
-    `options` are those of the file system, as for `ParquetSource`. Opens the files for their footers, and does not list
-    them. Raises `SourceError` for a folder without a log, a batch that the log does not have or no longer tells from
-    later ones, and files that are gone.
+    `options` are the file system's, as for `ParquetSource`. Opens the files for their footers, and does not list the
+    folder. Raises `SourceError` for a folder without a log, for a batch that the log does not have or has merged with
+    later ones, and for missing files.
     """
 
     def __init__(self, url: Place, *, batch: int | None = None, options: Mapping[str, object] | None = None) -> None:
@@ -48,16 +48,16 @@ class StreamSource(ParquetFiles):
 
     @property
     def version(self) -> int:
-        """The number of the last batch."""
+        """The number of the last batch that is read."""
         return self._batch
 
     def at(self, version: int) -> "StreamSource":
-        """Open the batches up to another one; raises `SourceError` if the log does not list them."""
+        """Open the batches up to batch `version`; raises `SourceError` if the log does not list them."""
         return StreamSource(self._url, batch=version, options=self._options)
 
 
 def stream_files(url: str, files: Files) -> Files:
-    """Return `files`, the file system of a Spark stream's output, for files that its log names."""
+    """Return `files`, the file system of a Spark stream's output, with the error text for files missing from it."""
     gone = f"is not there, though it is in the log of {mask(url)}: it was removed by hand, or by a retention time"
     return replace(files, gone=gone)
 
@@ -65,9 +65,9 @@ def stream_files(url: str, files: Files) -> Files:
 def files_of_batches(
     url: str, options: Mapping[str, object] | None, batch: int | None, files: Files
 ) -> tuple[int | None, list[File]]:
-    """Return the last batch, and the data files of batches 0 to `batch`, by default all; no batch if none is finished.
+    """Return the last batch and the data files of batches 0 to `batch`, by default all; (None, []) if none is finished.
 
-    `files` is the opened file system. Raises `SourceError` as `StreamSource` does, also for a folder without a log."""
+    `files` is the opened file system. Raises `SourceError` as `StreamSource` does."""
     folder = open_url(url, options or {})[1].rstrip("/")
     names = [posixpath.basename(path) for path in files.paths_in(f"{folder}/{_LOG}")]
     found = {int(match[1]): match for match in map(_BATCH.fullmatch, names) if match}
@@ -79,7 +79,7 @@ def files_of_batches(
 
 
 def _logs(url: str, found: Mapping[int, re.Match[str]], asked: int | None) -> tuple[int, list[str]]:
-    """Return the last batch to read, and the files of the log that hold all batches up to it."""
+    """Return the last batch to read, and the log's files that together hold all batches up to it."""
     last = max(found) if asked is None else asked
     needed: list[str] = []
     for number in range(last, -1, -1):
@@ -119,7 +119,7 @@ def _listed(url: str, folder: str, logs: Mapping[str, str]) -> list[File]:
 
 
 def _place(folder: str, location: str) -> str:
-    """Return where a file of the log lies; the folder may have been moved or copied since."""
+    """Return the path of a file in the log; the folder may have been moved or copied since it was written."""
     parts = urlsplit(location)
     for place in (unquote(parts.path), f"{parts.netloc}{unquote(parts.path)}"):
         if place.startswith(f"{folder}/"):

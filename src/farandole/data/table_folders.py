@@ -1,4 +1,4 @@
-"""Choice of the source that reads a table's folder, by the table's mark."""
+"""Recognition of tables' folders by the marks of their formats, and the sources that read them."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 LoggedSource: TypeAlias = TableSource | StreamSource | SavedDataset
 
-# Found in folders alone: files of this name may lie above any data.
+# Looked for in the given folder only, not above it: files of this name may be above any data.
 _SAVED = TableKind("a folder of save_to_disk", STATE, "SavedDataset")
 
 
 @dataclass(frozen=True, slots=True)
 class TableFolder:
-    """The folder of a table that can be read by its log."""
+    """The folder of a table that is read by its log, or of a saved dataset."""
 
     url: str
     kind: TableKind
 
     def open(self, options: Mapping[str, object] | None, version: int | None) -> LoggedSource:
-        """Open the table; raises `SourceError`, also for a missing package, with the extra that brings it."""
+        """Open the table; raises `SourceError`, also for a missing package, with the extra that installs it."""
         # Imported here: only tables need the packages that read their logs.
         try:
             if self.kind == _SAVED:
@@ -59,14 +59,14 @@ class TableFolder:
 
 
 def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None, files: Files) -> TableFolder | None:
-    """Return the table whose folder or metadata file `urls` names alone; None if it names anything else.
+    """Return the table if `urls` is only the URL of its folder or metadata file; None for anything else.
 
     `files` is the opened store."""
     asked = [urls] if isinstance(urls, str) else list(urls)
     if len(asked) != 1:
         return None
     fs, place = open_url(asked[0], options or {})
-    if has_signs(place, local=isinstance(fs, LocalFileSystem)):  # in the path: a URL may have a query
+    if has_signs(place, local=isinstance(fs, LocalFileSystem)):  # in the path only: a URL's query has a "?"
         return None
     if place.endswith(".metadata.json"):
         return TableFolder(asked[0], ICEBERG)
@@ -80,12 +80,12 @@ def find_table(urls: str | Sequence[str], options: Mapping[str, object] | None, 
 
 
 def _is_saved(fs: fsspec.AbstractFileSystem, folder: str, client: RangeClient | None) -> bool:
-    """Return whether Hugging Face's save_to_disk has written this folder, or the folder of its splits."""
+    """Return whether Hugging Face's save_to_disk has written this folder, with one data set or several splits."""
     marks = [f"{folder}/{name}" for name in (STATE, SPLITS)]
     try:
         if client is not None:
             return any(file.path in marks for mark in marks for file in client.first_page(mark))
         return any(fs.exists(mark) for mark in marks)
-    except Exception as error:  # each file system has its own; listings may be closed to us, the files are not
+    except Exception as error:  # of any class; without access to listings, the files may still be readable
         log.info("%s cannot be looked at for %s: %s", mask(folder), STATE, mask(str(error)))
         return False

@@ -1,6 +1,6 @@
-"""Tables that have a log: their marks, and the refusal to read their files without the log.
+"""Tables that have a log: their marks, and checks that refuse to read their files without the log.
 
-Their folders also hold files of rows that were removed or replaced."""
+A table's folders also hold files with rows that were removed or replaced."""
 
 import logging
 import os
@@ -22,14 +22,14 @@ __all__ = ["DELTA", "ICEBERG", "STREAM", "TableKind", "is_web", "kind_of", "refu
 
 log = logging.getLogger(__name__)
 
-# Most folders that are looked at in a remote file system, and how many at a time, whatever the number of files.
+# The most folders that are checked in a remote file system, and how many at a time, for any number of files.
 _MOST_PROBED = 32
 _PROBES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TableKind:
-    """A table format: its name, the path that marks a table's folder, the source of ours that reads it, if any."""
+    """A table format: its name, the path that marks a table's folder, and farandole's source for it, if any."""
 
     name: str
     mark: str
@@ -46,7 +46,9 @@ _HUDI_PARTITION = ".hoodie_partition_metadata"
 
 
 def refuse_listed_table(folder: str, paths: Iterable[str]) -> None:
-    """Raise `SourceError` if one of `paths`, all files below `folder`, belongs to a table's log. Makes no request."""
+    """Raise `SourceError` if one of `paths`, which are the files below `folder`, belongs to a table's log.
+
+    Makes no request."""
     for path in paths:
         inner = posixpath.relpath(path, folder)
         parts = inner.split("/")
@@ -62,10 +64,10 @@ def refuse_listed_table(folder: str, paths: Iterable[str]) -> None:
 def refuse_table_above(
     fs: fsspec.AbstractFileSystem, folders: Sequence[str], client: RangeClient | None = None
 ) -> None:
-    """Raise `SourceError` if one of `folders`, or a folder that it lies in, is a table's.
+    """Raise `SourceError` if one of `folders`, or a folder above it, is the folder of a table.
 
-    Takes a few requests per folder, for a bounded number of folders. Folders of partitions ("day=1") are passed over,
-    and web servers are not asked, as they have no folders.
+    In a remote file system, makes a few requests per folder, for at most `_MOST_PROBED` folders, and skips folders of
+    partitions ("day=1"). Does nothing for web servers, which have no folders.
     """
     if isinstance(fs, LocalFileSystem):
         above = _with_parents([*folders, *map(os.path.realpath, folders)])
@@ -87,7 +89,7 @@ def is_web(fs: fsspec.AbstractFileSystem) -> bool:
 
 
 def _with_parents(folders: Iterable[str]) -> list[str]:
-    """Return the folders and all folders that they lie in, the outermost first."""
+    """Return the folders and all folders above them, the outermost first."""
     found = set()
     for folder in folders:
         place = folder.rstrip("/")
@@ -98,7 +100,7 @@ def _with_parents(folders: Iterable[str]) -> list[str]:
 
 
 def kind_of(fs: fsspec.AbstractFileSystem, folder: str, client: RangeClient | None = None) -> TableKind | None:
-    """Return the kind of table that has this folder; None also if the file system refuses the look."""
+    """Return the kind of table whose folder this is; None for other folders, and if the file system refuses access."""
     try:
         if client is not None and not is_web(fs):
             return _kind_listed(client, folder)
@@ -108,7 +110,7 @@ def kind_of(fs: fsspec.AbstractFileSystem, folder: str, client: RangeClient | No
         notes = f"{folder}/metadata"
         if fs.isdir(notes) and any(_ICEBERG_FILE.search(path) for path in fs.ls(notes, detail=False)):
             return ICEBERG
-    except Exception as error:  # each file system has its own; a folder above may be closed to us, the files are not
+    except Exception as error:  # of any class; without access to a folder above, the files may still be readable
         log.info("%s cannot be looked at for a table's log: %s", mask(folder), mask(str(error)))
     return None
 

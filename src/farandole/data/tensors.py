@@ -1,4 +1,4 @@
-"""Loader of tensors, common to all frameworks: batches with converted columns."""
+"""Loader of tensors for any framework: batches whose columns a function converts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class TensorBatch(dict[str, T], Generic[T]):
-    """A `Batch` whose columns are tensors; `rows`, `weight` and `repeated` are the batch's."""
+    """A `Batch` whose columns are tensors, with the batch's `rows`, `weight` and `repeated`."""
 
     __slots__ = ("repeated", "rows", "weight")
 
@@ -26,7 +26,8 @@ class TensorBatch(dict[str, T], Generic[T]):
 class TensorLoader(Generic[T]):
     """A `Loader` or `FeedLoader` that yields `TensorBatch`; its other methods are the loader's.
 
-    A column that `convert` refuses is refused when this is made, unless a transform may replace it."""
+    Making one raises the error of `convert` for a column that it cannot convert, unless a transform may replace the
+    column."""
 
     def __init__(self, loader: Loader, convert: Callable[[str, Values], T]) -> None:
         self.loader, self._convert = loader, convert

@@ -1,4 +1,4 @@
-"""`TransformSpec`, as Petastorm's users write it: a function of a pandas frame, or of one row."""
+"""Petastorm's `TransformSpec`: a transform of rows by a function of a pandas frame, or of one row."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ __all__ = ["TransformSpec"]
 class TransformSpec:
     """Transform of rows after they were read, on the thread that reads.
 
-    With `make_batch_reader` `func` takes and gives a frame, with `make_reader` a dictionary with one row. It may not
-    change the number of rows. `edit_fields` lists columns that it changes or adds: (name, type, shape, nullable);
-    other columns have the types that `func` returns. Columns in `removed_fields`, or not in `selected_fields`, are left
-    out.
+    With `make_batch_reader`, `func` takes and returns a pandas frame; with `make_reader`, a dictionary with one row. It
+    must not change the number of rows. `edit_fields` lists columns that `func` changes or adds, as (name, type, shape,
+    nullable); other columns have the types that `func` returns. Columns in `removed_fields`, or not in
+    `selected_fields`, are left out.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TransformSpec:
         """Transform rows as one frame."""
         if self.func is None:
             return self._chosen(columns)
-        # Here, as it takes as long to load as a tenth of a rank's start, and few transforms take frames.
+        # Imported here: loading pandas takes a tenth of a rank's start, and few transforms take frames.
         import pandas as pd
 
         made = self.func(pd.DataFrame({name: pd.Series(_cells(values)) for name, values in columns.items()}))
@@ -56,7 +56,7 @@ class TransformSpec:
         return self._chosen({name: self.column(name, [row[name] for row in made]) for name in made[0]})
 
     def column(self, name: str, cells: list[Any]) -> Values:
-        """Return a column's results, one per row, as an array, of the type and shape that `edit_fields` has for it."""
+        """Return a column's cells, one per row, as an array of the type and shape in `edit_fields`, if it has them."""
         wanted = self.edit_fields.get(name)
         if wanted is not None and None not in wanted[1]:
             return np.array(cells, wanted[0]).reshape(len(cells), *wanted[1])
@@ -80,7 +80,7 @@ class TransformSpec:
 
 
 def _cells(values: Values) -> NDArray[Any] | list[NDArray[Any]]:
-    """Return one object per row, for a frame's column or a row's dictionary."""
+    """Return one cell per row, for a frame's column or a row's dictionary."""
     if isinstance(values, Ragged):
         return values.rows()
     array = values.dense() if isinstance(values, SparseRows) else values

@@ -1,4 +1,4 @@
-"""Rows of one column in memory: a numpy array where rows are alike, a compact pair of arrays where they are not."""
+"""Rows of one column in memory: a NumPy array, or several arrays for rows of different lengths and sparse vectors."""
 
 import math
 from dataclasses import dataclass, replace
@@ -33,18 +33,18 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __getitem__(self, rows: slice) -> "Ragged":
-        """Return these rows (consecutive ones) without copying their values."""
+        """Return consecutive rows without copying their values."""
         first, last, offsets = _cut(rows, self.offsets)
         return Ragged(self.values[first:last], offsets)
 
     def rows(self) -> list[NDArray[Any]]:
-        """Return one array per row, each a view."""
+        """Return one array per row, a view of the values."""
         return np.split(self.values, self.offsets[1:-1]) if len(self) else []
 
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """Sparse vectors of one width in CSR form: row i has values[offsets[i]:offsets[i + 1]] at the same indices."""
+    """Sparse vectors of one width in CSR form: row i has items offsets[i] to offsets[i + 1] of values and indices."""
 
     values: NDArray[np.float64]
     indices: NDArray[np.int64]
@@ -55,23 +55,23 @@ class SparseRows:
         return len(self.offsets) - 1
 
     def __getitem__(self, rows: slice) -> "SparseRows":
-        """Return these rows (consecutive ones) without copying their values."""
+        """Return consecutive rows without copying their values."""
         first, last, offsets = _cut(rows, self.offsets)
         return SparseRows(self.values[first:last], self.indices[first:last], offsets, self.width)
 
     def dense(self) -> NDArray[np.float64]:
-        """Return them as an array (rows, width)."""
+        """Return the vectors as an array (rows, width)."""
         filled = np.zeros((len(self), self.width))
         filled[np.repeat(np.arange(len(self)), np.diff(self.offsets)), self.indices] = self.values
         return filled
 
 
-# An array has its rows along the first dimension.
+# The rows of an array are along its first dimension.
 Values: TypeAlias = NDArray[Any] | Ragged | SparseRows
 
 
 def join_values(parts: list[Values]) -> Values:
-    """Put the rows of one column one after the other; all parts are of one kind."""
+    """Concatenate rows of one column; all parts must be of one class."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -90,7 +90,7 @@ def join_values(parts: list[Values]) -> Values:
 
 
 def own_rows(values: Values) -> Values:
-    """Return rows that may be written to: the same ones, or a copy if their memory is read-only."""
+    """Return the values if they can be written to, else a copy that can."""
     if isinstance(values, np.ndarray):
         return values if values.flags.writeable else pick_rows(values, np.arange(len(values)))
     if isinstance(values, Ragged):
@@ -99,14 +99,14 @@ def own_rows(values: Values) -> Values:
 
 
 def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str, NDArray[Any]], name: str) -> Values:
-    """Copy these rows, in this order, counted over the parts one after the other.
+    """Return a copy of these rows, in this order; rows are numbered over all parts, laid end to end.
 
-    Arrays are joined in `scratch[name]`, which is made anew when it is too small."""
+    Arrays are concatenated in `scratch[name]`, which is replaced if it is too small."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if not arrays or len(parts) == 1:
         return pick_rows(join_values(parts), rows)
     count = sum(len(array) for array in arrays)
-    if count == len(arrays):  # a row each, as of image files: they are copied once
+    if count == len(arrays):  # one row per part, as with image files: copied once
         picked = empty_aligned((len(rows), *arrays[0].shape[1:]), arrays[0].dtype)
         return np.concatenate([arrays[row] for row in rows.tolist()], out=picked) if len(rows) else picked
     if name not in scratch or len(scratch[name]) < count:
@@ -115,9 +115,9 @@ def gather_rows(parts: list[Values], rows: NDArray[np.int64], scratch: dict[str,
 
 
 def pick_rows(values: Values, rows: NDArray[np.int64]) -> Values:
-    """Copy these rows, in this order; none may be negative."""
+    """Return a copy of these rows, in this order; row numbers must not be negative."""
     if isinstance(values, np.ndarray):
-        # Rows are never out of range; the default mode would buffer what it writes.
+        # Rows are never out of range; the default mode, which checks them, would buffer the output.
         picked = empty_aligned((len(rows), *values.shape[1:]), values.dtype)
         return np.take(values, rows, axis=0, out=picked, mode="clip") if len(rows) else picked
     lengths = np.diff(values.offsets)[rows]
@@ -129,7 +129,7 @@ def pick_rows(values: Values, rows: NDArray[np.int64]) -> Values:
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array whose memory TensorFlow and XLA can share: it begins at a multiple of 64 bytes."""
+    """Return an array whose memory TensorFlow and XLA can share, because it begins at a multiple of 64 bytes."""
     if dtype.hasobject:
         return np.empty(shape, dtype)
     nbytes = math.prod(shape) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Ranges of files of web servers, by fsspec's session, with the options that it was made with."""
+"""Ranges of files on web servers, by the session of fsspec's file system and with its options."""
 
 import time
 from functools import partial
@@ -15,33 +15,33 @@ __all__ = ["WebClient"]
 
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 _BUSY = {429, 503}
-_TIMEOUT = 60.0  # seconds for a request
+_TIMEOUT = 60.0  # seconds for a request and its whole answer
 
 
 class WebClient:
-    """Access to web servers. A server that knows no ranges sends whole files."""
+    """Access to web servers. A server that does not support ranges sends whole files."""
 
     def __init__(self, fs: HTTPFileSystem) -> None:
         self._fs = fs
         self.flight = Flight()
 
     def url(self, path: str) -> str:
-        """Return the path: it is a URL."""
+        """Return the path, which is the URL."""
         return path
 
     def fetch(self, path: str, span: Span | None, mark: str) -> Part:
         """See `RangeClient.fetch`."""
-        # Marks of other kinds, weak ones too, are compared with that of the answer.
+        # A weak ETag or a modification time is compared with the answer's, below.
         condition = {"If-Match": mark} if mark.startswith('"') else {}
         status, headers, body = self._request("GET", path, {"Range": range_header(span), **condition})
-        if status not in (200, 206, 412, 416):  # an answer that is not about the file has no mark of it
+        if status not in (200, 206, 412, 416):  # other answers do not have the file's mark
             raise OSError(f"status {status}")
         found = _mark(headers)
         if status == 412 or (mark and found != mark):
             raise ChangedFile(f"its mark {mark} is now {found or 'another'}")
         if status == 206:
             first, size = content_range(headers["Content-Range"])
-        elif status == 416 and span is None:  # of an empty file
+        elif status == 416 and span is None:  # the last bytes of an empty file
             return Part(0, b"", 0, found)
         elif status == 200:
             first, size = 0, len(body)
@@ -50,15 +50,15 @@ class WebClient:
         return Part(first, body, size, found).complete(span)
 
     def listing(self, prefix: str, most_pages: int | None) -> list[File] | None:
-        """Return None: servers have no listings."""
+        """Return None: web servers have no listings."""
         return None
 
     def first_page(self, prefix: str) -> list[File]:
-        """Return nothing: servers have no listings."""
+        """Return []: web servers have no listings."""
         return []
 
     def look(self, path: str) -> File:
-        """Look at a file by the head of its first byte's range: some servers do not know HEAD."""
+        """See `RangeClient.look`. Requests the first byte, because some servers do not support HEAD."""
         part = self.fetch(path, Span(0, 1), "")
         return File(path, part.size, part.mark)
 
@@ -68,7 +68,7 @@ class WebClient:
             status, found, body = sync(self._fs.loop, ask, timeout=_TIMEOUT)
         except FileNotFoundError:
             raise
-        except Exception as error:  # aiohttp's own: the server is not there, or broke off, or is too slow
+        except Exception as error:  # aiohttp's classes: no server, a broken connection, or a timeout
             raise PassingFailure(f"{type(error).__name__}: {error}") from error
         if status in (404, 410):
             raise FileNotFoundError(path)
@@ -82,7 +82,7 @@ async def _ask(
 ) -> tuple[int, Any, bytes]:
     session, began = await fs.set_session(), time.monotonic()
     options = dict(fs.kwargs)
-    # Ranges are of the bytes that lie there, not of compressed ones.
+    # Ranges must be of the file's bytes, not of a compressed body.
     own = {**options.pop("headers", {}), "Accept-Encoding": "identity", **headers}
     async with session.request(method, fs.encode_url(path), headers=own, **options) as answer:
         flight.answered(began)
