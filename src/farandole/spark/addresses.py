@@ -18,7 +18,7 @@ def bindable_address(host: str) -> str:
 
 
 def address_toward(host: str, port: int) -> str:
-    """Return the address of this machine on the way to `host`; sends nothing. Raises `OSError` without a way."""
+    """Return the address of this machine on the route to `host`; sends nothing. Raises `OSError` without a route."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

@@ -110,7 +110,7 @@ class Keeper:
                     else:
                         raise ValueError(f"{asked['do']} is not for this connection")
         except (OSError, EOFError, FarandoleError, ValueError, KeyError, IndexError):
-            pass  # the peer has finished, is gone, or has sent a wrong request; the end of the connection shows it that
+            pass  # the peer has finished or is gone, or its request was wrong, which the end of the connection answers
         finally:
             if borrowed is not None:
                 self._take_back(borrowed)
