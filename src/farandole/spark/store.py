@@ -140,7 +140,7 @@ class FilesystemStore:
             )
         kept = without_secrets(self.storage_options)
         if kept != dict(self.storage_options):
-            log.warning("the store %r is saved without its secret options; give it anew with setStore", self)
+            log.warning("the store %r is saved without its secret options; set it again with setStore", self)
         return replace(self, storage_options=kept)
 
     def read(self, path: str) -> bytes | None:

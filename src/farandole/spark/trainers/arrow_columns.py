@@ -49,7 +49,7 @@ class HeldColumn:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """The chunks of an Arrow column, from which rows are copied without a copy of the rest."""
+    """The chunks of an Arrow column, from which single rows are copied."""
 
     kind: pa.DataType
     chunks: tuple[pa.Array, ...]

@@ -216,7 +216,7 @@ class KerasTrainer:
                 raise ConfigError(
                     "label_cols",
                     f"label {name!r} has the shape {own}, the model's output {shape}, without the rows; a loss would "
-                    "spread one over the other: make them equal, or give label_shapes",
+                    "broadcast one against the other: make them equal, or give label_shapes",
                 )
 
     @property

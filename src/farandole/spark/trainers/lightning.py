@@ -141,7 +141,7 @@ class LightningTrainer:
 
     @property
     def _prefix(self) -> str:
-        """The prefix of the names of weights that the user's own model does not have."""
+        """The prefix of the weights' names, which the user's own model does not have."""
         return "" if self.job.losses is None else "model."
 
     def _loader(self, *, training: bool) -> Loader:

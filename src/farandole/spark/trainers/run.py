@@ -52,7 +52,7 @@ class Trainer(Protocol):
     """One framework's part of a rank's run; `RunPlan` and `Run` are the same for all frameworks."""
 
     def restore(self, state: bytes) -> None:
-        """Load the weights and the optimizer from a result of `state`, of any rank of any number of ranks."""
+        """Load the weights and the optimizer from a result of `state`, made on any rank with any number of ranks."""
 
     def train(self, run: "Run") -> None:
         """Train the remaining epochs; call `run.finish` after each, on every rank."""

@@ -68,23 +68,23 @@ def _check(loss: Any, name: str, output: Tensor, label: Tensor) -> None:
     if own and of_classes and output.dim() > 1 and output.shape[1] == 1:
         raise ConfigError("loss", f"compares classes, but the model gives one number per row; {shapes}")
     if own and not of_classes and label.numel() != output.numel() and label.shape != output.shape:
-        raise ConfigError("label_cols", f"{shapes}; the loss would spread one over the other: make them equal")
-    with _Spreading(len(label)) as spreading:
+        raise ConfigError("label_cols", f"{shapes}; the loss would broadcast one against the other: make them equal")
+    with _Broadcasting(len(label)) as broadcasting:
         try:
             loss(output, label)
         except SHAPE_ERRORS as error:
             raise ConfigError("loss", f"fails on the first row: {_located(error)}; {shapes}") from error
-    if spreading.shapes is not None:
+    if broadcasting.shapes is not None:
         log_to_driver(
             f"warning: the loss of {name!r} compares every row with every other one: it combines tensors of "
-            f"{spreading.shapes} for {len(label)} rows; {shapes}"
+            f"{broadcasting.shapes} for {len(label)} rows; {shapes}"
         )
 
 
 _OF_CLASSES = ("crossentropy", "crossentropyloss", "nllloss")
 
 
-class _Spreading(TorchDispatchMode):
+class _Broadcasting(TorchDispatchMode):
     """Records the first element-wise operation that broadcasts its arguments to rows x rows numbers."""
 
     def __init__(self, rows: int) -> None:

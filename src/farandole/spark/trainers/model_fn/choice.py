@@ -29,7 +29,7 @@ def choose_program(job: ModelFnJob, table: Table, folder: Path | None) -> Progra
         training = Built(job, table, ModeKeys.TRAIN, seed=job.seed + hvd.rank())
         if not isinstance(training.given, keras.Model):
             return GraphProgram(job, table, folder, training)
-    keras.backend.clear_session()  # resets the names of layers, after which inputs and outputs are named
+    keras.backend.clear_session()  # resets the counters in layers' names, which name inputs and outputs
     features = {
         name: keras.Input([] if width is None else [width], dtype=dtype, name=name)
         for name, (dtype, width) in table.features.items()

@@ -262,7 +262,7 @@ def _require_exchange(training: Built) -> None:
     exchanges = {kind for kind in kinds if kind.startswith("Farandole")} - {"FarandoleBroadcast", "FarandolePlace"}
     if hvd.size() > 1 and variables and not exchanges:
         raise ConfigError(
-            "modelFn", "trains each rank apart from the others; wrap its optimizer in hvd.DistributedOptimizer"
+            "modelFn", "exchanges no gradients between ranks; wrap its optimizer in hvd.DistributedOptimizer"
         )
 
 
@@ -274,5 +274,6 @@ def _require_sums(variables: list[Any]) -> None:
     means = [each.op.name for each in variables if each.op.name.rpartition("/")[2].startswith("comoment")]
     if means:
         raise ConfigError(
-            "modelFn", f"the metric of {means[0]} is no sum over rows, which ranks could add up; use other metrics"
+            "modelFn",
+            f"has a metric whose variable {means[0]} is no sum over rows, so ranks cannot add it; use another",
         )
