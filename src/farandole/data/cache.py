@@ -106,7 +106,7 @@ class CachedSource:
                 try:
                     os.replace(name, path)
                 except FileNotFoundError:
-                    # A job removed it whose clock is more than an hour ahead of the file's.
+                    # Removed by a job whose clock is more than an hour ahead of the file's.
                     log.warning("%s was removed before it was complete; its row group is read again next time", name)
             except BaseException:
                 Path(name).unlink(missing_ok=True)

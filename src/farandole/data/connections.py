@@ -233,7 +233,7 @@ class _Connection:
         return int(status), headers
 
     def _until(self, end: bytes, what: str, begin: bytes = b"") -> bytes:
-        """Read a `what` of the answer, which begins with `begin`; return it without `end`, which ends it."""
+        """Read up to `end`, and return the bytes before it, which must begin with `begin`; errors call them `what`."""
         data = self._rest
         while True:
             if data[: len(begin)] != begin[: len(data)]:

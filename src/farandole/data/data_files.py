@@ -78,8 +78,8 @@ class TableColumn:
 class TableSource:
     """Rows of a table at one version, from the files, row counts and columns that its log lists.
 
-    `gone` is the problem in the error for a file that no longer exists. Making a source opens only files whose row
-    count the log does not list. Raises `SourceError` for files that differ from the log."""
+    `gone` is the error text for a file that no longer exists. Making a source opens only files whose row count the log
+    does not list. Raises `SourceError` for files that differ from the log."""
 
     def __init__(self, files: Files, data: Sequence[DataFile], columns: Sequence[TableColumn], gone: str) -> None:
         self._files = replace(files, gone=gone)
@@ -260,7 +260,7 @@ def _count(data: DataFile, piece: int) -> int:
 
 
 def _row_groups(footer: pq.FileMetaData, first: int, last: int) -> tuple[list[int], int]:
-    """Return the row groups that overlap rows `first` to `last` (half-open), and the number of rows before `first`."""
+    """Return the row groups that overlap rows `first` to `last` (half-open), and how many of their rows to skip."""
     taken: list[int] = []
     start, passed = 0, 0
     for number in range(footer.num_row_groups):

@@ -1,4 +1,4 @@
-"""Pruning of row groups: finding those whose least and greatest values exclude that a condition holds."""
+"""Pruning of row groups whose least and greatest values show that no row can satisfy a condition."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -77,7 +77,7 @@ def axes_of(kind: pa.FixedShapeTensorType) -> list[int]:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type; for views of texts and bytes, which many of Arrow's functions lack, the plain type."""
+    """Return the plain type for a view of texts or bytes, which some of Arrow's functions lack; else `kind`."""
     if pa.types.is_string_view(kind):
         return pa.string()
     return pa.binary() if pa.types.is_binary_view(kind) else kind
@@ -94,7 +94,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
             *(plain_type(kind.value_type) if pa.types.is_dictionary(kind) else kind for kind in (one, other))
         )
     if isinstance(one, pa.FixedShapeTensorType) and isinstance(other, pa.FixedShapeTensorType):
-        # Types that differ in names of dimensions only hold the same values.
+        # Types that differ only in the names of dimensions hold the same values.
         same = (one.value_type, one.shape, axes_of(one)) == (other.value_type, other.shape, axes_of(other))
         return one if same else None
     for family, large in ((is_text, pa.large_string()), (is_binary, pa.large_binary())):

@@ -26,7 +26,7 @@ _OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
 
 @runtime_checkable
 class Predicate(Protocol):
-    """Choice of rows one by one in Python; Petastorm's predicates fit."""
+    """Choice of rows one by one in Python, with the methods of Petastorm's predicates."""
 
     def get_fields(self) -> Iterable[str]:
         """Return the names of the columns that `do_include` needs."""
@@ -45,7 +45,7 @@ class SelectedSource:
 
     `where` is a predicate, a list of conditions that must all hold, or a list of such lists, of which one must hold.
     Making a source reads the columns that `where` needs, once, except in row groups whose least and greatest values
-    exclude that the conditions hold. Raises `ConfigError` if `where` is none of these, `DataError` for a column that is
+    show that no row can be chosen. Raises `ConfigError` if `where` is none of these, `DataError` for a column that is
     absent or that cannot be compared with the value.
     """
 
