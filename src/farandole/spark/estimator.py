@@ -103,10 +103,10 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         self._tasks(spark=spark is not None)
         validation = stored.validation(self.getValidation())
         self._check()
-        feed = self._feed(stored.schema(self._read()), validation if isinstance(validation, str) else None)
-        plan, saved = self._settle(replace(feed, validation_col=stored.validation_name(feed)), validation)
+        feed = self._feed(stored.schema(self._columns_to_read()), validation if isinstance(validation, str) else None)
+        plan, saved = self._plan_run(replace(feed, validation_col=stored.validation_name(feed)), validation)
         rows = replace(plan.rows, by_content=stored.by_content)
-        return self._finished(replace(plan, rows=rows, files=stored.planned(feed)), saved, spark, None)
+        return self._train_rest(replace(plan, rows=rows, files=stored.planned(feed)), saved, spark, None)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Mapping[Param[Any], Any]]) -> Iterator[tuple[int, M]]:
         """Return an iterator over (index, model) for the maps of parameters, as pyspark.ml does.
@@ -128,8 +128,8 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
         self._check()
         validation = self.getValidation()
         feed = self._feed(dataset.schema, validation if isinstance(validation, str) else None)
-        plan, saved = self._settle(feed, validation)
-        return self._finished(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
+        plan, saved = self._plan_run(feed, validation)
+        return self._train_rest(plan, saved, dataset.sparkSession, lambda ranks: feed.frame(dataset, ranks))
 
     def _fit_without_spark(self, dataset: object) -> M:
         # Imported here: the modules for Parquet load slowly, and other fits do not need them.
@@ -143,14 +143,14 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             )
         self._tasks(spark=False)
         store, validation = self.getStore(), self.getValidation()
-        needed = [*self._read(), *([validation] if isinstance(validation, str) else ())]
+        needed = [*self._columns_to_read(), *([validation] if isinstance(validation, str) else ())]
         with as_files(dataset, needed) as url:
             options = {} if store is None else store.storage_options
             # Rows in memory are shared out by content, as a Spark DataFrame's; files by row groups, as a store's.
             is_path = isinstance(dataset, (str, os.PathLike))
             return self._fit_files(StoredRows(url, None, options, by_content=not is_path), None)
 
-    def _finished(
+    def _train_rest(
         self,
         plan: RunPlan,
         saved: Checkpoint | None,
@@ -173,21 +173,21 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             )
         return plan_transformed_feed(
             schema,
-            wanted=self._wanted(),
+            wanted=self._batch_columns(),
             edited=[str(each[0]) for each in self.getTransformationEditFields() or ()],
             removed=self.getTransformationRemovedFields() or [],
             validation=validation,
             compressed=compressed,
         )
 
-    def _wanted(self) -> tuple[str, ...]:
+    def _batch_columns(self) -> tuple[str, ...]:
         """Return the columns of a batch."""
         weight = self.getSampleWeightCol()
         return tuple(dict.fromkeys([*self.getFeatureCols(), *self.getLabelCols(), *([weight] if weight else [])]))
 
-    def _read(self) -> tuple[str, ...]:
+    def _columns_to_read(self) -> tuple[str, ...]:
         """Return the columns to read. The data may lack those that `transformation_fn` adds."""
-        return (*self._wanted(), *(self.getTransformationRemovedFields() or ()))
+        return (*self._batch_columns(), *(self.getTransformationRemovedFields() or ()))
 
     def _transformation(self, feed: Feed) -> Transformation | None:
         function = self.getTransformationFn()
@@ -200,7 +200,10 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             fed=feed.columns,
         )
 
-    def _settle(self, feed: Feed, validation: float | str | None) -> tuple[RunPlan, Checkpoint | None]:
+    def _plan_run(self, feed: Feed, validation: float | str | None) -> tuple[RunPlan, Checkpoint | None]:
+        """Return the plan of the run, and the run's checkpoint in the store; None if there is none.
+
+        Raises `ConfigError` if the run is of another kind of estimator or has another seed."""
         store, asked_seed = self.getStore(), self.getRandomSeed()
         # The random part separates fits that start in the same second, as in a grid of parameters.
         run_id = self.getRunId() or f"{self._kind}_{int(time.time())}_{secrets.token_hex(3)}"
@@ -214,7 +217,7 @@ class DataFrameEstimator(Estimator[M], EstimatorParams, Saved):
             if asked_seed not in (None, seed):
                 raise ConfigError("random_seed", f"is {asked_seed}, but {run_id} was started with {seed}")
         rows = RowsWanted(
-            columns=self._wanted(),
+            columns=self._batch_columns(),
             validation=validation if isinstance(validation, float) else None,
             validation_col=feed.validation_col,
             batch_size=self.getBatchSize(),
