@@ -24,8 +24,8 @@ class Busy {
   bool& busy_;
 };
 
-/// Throws Error (Invalid) if `output` cannot hold the result of an operation on `input`, as far as known before the
-/// plan.
+/// Throws Error (Invalid) if `output` cannot hold the result of an operation on `input`. Does not check a size that
+/// only the plan determines.
 void require_room(Kind kind, const Captured& output, const Captured& input, std::string_view name) {
   if (output.dtype != input.dtype) throw Error::invalid(std::string(name), "the output differs from the input in type");
   if (output.device != input.device)
@@ -41,7 +41,7 @@ Handle finished(Handle handle) {
   return handle;
 }
 
-/// Returns whether only an entry holds these operations. A thread with a handle may still read the result.
+/// Returns whether only their entry holds these operations. Otherwise a thread with a handle may still read a result.
 bool are_free(std::span<const OperationPtr> operations) {
   for (const OperationPtr& operation : operations)
     if (operation.use_count() != 2) return false;
@@ -150,7 +150,7 @@ void Calls::start(std::span<const OperationPtr> operations, std::span<const Tens
     for (const OperationPtr& operation : operations) operation->keep.reset();
     throw;
   }
-  sweep_references();  // only here: a forked child is refused above, and must take no lock before
+  sweep_references();  // only after submit(), which refuses a forked child: such a child must not take locks
 }
 
 std::optional<Handle> Calls::run(Entry& entry, Kind kind, std::span<const Tensors> tensors) {
@@ -220,7 +220,7 @@ void Calls::shutdown() {
 
 std::optional<Handle> Calls::run(const RequestView& request, nb::handle input, nb::handle output) {
   Entry once;
-  // The operations that were started before come first.
+  // A join must follow all operations that were started before.
   if (request.kind == Kind::Join) wait_for_submissions();
   if (!request.grouped) {
     const Tensors tensors = tensors_of(request.kind, request.name, input, output);
@@ -257,7 +257,7 @@ Handle Calls::start(const RequestView& request, nb::handle input, nb::handle out
 }
 
 Handle Calls::start_each(RequestView request, nb::handle names, nb::handle inputs, nb::handle outputs, bool wake) {
-  request.cacheable = true;  // they have names of their own
+  request.cacheable = true;  // each operation has its own name
   const nb::tuple named(names), given(inputs), results(outputs);
   const size_t count = named.size();
   if (given.size() != count || results.size() != count)

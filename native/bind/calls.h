@@ -18,20 +18,20 @@
 
 namespace farandole {
 
-/// The Python view of an engine. Recurring allreduces and groups are kept by name, with everything that stays the same,
-/// so that a repeated call costs no more than a lookup. Used under the GIL.
+/// The Python view of an engine. It keeps the operations of recurring allreduces and groups by name, so that a repeated
+/// call costs no more than a lookup. Used under the GIL.
 class Calls {
  public:
-  /// Keeps `capacity` names; later ones work too, but are not kept.
+  /// Keeps at most `capacity` names. Calls with further names work, but are not kept.
   Calls(std::shared_ptr<Engine> engine, size_t capacity)
       : engine_(std::move(engine)), capacity_(capacity), staging_(std::make_shared<SharedStaging>(engine_)) {}
 
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const { return engine_; }
   [[nodiscard]] const std::shared_ptr<SharedStaging>& staging() const { return staging_; }
 
-  /// Performs `request` and returns when it has completed. `input` and `output` are tensors, which may be the same, or
-  /// sequences of them for a group. If the engine allocates the results, `output` is None or an empty sequence. Returns
-  /// a handle unless the output holds the whole result.
+  /// Performs `request` and blocks until it has completed. `input` and `output` are tensors, which may be the same, or
+  /// sequences of tensors for a group. If the engine allocates the results, `output` is None or an empty sequence.
+  /// Returns a handle unless the output holds the whole result.
   std::optional<Handle> run(const RequestView& request, nanobind::handle input, nanobind::handle output);
 
   /// Starts `request`. Without `wake`, no progress is made until a thread waits. If an error is thrown, no member of
@@ -60,7 +60,7 @@ class Calls {
   /// One tensor and the place of its result.
   struct Tensors {
     Captured input;                  // empty for a barrier and a join
-    std::optional<Captured> output;  // none: allocated by the engine
+    std::optional<Captured> output;  // none: the engine allocates the result
 
     [[nodiscard]] TensorView view() const;
     [[nodiscard]] StagedTensor staged(std::string_view name) const;
@@ -77,7 +77,7 @@ class Calls {
   void prepare(Entry& entry, const RequestView& request, std::span<const Tensors> tensors);
   std::optional<Handle> run(Entry& entry, Kind kind, std::span<const Tensors> tensors);
   void start(std::span<const OperationPtr> operations, std::span<const Tensors> tensors, bool wake);
-  /// Starts operations of which some are on a device. `names` are those of tensors that form no group.
+  /// Starts operations of which some are on a device. `names` holds a name per tensor, unless they form a group.
   Handle start_staged(const RequestView& request, std::span<const std::string_view> names,
                       std::span<const Tensors> tensors);
   void wait_for_submissions();

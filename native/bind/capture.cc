@@ -47,7 +47,7 @@ DroppedReferences& dropped_references() {
   return *instance;
 }
 
-/// References to one or two objects, which it takes over.
+/// Owner of references to one or two objects.
 class Held {
  public:
   Held(nb::object first, nb::object second) : first_(first.release().ptr()), second_(second.release().ptr()) {}
@@ -171,27 +171,27 @@ Captured from_dlpack(const dlpack::Tensor& tensor, std::string_view name) {
   return captured;
 }
 
-/// The way to read the memory of a type's tensors.
+/// How to read the memory of tensors of one type.
 struct Access {
-  const dlpack::ExchangeApi* api;  // the fastest, if not null
-  bool buffer;                     // else the buffer protocol, not DLPack
+  const dlpack::ExchangeApi* api;  // used if not null, because it is the fastest
+  bool buffer;                     // otherwise: use the buffer protocol instead of `__dlpack__`
 };
 
-/// Return whether to use the buffer protocol for tensors of `type`. JAX's arrays have it, but read-only and without
-/// bfloat16. DLPack serves them, and only callers that own an array without other users may write to it.
+/// Return whether to use the buffer protocol for tensors of `type`. Not for JAX's arrays: theirs is read-only and lacks
+/// bfloat16. They are read by DLPack, and only callers that own an array without other users may write to it.
 bool lends_buffer(PyTypeObject* type) {
   return PyType_GetSlot(type, Py_bf_getbuffer) != nullptr &&
          PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "unsafe_buffer_pointer") == 0;
 }
 
-/// One lookup per type.
+/// Returns how to read tensors of `type`; looks it up once per type.
 const Access& access_of(PyTypeObject* type) {
   static auto* known = new std::unordered_map<PyTypeObject*, Access>;  // under the GIL
   if (const auto found = known->find(type); found != known->end()) return found->second;
   const dlpack::ExchangeApi* api = nullptr;
   PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
-    PyErr_Clear();  // no such interface: the other two ways remain
+    PyErr_Clear();  // no such interface: use one of the other two
   } else {
     if (PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
       api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
@@ -223,7 +223,7 @@ nb::object view_of(PyObject* exporter) {
   return view;
 }
 
-/// Returns a reference that keeps the memory.
+/// Returns a reference that keeps the memory alive.
 nb::object owner_of(const Captured& captured) {
   return captured.owner.is_valid() ? captured.owner : view_of(captured.buffer.view().obj);
 }

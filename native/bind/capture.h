@@ -14,7 +14,7 @@
 
 namespace farandole {
 
-/// A buffer that an object of Python's lends until this object ends. Used under the GIL.
+/// A buffer of a Python object (buffer protocol), released by the destructor. Used under the GIL.
 class LentBuffer {
  public:
   LentBuffer() = default;
@@ -28,7 +28,7 @@ class LentBuffer {
   }
 
   [[nodiscard]] const Py_buffer& view() const { return view_; }
-  /// Returns whether the extents stand in the view itself, which must not be moved then.
+  /// Returns whether `shape` points into the view itself. The view must then not be moved.
   [[nodiscard]] bool holds_shape() const { return view_.shape == &view_.len; }
 
  private:
@@ -41,15 +41,15 @@ struct Captured {
   DType dtype = DType::UInt8;
   std::span<const int64_t> shape;
   bool writable = true;
-  nanobind::object owner;                    // of the memory, unless a buffer is lent
-  LentBuffer buffer;                         // cheaper than an owner for the time of a call
+  nanobind::object owner;                    // of the memory, unless `buffer` holds it
+  LentBuffer buffer;                         // cheaper than an owner, for the duration of a call
   CudaDevice* device = nullptr;              // null: host memory; otherwise `data` is an address of the device
-  CudaDevice::Stream stream = nullptr;       // of a tensor on a device: the work in it comes before a use of the memory
-  const dlpack::ExchangeApi* api = nullptr;  // the source of `stream`, if it knows the current stream
+  CudaDevice::Stream stream = nullptr;       // of a tensor on a device: a use of the memory must wait for its work
+  const dlpack::ExchangeApi* api = nullptr;  // of the tensor's type, if it returned `stream`
 
   [[nodiscard]] size_t bytes() const;
   [[nodiscard]] bool has_owner() const { return owner.is_valid() || buffer.view().obj != nullptr; }
-  /// Returns the same memory, which this object goes on to own.
+  /// Returns the same memory without ownership. This object must outlive the copy.
   [[nodiscard]] Captured again() const;
 };
 
@@ -61,8 +61,8 @@ struct Captured {
 /// Returns the stream in which the calling thread works on `device`, according to `api`.
 [[nodiscard]] CudaDevice::Stream current_stream(const dlpack::ExchangeApi& api, const CudaDevice& device);
 
-/// Keeps the memory of input and output (null: none) alive. Any thread may drop it, with or without the GIL. Throws
-/// Python's error if a lent buffer cannot be lent again.
+/// Returns an object that keeps the memory of `input` and `output` (null: none) alive. Any thread may destroy it, with
+/// or without the GIL. Throws Python's error if a second view of a buffer cannot be made.
 [[nodiscard]] std::shared_ptr<void> keep_alive(const Captured& input, const Captured* output);
 
 /// Drops the references that other threads have queued; needs the GIL.

@@ -14,7 +14,7 @@ namespace nb = nanobind;
 namespace farandole {
 namespace {
 
-constexpr std::chrono::microseconds kNap{50};  // between two looks at a copy
+constexpr std::chrono::microseconds kNap{50};  // between two checks of a copy
 
 dlpack::DataType dlpack_type(DType dtype) {
   const auto bits = static_cast<uint8_t>(8 * size_of(dtype));

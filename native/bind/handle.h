@@ -26,18 +26,18 @@ void wait_for(Engine& engine, std::span<const OperationPtr> operations);
 struct StagedPart {
   std::shared_ptr<Staging> staging;
   std::shared_ptr<StagedCall> call;
-  const dlpack::ExchangeApi* api = nullptr;  // knows the stream that shall wait; null: the waiting thread waits
+  const dlpack::ExchangeApi* api = nullptr;  // returns the stream that waits for results; null: the thread waits
 };
 
-/// A result of an operation on a device, of a size that came from the plan, still in memory of the engine.
+/// A result of an operation on a device that is still in memory of the engine, because its size came from the plan.
 class StagedResult {
  public:
   StagedResult(std::shared_ptr<Engine> engine, StagedPart part, size_t index)
       : engine_(std::move(engine)), part_(std::move(part)), index_(index) {}
 
   [[nodiscard]] nanobind::tuple shape() const;
-  /// Copies the result to `tensor`, on the input's device and of the same type and size; works once. The calling
-  /// thread's stream has the copy, or, if the tensor's type does not name the stream, the call blocks until it is done.
+  /// Copies the result to `tensor`, which is on the input's device and of the same type and size; works once. Enqueues
+  /// the copy in the calling thread's stream. If the tensor's type does not name that stream, blocks until it is done.
   void copy_to(nanobind::handle tensor);
 
  private:
@@ -54,13 +54,13 @@ class Handle {
 
   [[nodiscard]] bool done() const;
 
-  /// Waits for all, even if one fails, and throws the first failure. The later work in the calling thread's stream then
-  /// waits for results on devices.
+  /// Waits for all operations, even if one fails, and throws the first failure. Makes later work in the calling
+  /// thread's stream wait for results on devices.
   void wait();
 
-  /// Waits, and returns the memory that the engine allocated for the only operation, as an object for DLPack and the
-  /// buffer protocol; None without such memory. Bindings write to it: both protocols export it as writable. Of an
-  /// operation on a device, returns a StagedResult.
+  /// Waits, and returns the memory that the engine allocated for the only operation, as an object with DLPack and the
+  /// buffer protocol; None without such memory. Both protocols export it as writable, because bindings write to it. For
+  /// an operation on a device, returns a StagedResult.
   nanobind::object result();
 
   /// Waits, and returns the same for each operation, in the caller's order.

@@ -68,7 +68,7 @@ void translate(const std::exception_ptr& raised, void*) {
     const nb::object instance = python_error(error);
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
   } catch (const std::system_error& error) {
-    // The system has refused memory, a thread or a file: the caller knows for what.
+    // The system has refused memory, a thread or a file. The caller knows its purpose.
     const nb::object fields = nb::make_tuple(error.code().value(), error.what());
     PyErr_SetObject(PyExc_OSError, fields.ptr());
   }
@@ -88,7 +88,7 @@ Handle start(Calls& calls, nb::handle request, nb::handle name, nb::handle input
   return calls.start_each(read.view(), name, input, output, wake);
 }
 
-/// Returns the marks of the named operations.
+/// Returns by kind whether its name is in `names`.
 std::array<bool, kKinds> kinds_of(const std::vector<std::string>& names) {
   std::array<bool, kKinds> marks{};
   for (uint8_t kind = 0; kind < kKinds; ++kind)
@@ -127,7 +127,7 @@ Calls* make_engine(int rank, int size, std::vector<int> local_ranks, std::shared
 }
 
 nb::ndarray<nb::array_api> shared_buffer(const Calls& calls, size_t bytes) {
-  // The tensor may be alive when the interpreter ends, and its segment with it: no leak of ours.
+  // The tensor, and with it the segment, may be alive when the interpreter ends. That is not a leak.
   nb::set_leak_warnings(false);
   using Held = std::shared_ptr<std::byte>;
   auto* owner = new Held(calls.engine()->shared_buffer(bytes));
@@ -299,7 +299,7 @@ void define_plugins(nb::module_& m) {
 NB_MODULE(_native, m) {
   using namespace farandole;  // NOLINT: the module is made of this namespace
   nb::register_exception_translator(translate);
-  // A forked child holds the engines of its parent and ends none of them: no leak of its own.
+  // A forked child holds its parent's engines and does not free them. That is not a leak.
   ::pthread_atfork(nullptr, nullptr, [] { nb::set_leak_warnings(false); });
   define_wiring(m);
   define_engine(m);
