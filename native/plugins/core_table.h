@@ -19,7 +19,7 @@ struct Tensor {
   const int64_t* shape;
 };
 
-/// One operation, or a group of them, none of which begins before all are ready on all ranks.
+/// One operation, or a group of operations, none of which begins before all are ready on all ranks.
 struct Request {
   int32_t rank_id;      // see RankEngines
   int32_t process_set;  // the set's number; 0: all ranks
@@ -37,7 +37,7 @@ struct Request {
   size_t count;
 };
 
-/// No such rank or process set was started, or it is shut down.
+/// Error code: the rank or process set was not started, or is shut down.
 inline constexpr int32_t kNotInitialized = 100;
 
 /// The end of a request. Pointers are valid during the call only.
@@ -51,14 +51,15 @@ struct Outcome {
 
 /// The callbacks of a request. They must not throw.
 struct Listener {
-  /// Called once, by any thread, perhaps before submit() returns, holding no lock of the core; so it may submit again.
+  /// Called once, by any thread, perhaps before submit() returns. The thread holds no lock of the core, so this
+  /// function may submit again.
   void (*done)(void* cookie, const Outcome* outcome) noexcept;
   /// Returns memory for the result of the member `index`, or null. Must not submit.
   void* (*allocate)(void* cookie, size_t index, const int64_t* shape, int32_t dims, size_t bytes) noexcept;
   void* cookie;
 };
 
-/// The place of a rank.
+/// Rank and local rank, with their sizes.
 struct Place {
   int32_t rank, size;  // in the process set; rank -1: not a member
   int32_t local_rank, local_size;
@@ -68,9 +69,9 @@ struct CoreTable {
   uint32_t version;
   /// Starts the request; never blocks, never throws. The listener gets the outcome.
   void (*submit)(const Request* request, const Listener* listener) noexcept;
-  /// Runs a request on tensors in memory of the CUDA device of `stream`, all with an output. Its data is there after
-  /// the work that is in `stream` now, and later work in `stream` finds the results. Blocks until all ranks have come;
-  /// never throws. The listener gets the outcome before it returns, and `allocate` is not called.
+  /// Runs a request on tensors in memory of the CUDA device of `stream`, each with an output. The operation waits for
+  /// the work that is in `stream` now, and later work in `stream` waits for the results. Blocks until all ranks take
+  /// part; never throws. Reports the outcome to the listener before it returns, and does not call `allocate`.
   void (*run_on_device)(const Request* request, void* stream, const Listener* listener) noexcept;
   /// Returns 0, or kNotInitialized.
   int32_t (*find)(int32_t rank_id, int32_t process_set, Place* place) noexcept;

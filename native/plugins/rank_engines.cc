@@ -15,7 +15,7 @@ namespace farandole::plugins {
 struct Member {
   std::shared_ptr<Engine> engine;  // null: this rank is not a member
   std::shared_ptr<SharedStaging> staging;
-  std::map<std::string, uint64_t> asked;  // numbers of requests without a full name
+  std::map<std::string, uint64_t> asked;  // requests so far under each name that gets a number
 };
 
 struct Rank {
@@ -82,7 +82,7 @@ Addressed addressed(const Request& request) {
   return {set->second.engine, set->second.staging, name};
 }
 
-/// Calls `perform` with the receiver of `request`; reports what is thrown to the listener.
+/// Calls `perform` with the receiver of `request`; reports an exception to the listener.
 template <class Perform>
 void perform_for(const Request* request, const Listener* listener, Perform perform) noexcept {
   try {
@@ -131,7 +131,7 @@ void RankEngines::remove(int32_t process_set) {
 }
 
 void RankEngines::close() {
-  if (ranks_.fork != fork_number()) return;  // it belongs to the parent
+  if (ranks_.fork != fork_number()) return;  // the entry belongs to the parent process
   Rank gone{};
   const std::lock_guard lock(ranks_.mu);
   if (!std::exchange(open_, false)) return;

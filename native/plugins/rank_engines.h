@@ -10,7 +10,7 @@ namespace farandole::plugins {
 
 struct Ranks;
 
-/// The engines of one rank of this process, under a number for plugins, because traced graphs outlive engines. The
+/// The engines of one rank of this process. Plugins find them by a number, because traced graphs outlive engines. The
 /// number is the least free one, so it is the same after shutdown and a new start.
 class RankEngines {
  public:
@@ -21,8 +21,8 @@ class RankEngines {
 
   [[nodiscard]] int32_t number() const { return number_; }
 
-  /// Sends requests of the process set to `engine` from now on, those of tensors on devices to its `staging`; null:
-  /// this rank is not a member.
+  /// Sends requests of the process set to `engine` from now on, and those on device memory to `staging`. Null pointers
+  /// mean that this rank is not a member.
   void add(int32_t process_set, std::shared_ptr<Engine> engine, std::shared_ptr<SharedStaging> staging);
   void remove(int32_t process_set);
 

@@ -29,7 +29,7 @@ TensorView tensor_view(const Tensor& tensor) {
           .shape = {tensor.shape, static_cast<size_t>(tensor.dims)}};
 }
 
-/// Reports the end of operations without an error, of which `first` is one.
+/// Reports that all operations have completed without an error; `first` is one of them.
 void report_success(const Listener& listener, const Operation& first) noexcept {
   const Outcome outcome{-1, "", first.received_splits.data(), first.received_splits.size(), first.last_joined};
   listener.done(listener.cookie, &outcome);
@@ -96,7 +96,7 @@ void start(const Request& request, const std::string& name, const Listener& list
   auto submission = std::make_unique<Submission>(request, name, listener, engine.size());
   const std::vector<OperationPtr> operations = submission->operations();
   engine.submit(operations, true);
-  // Its operations own it from here on, and may have deleted it already.
+  // The operations own the submission from here on, and may have deleted it already.
   static_cast<void>(submission.release());
 }
 

@@ -14,12 +14,12 @@ class NotStarted : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Starts `request` in `engine` under `name`; the listener is called when all members have completed. If it throws
-/// Error, nothing was started and the listener is not called.
+/// Starts `request` in `engine` under `name`. Calls the listener when all members have completed. If it throws Error,
+/// nothing was started, and the listener is not called.
 void start(const Request& request, const std::string& name, const Listener& listener, Engine& engine);
 
-/// Runs `request` under `name` on tensors in the memory of the device of `stream`, and reports its outcome. Blocks. If
-/// it throws Error, the listener was not called.
+/// Runs `request` under `name` on tensors in the memory of the device of `stream`, and reports its outcome to the
+/// listener. Blocks. If it throws Error, the listener was not called.
 void run_on_device(const Request& request, const std::string& name, CudaDevice::Stream stream, const Listener& listener,
                    Staging& staging);
 

@@ -1,4 +1,4 @@
-// The one custom call in JAX's programs: a collective operation of any number of arrays.
+// The custom call of farandole in JAX's programs: a collective operation on any number of arrays.
 #include <array>
 #include <atomic>
 #include <bit>
@@ -65,7 +65,8 @@ xla::Error* error_of(const xla::Api& api, xla::Code code, const char* message) {
 /// descriptions.
 class Run {
  public:
-  /// With `in_place` all results are written where XLA has room for them, as on devices.
+  /// With `in_place`, as on devices, requests name XLA's buffers as outputs. Otherwise allocate() returns them if the
+  /// plan determines the size of the results.
   Run(const xla::CallFrame& frame, bool in_place) : api_(*frame.api) {
     for (int64_t i = 0; i < frame.attributes.size; ++i) {
       const std::string_view name(frame.attributes.names[i]->data, frame.attributes.names[i]->size);
@@ -110,7 +111,7 @@ class Run {
     table.submit(&asked, &listener);  // it may be deleted when this returns
   }
 
-  /// Runs on arrays in the memory of a device: returns when the results are in `stream`, or an error.
+  /// Runs on arrays in the memory of a device. Returns null once the operation is in `stream`, or an error.
   xla::Error* run_in(void* stream, const plugins::CoreTable& table) {
     const plugins::Request asked = request();
     xla::Error* failed = nullptr;
@@ -206,11 +207,11 @@ class Run {
 const plugins::CoreTable* connected(const xla::Api& api, xla::Error*& error) {
   const plugins::CoreTable* table = core.load();
   if (table == nullptr)
-    error = error_of(api, xla::Code::FailedPrecondition, "farandole has not handed over its core to JAX");
+    error = error_of(api, xla::Code::FailedPrecondition, "the core of farandole is not connected to JAX");
   return table;
 }
 
-/// Starts a call on the CPU. A future announces its end to XLA, and no thread waits.
+/// Starts a call on the CPU. A future tells XLA about its completion, so no thread waits.
 xla::Error* execute(xla::CallFrame& frame) {
   xla::Error* error = nullptr;
   const plugins::CoreTable* table = connected(*frame.api, error);
@@ -225,8 +226,8 @@ xla::Error* execute(xla::CallFrame& frame) {
   return nullptr;
 }
 
-/// Runs a call on a GPU while XLA puts the work of a program into its stream. XLA waits for a call's future there, so
-/// the call itself waits: until all ranks have come, not until the stream has got so far.
+/// Runs a call on a GPU while XLA enqueues the work of a program in its stream. XLA would block on a future here, so
+/// the call blocks itself: until all ranks take part, not until the stream has reached the call.
 xla::Error* execute_on_cuda(xla::CallFrame& frame) {
   xla::Error* error = nullptr;
   const plugins::CoreTable* table = connected(*frame.api, error);
@@ -239,9 +240,9 @@ xla::Error* execute_on_cuda(xla::CallFrame& frame) {
   return run.run_in(stream.stream, *table);
 }
 
-/// Answers XLA's question for the version; returns whether it was that.
+/// Fills in the interface version if the frame asks for metadata; returns whether it does.
 bool answers_metadata(const xla::CallFrame& frame) {
-  // When XLA before jaxlib 0.8 asks for metadata, it gives no api.
+  // XLA before jaxlib 0.8 passes no `api` when it asks for metadata.
   if (frame.head.extension == nullptr || frame.head.extension->type != xla::kMetadata) return false;
   xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.head.extension)->metadata;
   metadata.version.major = 0;

@@ -3,8 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The used part of XLA's foreign function interface, a C interface whose structs only grow at their ends. Version 0.1,
-/// which every XLA since jaxlib 0.4.35 accepts. Layouts: xla/ffi/api/c_api.h, shipped with jaxlib.
+/// The part of XLA's foreign function interface that is used here. It is a C interface whose structs only grow at their
+/// ends. This is version 0.1, which every XLA since jaxlib 0.4.35 accepts. Layouts: xla/ffi/api/c_api.h, shipped with
+/// jaxlib.
 namespace farandole::xla {
 
 struct Extension {

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The part of TensorFlow's C interface that the operations need. It is found at run time in the process that loads
-/// this library, so one binary serves all versions. Names and types are those of
+/// The part of TensorFlow's C interface that the operations need. resolve() finds the functions at run time in the
+/// process that loads this library, so one binary works with all versions. Names and types are those of
 /// tensorflow/c/{kernels,ops,tf_tensor}.h.
 extern "C" {
 struct TF_OpDefinitionBuilder;
@@ -31,7 +31,7 @@ using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 /// The codes of tensorflow::error::Code that the operations set.
 enum TF_Code { kInvalidArgument = 3, kDeadlineExceeded = 4, kFailedPrecondition = 9, kAborted = 10, kInternal = 13 };
 
-// The list both declares the functions and finds them.
+// This list serves both to declare the functions and to find them.
 #define FARANDOLE_TF_API(X)                                                                                          \
   X(TF_Status*, NewStatus, ())                                                                                       \
   X(void, DeleteStatus, (TF_Status*))                                                                                \

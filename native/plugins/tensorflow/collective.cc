@@ -44,7 +44,7 @@ int code_of(int32_t error) {
   return kInternal;
 }
 
-/// Reader of a node's attributes; remembers the first one that is missing.
+/// Reader of a node's attributes. Its status keeps the first error.
 class Attributes {
  public:
   explicit Attributes(TF_OpKernelConstruction* construction) : construction_(construction) {}
@@ -115,13 +115,13 @@ void* create(TF_OpKernelConstruction* construction) {
 /// One run of a node, from its start until its done callback.
 class Run {
  public:
-  /// `done` points into the caller's frame (TensorFlow passes its function by value, and us a pointer to it), so it is
-  /// copied. Both sides use libstdc++, whose std::function has had one layout since GCC 5.
+  /// Copies `done`, because it points to a function in the caller's frame. Both sides use libstdc++, whose
+  /// std::function has had one layout since GCC 5.
   Run(const Collective& node, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done)
       : node_(node), context_(context), done_(*reinterpret_cast<std::function<void()>*>(done)) {}
 
   void start() {
-    if (core == nullptr) return fail(kFailedPrecondition, "farandole has not handed over its core to TensorFlow");
+    if (core == nullptr) return fail(kFailedPrecondition, "the core of farandole is not connected to TensorFlow");
     if (node_.has_tensors() && !take_tensors()) return end();
     const plugins::Request request{node_.rank_id,      node_.process_set, static_cast<int32_t>(node_.kind),
                                    node_.op,           node_.root,        node_.grouped,
@@ -152,9 +152,9 @@ class Run {
     types_[at] = tf.TensorType(input);
     for (int dim = 0; dim < tf.NumDims(input); ++dim) shapes_[at].push_back(tf.Dim(input, dim));
     const void* data = tf.TensorData(input);
-    // The context holds the input during the run; a reference of ours would keep TensorFlow from reusing its memory.
+    // The context holds the input during the run. A reference of ours would keep TensorFlow from reusing its memory.
     tf.DeleteTensor(input);
-    const int type = kTypes.at(static_cast<size_t>(types_[at]));  // the operation's definition admits only these
+    const int type = kTypes.at(static_cast<size_t>(types_[at]));  // the operation's definition allows only these
     const auto dims = static_cast<int>(shapes_[at].size());
     void* to = nullptr;
     if (node_.keeps_shapes()) {

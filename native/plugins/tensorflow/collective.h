@@ -16,9 +16,9 @@ using Arguments = std::initializer_list<const char*>;
 
 /// Registers the kernels for `kind` as TensorFlow's operation `op`. Returns whether it succeeded.
 ///
-/// There is one kernel for the CPU and one for GPUs, and the arguments of both are in host memory: TensorFlow copies
-/// what is on a GPU. Its C interface gives a stream (TF_GetStream) only for devices that are plugins themselves, and
-/// without a stream a kernel cannot know when the memory of a GPU has its values.
+/// There is one kernel for the CPU and one for GPUs. The arguments of both are in host memory; TensorFlow copies
+/// tensors that are on a GPU. Its C interface gives a stream (TF_GetStream) only for devices that are plugins
+/// themselves, and without a stream a kernel cannot know when GPU memory has its values.
 [[nodiscard]] bool register_collective(const char* op, Kind kind, Arguments arguments);
 
 /// Registers the kernels that return this rank's numbers at run time. Returns whether it succeeded.

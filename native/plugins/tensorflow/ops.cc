@@ -8,8 +8,8 @@
 
 #include "plugins/tensorflow/collective.h"
 
-// TensorFlow's definitions of the operations. They are registered while TensorFlow loads this library, so that it makes
-// Python functions of them.
+// TensorFlow's definitions of the operations. They are registered while TensorFlow loads this library, because it
+// creates Python functions for the operations registered by then.
 namespace farandole::tensorflow {
 namespace {
 
