@@ -1,1 +1,1 @@
-"""The command `farandole doctor`: facts of machines and of the network between them, and problems among these."""
+"""The command `farandole doctor`: facts about machines and the network between them, and the problems found."""

@@ -28,7 +28,7 @@ PROBLEMS, USAGE_ERROR = 1, 2
 
 
 def run_doctor(words: Sequence[str]) -> int:
-    """Run the command with `words`, those behind `farandole doctor`; returns 1 if there are problems."""
+    """Run the command with `words`, the arguments of `farandole doctor`; returns 1 if there are problems."""
     given = doctor_parser().parse_args(words)
     level = logging.INFO if given.verbose else logging.WARNING
     logging.basicConfig(level=level, format="farandole: %(message)s", stream=sys.stderr)

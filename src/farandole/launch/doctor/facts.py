@@ -26,7 +26,7 @@ SECONDS = 120  # for a framework to load
 LEAST_FILES = 1024
 LEAST_MEMORY = 64 << 20  # bytes of /dev/shm, which loaders of PyTorch use; Docker's default
 
-# The package, its title, and a program that uses the binding to the point at which its library is loaded.
+# The package, its title, and a program that loads the library of the binding.
 FRAMEWORKS = (
     ("numpy", "NumPy", "import farandole.numpy"),
     ("torch", "PyTorch", "import farandole.torch"),
@@ -50,7 +50,7 @@ class Fact:
 
 def examine(load: bool = True) -> list[Fact]:
     """Return the facts of this machine. With `load` each framework's binding is loaded, in a process of its own."""
-    with ThreadPoolExecutor(2) as pool:  # each program has many threads of its own
+    with ThreadPoolExecutor(2) as pool:  # two at a time, because each program has many threads of its own
         frameworks = pool.map(lambda each: _framework(*each, load=load), FRAMEWORKS)
         return [*_farandole(), *frameworks, *_libraries(), *map(_launcher, LAUNCHERS), *_machine()]
 
@@ -144,7 +144,7 @@ class _Outcome:
 
 
 def _run(*words: str) -> _Outcome:
-    """Run a program, or a module after "-m", by this Python; return its output, or its last word."""
+    """Run a program, or the module after "-m", with this Python; return its output, or the last line of its errors."""
     arguments = words if words[0] == "-m" else ("-c", *words)
     try:
         done = subprocess.run(
@@ -154,5 +154,5 @@ def _run(*words: str) -> _Outcome:
         return _Outcome("", f"it took more than {SECONDS} s")
     if done.returncode == 0:
         return _Outcome(done.stdout.strip())
-    said = done.stderr.strip().splitlines()
-    return _Outcome("", said[-1] if said else f"Python ended with code {done.returncode}")
+    errors = done.stderr.strip().splitlines()
+    return _Outcome("", errors[-1] if errors else f"Python ended with code {done.returncode}")

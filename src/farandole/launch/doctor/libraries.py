@@ -1,6 +1,6 @@
 """Files of CUDA, NCCL and MPI that the dynamic linker finds, as JSON: `python -m farandole.launch.doctor.libraries`.
 
-A process of its own loads them: some never leave a process again."""
+The module runs in a process of its own, because some libraries cannot be unloaded."""
 
 import contextlib
 import ctypes
@@ -12,11 +12,11 @@ from pathlib import Path
 
 __all__ = ["find_libraries"]
 
-# PyPI's packages of NVIDIA keep their libraries in folders that torch alone knows.
+# NVIDIA's packages on PyPI keep their libraries in folders that only torch searches.
 WHEELS = "nvidia/*/lib"
 
-OLDEST_CUDA = 11000  # of which native/device/cuda_library.h has the same number
-OLDEST_NCCL = 21800  # and native/transport/nccl_library.h
+OLDEST_CUDA = 11000  # the same number as in native/device/cuda_library.h
+OLDEST_NCCL = 21800  # the same number as in native/transport/nccl_library.h
 
 LIBRARIES: Mapping[str, Sequence[str]] = {
     "CUDA driver": ("libcuda.so.1",),
@@ -29,7 +29,7 @@ LIBRARIES: Mapping[str, Sequence[str]] = {
 
 
 def find_libraries() -> dict[str, tuple[str, str]]:
-    """Return the file of each library that can be loaded, and a word on it: its version, or the number of devices."""
+    """Return the file of each library that can be loaded, and its version or the number of its devices."""
     found = {}
     for title, names in LIBRARIES.items():
         for name in names:

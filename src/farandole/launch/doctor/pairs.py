@@ -1,4 +1,4 @@
-"""Network between hosts: whether each pair connects, its latency, clocks and bandwidth. One rank per host measures."""
+"""Measurement of the network between each pair of hosts, by a rank on each: connection, latency, clocks, bandwidth."""
 
 import json
 import socket
@@ -33,12 +33,12 @@ _PING, _TAKE, _GIVE = b"p", b"t", b"g"
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The network from one host to another, or the problem with it; hosts by their numbers."""
+    """The network between two hosts, given by their numbers, or the problem with it."""
 
     there: int
     here: int
     problem: str = ""
-    latency: float = 0.0  # seconds for a byte and its answer
+    latency: float = 0.0  # seconds for a short message and its answer
     clock: float = 0.0  # seconds that the other's clock is ahead
     out: float = 0.0  # bytes per second
     back: float = 0.0
@@ -53,7 +53,7 @@ class Report:
 
 
 def examine_host(load: bool = True) -> Report:
-    """Examine this rank's host, and the network to others in turns; every host's rank has to call."""
+    """Examine this rank's host and its links to the other hosts. Blocks until the ranks of all hosts have done so."""
     rendezvous = from_environment()
     facts = examine(load)
     assert rendezvous.address is not None
@@ -72,9 +72,9 @@ def examine_host(load: bool = True) -> Report:
 
 
 def rounds_of(count: int) -> list[list[tuple[int, int]]]:
-    """Return all pairs of `count` hosts in rounds, in each of which a host has one pair at most.
+    """Return all pairs of `count` hosts in rounds, in each of which a host is in at most one pair.
 
-    The first of a pair is the higher number."""
+    The higher number of a pair comes first."""
     places = [*range(count), *([-1] if count % 2 else [])]  # -1 stands for a host that rests
     rounds = []
     for _ in range(len(places) - 1):
@@ -139,7 +139,7 @@ def _serve_on_thread(peer: Admitted) -> None:
 
 
 def _serve(sock: socket.socket) -> None:
-    """Do as the other host asks, until it ends the connection."""
+    """Serve the requests of the other host until it ends the connection."""
     deadline = Deadline(PAIR)
     with sock, suppress(OSError, EOFError):  # the other host reports it
         sock.settimeout(PAIR.total_seconds())

@@ -16,7 +16,7 @@ SAME = (("farandole", "version"), ("frameworks", "PyTorch"), ("frameworks", "Ten
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Facts of each host, links between them by their places in `hosts`, and the hosts that cannot be used."""
+    """Facts of each host, links between hosts, numbered as in `hosts`, and the hosts that cannot be used."""
 
     hosts: Mapping[str, Sequence[Fact]]
     unusable: Mapping[str, str]
