@@ -1,4 +1,4 @@
-"""Launchers, one module each; `choose_backend` picks one for the hosts that the user names."""
+"""Launchers, one module each; `choose_backend` selects one for the hosts that the user names."""
 
 import os
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ def choose_backend(
     interface: str | None = None,
     start_timeout: timedelta = timedelta(seconds=120),
 ) -> Backend:
-    """Return the backend that reaches the named hosts. None named: the pods of the MPI operator's job whose launcher
-    this process is, the nodes of its Slurm allocation, else this machine with a slot for each rank.
+    """Return the backend that reaches the named hosts. Without names these are the pods of the MPI operator's job whose
+    launcher is this process, else the nodes of the Slurm allocation, else this machine with a slot for each rank.
 
-    `interface` is the one by which ranks connect. In an operator's job `num_proc` may be None, for a rank in each slot,
-    and the call blocks up to `start_timeout` until the pods have addresses. Raises `SlotsError` when the ranks do not
-    fit, and `HostsError` for pods without an address."""
+    `interface` is the network interface of the ranks. In an operator's job `num_proc` may be None, for a rank in each
+    slot, and the call blocks up to `start_timeout` until the pods have addresses. Raises `SlotsError` if the ranks do
+    not fit, and `HostsError` for pods without an address."""
     if hosts is not None and hostfile is not None:
         raise ConfigError("hosts", "give hosts or a hostfile, not both")
     job = OperatorJob.find() if hosts is None else None
@@ -58,7 +58,7 @@ def reach_pods(
 
 
 def _reaching(hosts: Sequence[Host], num_proc: int, ssh: Shell, interface: str | None) -> Backend:
-    """Return the backend for `num_proc` ranks in the slots of `hosts`: by `ssh`, unless all are this machine."""
+    """Return the backend for `num_proc` ranks in the slots of `hosts`: local if all ranks are here, else over `ssh`."""
     used = fill_slots(hosts, num_proc)
     if all(is_local(host.name) for host in dict.fromkeys(used)):
         return LocalBackend(num_proc)

@@ -12,7 +12,7 @@ __all__ = ["Kubexec"]
 
 @dataclass(frozen=True, slots=True)
 class Kubexec:
-    """The `kubectl` of a launcher's pod, and its options behind the name of a worker's pod."""
+    """The `kubectl` of a launcher's pod, and its options after the name of a worker's pod."""
 
     kubectl: str
     options: tuple[str, ...] = ()

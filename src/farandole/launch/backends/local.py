@@ -23,11 +23,11 @@ OnRankMessage: TypeAlias = Callable[[int, str, Mapping[str, object]], None]  # r
 
 
 def _ignore(rank: int, kind: str, payload: Mapping[str, object]) -> None:
-    """Drop a message without a handler."""
+    """Ignore a message, for want of a handler."""
 
 
 class LocalBackend:
-    """Starts up to `slots` ranks on this machine, all of them with this process's agent.
+    """Backend for up to `slots` ranks on this machine, which the agent in this process starts.
 
     `on_message` gets the messages of ranks that make a call, from any thread."""
 

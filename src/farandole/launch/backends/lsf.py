@@ -1,4 +1,4 @@
-"""Hosts of a job of LSF, which the user names: `jsrun` and `blaunch` are not used."""
+"""Check that the user names the hosts in a job of LSF, because `jsrun` and `blaunch` are not used."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ VARIABLE = "LSB_MCPU_HOSTS"  # "host1 4 host2 4"
 def refuse_unnamed_hosts(env: Mapping[str, str]) -> None:
     """Raise `ConfigError` in a job of several hosts, where all ranks would start on this one.
 
-    A rank, and a task of several, start ranks on their own machine."""
+    Does nothing within a rank or one of several tasks, which start ranks on their own machine."""
     words = env.get(VARIABLE, "").split()
     hosts = dict(zip(words[::2], words[1::2], strict=False))
     if "FARANDOLE_RANK" in env or find_other_launch(env) is not None or all(map(is_local, hosts)):

@@ -1,4 +1,4 @@
-"""Hosts of a job of Kubernetes' MPI operator, or of Kubeflow Trainer's MPI runtimes, as seen from the launcher's pod.
+"""Hosts of a job of Kubernetes' MPI operator, or of Kubeflow Trainer's MPI runtimes, read in the launcher's pod.
 
 The controller writes two files into that pod, a host file and `discover_hosts.sh`, and some environment variables. The
 kubelet rewrites the files while the pod runs."""
@@ -30,9 +30,9 @@ HOSTFILE = Path("/etc/mpi/hostfile")
 DISCOVERY = "discover_hosts.sh"  # beside the host file; Kubeflow Trainer writes none
 ROLE = "K_MPI_JOB_ROLE"  # "launcher" or "worker"; Kubeflow Trainer does not set it
 IN_POD = "KUBERNETES_SERVICE_HOST"
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between two looks for names
-REMIND = 30.0  # seconds between two lines of the log
-LEAST_ATTEMPTS, MOST_ATTEMPTS = 10, 100  # connections that ssh tries, one per second
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0  # seconds between two checks of the hosts
+REMIND = 30.0  # seconds between two warnings of the wait
+LEAST_ATTEMPTS, MOST_ATTEMPTS = 10, 100  # attempts of ssh to connect, one per second
 
 # Per MPI implementation: Open MPI, Intel MPI, MPICH.
 _HOSTFILES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE")
@@ -46,24 +46,24 @@ _PRTE = {
     "OMPI_MCA_orte_set_default_slots": "PRTE_MCA_prte_set_default_slots",
     "OMPI_MCA_plm_rsh_args": "PRTE_MCA_plm_ssh_args",
 }
-# The controller empties them in a launcher that is no worker.
+# The controller gives these empty values in a launcher that is no worker.
 _NO_GPU = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorJob:
-    """The job of the launcher's pod in which this process is."""
+    """The job in whose launcher's pod this process runs."""
 
     hostfile: Path
     slots: int = 1  # of a host for which the files name no number
-    ssh_options: str = ""  # of the controller, for the ssh of an mpirun
+    ssh_options: str = ""  # the controller's, for the ssh of an mpirun
     kubexec: Path | None = None  # the controller's script in place of ssh
 
     @classmethod
     def find(cls, env: Mapping[str, str] | None = None) -> Self | None:
-        """Return the job whose launcher `env` (default: `os.environ`) belongs to; None elsewhere.
+        """Return the job to whose launcher `env` (default: `os.environ`) belongs; None elsewhere.
 
-        Ranks, and processes of another launcher, belong to none: they start ranks on their own machine."""
+        Returns None in ranks and in processes of another launcher, which start ranks on their own machine."""
         env = os.environ if env is None else env
         if "FARANDOLE_RANK" in env or find_other_launch(env) is not None:
             return None
@@ -86,14 +86,14 @@ class OperatorJob:
     def read_hosts(self) -> tuple[Host, ...]:
         """Return the hosts of the host file in its order. This pod, if it is one of them, is "localhost".
 
-        Raises `ConfigError` when the file cannot be read: all ranks would run in this pod."""
+        Raises `ConfigError` if the file cannot be read: otherwise all ranks would run in this pod."""
         if not self.hostfile.is_file():
             raise ConfigError(
                 "hostfile",
                 f"this is the launcher's pod of an MPI job, but {self.hostfile} is missing; name hosts with -H "
                 "(-H localhost:2 starts ranks in this pod)",
             )
-        # A launcher that is a worker need not find its own name, which differs by a cluster's domain.
+        # A launcher that is a worker need not resolve its own name. Pods are compared without the cluster's domain.
         mine = _pod(socket.gethostname())
         hosts = read_hostfile(self.hostfile, self.slots)
         return tuple(replace(host, name="localhost") if _pod(host.name) == mine else host for host in hosts)
@@ -101,8 +101,8 @@ class OperatorJob:
     def discover(self) -> tuple[Host, ...]:
         """Return the hosts whose pods run now, as `discover_hosts.sh` names them, in the order of the host file.
 
-        The script's own order is that of names, in which worker 10 precedes worker 2. Its lines have no slots, so those
-        of the host file or of the environment count. Raises `ConfigError` when the script is missing or fails."""
+        The script orders hosts by name, so that worker 10 precedes worker 2. If its lines have no slots, those of the
+        host file or of the environment count. Raises `ConfigError` if the script is missing or fails."""
         script = self.hostfile.with_name(DISCOVERY)
         lines = run_script(script)
         listed = {host.name: host.slots for host in read_hostfile(self.hostfile, self.slots)}
@@ -114,10 +114,10 @@ class OperatorJob:
         return tuple(Host(name, running[name]) for name in ordered)
 
     def wait_for_hosts(self, num_proc: int | None, timeout: timedelta) -> tuple[Host, ...]:
-        """Return the hosts once the names of those that `num_proc` ranks (None: one per slot) fill can be resolved.
+        """Return the hosts once those that `num_proc` ranks (None: one per slot) fill have addresses, or pods that run.
 
-        Reads the host file anew at each try. Blocks up to `timeout`, then raises `HostsError` naming the hosts without
-        an address; raises `SlotsError` at once when the ranks do not fit."""
+        Reads the host file again at each check. Blocks up to `timeout`, then raises `HostsError` naming the hosts that
+        are not ready; raises `SlotsError` at once if the ranks do not fit."""
         began, pause, reminded = time.monotonic(), FIRST_PAUSE, -REMIND
         awaited = "the addresses of" if self.kubexec is None else "the pods"
         while True:
@@ -137,9 +137,9 @@ class OperatorJob:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def wait_for_workers(self, least: int, most: int, timeout: timedelta) -> tuple[Host, ...]:
-        """Return the hosts once `most` of them can be used; after `timeout` those that can, if they are `least`.
+        """Return `most` hosts once all hosts can be used; after `timeout` those that can, if there are `least`.
 
-        Blocks up to `timeout`, then raises `HostsError` naming the hosts that cannot be used."""
+        Blocks up to `timeout`; raises `HostsError` naming the hosts that cannot be used if fewer than `least` can."""
         try:
             return self.wait_for_hosts(None, timeout)[:most]
         except HostsError as error:
@@ -150,11 +150,11 @@ class OperatorJob:
             return usable[:most]
 
     def shell(self, ssh: Ssh, start_timeout: timedelta) -> Shell:
-        """Return the way to run a program in a pod: `kubectl exec` where the controller gives it, else ssh."""
+        """Return the shell to a pod: `kubectl exec` if the controller provides it, else ssh."""
         return self.ssh(ssh, start_timeout) if self.kubexec is None else Kubexec.read(self.kubexec)
 
     def ssh(self, ssh: Ssh, start_timeout: timedelta) -> Ssh:
-        """Return `ssh` with the options of the controller, the job's key, and patience for a pod that still starts."""
+        """Return `ssh` with the controller's options, the job's key, and more attempts for a pod that still starts."""
         attempts = max(LEAST_ATTEMPTS, min(MOST_ATTEMPTS, int(start_timeout.total_seconds())))
         command = f"{ssh.command} -o ConnectionAttempts={attempts} {self.ssh_options}".strip()
         return replace(ssh, command=command, identity_file=ssh.identity_file or key_of_job())
@@ -163,7 +163,7 @@ class OperatorJob:
         """Return the hosts that cannot be used now, each with the reason."""
         if self.kubexec is None:
             return _unresolved(names)
-        # The names of these pods have no addresses; kubectl needs none.
+        # The names of these pods have no addresses, and kubectl needs none.
         running = {host.name for host in self.discover()} | {"localhost"}
         return {name: "its pod does not run" for name in names if name not in running}
 
@@ -177,7 +177,7 @@ class OperatorJob:
 
 
 def prte_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which Open MPI 5 gets what the controller has set in `env` for Open MPI 4 alone.
+    """Return variables that give Open MPI 5 the settings that the controller has made in `env` for Open MPI 4.
 
     Variables that are set already keep their values."""
     found = {theirs: env[ours] for ours, theirs in _PRTE.items() if ours in env and theirs not in env}
@@ -185,13 +185,13 @@ def prte_variables(env: Mapping[str, str]) -> dict[str, str]:
     if keep in found and file.is_file():
         mine = _pod(socket.gethostname())
         if any(_pod(host.name) == mine for host in read_hostfile(file)):
-            # Else it takes this pod's own line for another host's, and connects to it by ssh.
+            # Otherwise it takes this pod's own line for another host's, and connects to it over ssh.
             found[keep] = "false"
     return found
 
 
 def worker_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` as ranks get it: without the variables that describe the launcher's pod alone."""
+    """Return `env` for the ranks: without the variables that describe only the launcher's pod."""
     if OperatorJob.find(env) is None:
         return dict(env)
     kept = {name: value for name, value in env.items() if name != "HOSTNAME" and (value or name not in _NO_GPU)}
@@ -205,7 +205,7 @@ def key_of_job(mounts: Path = Path("/proc/self/mounts"), home: Path | None = Non
         return None
     for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
         folder = line.split(" ")[1].replace("\\040", " ")
-        # isfile: folders that this user may not enter hold no key of its own.
+        # os.path.isfile is false, and raises nothing, in folders that this user may not enter.
         if all(os.path.isfile(os.path.join(folder, name)) for name in ("id_rsa", "authorized_keys")):
             return os.path.join(folder, "id_rsa")
     return None

@@ -1,4 +1,4 @@
-"""Launcher for ranks on the nodes of a Slurm allocation: one srun per node starts an agent, as ssh does elsewhere."""
+"""Launcher for ranks on the nodes of a Slurm allocation: one srun per node, instead of ssh, starts an agent."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from farandole.other_launchers import find_other_launch
 __all__ = ["Srun", "allocated_hosts", "read_counts"]
 
 SECONDS = 30  # for scontrol
-# Variables of the allocation that srun reads as options, and that ask for more than one task.
+# Variables of the allocation that srun reads as options, and that would request more than one task.
 _NOT_FOR_ONE_TASK = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE"),
     *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET", "SLURM_CPUS_PER_TASK"),
@@ -38,7 +38,8 @@ class Srun:
 def allocated_hosts(env: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the nodes of the allocation that this process may fill with ranks; none outside of an allocation.
 
-    A rank, and a task of several, start ranks on their own machine. Raises `ConfigError` if Slurm does not say it."""
+    Within a rank or one of several tasks there are none: these start ranks on their own machine. Raises `ConfigError`
+    if Slurm does not list the nodes."""
     nodes, counts = env.get("SLURM_JOB_NODELIST", ""), env.get("SLURM_TASKS_PER_NODE", "")
     if not nodes or not counts or "FARANDOLE_RANK" in env or find_other_launch(env) is not None:
         return ()

@@ -44,7 +44,7 @@ LAST_LINES = 5  # of ssh's own output, which explain a failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ssh:
-    """The user's choices for ssh. Keys, users, ports and jump hosts of each host stand in ~/.ssh/config."""
+    """The user's options for ssh. Keys, users, ports and jump hosts of single hosts come from ~/.ssh/config."""
 
     command: str = "ssh"
     port: int | None = None
@@ -54,7 +54,7 @@ class Ssh:
         """Return the command that runs `program` on `host`. It asks for no password and trusts no unknown key."""
         options = ["-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT:.0f}"]
         options += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
-        options += ["-o", "ControlMaster=no"]  # a master would wait for connections that others make through it
+        options += ["-o", "ControlMaster=no"]  # a master would wait for the connections of others through it
         options += ["-p", str(self.port)] if self.port else []
         options += ["-i", self.identity_file] if self.identity_file else []
         return [*shlex.split(self.command), *options, host, program]
@@ -68,7 +68,7 @@ class Shell(Protocol):
 
 
 class SshBackend:
-    """Starts ranks on hosts that `shell` reaches; hosts that are this machine need none."""
+    """Backend for ranks on hosts that `shell` reaches. Hosts that are this machine need no shell."""
 
     def __init__(self, hosts: Sequence[Host], shell: Shell, *, interface: str | None = None) -> None:
         self.hosts, self._shell, self._interface = tuple(hosts), shell, interface
@@ -111,9 +111,9 @@ class SshBackend:
 
     @staticmethod
     def _find_address(agents: "Mapping[Host, SshAgent]", named: list[str], interrupt: Callable[[], None]) -> str:
-        """Return the first of this machine's addresses that all agents reach: of the `named` ones, if any are."""
+        """Return the first address of this machine that all agents reach: one of `named`, if there are any."""
         candidates = named
-        if not named:  # as the hosts see this machine, and as its own routes have it: the first may be a jump host's.
+        if not named:  # the addresses that the hosts see, which may be a jump host's, then this machine's own
             seen = [agent.client for agent in agents.values()]
             candidates = list(dict.fromkeys([*seen, *(route_to(agent.server) for agent in agents.values())]))
         refused: HostsError | None = None
@@ -141,7 +141,7 @@ class SshBackend:
 
 
 class SshAgent:
-    """The agent of another host, a process there at the other end of an ssh connection.
+    """The agent of another host: a process there, at the other end of an ssh connection.
 
     The constructor starts it and does not wait; it can be used after `greet`."""
 
@@ -152,7 +152,7 @@ class SshAgent:
         self._lost: str | None = None
         self._answers: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
-        self._said: deque[str] = deque(maxlen=LAST_LINES)
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._process = subprocess.Popen(
             shell.words(host.name, _program()),
             stdin=subprocess.PIPE,
@@ -168,7 +168,7 @@ class SshAgent:
         self._errors.start()
 
     def greet(self) -> None:
-        """Wait until the agent has answered; raises `OSError` with the reason if it does not, and ends it then."""
+        """Wait until the agent has answered. If it does not, end it and raise `OSError` with the reason."""
         try:
             self._messages.skip_banner(ANSWER)
             _, hello, _ = self._messages.receive()
@@ -186,11 +186,11 @@ class SshAgent:
         self._listener.start()
 
     def abandon(self) -> None:
-        """Let all waits for the agent end with an error, in other threads too."""
+        """Kill the connection, so that all waits for the agent, in any thread, end with an error."""
         self._process.kill()
 
     def reach(self, address: str) -> None:
-        """Let the host connect to `address`; raises `OSError` with the reason if it cannot. Sets its own address."""
+        """Have the host connect to `address`, and note its own; raises `OSError` with the reason if it cannot."""
         reached = self._ask("reach", {"address": address}, "reached")
         if reached["problem"]:
             raise OSError(f"it cannot reach this machine at {address}: {reached['problem']}")
@@ -258,7 +258,7 @@ class SshAgent:
                     self._ranks[fields["rank"]].handle(kind, fields, blob)
         except (EOFError, OSError) as error:  # TimeoutError too
             why = self._why(error)
-        except Exception as error:  # no rank may run on unwatched
+        except Exception as error:  # the ranks must be reported as lost
             log.exception("the agent of %s sent a message that cannot be read", self.host.name)
             why = f"its agent sent a message that cannot be read ({type(error).__name__}: {error})"
         with self._changed:
@@ -279,19 +279,19 @@ class SshAgent:
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        with self._process.stderr as said:
-            for line in said:
+        with self._process.stderr as lines:
+            for line in lines:
                 text = line.decode(errors="replace").rstrip()
-                self._said.append(text)
+                self._last_lines.append(text)
                 log.info("%s: %s", self.host.name, text)
 
     def _why(self, error: BaseException) -> str:
-        """Say why the connection is gone: in ssh's last words, or else by its exit code."""
+        """Return why the connection is gone: the last lines of ssh, or else its exit code."""
         if isinstance(error, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(LEAVE)
                 self._errors.join(1.0)
-                return "; ".join(self._said) or f"its connection ended with code {code}"
+                return "; ".join(self._last_lines) or f"its connection ended with code {code}"
         return str(error)
 
     def _end_process(self, patience: float) -> None:
@@ -316,49 +316,49 @@ class _SshRank:
         self.rank, self._messages, self._on_line, self._on_end = rank, messages, on_line, on_end
         self._line_error: Exception | None = None  # raised by on_line, which gets no further lines
         self._value = b""
-        self._ended = threading.Lock()  # held from the rank's end on
+        self._ended = threading.Lock()  # acquired at the rank's end, and never released
         self._gone = threading.Event()
 
     def handle(self, kind: str, fields: Mapping[str, Any], blob: bytes) -> None:
-        """Take a message about this rank."""
+        """Handle a message about this rank."""
         if kind == "line":
             self._pass_on(fields["stream"], fields["line"])
         elif kind == "gone":
             self._gone.set()
         elif self._ended.acquire(blocking=False):
             self._value, payload = blob, fields["failure"]
-            # The clocks of two hosts have nothing in common: the failure gets the time of its arrival.
+            # The failure gets the time of its arrival, because clocks of hosts are unrelated.
             failure = from_payload(self.rank, payload, time.monotonic()) if payload else None
             if failure is not None and self._line_error is not None:
                 failure = replace(failure, reason=f"{OUTPUT_REFUSED}: {self._line_error}")
             self._on_end(self.rank, failure)
 
     def is_gone(self) -> bool:
-        """Return whether the host has said that no process of the rank is left."""
+        """Return whether the host has reported that no process of the rank is left."""
         return self._gone.is_set()
 
     def lose(self, host: str, why: str) -> None:
-        """Count the rank as failed, unless it has ended: its host is lost, and its guard ends it there."""
+        """Report the rank as failed, unless it has ended: its host is lost, and its guard ends it there."""
         if self._ended.acquire(blocking=False):
             reason = f"its host {host} was lost: {why}"
             self._on_end(self.rank, Failure(rank=self.rank, reason=reason, code=255, killed=True))
-        self._gone.set()  # no message about it will come any more
+        self._gone.set()  # no further message about it can arrive
 
     def _pass_on(self, stream: str, line: str) -> None:
         if self._line_error is None:
             try:
                 self._on_line(self.rank, stream, line)
             except Exception as error:
-                self._line_error = error  # the host's other ranks go on
+                self._line_error = error  # the host's other ranks continue
                 self.terminate(GRACE)
 
     def terminate(self, grace: timedelta) -> None:
         """Have the host end the rank. Does not wait."""
-        with contextlib.suppress(OSError):  # the host is lost, and with it the rank
+        with contextlib.suppress(OSError):  # the host and its ranks are lost
             self._messages.send("terminate", {"rank": self.rank, "grace": grace.total_seconds()})
 
     def wait_gone(self, timeout: timedelta) -> bool:
-        """Wait until the host says that no process of the rank is left; False after `timeout`."""
+        """Wait until the host reports that no process of the rank is left; return False after `timeout`."""
         return self._gone.wait(timeout.total_seconds())
 
     def value(self) -> bytes:
@@ -367,9 +367,9 @@ class _SshRank:
 
 
 def _for_all(hosts: Sequence[Host], action: Callable[[Host], None], interrupt: Callable[[], None]) -> None:
-    """Do `action` for all hosts at the same time; raises `HostsError` with each `OSError` as a host's reason.
+    """Run `action` for all hosts at the same time; raises `HostsError` with each `OSError` as a host's reason.
 
-    At Ctrl-C `interrupt` ends the actions under way."""
+    At Ctrl-C calls `interrupt`, which ends the running actions."""
     reasons: dict[str, str] = {}
 
     def attempt(host: Host) -> None:
@@ -381,7 +381,7 @@ def _for_all(hosts: Sequence[Host], action: Callable[[Host], None], interrupt: C
     with ThreadPoolExecutor(max(1, min(AT_ONCE, len(hosts)))) as pool:
         try:
             for each in [pool.submit(attempt, host) for host in hosts]:
-                # With a limit: Ctrl-C may reach another thread, and Python sees it when this one wakes.
+                # With a timeout: the signal of Ctrl-C may go to another thread; Python handles it when this one wakes.
                 while wait([each], timeout=1.0).not_done:
                     continue
                 each.result()
@@ -393,7 +393,7 @@ def _for_all(hosts: Sequence[Host], action: Callable[[Host], None], interrupt: C
 
 
 def _program() -> str:
-    """Return the remote shell's command: the agent in the same directory, whose logging.py is no module of Python's."""
+    """Return the remote command: the agent in the same directory; -P ignores a logging.py there."""
     path = os.environ.get("PYTHONPATH")
     variables = [f"PYTHONPATH={path}"] if path else []
     words = ["exec", "env", *variables, sys.executable, "-P", "-m", "farandole.launch.agent"]
