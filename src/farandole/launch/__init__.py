@@ -1,1 +1,1 @@
-"""Starting ranks on this machine: `farandole run` and `farandole.run`."""
+"""Launchers of ranks, on this machine and on others: `farandole run` and `farandole.run`."""

@@ -1,7 +1,7 @@
 """Agent of a launcher on another host, `python -m farandole.launch.agent`: starts the host's ranks and follows them.
 
-It speaks with the launcher by its standard input and output. When the launcher or the connection is gone, it ends its
-ranks. When the agent itself is killed, the guards of its ranks end them.
+It exchanges messages with the launcher over its standard input and output. When the launcher or the connection is gone,
+it ends its ranks. When the agent itself is killed, the guards of its ranks end them.
 """
 
 import logging
@@ -44,16 +44,16 @@ def main() -> int:
         service = _Service(messages, local)
         try:
             service.serve()
-        except (EOFError, OSError):  # TimeoutError too: the launcher is silent
+        except (EOFError, OSError):  # the launcher is gone, or silent: TimeoutError is an OSError
             service.end_ranks()
     messages.close()
     return 0
 
 
 def _own_name() -> str:
-    """Return a name or address of this host that the launcher can find a way to."""
+    """Return a name or address of this host to which the launcher can find a route."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
-        # The host name of a pod without a Service has no address elsewhere.
+        # Other hosts cannot resolve the host name of a pod without a Service.
         addresses = own_addresses()
         return addresses[min(1, len(addresses) - 1)]  # the first is loopback
     return socket.gethostname()
@@ -68,9 +68,9 @@ class _Service:
         self._starting = threading.Lock()
 
     def serve(self) -> None:
-        """Greet the launcher and do as it says; raises `EOFError` or `OSError` when it is gone."""
+        """Greet the launcher and serve its messages; raises `EOFError` or `OSError` when it is gone."""
         client, _, server, _ = (os.environ.get("SSH_CONNECTION") or "   ").split(" ")
-        # Within a step of srun this is the address of srun, as the node sees it, and the node's own name.
+        # Within a step of srun: the address of srun as the node sees it, and the node's own name.
         client, server = client or os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), server or _own_name()
         self._messages.send(
             "hello",
@@ -92,7 +92,7 @@ class _Service:
             elif kind == "start":
                 self._start(fields, blob)
             elif kind == "terminate":
-                if fields["rank"] in self._ranks:  # else it could not be started
+                if fields["rank"] in self._ranks:  # if not, it could not be started
                     self._ranks[fields["rank"]].terminate(timedelta(seconds=fields["grace"]))
             else:
                 raise AssertionError(kind)
@@ -111,7 +111,7 @@ class _Service:
             return {"port": 0, "problem": str(error)}
 
     def _start(self, fields: Mapping[str, Any], blob: bytes) -> None:
-        """Start a rank. A rank that this host cannot start has failed; the launcher is not gone."""
+        """Start a rank, or report its failure: an `OSError` of the start does not mean that the launcher is gone."""
         number, host = fields["rank"], Host(**fields["host"])
         place = Place(rank=number, host=host, env=fields["env"], cores=tuple(fields["cores"]))
         try:
@@ -125,7 +125,7 @@ class _Service:
         except OSError as error:
             failure = Failure(rank=number, reason=f"could not be started: {error}", code=126)
             self._send("end", {"rank": number, "failure": to_payload(failure)})
-            if number in self._ranks:  # it has no thread that waits for its end
+            if number in self._ranks:  # no thread waits for its end
                 self._ranks[number].terminate(timedelta(0))
                 self._ranks[number].wait_gone(GONE)
             self._send("gone", {"rank": number})
@@ -153,13 +153,13 @@ class _Service:
 def _task(fields: Mapping[str, Any], blob: bytes) -> Task:
     if "words" in fields:
         return Command(fields["words"])
-    sys.path[:] = fields["paths"]  # the worker gets it, and the exceptions of the call are unpickled here
+    sys.path[:] = fields["paths"]  # for the worker, and for unpickling the call's exceptions here
     timeout = timedelta(seconds=fields["start_timeout"])
     return Call(blob, fields["executable"], timeout, runner=fields["runner"], keep_all=fields["keep_all"])
 
 
 def _reach(address: str) -> dict[str, str]:
-    """Connect to `address`, where the launcher listens; return this host's own address on that way, or the problem."""
+    """Connect to `address`, where the launcher listens; return this host's address on that route, or the problem."""
     try:
         with socket.create_connection(split_address(address), timeout=REACH) as probe:
             return {"own": probe.getsockname()[0], "problem": ""}

@@ -1,4 +1,4 @@
-"""Seam between a job and the ways to start its ranks: hosts with slots, one agent for each host.
+"""Interface between a job and the launchers that start its ranks: hosts with slots, one agent for each host.
 
 A launcher is a module of `launch.backends` that offers a `Backend`. The job decides what each rank runs; the agent of a
 host starts the host's ranks, follows them and ends them. An agent may be an object of this process, as on this machine,
@@ -35,7 +35,7 @@ Binding: TypeAlias = Literal["none", "cores"]
 
 
 def check_binding(binding: str) -> None:
-    """Raise `ConfigError` for a binding that there is not."""
+    """Raise `ConfigError` for an unknown binding."""
     if binding not in get_args(Binding):
         raise ConfigError("binding", f"must be {' or '.join(get_args(Binding))}, got {binding!r}")
 
@@ -98,7 +98,7 @@ class Rank(Protocol):
 
 
 class Agent(Protocol):
-    """The launcher's hand on one host."""
+    """Starter of ranks on one host."""
 
     @property
     def address(self) -> str:
@@ -107,7 +107,7 @@ class Agent(Protocol):
 
     @property
     def identity(self) -> str:
-        """The host's `topology.host_identity`: two names may be one host's."""
+        """The host's `topology.host_identity`: two names may belong to one host."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class Agent(Protocol):
 
     @property
     def usable_cores(self) -> int:
-        """Return how many cores the ranks may keep busy: fewer than `cores` below a container's quota."""
+        """The number of cores that the ranks may keep busy: fewer than `cores` below a container's quota."""
         ...
 
     def reserve_port(self) -> int:
@@ -143,5 +143,5 @@ class Backend(Protocol):
         ...
 
     def open_agents(self, hosts: Sequence[Host]) -> AbstractContextManager[Mapping[Host, Agent]]:
-        """Start an agent for each of `hosts`. Leaving them, the job has ended all of their ranks."""
+        """Start an agent for each of `hosts`. The job ends all of their ranks before it leaves the context."""
         ...

@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 START_TIMEOUT = timedelta(seconds=120)
 EXIT_TIMEOUT = timedelta(seconds=30)  # for a worker's exit handlers, once its function has ended
 
-LAST_LINES = timedelta(milliseconds=200)  # for what a failed rank still prints
+LAST_LINES = timedelta(milliseconds=200)  # for the last output of a failed rank
 
 AT_ONCE = Orders()
 
 
 def _ignore(kind: str, payload: Mapping[str, object]) -> None:
-    """Drop a message that no launcher asked for."""
+    """Ignore a message, for want of a handler."""
 
 
 class RankCall:
@@ -69,17 +69,17 @@ class RankCall:
         on_message: OnMessage = _ignore,
         on_end: "Callable[[RankCall], None] | None" = None,
     ) -> Self:
-        """Start a Python with exactly `env`, and `sys.path` (or `paths`), that makes the call; does not wait for it.
+        """Start a Python with exactly `env`, and `sys.path` (or `paths`), that makes the call; do not wait for it.
 
-        The worker imports what the call refers to, and makes the call with `orders`; None: when `begin` is called. A
-        `runner`, "module:function", makes it in the worker. `on_line` gets the output, `on_message` the call's
-        messages, `on_end` the end, once, each on a thread of this rank. A worker that has not started within
-        `start_timeout` has failed."""
+        The worker imports the modules of the call, then makes the call with `orders`; if they are None, with those of
+        `begin`. If there is a `runner`, "module:function", it makes the call in the worker. Threads of this rank pass
+        the output to `on_line`, the call's messages to `on_message`, and the end, once, to `on_end`. A worker that has
+        not started within `start_timeout` has failed."""
         ours, theirs = open_channel()
         with theirs:
             try:
                 process = RankProcess.start(
-                    # -P: a user's logging.py in this directory is not Python's. The caller's paths come later.
+                    # -P: a user's logging.py in this directory must not replace Python's. `paths` are set later.
                     [executable or sys.executable, "-P", "-m", "farandole.launch.worker"],
                     {**env, WORKER_FD: str(theirs.fileno())},
                     rank=rank,
@@ -123,7 +123,7 @@ class RankCall:
     def _follow(
         self, payload: bytes, paths: Sequence[str], runner: str, start_timeout: timedelta, on_message: OnMessage
     ) -> None:
-        """Hand over the call and wait for its outcome; the body of the thread."""
+        """Send the call and wait for its outcome; the body of the thread."""
         try:
             self._channel.hand_over(paths, runner, payload, start_timeout)
             outcome: Outcome | None = self._channel.receive_outcome(on_message)
@@ -131,7 +131,7 @@ class RankCall:
             self.failure = self._fail(f"did not start within {start_timeout.total_seconds():g} s")
             outcome = None
         except (OSError, EOFError):
-            outcome = None  # its exit says why
+            outcome = None  # the exit of the process gives the reason
         if self.failure is None:
             self.failure = self._judge(outcome)
         self._channel.close()

@@ -39,10 +39,10 @@ __all__ = [
 
 WORKER_FD = "FARANDOLE_WORKER_FD"  # the variable with a worker's descriptor
 LARGEST_MESSAGE = 64 * 1024  # bytes
-MOST_FILES = 64  # that orders bring; Linux passes no more than 253 at once
-PATIENCE = 2.0  # seconds that a message for the user waits for room
+MOST_FILES = 64  # in orders; Linux passes no more than 253 at once
+PATIENCE = 2.0  # seconds for which a message to the user waits for room
 
-# The first byte of a record: the item's kind, with _MORE where further records of the item follow.
+# The first byte of a record: the kind of the item, with _MORE if further records of the item follow.
 READY, SETUP, CALL, ORDERS, MESSAGE, OUTCOME = range(6)
 _MORE = 0x80
 
@@ -67,21 +67,21 @@ class WorkerValue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFailure:
-    """The function's exception, as far as it can travel."""
+    """The function's exception, as far as it can be pickled."""
 
-    reason: str  # "ValueError: the text", in words if it was no exception
+    reason: str  # "ValueError: the text", or a sentence if there was no exception
     traceback: str
     at: float  # time.monotonic() when it was caught
-    code: int  # the exit code that goes with it
-    consequence: bool  # it says that another rank failed
-    exception: bytes  # as `dump_exception` gives it
+    code: int  # the exit code of the worker
+    consequence: bool  # whether it reports that another rank failed
+    exception: bytes  # from `dump_exception`
 
 
 Outcome: TypeAlias = WorkerValue | WorkerFailure
 
 
 def open_channel() -> tuple["LauncherEnd", socket.socket]:
-    """Make a channel; returns the launcher's end, and the socket that the worker makes its `WorkerEnd` of."""
+    """Make a channel; return the launcher's end, and the socket for the worker's `WorkerEnd`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return LauncherEnd(ours), theirs
 
@@ -94,7 +94,7 @@ class _End:
         self._pieces: dict[int, list[bytes]] = {}
 
     def close(self) -> None:
-        """Close this end; sent items still arrive."""
+        """Close this end; items that were sent still arrive."""
         self._socket.close()
 
     def _send(self, kind: int, item: bytes, fds: Sequence[int] = ()) -> None:
@@ -111,7 +111,7 @@ class _End:
             try:
                 record, fds, _, _ = socket.recv_fds(self._socket, 1 + LARGEST_MESSAGE, MOST_FILES)
             except ConnectionResetError:
-                continue  # Linux reports once that the other end closed with unread records; its own come after that
+                continue  # Linux reports once that the other end left records unread; those it has sent come next
             if not record:
                 raise EOFError("the channel was closed")
             kind = record[0] & ~_MORE
@@ -126,7 +126,7 @@ class _End:
 
 
 class LauncherEnd(_End):
-    """The launcher's end: hands over the call, lets it begin, receives its messages and its outcome."""
+    """The launcher's end: sends the call and its orders, receives its messages and its outcome."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
@@ -135,13 +135,13 @@ class LauncherEnd(_End):
         self._lock = threading.Lock()
 
     def hand_over(self, paths: Sequence[str], runner: str, call: bytes, start_timeout: timedelta) -> None:
-        """Hand the call to the worker once it has started; raises `TimeoutError` when it does not start.
+        """Send the call to the worker once it has started; raises `TimeoutError` after `start_timeout`.
 
-        Blocks until the worker has taken the call; raises `OSError` or `EOFError` when it is gone before it starts."""
+        Blocks until the worker has received the call; raises `OSError` or `EOFError` if it ends before it starts."""
         self._socket.settimeout(start_timeout.total_seconds())
         self._expect(READY)
         self._socket.settimeout(None)
-        # A worker that has failed on the way may be gone, and its outcome waits to be received.
+        # A worker that has failed meanwhile may be gone; its outcome can still be received.
         with contextlib.suppress(OSError):
             self._send(SETUP, json.dumps({"paths": list(paths), "runner": runner}).encode())
             self._send(CALL, call)
@@ -150,17 +150,17 @@ class LauncherEnd(_End):
                 self._send_orders()
 
     def begin(self, orders: Orders) -> None:
-        """Let the call begin as soon as the worker has it; the files must stay open until the call has ended."""
+        """Let the call begin as soon as the worker has it; the files in `orders` must stay open until it has ended."""
         with self._lock:
             self._orders = orders
-            # A worker that is gone takes no orders; its exit says why.
+            # A worker that is gone receives no orders; its exit code gives the reason.
             with contextlib.suppress(OSError):
                 self._send_orders()
 
     def receive_outcome(self, on_message: OnMessage) -> Outcome:
-        """Wait for the call to end, however long it runs, and hand on its messages.
+        """Wait without a time limit for the end of the call; pass its messages to `on_message`.
 
-        Raises `EOFError` or `OSError` when the worker is gone; its messages have been handed on then, too."""
+        Raises `EOFError` or `OSError` if the worker is gone, after passing on all of its messages."""
         while True:
             kind, item, _ = self._receive()
             if kind == OUTCOME:
@@ -195,14 +195,14 @@ class WorkerEnd(_End):
         return setup["paths"], setup["runner"], self._expect(CALL)[0]
 
     def receive_orders(self) -> Orders:
-        """Wait until the call may begin; raises `EOFError` when the launcher ends before."""
-        # No deadline: a Spark task may write rows for an hour before. The wait ends with the launcher, by end of file
-        # here and by the guard above this process.
+        """Wait until the call may begin; raises `EOFError` if the launcher ends before."""
+        # No deadline: a Spark task may write rows for an hour before. If the launcher ends, the wait ends with end of
+        # file, and the guard kills this process.
         record, fds = self._expect(ORDERS)
         return Orders(**json.loads(record), fds=fds)
 
     def send(self, kind: str, payload: Mapping[str, object], *, patient: bool = False) -> bool:
-        """Send a message; False when there was no room (`patient`: for 2 s) and it was dropped.
+        """Send a message; return False if there was no room (`patient`: for 2 s) and it was dropped.
 
         Raises `ValueError` for a message over 64 KiB, `TypeError` for values that JSON does not know."""
         with self._lock:
@@ -228,4 +228,4 @@ class WorkerEnd(_End):
                     return False
                 select.select([], [self._socket], [], left)
             except OSError:
-                return False  # the launcher is gone, and this process is about to be
+                return False  # the launcher is gone, and the guard is about to kill this process

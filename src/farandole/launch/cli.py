@@ -81,7 +81,7 @@ warning where they have no meaning here, and refused by name where farandole can
 
 
 class _Signaled(BaseException):
-    """The signal `number` asks this launcher to end. Like KeyboardInterrupt, no handler of failures may catch it."""
+    """This launcher has received the signal `number`. Like KeyboardInterrupt, it must pass handlers of failures."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -89,7 +89,7 @@ class _Signaled(BaseException):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The `farandole` command; returns its exit code: of `run` that of the rank that failed first, 128 + its signal."""
+    """Run the `farandole` command; return its exit code. That of `run` is the code of the rank that failed first."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     command = _farandole_parser().parse_args(words[:1]).command
     if command == "timeline":
@@ -107,9 +107,9 @@ def launch(
     environment: Mapping[str, str],
     output: type[Output] = Output,
 ) -> int:
-    """Read `words` by `parser` and run the program with `environment` for its ranks; returns the exit code.
+    """Parse `words` with `parser` and run the program as ranks with `environment`; return the exit code.
 
-    `output` prints what the ranks write."""
+    `output` prints the lines of the ranks."""
     _replace_closed_streams()
     given = parser.parse_args(words, namespace=Given())
     _log_to_stderr(given)
@@ -149,7 +149,7 @@ def _run(given: Given, environment: Mapping[str, str], kind: type[Output]) -> in
     directory = None if given.output_filename is None else Path(given.output_filename)
     failure: Failure | None = None
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored on purpose, as below nohup
             signal.signal(number, _signaled)
     try:
         with (
@@ -166,8 +166,8 @@ def _run(given: Given, environment: Mapping[str, str], kind: type[Output]) -> in
     except ConfigError as error:
         if failure is None:
             raise
-        _report(failure, num_proc)  # the cause, and then what the end of the job has shown: a file that lacks lines
-        log.error("%s", error)
+        _report(failure, num_proc)
+        log.error("%s", error)  # the problem at the end of the job: an output file lacks lines
         return failure.code
     if failure is None:
         return 0
@@ -183,7 +183,7 @@ def _run_by_mpirun(given: Given, environment: Mapping[str, str]) -> NoReturn:
 
 
 def _without_meaning(given: Given) -> list[str]:
-    """Return a sentence for each option of mpirun's that is given although it does not start the ranks."""
+    """Return a sentence for each given option of mpirun, if mpirun does not start the ranks."""
     if given.by_mpirun:
         return []
     options = {"--tcp": given.tcp, "--mpi-args": given.mpi_args, "--binding-args": given.binding_args}
@@ -191,12 +191,12 @@ def _without_meaning(given: Given) -> list[str]:
 
 
 def _hosts(given: Given, environment: Mapping[str, str], timeout: timedelta) -> tuple[str | None, timedelta]:
-    """Return the named hosts, and the time to wait for hosts that come late."""
+    """Return the named hosts, and the time to wait for hosts that are not ready."""
     discovery = Discovery.of(given)
     patience = discovery.patience or timeout
     job = OperatorJob.find(environment) if given.hosts is None and given.hostfile is None else None
     if given.num_proc is None or (job is not None and job.owns(discovery.script)):
-        return given.hosts, patience  # that job's hosts are found without the option
+        return given.hosts, patience  # the operator's job finds its hosts without the option
     return given.hosts or discovery.wait(given.num_proc, timeout), patience
 
 
@@ -207,12 +207,12 @@ def _signaled(number: int, frame: FrameType | None) -> NoReturn:
 def _report(failure: Failure, num_proc: int) -> None:
     error = failure.error()
     if num_proc == 1:
-        error.tail = ()  # the rank's last lines are right above
+        error.tail = ()  # the rank's last lines were printed just before
     log.error("%s", error)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would try again when it ends, and complain about it.
+        # Otherwise Python would flush again when it ends, and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -235,12 +235,12 @@ def _check_program(program: str, environment: Mapping[str, str]) -> int | None:
 
 
 def _replace_closed_streams() -> None:
-    """Open the null device in place of standard streams that this process was started without, as some daemons do it.
+    """Open the null device for each standard stream that is closed, as some daemons start their children.
 
-    Else a connection could get the number of one, and with it what is written there."""
+    Otherwise a connection could get the descriptor of a stream, and receive what is written to the stream."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            lowest = os.open(os.devnull, os.O_RDWR)  # of the numbers that are free, so the stream's own
+            lowest = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, so the stream's own
             setattr(sys, name, os.fdopen(lowest, mode, encoding="utf-8"))
 
 

@@ -28,7 +28,7 @@ def threads_per_rank(cores: int, ranks: int) -> int:
 
 
 def share_of(local_rank: int, ranks: int, cores: Sequence[int]) -> tuple[int, ...]:
-    """Return the cores of one rank: neighbors; ranks share a core only where they are more than the cores."""
+    """Return the cores of one rank, which are neighbors. Ranks share a core only if there are more ranks than cores."""
     if ranks >= len(cores):
         return (cores[local_rank % len(cores)],)
     start, end = local_rank * len(cores) // ranks, (local_rank + 1) * len(cores) // ranks

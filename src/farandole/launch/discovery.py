@@ -1,4 +1,4 @@
-"""Elastic options of `horovodrun` for a job of a fixed size: its hosts are those that a script names."""
+"""Elastic options of `horovodrun`, for a job of a fixed size whose hosts a script names."""
 
 import argparse
 import subprocess
@@ -16,13 +16,13 @@ from farandole.refusals import ELASTIC
 __all__ = ["Discovery", "add_discovery_options", "run_script"]
 
 OPTION = "host_discovery_script"
-SECONDS = 30  # for the script
+SECONDS = 30  # for one run of the script
 PAUSE = 1.0  # seconds between two runs of the script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """The options about a job's size and hosts, as they are given."""
+    """The given options about a job's size and hosts."""
 
     least: int | None
     most: int | None
@@ -32,7 +32,7 @@ class Discovery:
 
     @classmethod
     def of(cls, given: argparse.Namespace) -> "Discovery":
-        """Return what the command line says."""
+        """Return the options of the command line."""
         script, seconds = given.discovery_script, given.elastic_timeout
         return cls(
             least=given.min_num_proc,
@@ -43,16 +43,16 @@ class Discovery:
         )
 
     def check(self, num_proc: int | None) -> None:
-        """Raise `ConfigError` for a number of ranks that may change."""
+        """Raise `ConfigError` for options that allow the number of ranks to change."""
         for name, value in (("min_np", self.least), ("max_np", self.most)):
             if value is not None and value != num_proc:
                 asked = "there is no -np" if num_proc is None else f"-np is {num_proc}"
                 raise ConfigError(name, f"is {value}, but {asked}: {ELASTIC}; give both the same number")
 
     def wait(self, num_proc: int, timeout: timedelta) -> str | None:
-        """Return the script's hosts as -H has them once they have slots for `num_proc` ranks; None without a script.
+        """Return the script's hosts in the form of -H once they have slots for `num_proc` ranks; None without a script.
 
-        Runs the script again until then. Blocks for `timeout`, or as long as the options say; raises `SlotsError`."""
+        Runs the script again until then. Blocks up to `patience`, or else `timeout`; then raises `SlotsTimeout`."""
         if self.script is None:
             return None
         deadline = time.monotonic() + (self.patience or timeout).total_seconds()
@@ -81,7 +81,7 @@ def add_discovery_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_script(script: Path) -> Sequence[str]:
-    """Return the lines that `script` writes; raises `ConfigError` when it fails."""
+    """Return the words that `script` prints; raises `ConfigError` when it fails."""
     try:
         # A file of a ConfigMap may not be executable.
         done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -93,7 +93,7 @@ def run_script(script: Path) -> Sequence[str]:
 
 
 def parse_script_hosts(lines: Sequence[str], slots: int) -> tuple[Host, ...]:
-    """Return the hosts of a script's lines, "host" or "host:slots"."""
+    """Return the hosts in `lines`, each "host" or "host:slots"; a host without a number has `slots`."""
     found: list[Host] = []
     for line in lines:
         bare = ":" not in line or line.endswith("]")

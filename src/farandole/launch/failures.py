@@ -24,7 +24,7 @@ __all__ = [
 
 # Errors that a rank raises because another rank failed or is missing.
 CONSEQUENCES = (PeerLost, EngineClosed, CollectiveTimeout, RendezvousError)
-OUTPUT_REFUSED = "was ended because its output could not be written"  # and the error of the attempt
+OUTPUT_REFUSED = "was ended because its output could not be written"  # the error of the attempt follows
 LONGEST_TEXT = 1 << 18  # characters; the end of a traceback is what matters
 # Native code that loses its peer calls abort or writes to the closed connection.
 OWN_SIGNALS = (signal.SIGABRT, signal.SIGPIPE)
@@ -63,7 +63,7 @@ class Exit:
 
     rank: int
     code: int  # as in subprocess: below zero the number of the signal
-    at: float  # time.monotonic() of the end, taken on the rank's host
+    at: float  # time.monotonic() of the rank's host at the end
     reason: str
 
     @property
@@ -93,19 +93,19 @@ def reason_of(code: int) -> str:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Return whether `error` on one rank says that another rank failed."""
+    """Return whether `error` on one rank reports that another rank failed."""
     return isinstance(error, CONSEQUENCES)
 
 
 def exit_failure(exit: Exit, tail: Sequence[str]) -> Failure:
-    """Return the failure of a rank of which only exit and output are known."""
+    """Return the failure of a rank from its exit and the last lines of its output."""
     return Failure(
         rank=exit.rank,
         reason=exit.reason,
         code=exit.shell_code,
         at=exit.at,
         killed=exit.code < 0 and -exit.code not in OWN_SIGNALS,
-        # Python ends the trace of an uncaught exception with this line, the only sign that a program gives.
+        # Python ends the traceback of an uncaught exception with such a line, the only sign from a program.
         consequence=any(line.startswith(_CONSEQUENCE_LINES) for line in tail),
         tail=tuple(tail),
     )
@@ -117,7 +117,7 @@ def culprit(failures: Sequence[Failure]) -> Failure:
 
 
 def to_payload(failure: Failure) -> dict[str, object]:
-    """Write a rank's failure as plain values, its exception among them where it can travel."""
+    """Return a rank's failure as plain values, with its exception if that can be pickled."""
     pickled = b"" if failure.cause is None else dump_exception(failure.cause)
     return {
         "reason": failure.reason[:LONGEST_TEXT],
@@ -132,9 +132,9 @@ def to_payload(failure: Failure) -> dict[str, object]:
 
 
 def from_payload(rank: int, payload: Mapping[str, object], at: float) -> Failure:
-    """Read what `to_payload` wrote; `at` is the reader's own time, clocks of two hosts have nothing in common.
+    """Return the failure that `to_payload` wrote; `at` is a time of this host, because clocks of hosts are unrelated.
 
-    The exception is unpickled: only for payloads from a task that has proved the job's secret."""
+    Unpickles the exception, so the payload must come from a peer that has proved the job's secret."""
     tail, code, pickled = payload["tail"], payload["code"], payload["exception"]
     assert isinstance(tail, list) and isinstance(code, int) and isinstance(pickled, str), payload
     cause, why = load_exception(base64.b64decode(pickled))

@@ -1,4 +1,4 @@
-"""The processes of one rank, found by a word in their environment, wherever their parents are."""
+"""Processes of one rank, found by a word in their environment, whoever their parents are."""
 
 import contextlib
 import os
@@ -8,17 +8,17 @@ import time
 
 __all__ = ["FAMILY", "end_family", "is_stopped", "members", "new_family"]
 
-FAMILY = "FARANDOLE_FAMILY"  # the variable; a rank and all that it starts inherit its value
+FAMILY = "FARANDOLE_FAMILY"  # the variable, which a rank and all of its descendants inherit
 LOOK_AGAIN = 0.02  # seconds
 
 
 def new_family() -> str:
-    """Draw the word of one rank's processes; it is no secret."""
+    """Return a random word for one rank's processes; it is not a secret."""
     return secrets.token_hex(8)
 
 
 def members(word: str) -> list[int]:
-    """Return the processes of this user that have inherited `word`, but for those that have ended."""
+    """Return the running processes of this user that have inherited `word`."""
     entry, found = f"{FAMILY}={word}".encode(), []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         # A process may end meanwhile, or belong to another user.

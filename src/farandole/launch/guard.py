@@ -26,7 +26,7 @@ GIVE_UP = 10.0  # seconds after SIGKILL; a process that survives it is stuck in 
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; does nothing on other systems than Linux."""
+    """Set an attribute of this process; do nothing on systems other than Linux."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(option, value, 0, 0, 0) != 0:
@@ -40,7 +40,7 @@ def children() -> list[int]:
         with open(f"/proc/self/task/{me}/children") as listing:
             return [int(pid) for pid in listing.read().split()]
     except OSError:
-        pass  # kernels without CONFIG_PROC_CHILDREN; the scan below is slower and finds the same
+        pass  # kernels without CONFIG_PROC_CHILDREN; the slower scan below finds the same
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -76,8 +76,9 @@ class Guard:
         except (AttributeError, OSError):
             self.launcher_fd = -1  # without pidfd, `watch` compares the parent's id every second
 
-    def say(self, message: str) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone; the loop is about to see that, too
+    def send(self, message: str) -> None:
+        """Send a message to the launcher; do nothing if it is gone."""
+        with contextlib.suppress(OSError):  # the loop is about to notice that the launcher is gone
             os.write(self.control, message.encode())
 
     def start(self, command: list[str], cores: str, fds: list[int]) -> bool:
@@ -87,18 +88,18 @@ class Guard:
         try:
             self.rank = os.fork()
         except OSError as error:  # too many processes
-            self.say(f"N{error.errno}\n")
+            self.send(f"N{error.errno}\n")
             return False
         if self.rank == 0:
             os.close(go_in)
             become_rank(command, cores, go, failed_in)
-        # The launcher learns the process id before the rank runs: it needs it if this process is killed.
-        self.say(f"S{self.rank}\n")
-        with contextlib.suppress(BrokenPipeError):  # the child has given up; it sends the reason below
+        # The launcher gets the rank's process id before the rank runs, and needs it if this process is killed.
+        self.send(f"S{self.rank}\n")
+        with contextlib.suppress(BrokenPipeError):  # the child has failed; the reason follows
             os.write(go_in, b"x")
         for fd in (failed_in, go, go_in):
             os.close(fd)
-        # Readers of the rank's output and of its descriptors must see their end when the rank ends.
+        # Readers of the rank's output and descriptors must see end of file when the rank ends, so close these copies.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (1, 2):
             os.dup2(null, fd)
@@ -108,7 +109,7 @@ class Guard:
         os.close(failed)
         if reason:
             os.waitpid(self.rank, 0)
-            self.say(f"N{reason.decode()}\n")
+            self.send(f"N{reason.decode()}\n")
             return False
         self.rank_alive = True
         return True
@@ -123,12 +124,12 @@ class Guard:
                 self.signal_all(signal.SIGKILL)
                 if now >= self.kill_at + GIVE_UP:
                     return
-            for fd, _ in self.poller.poll(self.patience(now)):
+            for fd, _ in self.poller.poll(self.milliseconds_to_wait(now)):
                 self.handle(fd)
             if self.launcher_fd < 0 and os.getppid() != self.launcher:
                 self.end(0.0)
 
-    def patience(self, now: float) -> float:
+    def milliseconds_to_wait(self, now: float) -> float:
         """Return the milliseconds until the next step that needs no event."""
         if self.kill_at is None:
             return 1000.0
@@ -136,6 +137,7 @@ class Guard:
         return max(1.0, left * 1000) if left > 0 else 20.0
 
     def handle(self, fd: int) -> None:
+        """Handle the event of `fd`: a request or the end of the launcher, or a signal to this process."""
         if fd == self.control:
             message = os.read(fd, 4096)
             if message:
@@ -156,7 +158,7 @@ class Guard:
         kill_at = time.monotonic() + grace
         self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
         if self.rank_alive and not self.asked_to_end and grace > 0:
-            # The rank alone: it ends its children itself; they get SIGTERM when it is gone.
+            # Only to the rank, which ends its children itself. They get SIGTERM once the rank is gone.
             os.kill(self.rank, signal.SIGTERM)
             os.kill(self.rank, signal.SIGCONT)
         self.asked_to_end = True
@@ -172,13 +174,14 @@ class Guard:
                 return True
             if pid == self.rank:
                 self.rank_alive = False
-                self.say(f"E{status} {time.monotonic_ns()}\n")
+                self.send(f"E{status} {time.monotonic_ns()}\n")
                 # The group's number is not reused while it has members, so this reaches no other process.
                 self.signal_all(signal.SIGTERM)
                 if self.kill_at is None:
                     self.kill_at = time.monotonic() + LEFTOVER_GRACE
 
     def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the rank's process group and to all children, adopted ones too."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.rank, number)
         for pid in children():
@@ -195,7 +198,7 @@ def become_rank(command: list[str], cores: str, go: int, failed: int) -> None:
         if not os.read(go, 1):  # the guard died, perhaps before the line above
             os._exit(code)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec would keep that
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and exec would inherit that
             signal.signal(number, signal.SIG_DFL)
         if cores:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})

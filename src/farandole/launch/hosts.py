@@ -55,7 +55,7 @@ def is_local(name: str) -> bool:
 
 
 def route_to(address: str, port: int = 9) -> str:
-    """Return this machine's address on the way to `address`; "" when there is no way. Sends nothing."""
+    """Return this machine's address on the route to `address`; "" if there is no route. Sends nothing."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

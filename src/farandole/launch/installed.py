@@ -24,7 +24,7 @@ BINDINGS = (
 
 
 def report() -> str:
-    """Return the list of native core, frameworks and launchers, each with [X] when it can be used."""
+    """Return a text that lists native core, frameworks and launchers, with [X] for each that can be used."""
     lines = [f"farandole {farandole.__version__}", "", "Native core:", _mark("farandole._native", _found("_native"))]
     lines += ["", "Frameworks:"]
     for title, package in BINDINGS:
@@ -44,7 +44,7 @@ def installed_version(package: str) -> str:
 
 
 def program_path(name: str) -> str | None:
-    """Return the program's file, beside this Python or on PATH."""
+    """Return the program's file, beside this Python or on PATH; None if there is none."""
     return shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
 
 

@@ -26,13 +26,13 @@ __all__ = ["Job", "open_job"]
 
 log = logging.getLogger(__name__)
 
-# How long other ranks may still fail after the first did: the guilty one may come second by a hair.
+# Time for further failures after the first one: the rank that has caused it may be reported a moment later.
 SETTLE = timedelta(seconds=1)
 GONE = timedelta(seconds=20)  # for processes that survive SIGKILL
 
 
 class Job:
-    """The ranks of one run; made by `open_job`, which ends them all in any case."""
+    """The ranks of one run. `open_job` makes this object, and ends all ranks in any case."""
 
     def __init__(self, places: Sequence[tuple[Agent, Place]], departed: Callable[[int, str], None]) -> None:
         self.places = tuple(place for _, place in places)
@@ -42,9 +42,10 @@ class Job:
         self._ends: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
 
     def run(self, task: Task, on_line: OnLine) -> Failure | None:
-        """Start all ranks with `task` and wait for them: for all to end well, or for the first to fail.
+        """Start all ranks with `task`; wait until all have ended well, or the first has failed.
 
-        Returns the failure that caused the others. Ranks may still run then. Ctrl-C interrupts the wait."""
+        Returns the failure that caused the others, or None. After a failure other ranks may still run. Ctrl-C
+        interrupts the wait."""
         for agent, place in zip(self._agents, self.places, strict=True):
             with naming_process_limit(functools.partial(ConfigError, "num_proc")):
                 self._ranks.append(agent.start(place, task, on_line, self._end_of_rank))
@@ -63,7 +64,7 @@ class Job:
         return culprit(failures) if failures else None
 
     def values(self) -> list[bytes]:
-        """Return the pickled values of a call that all ranks have ended well, by rank."""
+        """Return the pickled values of a successful call, by rank."""
         return [rank.value() for rank in self._ranks]
 
     def stop(self, grace: timedelta = GRACE) -> None:
@@ -75,7 +76,7 @@ class Job:
             raise
 
     def _end_of_rank(self, rank: int, failure: Failure | None) -> None:
-        """Note the end of `rank`; called from any thread. After a failure all ranks are ended anyway."""
+        """Note the end of `rank`, from any thread. The rendezvous need not know of a failure, which ends all ranks."""
         if failure is None:
             self._departed(rank, f"rank {rank} has ended and will not take part")
         self._ends.put(failure)
@@ -94,7 +95,7 @@ def open_job(
 ) -> Iterator[Job]:
     """Prepare `num_proc` ranks on the hosts of `backend`: their secret, their rendezvous, their environments.
 
-    Without a backend they run on this machine. On leaving, all ranks and their descendants are ended."""
+    Without a backend they run on this machine. When the context ends, so do all ranks and their descendants."""
     if num_proc < 1:
         raise ConfigError("num_proc", f"must be >= 1, got {num_proc}")
     check_binding(binding)
@@ -127,19 +128,19 @@ def open_job(
 
 
 def _warn_of_copies(environment: Mapping[str, str]) -> None:
-    """Warn when another launcher started several copies of this one; a rank may well start a job of its own."""
+    """Warn if another launcher has started several copies of this one. A rank may start a job without a warning."""
     found = None if "FARANDOLE_RANK" in environment else find_other_launch(environment)
     if found is not None:
         log.warning("%s; each of them starts a job of its own, unconnected to the others", found)
 
 
 def _threads(agent: Agent, ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Set the threads of each rank: by default each would run as many as there are cores, and compete for them."""
+    """Return OMP_NUM_THREADS for each rank: by default each would start a thread per core, and compete for cores."""
     if "OMP_NUM_THREADS" in environment:
         return {}
     threads = threads_per_rank(agent.usable_cores, ranks)
     log.info(
-        "OMP_NUM_THREADS=%d for each rank (%d cores, %d ranks); set it yourself to have it otherwise",
+        "OMP_NUM_THREADS=%d for each rank (%d cores, %d ranks); set it yourself to override this",
         threads,
         agent.usable_cores,
         ranks,

@@ -35,7 +35,7 @@ class LineSplitter:
 
 
 def _texts(line: bytes) -> Iterator[str]:
-    """Cut at carriage returns, without empty pieces, and at the longest length."""
+    """Yield the texts of a line: its non-empty pieces between carriage returns, each cut at the longest length."""
     line = line.removesuffix(b"\r")
     pieces = [piece for piece in line.split(b"\r") if piece] if b"\r" in line else [line]
     for piece in pieces or [b""]:

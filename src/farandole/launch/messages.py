@@ -1,7 +1,7 @@
-"""Messages between a launcher and its agent on another host, by a pair of pipes such as ssh's.
+"""Messages between a launcher and its agent on another host, over a pair of pipes such as those of ssh.
 
-The agent writes MARKER first: a login shell may print something before. A message is two lengths, a JSON array of its
-kind and its fields, and bytes.
+The agent writes MARKER first, because a login shell may print other text before. A message is two lengths, a JSON array
+of its kind and its fields, and bytes.
 
     agent -> launcher    hello (once), port, reached, line, end, gone
     launcher -> agent    reserve, reach, start, terminate
@@ -32,13 +32,13 @@ Message: TypeAlias = tuple[str, dict[str, Any], bytes]
 
 
 class Messages:
-    """One end of the pipes. Any thread sends, one receives and closes.
+    """One end of the pipes. Any thread may send, one thread receives and closes.
 
-    A thread says that this end is alive until the way out is closed."""
+    A thread sends "alive" every few seconds until the outgoing pipe is closed."""
 
     def __init__(self, incoming: int, outgoing: int) -> None:
         self._incoming, self._outgoing = incoming, outgoing
-        self._bell = os.eventfd(0)
+        self._stopped = os.eventfd(0)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._stay_alive, name="farandole-alive", daemon=True)
@@ -74,7 +74,7 @@ class Messages:
             seen += self._read(1, deadline - time.monotonic())
 
     def close_outgoing(self) -> None:
-        """Close the way out: the other end reads the end of file. Idempotent."""
+        """Close the outgoing pipe, so that the other end reads the end of file. Idempotent."""
         with self._sending:
             if not self._closed.is_set():
                 self._closed.set()
@@ -82,10 +82,10 @@ class Messages:
         self._thread.join()
 
     def stop(self) -> None:
-        """Let `receive` raise `EOFError` in another thread, now and later. Idempotent, also once closed."""
+        """Make `receive` in another thread raise `EOFError`, now and later. Idempotent, also after `close`."""
         with self._receiving:
             if self._incoming >= 0:
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._stopped, 1)
 
     def close(self) -> None:
         """Close both pipes; only the thread that receives may call this. Idempotent."""
@@ -93,19 +93,19 @@ class Messages:
         with self._receiving:
             if self._incoming >= 0:
                 os.close(self._incoming)
-                os.close(self._bell)
+                os.close(self._stopped)
                 self._incoming = -1
 
     def _read(self, count: int, seconds: float | None = None) -> bytes:
         parts, seconds = [], SILENCE if seconds is None else seconds
         poller = select.poll()  # select.select refuses descriptors from 1024 on
         poller.register(self._incoming, select.POLLIN)
-        poller.register(self._bell, select.POLLIN)
+        poller.register(self._stopped, select.POLLIN)
         while count:
             ready = [descriptor for descriptor, _ in poller.poll(max(0.0, seconds) * 1000)]
             if not ready:
                 raise TimeoutError(f"nothing came for {seconds:.3g} s")
-            if self._bell in ready:
+            if self._stopped in ready:
                 raise EOFError("this end was closed")
             parts.append(os.read(self._incoming, min(count, 1 << 20)))
             if not parts[-1]:

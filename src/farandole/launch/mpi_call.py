@@ -1,8 +1,8 @@
-"""Call of a Python function on ranks that the mpirun of the site starts, as `horovod.run(use_mpi=True)` asks.
+"""Call of a Python function on ranks that the mpirun of the site starts, for `horovod.run(use_mpi=True)`.
 
 mpirun starts a worker (`launch.mpi_worker`) for each rank. The worker connects to this process, proves the job's
-secret, takes the pickled call and gives back its value or its exception. Below mpirun `init()` meets the other ranks by
-MPI, as in any program that mpirun starts."""
+secret, receives the pickled call and sends back its value or its exception. On these ranks `init()` finds the other
+ranks by MPI, as in any program that mpirun starts."""
 
 import contextlib
 import logging
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _EXIT = -1  # the rank of mpirun in the events
 SETTLE = timedelta(seconds=1)  # for other ranks' failures
-LAST_WORDS = timedelta(seconds=5)  # for mpirun to say why a rank has ended, and to end
+LAST_WORDS = timedelta(seconds=5)  # for mpirun to report why a rank has ended, and to end
 EXIT_TIMEOUT = timedelta(seconds=30)  # for mpirun, once all functions have returned
 GONE = timedelta(seconds=20)  # for processes that survive SIGKILL
 NO_OUTCOME = "ended before its function returned"
@@ -50,10 +50,10 @@ T = TypeVar("T")
 
 
 class MpirunOutput(Output):
-    """Prints lines as mpirun has tagged them."""
+    """Output that prints the lines as mpirun has tagged them."""
 
     def heading(self, rank: int, stream: str) -> str:
-        """Return nothing: mpirun says whose line it is."""
+        """Return an empty prefix, because mpirun has tagged the line with its rank."""
         return ""
 
 
@@ -66,7 +66,7 @@ def asked_of_mpirun(
     ssh: Ssh,
     output_filename: str | os.PathLike[str] | None,
 ) -> Asked:
-    """Return what a call by mpirun asks of it; raises `ConfigError`, and `SlotsError` for hosts with too few slots."""
+    """Return the request to mpirun for a call; raises `ConfigError`, and `SlotsError` for hosts with too few slots."""
     return Asked(
         ranks=ranks,
         hosts=hosts_for_mpirun(ranks, hosts, hostfile, os.environ),
@@ -87,13 +87,13 @@ def call_by_mpirun(
     executable: str | None = None,
     on_line: OnLine,
 ) -> list[T]:
-    """Call `func(*args, **kwargs)` on `asked.ranks` ranks that mpirun starts; the results by rank.
+    """Call `func(*args, **kwargs)` on `asked.ranks` ranks that mpirun starts; return the results by rank.
 
-    Blocks until every rank has returned; then, and when this process ends or is
-    interrupted, mpirun and its processes end. `on_line` gets the lines of mpirun, whose ranks it does not know: as
-    rank 0. Raises `ConfigError` when there is no launcher or it cannot do what is asked, `PicklingError`,
-    `RendezvousError` naming the ranks that did not start within `start_timeout`, and the `RankFailed` of the rank that
-    failed first, with its own exception as the cause."""
+    Blocks until every rank has returned. Afterwards, and when this process ends or is interrupted, mpirun and its
+    processes are ended. `on_line` gets all lines as those of rank 0, because only mpirun knows their ranks. Raises
+    `ConfigError` if there is no launcher or it does not support the request, `PicklingError`, `RendezvousError` naming
+    the ranks that did not start within `start_timeout`, and the `RankFailed` of the rank that failed first, with its
+    own exception as the cause."""
     payload = dump_call(func, args, kwargs)
     given: dict[str, timedelta | float | str] = {} if start_timeout is None else {"start_timeout": start_timeout}
     if asked.interfaces:
@@ -115,7 +115,7 @@ def call_by_mpirun(
 
 
 class _Calls:
-    """The calls that workers fetch and whose outcomes they bring, each over a connection of its own."""
+    """Server of the call: each worker fetches it and returns its outcome over a connection of its own."""
 
     def __init__(self, ranks: int, listeners: Sequence[socket.socket], secret: bytes, call: bytes) -> None:
         self.addresses = [join_address(*listener.getsockname()[:2]) for listener in listeners]
@@ -151,7 +151,7 @@ class _Calls:
             elif outcome is not None:
                 failures.append(_failure(rank, outcome))
             else:
-                # A rank of which mpirun says nothing: it is the culprit, unless another's failure is known.
+                # The rank has ended without an outcome: it is the culprit, unless another rank's failure is known.
                 exit = mpirun.wait(LAST_WORDS)
                 code = exit.shell_code if exit is not None and exit.code else 1
                 known = any(not failure.consequence for failure in failures)
@@ -165,11 +165,11 @@ class _Calls:
     def _outcomes(
         self, failures: Sequence[Failure], mpirun: RankProcess, start_timeout: timedelta
     ) -> Iterator[tuple[int, Outcome | None]]:
-        """Yield each rank's outcome as it comes; ends soon after a failure, and after the end of mpirun."""
+        """Yield each rank's outcome as it arrives; end soon after a failure, and after the end of mpirun."""
         started = time.monotonic() + start_timeout.total_seconds()
         settled: float | None = None
-        expected, came = self._ranks, 0
-        while came < expected:
+        expected, arrived = self._ranks, 0
+        while arrived < expected:
             if failures and settled is None:
                 settled = time.monotonic() + SETTLE.total_seconds()
             all_run = len(self._connections) == self._ranks
@@ -185,7 +185,7 @@ class _Calls:
                 expected = len(self._connections)  # each of them ends now, with or without its outcome
                 settled = settled or time.monotonic() + EXIT_TIMEOUT.total_seconds()
                 continue
-            came += 1
+            arrived += 1
             yield rank, outcome
 
     def _refuse_late(self, start_timeout: timedelta) -> None:
@@ -215,7 +215,7 @@ class _Calls:
         thread.start()
 
     def _serve(self, rank: int, connection: socket.socket) -> None:
-        """Hand over the call and wait for its outcome; the body of a rank's thread."""
+        """Send the call and wait for its outcome; the body of a rank's thread."""
         outcome: Outcome | None = None
         with connection:
             try:
@@ -223,7 +223,7 @@ class _Calls:
                 outcome = pickle.loads(recv_frame(connection, LARGEST_CALL))
             except (OSError, EOFError):
                 log.debug("rank %d has ended without an outcome", rank)
-            except Exception as error:  # what it has sent cannot be read
+            except Exception as error:  # the outcome cannot be unpickled
                 reason = f"sent an outcome that cannot be read ({type(error).__name__}: {error})"
                 outcome = WorkerFailure(reason=reason, traceback="", at=0.0, code=1, consequence=False, exception=b"")
         self._events.put((rank, outcome))
@@ -231,7 +231,7 @@ class _Calls:
 
 def _failure(rank: int, outcome: WorkerFailure) -> Failure:
     cause, why = load_exception(outcome.exception)
-    return Failure(  # at the time of its arrival: hosts have clocks of their own
+    return Failure(  # `at` is the time of arrival, because clocks of hosts are unrelated
         rank=rank,
         reason=outcome.reason,
         code=outcome.code,

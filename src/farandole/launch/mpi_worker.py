@@ -1,6 +1,6 @@
-"""Worker for one rank below mpirun, started as `python -m farandole.launch.mpi_worker`: fetches its call, and makes it.
+"""Worker for one rank below mpirun, started as `python -m farandole.launch.mpi_worker`: receives its call and makes it.
 
-The launcher's addresses and the job's secret stand in variables, which mpirun passes on, and never in an argument."""
+The launcher's addresses and the job's secret are in variables, which mpirun passes on, never in arguments."""
 
 import faulthandler
 import os
@@ -27,11 +27,11 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 def main() -> int:
-    """Make the call of this process's rank; returns the exit code, which mpirun sees."""
+    """Make the call of this process's rank; return the exit code for mpirun."""
     faulthandler.enable()
     with _connected(rank_of(os.environ)) as launcher:
         paths, payload = pickle.loads(recv_frame(launcher, LARGEST_CALL))
-        sys.path[:] = paths  # the launcher's modules can be imported here, too
+        sys.path[:] = paths  # makes the launcher's modules importable here
         outcome = run_call(payload)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -48,7 +48,7 @@ def rank_of(env: Mapping[str, str]) -> int:
 
 
 def _connected(rank: int) -> socket.socket:
-    """Connect to the launcher, which listens already, at the first of its addresses that leads to it."""
+    """Connect to the launcher, which listens already, at the first of its addresses that reaches it."""
     addresses, secret = os.environ.pop(ADDRESSES).split(), bytes.fromhex(os.environ.pop(SECRET))
     deadline = Deadline(Config.from_environment().start_timeout)
     problems = []
@@ -56,7 +56,7 @@ def _connected(rank: int) -> socket.socket:
         limit = deadline if address == addresses[-1] else Deadline(AT_ONE_ADDRESS)
         try:
             return dial(address, secret, me=b"%d" % rank, deadline=limit)[0]
-        except (OSError, AuthenticationError) as error:  # another host may have an address of this kind, too
+        except (OSError, AuthenticationError) as error:  # from here the address may lead to another host
             problems.append(f"{address}: {error}")
     raise RendezvousError(
         f"rank {rank} does not reach the launcher ({'; '.join(problems)}); name the network with network_interfaces"

@@ -1,6 +1,6 @@
-"""Start of ranks by the mpirun of the site, for `--mpi`: its command line, as Horovod wrote it.
+"""Start of ranks by the mpirun of the site, for `--mpi`, with the command line that Horovod gives it.
 
-This process becomes mpirun, which starts the ranks, forwards their output and its signals, and gives the exit code. The
+This process becomes mpirun, which starts the ranks, forwards their output and its signals, and sets the exit code. The
 ranks meet by MPI, see `farandole.bootstrap`."""
 
 import logging
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra")
 STAND_IN = "mpirun (farandole"  # how `farandole.compat.mpirun --version` begins
 SECONDS = 30  # for a launcher to print its version
-MANY_HOSTS = 64  # from here on Open MPI connects to each host itself, as Horovod asked of it
+MANY_HOSTS = 64  # from this number on mpirun connects to each host itself, as with Horovod
 # Variables by which mpirun finds the hosts of its batch system.
 _BATCH = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
-# Variables of one host, one shell, one launcher, and secrets of another job.
+# Variables that ranks on other hosts do not get: those of one host, shell or launcher, and secrets of another job.
 _OWN = re.compile(
     r"HOSTNAME|PWD|OLDPWD|SHLVL|_|SSH_.*|DISPLAY|TERM|K_MPI_JOB_ROLE|HOROVOD_SECRET_KEY|FARANDOLE_SECRET"
     r"|(OMPI|PMIX|PRTE|PMI|HYDRA|I_MPI|SLURM|PBS|LSB)_.*"
@@ -54,7 +54,7 @@ class Launcher:
 
     @classmethod
     def find(cls, env: Mapping[str, str]) -> "Launcher":
-        """Return the first launcher on the PATH of `env`, which prints its version; raises `ConfigError`."""
+        """Return the first launcher on the PATH of `env`, after a run of its --version; raises `ConfigError`."""
         path = env.get("PATH", os.defpath)
         name = next((each for each in PROGRAMS if shutil.which(each, path=path) is not None), None)
         if name is None:
@@ -64,31 +64,31 @@ class Launcher:
                 "out: then farandole starts the ranks itself",
             )
         file = shutil.which(name, path=path) or name
-        said = _version_of(file, env)
-        if STAND_IN in said:
+        about = _version_of(file, env)
+        if STAND_IN in about:
             raise ConfigError("mpi", f"{file} is farandole's stand-in for mpirun, without MPI; leave --mpi out")
-        if "Open MPI" in said or "OpenRTE" in said:
+        if "Open MPI" in about or "OpenRTE" in about:
             flavour: Flavour = "Open MPI"
-        elif "Intel(R) MPI" in said:
+        elif "Intel(R) MPI" in about:
             flavour = "Intel MPI"
-        elif "HYDRA" in said or "MPICH" in said:
+        elif "HYDRA" in about or "MPICH" in about:
             flavour = "MPICH"
         else:
             raise ConfigError(
                 "mpi",
-                f"{file} --version says {(said.strip().splitlines() or [''])[0]!r}, which is neither Open MPI, MPICH "
+                f"{file} --version says {(about.strip().splitlines() or [''])[0]!r}, which is neither Open MPI, MPICH "
                 "nor Intel MPI; start the program by that command yourself",
             )
-        number = re.search(r"\b([0-9]+)\.[0-9]", said)
+        number = re.search(r"\b([0-9]+)\.[0-9]", about)
         return cls(file, name, flavour, int(number[1]) if number else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The ranks that mpirun is to start, and the options for it."""
+    """A request to mpirun: the ranks to start, and its options."""
 
     ranks: int
-    hosts: Sequence[Host] = ()  # none: those that mpirun finds
+    hosts: Sequence[Host] = ()  # none: mpirun finds them
     mpi_args: str = ""
     binding_args: str | None = None
     binding: Binding = "none"
@@ -100,7 +100,7 @@ class Asked:
 
     @classmethod
     def of(cls, given: Given, hosts: str | None, interface: str | None, env: Mapping[str, str]) -> "Asked":
-        """Return what `given` says, whose hosts are `hosts` or in its file; raises what `hosts_for_mpirun` raises."""
+        """Return the request of the options `given`, on `hosts` or those of a file; raises like `hosts_for_mpirun`."""
         assert given.num_proc is not None
         return cls(
             ranks=given.num_proc,
@@ -119,10 +119,10 @@ class Asked:
 def hosts_for_mpirun(
     ranks: int, hosts: str | None, hostfile: str | os.PathLike[str] | None, env: Mapping[str, str]
 ) -> Sequence[Host]:
-    """Return the hosts of `ranks`, named or in a file. Without either: this machine, or none where mpirun finds them.
+    """Return the hosts of `ranks`, from `hosts` or a file. Without either: this machine, or none if mpirun finds them.
 
-    It finds those of a batch system or of the operator's job. Raises `SlotsError` for hosts with too few slots, and
-    `ConfigError` for those that cannot be read."""
+    mpirun finds the hosts of a batch system and of the MPI operator's job. Raises `SlotsError` for hosts with too few
+    slots, and `ConfigError` for hosts that cannot be read."""
     found: Sequence[Host] = ()
     if hostfile is not None:
         found = read_hostfile(Path(hostfile))
@@ -138,12 +138,12 @@ def hosts_for_mpirun(
 def become_mpirun(asked: Asked, words: Sequence[str], environment: Mapping[str, str], fabric: str) -> NoReturn:
     """Replace this process by mpirun, which runs `words` as ranks with `environment`, in which `fabric` is set.
 
-    Raises `ConfigError` when there is no launcher, or it cannot do what is asked."""
+    Raises `ConfigError` if there is no launcher, or it does not support the request."""
     launcher, command, env = prepare(asked, words, environment, fabric)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        # By its name: Open MPI takes its absolute path for the wish that other hosts have it in the same place.
+        # argv[0] is the bare name: given an absolute path, Open MPI looks for itself at this path on other hosts.
         os.execve(launcher.path, command, env)
     except OSError as error:
         raise ConfigError("mpi", f"cannot run {launcher.path}: {error.strerror}") from error
@@ -154,9 +154,9 @@ def prepare(
 ) -> tuple[Launcher, list[str], dict[str, str]]:
     """Return the launcher on the PATH of `environment`, the command that runs `words` as ranks, and its environment.
 
-    Raises `ConfigError` when there is no launcher, or it cannot do what is asked."""
+    Raises `ConfigError` if there is no launcher, or it does not support the request."""
     launcher = Launcher.find(environment)
-    # Python's output stays buffered, unlike below our own launcher: Open MPI puts its tag before every piece of a line.
+    # Unlike with farandole's launcher, Python's output stays buffered: Open MPI tags every piece of a line.
     env = dict(environment)
     if asked.tcp and fabric == "auto":
         env["FARANDOLE_FABRIC"] = "tcp"
@@ -172,9 +172,9 @@ def prepare(
 def command_of(
     launcher: Launcher, asked: Asked, words: Sequence[str], env: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the launcher's command line for `words`, and the variables that say what it has no option for.
+    """Return the launcher's command line for `words`, and the variables for which it has no option.
 
-    Raises `ConfigError` when this launcher cannot do what is asked."""
+    Raises `ConfigError` if this launcher does not support the request."""
     if launcher.flavour == "Open MPI":
         return [launcher.name, *_open_mpi(launcher.version, asked, env), *words], {}
     options, added = _hydra(launcher.flavour, asked)
@@ -201,7 +201,7 @@ def _open_mpi(version: int, asked: Asked, env: Mapping[str, str]) -> Iterator[st
         yield from ("--mca", f"{plm}_no_tree_spawn", "true")
         yield from ("--mca", f"{plm}_num_concurrent", str(len(asked.hosts)))
     if asked.tcp:
-        # Shared memory within a host stays, by whatever name this version has it.
+        # Shared memory within a host stays: its name, which depends on the version, is not excluded.
         yield from ("--mca", "pml", "ob1", "--mca", "btl", "^openib,ofi,uct,usnic", "--mca", "coll", "^hcoll,ucc")
     if asked.interfaces:
         yield from ("--mca", "btl_tcp_if_include", ",".join(asked.interfaces))
@@ -211,8 +211,8 @@ def _open_mpi(version: int, asked: Asked, env: Mapping[str, str]) -> Iterator[st
 
 def _open_mpi_output(version: int, asked: Asked) -> Iterator[str]:
     if version >= 5:
-        wishes = ["tag", *(["timestamp"] if asked.timestamp else [])]
-        yield from ("--output", ",".join([*wishes, *([f"dir={asked.output}"] if asked.output else [])]))
+        parts = ["tag", *(["timestamp"] if asked.timestamp else [])]
+        yield from ("--output", ",".join([*parts, *([f"dir={asked.output}"] if asked.output else [])]))
         return
     yield "--tag-output"
     if asked.timestamp:
@@ -222,7 +222,7 @@ def _open_mpi_output(version: int, asked: Asked) -> Iterator[str]:
 
 
 def _hydra(flavour: Flavour, asked: Asked) -> tuple[list[str], dict[str, str]]:
-    """Return the options of MPICH's launcher, or of Intel's, which has grown out of it, and variables."""
+    """Return the options of MPICH's launcher, or of Intel's, which derives from it, and further variables."""
     intel = flavour == "Intel MPI"
     options = ["-l" if intel else "-prepend-rank", "-genvall"]
     added: dict[str, str] = {}
@@ -264,12 +264,12 @@ def _ssh_arguments(ssh: Ssh) -> list[str]:
 
 
 def _exported(env: Mapping[str, str]) -> list[str]:
-    """Return the names of variables that ranks on other hosts get; their values stand in no argument list."""
+    """Return the names of the variables that ranks on other hosts get; no command line holds their values."""
     return sorted(name for name in env if _NAME.fullmatch(name) and not _OWN.fullmatch(name))
 
 
 def _version_of(file: str, env: Mapping[str, str]) -> str:
-    """Return what the launcher says of itself."""
+    """Return the output of the launcher's --version; raises `ConfigError` if it does not run."""
     words = [file, "--version"]
     try:
         done = subprocess.run(words, env=dict(env), capture_output=True, text=True, timeout=SECONDS, check=False)

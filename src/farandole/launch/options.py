@@ -74,15 +74,15 @@ class Given(argparse.Namespace):
 
     def __init__(self) -> None:
         super().__init__()
-        self.settings: dict[str, str] = {}  # by the setting's name, as its environment variable spells it
-        self.ignored: list[str] = []  # a sentence each
+        self.settings: dict[str, str] = {}  # by the setting's name, in the form of its environment variable
+        self.ignored: list[str] = []  # a sentence for each ignored option
         self.mpi_in_file = False
 
     @property
     def by_mpirun(self) -> bool:
-        """Return whether mpirun is to start the ranks: as the options say, which win over a file of options."""
-        words_for_it = self.mpi_args is not None or self.binding_args is not None
-        return self.mpi or (not self.gloo and (self.mpi_in_file or words_for_it))
+        """Return whether mpirun starts the ranks. Options of the command line win over a file of options."""
+        has_arguments = self.mpi_args is not None or self.binding_args is not None
+        return self.mpi or (not self.gloo and (self.mpi_in_file or has_arguments))
 
 
 def add_setting_options(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +132,7 @@ def positive_count(text: str) -> int:
 
 
 def add_horovod_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
-    """Accept the options of horovodrun that do nothing here, and refuse others, each with the reason; none of `but`."""
+    """Accept horovodrun's options that have no effect, and refuse others, with the reason; leave out those in `but`."""
     for table, action in ((IGNORED_OPTIONS, _Ignore), (REFUSED_OPTIONS, _Refuse)):
         for foreign in table:
             flags = [flag for flag in foreign.flags if flag not in but]

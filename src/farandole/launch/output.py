@@ -1,4 +1,4 @@
-"""Output of ranks: their lines on the launcher's own streams, each behind its rank, and in files."""
+"""Output of ranks: their lines on the launcher's own streams, each after its rank's number, and in files."""
 
 import contextlib
 import sys
@@ -33,7 +33,7 @@ class Output:
             "stderr": sys.stderr if stderr is None else stderr,
         }
         self._timestamp = timestamp
-        self._one_at_a_time = threading.Lock()
+        self._writing = threading.Lock()
         self._files: dict[tuple[int, str], TextIO] = {}
         with contextlib.ExitStack() as undo:
             try:
@@ -46,14 +46,14 @@ class Output:
             except OSError as error:
                 raise ConfigError("output_filename", f"cannot write {error.filename}: {error.strerror}") from error
             undo.pop_all()
-        self._incomplete = False  # a file has refused a line, which was reported
+        self._incomplete = False  # whether a write to a file has failed, which was reported
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
         """Write one line; raises `OSError` when the stream is closed, or a file cannot be written, which it names."""
         stamp = self.stamp(datetime.now()) if self._timestamp else ""
         text = f"{stamp}{self.heading(rank, stream)}{line}\n"
         out = self._streams[stream]
-        with self._one_at_a_time:
+        with self._writing:
             if self._files:
                 self._write_to_file(self._files[rank, stream], f"{stamp}{line}\n")
             try:
@@ -70,11 +70,11 @@ class Output:
             raise OSError(error.errno, error.strerror, file.name) from error
 
     def heading(self, rank: int, stream: str) -> str:
-        """Return what stands before a line of `rank` on the stream "stdout" or "stderr"."""
+        """Return the prefix of a line of `rank` on the stream "stdout" or "stderr"."""
         return f"[{rank}] "
 
     def stamp(self, now: datetime) -> str:
-        """Return the time as it stands before that."""
+        """Return the text for the time, which precedes the heading."""
         return f"{now.isoformat(' ', 'milliseconds')} "
 
     def __enter__(self) -> Self:
@@ -83,14 +83,14 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the files; raises `ConfigError` naming one that lacks lines, unless a call has done so.
+        """Close the files; raises `ConfigError` naming a file that lacks lines, unless a call has reported one.
 
-        An `error` that is under way gets that as a note instead."""
+        If the block raises `error`, adds a note to it instead."""
         problems = []
         for file in self._files.values():
             try:
                 file.close()
-            except OSError as late:  # as a disk's quota, or a network's file system, may say only now
+            except OSError as late:  # a quota or a network file system may report an error only now
                 problems.append(f"cannot write {file.name}: {late.strerror}")
         if not problems or self._incomplete:
             return

@@ -14,7 +14,7 @@ from farandole.errors import PicklingError
 
 __all__ = ["PickleReport", "describe", "dump", "dump_call", "dumps", "find_unpicklable"]
 
-MOST_ATTEMPTS = 2000  # parts to try before the search returns the part found so far
+MOST_ATTEMPTS = 2000  # parts to test before the search returns the part found so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,14 +26,14 @@ class PickleReport:
 
 
 def describe(fn: Callable[..., object], pickled: bytes) -> PickleReport:
-    """Report on `fn`, which `pickled` brings to the ranks."""
+    """Return the report on `fn`, whose pickle for the ranks is `pickled`."""
     return PickleReport(size=len(pickled), globals=global_names(fn))
 
 
 def dump_call(fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
     """Pickle a call for the ranks' workers.
 
-    Raises `TypeError` for what cannot be called, `PicklingError` naming the part that cannot be pickled."""
+    Raises `TypeError` if `fn` cannot be called, `PicklingError` naming the part that cannot be pickled."""
     if not callable(fn):
         raise TypeError(f"ranks run a function, got {fn!r}")
     try:
@@ -69,7 +69,7 @@ def find_unpicklable(value: object, name: str) -> tuple[str, str] | None:
     """Find the innermost part of `value` that cannot be pickled: its path, starting with `name`, and the reason.
 
     Returns None when `value` can be pickled. Takes time in proportion to its size: for failure reports only."""
-    why = _trouble(value)
+    why = _why_unpicklable(value)
     if why is None:
         return None
     attempts = 0
@@ -81,10 +81,10 @@ def find_unpicklable(value: object, name: str) -> tuple[str, str] | None:
                 return path, why
             if id(part) in seen:
                 continue
-            trouble = _trouble(part)
-            if trouble is not None:
+            problem = _why_unpicklable(part)
+            if problem is not None:
                 seen.add(id(part))
-                value, path, why = part, _join(path, step), trouble
+                value, path, why = part, _join(path, step), problem
                 break
         else:
             return path, why
@@ -96,7 +96,7 @@ def dumps(value: object) -> bytes:
     return data
 
 
-def _trouble(value: object) -> str | None:
+def _why_unpicklable(value: object) -> str | None:
     """Return why `value` cannot be pickled, or None; the pickled bytes are dropped."""
     try:
         cloudpickle.Pickler(_Nowhere()).dump(value)

@@ -32,8 +32,8 @@ LONGEST_TAIL_LINE = 2000  # characters of a line kept for the failure report
 
 GUARD = str(Path(__file__).with_name("guard.py"))
 GUARD_EXIT = 10.0  # seconds
-LOOK_EVERY = 0.5  # seconds between two looks at the guard and the rank
-STOPPED_LOOKS = 3  # at which the guard is stopped before it counts as lost
+CHECK_EVERY = 0.5  # seconds between two checks of the guard and the rank
+STOPPED_CHECKS = 3  # consecutive checks that find the guard stopped before it counts as lost
 KILL_PATIENCE = 5.0  # seconds for processes to end after SIGKILL
 _CHUNK = 256 * 1024
 _PIPE = 1 << 20  # bytes; the largest pipe of an unprivileged process
@@ -64,7 +64,7 @@ class RankProcess:
         self._control = control
         self._family = family
         self._survivors: list[int] = []
-        self._looks = 0  # at which the guard was stopped, one after the other
+        self._stopped_checks = 0  # consecutive checks that have found the guard stopped
         self._rank_stopped = False
         self._on_line = on_line
         self._on_exit = on_exit
@@ -88,10 +88,10 @@ class RankProcess:
         cores: Iterable[int] = (),
         on_exit: "Callable[[RankProcess], None] | None" = None,
     ) -> Self:
-        """Start `command` with `env` and FARANDOLE_FAMILY, no input, `pass_fds`, and bound to `cores` if any.
+        """Start `command` with `env` and FARANDOLE_FAMILY, no input and `pass_fds`, bound to `cores` if any.
 
-        Does not wait. `on_line` gets each line, then `on_exit` the end; both run on a thread of this rank. A command
-        that cannot be executed ends with code 127 or 126."""
+        Does not wait. A thread of this rank calls `on_line` for each line, then `on_exit`. A command that cannot be
+        executed ends with code 127 or 126."""
         ours, theirs = socket.socketpair()
         family = new_family()
         words = [str(theirs.fileno()), str(os.getpid()), _comma(cores), _comma(pass_fds)]
@@ -114,7 +114,7 @@ class RankProcess:
             return cls(rank, command[0], guard, ours, family, on_line, on_exit)
         except BaseException:  # no thread can be started
             ours.close()
-            with guard:  # it ends with its connection
+            with guard:  # it ends when its connection is closed
                 raise
 
     @property
@@ -123,14 +123,14 @@ class RankProcess:
         return tuple(self._tail)
 
     def terminate(self, grace: timedelta = GRACE) -> None:
-        """Send the rank SIGTERM, and SIGKILL to it and all of its descendants after `grace`. Does not wait.
+        """Send the rank SIGTERM, and SIGKILL to the rank and all of its descendants after `grace`. Does not wait.
 
         May be called again, also with a shorter grace."""
         with contextlib.suppress(OSError):  # the guard is gone, and so is the rank
             self._control.sendall(f"T{max(0, grace // timedelta(milliseconds=1))}\n".encode())
 
     def wait(self, timeout: timedelta) -> Exit | None:
-        """Wait for the end of the rank's own process; returns None when it still runs after `timeout`."""
+        """Wait for the end of the rank's own process; return None if it still runs after `timeout`."""
         self._ended.wait(timeout.total_seconds())
         return self.exit
 
@@ -143,7 +143,7 @@ class RankProcess:
         return b""
 
     def _listen(self) -> None:
-        """Pass on lines and note the end; the body of the thread, until the guard and every writer are gone."""
+        """Pass on lines and the end; the body of the thread, which ends when the guard and every writer are gone."""
         assert self._guard.stdout is not None and self._guard.stderr is not None
         streams = {"stdout": self._guard.stdout.fileno(), "stderr": self._guard.stderr.fileno()}
         with selectors.DefaultSelector() as selector:
@@ -151,12 +151,12 @@ class RankProcess:
                 os.set_blocking(fd, False)
                 selector.register(fd, selectors.EVENT_READ, stream)
             selector.register(self._control, selectors.EVENT_READ)
-            next_look = time.monotonic() + LOOK_EVERY
+            next_check = time.monotonic() + CHECK_EVERY
             while selector.get_map():
-                if time.monotonic() >= next_look:
-                    self._look()
-                    next_look = time.monotonic() + LOOK_EVERY
-                for key, _ in selector.select(LOOK_EVERY):
+                if time.monotonic() >= next_check:
+                    self._check_stopped()
+                    next_check = time.monotonic() + CHECK_EVERY
+                for key, _ in selector.select(CHECK_EVERY):
                     if not (self._read(key.fd, key.data) if key.data else self._read_guard(streams)):
                         selector.unregister(key.fileobj)
         self._guard.stdout.close()
@@ -178,7 +178,7 @@ class RankProcess:
                 try:
                     self._on_line(self.rank, stream, line)
                 except Exception as error:
-                    # Without a reader the rank would block on a full pipe for ever: read on, and end the rank.
+                    # Without a reader the rank would block on a full pipe for ever: continue to read, and end the rank.
                     self._line_error = error
                     self.terminate()
         return bool(chunk)
@@ -186,10 +186,10 @@ class RankProcess:
     def _read_guard(self, streams: Mapping[str, int]) -> bool:
         """Read the guard's messages; returns False when it is gone."""
         try:
-            said = self._control.recv(4096)
+            received = self._control.recv(4096)
         except ConnectionResetError:
-            said = b""  # the guard ended without reading the last request, which came too late
-        *messages, self._partial = (self._partial + said).split(b"\n")
+            received = b""  # the guard ended without reading the last request, which came too late
+        *messages, self._partial = (self._partial + received).split(b"\n")
         for message in messages:
             kind, words = message[:1], message[1:].split()
             if kind == b"S":
@@ -204,21 +204,21 @@ class RankProcess:
                 self._drain(streams)
                 code = os.waitstatus_to_exitcode(int(words[0]))
                 self._end(code, int(words[1]) / 1e9, reason_of(code))
-        if not said:
+        if not received:
             self._close_guard()
-        return bool(said)
+        return bool(received)
 
     def _drain(self, streams: Mapping[str, int]) -> None:
-        """Read the dead rank's output: all of it is in the pipes, which may have other writers for ever."""
+        """Read the ended rank's output from the pipes, but not to their end: other processes may keep them open."""
         for stream, fd in streams.items():
             for _ in range(_PIPE // _CHUNK):
                 if not self._read(fd, stream):
                     break
 
-    def _look(self) -> None:
-        """End the rank if its guard has been stopped, which guards it no longer; warn of a rank that is stopped."""
-        self._looks = self._looks + 1 if is_stopped(self._guard.pid) else 0
-        if self._looks == STOPPED_LOOKS:
+    def _check_stopped(self) -> None:
+        """Kill the guard, and so the rank, if the guard has been stopped; warn if the rank is stopped."""
+        self._stopped_checks = self._stopped_checks + 1 if is_stopped(self._guard.pid) else 0
+        if self._stopped_checks == STOPPED_CHECKS:
             log.error("the guard of rank %d (process %d) has been stopped; it is killed", self.rank, self._guard.pid)
             self._guard.kill()
         stopped = self.pid is not None and self.exit is None and is_stopped(self.pid)
@@ -232,10 +232,10 @@ class RankProcess:
         self._rank_stopped = stopped
 
     def _close_guard(self) -> None:
-        """Note the guard's end; if it was killed, end all that it should have ended."""
+        """Wait for the end of the guard; if it has failed, end the processes that it should have ended."""
         try:
             code = self._guard.wait(GUARD_EXIT)
-        except subprocess.TimeoutExpired:  # it has closed its end of the socket, so its work is done
+        except subprocess.TimeoutExpired:  # it has closed its end of the socket, so it has done its work
             self._guard.kill()
             code = self._guard.wait()
         if code != 0:
@@ -250,11 +250,11 @@ class RankProcess:
             self._without_guard()
 
     def _without_guard(self) -> None:
-        """Note the end of a rank that has died with its guard, by its parent-death signal or with its family."""
+        """Note the end of a rank that was killed with its guard, by its parent-death signal or by `end_family`."""
         if self.pid is None:
             self._end(126, time.monotonic(), f"could not be started: its guard ended with code {self._guard.wait()}")
             return
-        if self._looks >= STOPPED_LOOKS:
+        if self._stopped_checks >= STOPPED_CHECKS:
             self._end(-signal.SIGKILL, time.monotonic(), "was killed because its guard process had been stopped")
         else:
             self._end(-signal.SIGKILL, time.monotonic(), "was killed together with its guard process")

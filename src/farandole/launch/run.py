@@ -45,15 +45,15 @@ def run(
     binding: Binding = "none",
     on_line: OnLine | None = None,
 ) -> list[T]:
-    """Call `func(*args, **kwargs)` on `num_proc` ranks, each a new process; the results by rank.
+    """Call `func(*args, **kwargs)` on `num_proc` ranks, each a new process; return the results by rank.
 
     Ranks fill the slots of `hosts` ("host1:2,host2:2") or of the file `hostfile`, which ssh reaches; default: this
-    machine. Blocks until every rank has returned. Their processes get this one's environment with `env` and `config` on
-    top, and no input. Their output appears here line by line behind "[rank]", or goes to `on_line(rank, stream, line)`.
+    machine. Blocks until every rank has returned. Ranks get this process's environment, changed by `env` and `config`,
+    and no input. Their output is printed here line by line after "[rank]", or passed to `on_line(rank, stream, line)`.
     `sys.exit(0)` on a rank counts as returning None. When a rank fails, all others are ended, and its `RankFailed` is
     raised with its own exception as the cause; Ctrl-C ends them, too. No process that a rank has started is left
-    afterwards. Raises `PicklingError` naming the part of the call that cannot be pickled, `ConfigError` and
-    `SlotsError` and `HostsError` for ranks that cannot be started."""
+    afterwards. Raises `PicklingError` naming the part of the call that cannot be pickled, and `ConfigError`,
+    `SlotsError` or `HostsError` if ranks cannot be started."""
     if on_line is not None and output_filename is not None:
         raise ConfigError("output_filename", "give output_filename or on_line, not both")
     payload = dump_call(func, args, kwargs or {})
@@ -87,7 +87,7 @@ def run_call(
     backend: Backend | None = None,
     binding: Binding = "none",
 ) -> list[Any]:
-    """Make a pickled call on `num_proc` ranks with `environment`, as `run` does; the results by rank."""
+    """Make a pickled call on `num_proc` ranks with `environment`, as `run` does; return the results by rank."""
     with open_job(num_proc, environment, backend=backend, binding=binding) as job:
         failure = job.run(task, on_line)
         if failure is not None:

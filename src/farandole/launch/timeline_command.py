@@ -1,4 +1,4 @@
-"""`farandole timeline merge`, `report` and `horovod`: one trace, one page, or a timeline like Horovod's, of a job's."""
+"""`farandole timeline merge`, `report` and `horovod`: a merged trace, a page, or a timeline in Horovod's form."""
 
 import argparse
 import logging
@@ -24,7 +24,7 @@ FAILED = 1
 
 
 class Command(NamedTuple):
-    """A product of timelines, and its maker."""
+    """A subcommand: its description, and the function that makes its output."""
 
     about: str
     make: Callable[[Mapping[int, RankTrace], Sequence[Clock], Sequence[str]], Iterable[str]]
@@ -41,7 +41,7 @@ COMMANDS = {
 
 
 def run_timeline(words: Sequence[str]) -> int:
-    """Run the command in `words`, those behind `farandole timeline`; returns the exit code."""
+    """Run the subcommand in `words`, the arguments of `farandole timeline`; return the exit code."""
     given = timeline_parser().parse_args(words)
     logging.basicConfig(level=logging.INFO, format="farandole: %(message)s", stream=sys.stderr)
     command = COMMANDS[given.what]
@@ -70,7 +70,7 @@ def run_timeline(words: Sequence[str]) -> int:
 
 
 def timeline_parser() -> argparse.ArgumentParser:
-    """Return the parser of the words behind `farandole timeline`."""
+    """Return the parser of the arguments of `farandole timeline`."""
     parser = argparse.ArgumentParser(prog="farandole timeline", allow_abbrev=False)
     commands = parser.add_subparsers(dest="what", required=True, metavar="|".join(COMMANDS))
     for name, (what, _, suffix) in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""Versions that launcher and hosts must have in common: they read each other's messages and pickles."""
+"""Versions that launcher and hosts must share, because they read each other's messages and pickles."""
 
 import platform
 import sys
@@ -14,7 +14,7 @@ def own_versions() -> dict[str, str]:
 
 
 def check_versions(theirs: Mapping[str, str]) -> None:
-    """Raise `OSError`, naming both versions, if a host's farandole differs, or its Python but for the last number."""
+    """Raise `OSError`, naming both versions, if a host's farandole or minor version of Python differs."""
     mine = own_versions()
     if theirs["version"] != mine["version"]:
         raise OSError(

@@ -19,7 +19,7 @@ from farandole.launch.pickling import dumps, find_unpicklable
 
 __all__ = ["Runner", "main", "run_call"]
 
-# Makes the call in the worker: channel and orders, function, arguments.
+# Function that makes the call in the worker. It gets the channel, the orders, the function and its arguments.
 Runner: TypeAlias = Callable[[WorkerEnd, Orders, Callable[..., object], Sequence[object], Mapping[str, object]], object]
 
 
@@ -39,10 +39,10 @@ def main() -> int:
 
 
 def run_call(payload: bytes, channel: WorkerEnd | None = None, runner: str = "") -> Outcome:
-    """Unpickle the call, make it as the orders on `channel` say, and pickle its value or its failure.
+    """Unpickle the call, make it according to the orders on `channel`, and pickle its value or its failure.
 
-    Without a channel the call begins at once. Unpickling imports what the function refers to, often a framework; that
-    need not wait for the orders."""
+    Blocks until the orders arrive; without a channel the call begins at once. Unpickling imports the modules of the
+    function, often a framework, before it waits for the orders."""
     try:
         fn, args, kwargs = pickle.loads(payload)
         run: Runner | None = resolve_name(runner) if runner else None
