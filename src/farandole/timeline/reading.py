@@ -40,7 +40,7 @@ class Traces:
         self.warnings += file.warnings
 
     def check(self, *, found: bool) -> None:
-        """Warn of missing ranks. With `found`, drop ranks that the job did not have: their files lay beside rank 0's."""
+        """Warn of missing ranks. With `found`, drop ranks of files found beside rank 0's that its job did not have."""
         self.ranks = dict(sorted(self.ranks.items()))
         size = next((trace.size for trace in self.ranks.values() if trace.size is not None), None)
         if size is None:
