@@ -10,8 +10,8 @@ namespace nb = nanobind;
 namespace farandole {
 namespace {
 
-// The fields of farandole.core.request.Request and of farandole.core.reduction.Reduction, by index: reading a tuple
-// takes a tenth of the time of reading attributes.
+// The fields of Request and Reduction (farandole.core.operations), by index: reading a tuple takes a tenth of the time
+// of reading attributes.
 enum RequestField { kKind, kName, kReduction, kRoot, kSplits, kGrouped, kRequestFields = 8 };
 enum ReductionField { kOp, kPrescale, kPostscale, kReductionFields };
 

@@ -13,7 +13,7 @@ namespace farandole {
 /// The text of a Python string, valid as long as the string. Throws a Python TypeError for another object.
 [[nodiscard]] std::string_view text_of(nanobind::handle name);
 
-/// A `farandole.core.request.Request`, read once.
+/// A `farandole.core.operations.request.Request`, read once.
 class ReadRequest {
  public:
   /// `name` is the operation's name on the wire, and must outlive this object. Throws Error (Invalid).
