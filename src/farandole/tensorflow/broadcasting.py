@@ -1,4 +1,4 @@
-"""Makes the ranks start alike: sends one rank's variables to the others."""
+"""Broadcast of one rank's variables to the others, so that all ranks start equal."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,14 +23,14 @@ def broadcast_variables(
 ) -> tf.Operation | None:
     """Overwrite variables of TensorFlow or Keras with those of the job's rank `root_rank`.
 
-    Blocks in eager mode until all of the root's values are here; in a graph of TensorFlow 1 returns the operation that
-    does it. Both values of `inplace` do the same here. Raises `tf.errors.FailedPreconditionError` for variables that
-    differ in shape or dtype between ranks, and `ValueError` for what is no number.
+    In eager mode it blocks until all of the root's values have arrived. In a graph of TensorFlow 1 it returns the
+    operation. `inplace` is ignored. Raises `tf.errors.FailedPreconditionError` for variables that differ in shape or
+    dtype between ranks, and `ValueError` for variables that do not hold numbers.
     """
     assigned = _broadcast(list(variables), root_rank, "broadcast_variables", process_set)
-    # A function runs whatever has an effect.
-    done_anyway = tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function
-    return None if done_anyway else tf.group(*assigned)
+    # A function runs all operations with side effects.
+    is_automatic = tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function
+    return None if is_automatic else tf.group(*assigned)
 
 
 @as_written
@@ -42,8 +42,8 @@ def broadcast_(
 ) -> list[tf.Tensor]:
     """Overwrite variables with those of the job's rank `root_rank`, and return their values.
 
-    Blocks in eager mode until all of the root's values are here. Raises `ValueError` for a mix of resource variables
-    and reference variables.
+    In eager mode it blocks until all of the root's values have arrived. Raises `ValueError` for a mix of resource
+    variables and reference variables.
     """
     kinds = {tf.as_dtype(variable.dtype).name.endswith("_ref") for variable in variables}
     if len(kinds) > 1:
@@ -67,7 +67,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Overwrites all variables with those of rank `root_rank` when a session has been made, or restored."""
+    """Session hook that overwrites all variables with those of rank `root_rank` once a session is made or restored."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
@@ -75,13 +75,13 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self._operation: tf.Operation | None = None
 
     def begin(self) -> None:
-        """Add the operation to the graph, which cannot be changed any more once there is a session."""
+        """Add the operation to the graph, which cannot be changed after the session is made."""
         if self._operation is None or self._operation.graph is not tf.compat.v1.get_default_graph():
             with tf.device(self._device):
                 self._operation = broadcast_global_variables(self._root)
 
     def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
-        """Run it; blocks until every rank's session has come here."""
+        """Run the operation; blocks until the root's values have arrived."""
         session.run(self._operation)
 
 
@@ -94,7 +94,7 @@ def _broadcast(variables: list[Variable], root: int, name: str, process_set: Pro
     ]
     if strangers:
         raise ValueError(f"only numbers can be broadcast, which {', '.join(strangers)} does not hold; leave it out")
-    # The engine has no complex numbers; these travel as pairs.
+    # The engine has no complex dtypes, so complex numbers are sent as pairs.
     sent = [tf.bitcast(value, value.dtype.real_dtype) if value.dtype.is_complex else value for value in values]
     spread = grouped_broadcast(sent, root, name, ignore_name_scope=True, process_set=process_set)
     return [

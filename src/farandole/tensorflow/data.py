@@ -1,4 +1,4 @@
-"""Batches of `farandole.data` as TensorFlow tensors, for loops of one's own and as a `tf.data.Dataset`.
+"""Batches of `farandole.data` as TensorFlow tensors, for custom loops and as a `tf.data.Dataset`.
 
     loader = Loader(ParquetSource(url), batch_size=32, policy="pad", rank=hvd.rank(), size=hvd.size())
     dataset = make_dataset(loader).map(lambda columns: (columns["pixels"], columns["label"]))
@@ -33,15 +33,15 @@ Parts: TypeAlias = tuple[NDArray[Any], ...]
 def as_tensor(name: str, values: Values) -> Tensor:
     """Return a column as a tensor.
 
-    Numbers and arrays share memory if it is aligned as TensorFlow demands, which that of large rows is. Times become
-    int64 in their own unit, since 1970; texts and bytes strings. Arrays of different lengths become a RaggedTensor,
-    sparse vectors a SparseTensor. Raises `DataError` naming a column whose objects are neither texts nor bytes.
+    Numbers and arrays share memory if it has TensorFlow's alignment, as memory of large rows has. Times become int64 in
+    their own unit, since 1970; strings and bytes become string tensors. Arrays of different lengths become a
+    RaggedTensor, sparse vectors a SparseTensor. Raises `DataError` for a column of other objects.
     """
     return _whole([_share(part) for part in _parts(name, values)])
 
 
 class TensorLoader(tensors.TensorLoader[Tensor]):
-    """A `Loader` or `FeedLoader` that yields `TensorBatch`; its errors and its state are the loader's own.
+    """A `Loader` or `FeedLoader` that yields `TensorBatch`; its errors and its state are those of the loader.
 
     Raises `DataError` for a column that no tensor can hold."""
 
@@ -50,13 +50,13 @@ class TensorLoader(tensors.TensorLoader[Tensor]):
 
 
 def make_dataset(loader: Loader, *, weights: str | None = None) -> tf.data.Dataset:
-    """Return a dataset of batches, each a dictionary of columns; iterating over it gives what is left of an epoch.
+    """Return a dataset of batches, each a dictionary of columns; each iteration yields the rest of an epoch.
 
-    `weights` names a column to add, float32: each row's weight, so that the plain average over ranks is the mean over
-    the rows of the step, and 0 for repeated rows. The loader's state is that of the last batch that came out, unless
-    batches are taken ahead: it reads ahead by itself, so `prefetch` has little to give. An error of the loader is one
-    of `tf.errors` with its class and text. Blocks while a transform is asked for the types that it makes; raises
-    `DataError` for a column that no tensor can hold.
+    `weights` is the name of a float32 column to add, with each row's weight: with it the plain average over ranks is
+    the mean over the rows of the step. It is 0 for repeated rows. The loader's state is that of the last yielded batch,
+    unless batches are prefetched; the loader reads ahead by itself, so `prefetch` gains little. An error of the loader
+    is raised as one of `tf.errors` with its class and text. Blocks while it runs a transform on a sample to get the
+    types; raises `DataError` for a column that no tensor can hold.
     """
     sample = loader.sample()
     if weights is not None:
@@ -76,16 +76,17 @@ def make_dataset(loader: Loader, *, weights: str | None = None) -> tf.data.Datas
 
 
 def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
-    """Return a dataset of what the reader reads: named tuples of rows, or of batches for `make_batch_reader`.
+    """Return a dataset of a reader's rows as named tuples; of its batches for a reader of `make_batch_reader`.
 
-    Iterating over it once reads all epochs of the reader, and again once it is at its end. Raises as `make_dataset`
-    does."""
+    One iteration reads all epochs of the reader; the next one starts again. Raises the errors of `make_dataset`."""
     dataset = make_batched_dataset(reader, None)
     return dataset if reader.batched_output else dataset.unbatch()
 
 
 def make_batched_dataset(reader: Reader, batch_size: int | None) -> tf.data.Dataset:
-    """Return a dataset of named tuples of `batch_size` rows of a reader, the last one of fewer; None: as they come."""
+    """Return a dataset of named tuples of `batch_size` rows of a reader; the last one is smaller.
+
+    With None it yields the reader's own batches."""
     if batch_size is not None and batch_size < 1:
         raise ConfigError("batch_size", f"must be >= 1, got {batch_size}")
     sample = reader.loader.sample()
@@ -104,7 +105,7 @@ def make_batched_dataset(reader: Reader, batch_size: int | None) -> tf.data.Data
 
 
 def _as_rank(here: Context, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield batches that ranks take together, on whatever thread TensorFlow asks for one."""
+    """Yield batches with `here` as the default context, on the thread of TensorFlow that requests them."""
     while True:
         with use(here):
             batch = next(batches, None)
@@ -114,18 +115,18 @@ def _as_rank(here: Context, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def _dataset(batches: Callable[[], Iterator[Columns]], sample: Columns, rows: int | None) -> tf.data.Dataset:
-    """Make a dataset of columns like those of `sample`, of `rows` rows each if that is known."""
+    """Make a dataset of columns with the types of `sample`, and with `rows` rows each unless that is None."""
     like = {name: _parts(name, values) for name, values in sample.items()}
 
-    def taken_apart() -> Iterator[dict[str, Parts]]:
+    def split_batches() -> Iterator[dict[str, Parts]]:
         for columns in batches():
             yield {name: _parts(name, columns[name], parts) for name, parts in like.items()}
 
     specs = {name: tuple(_spec(part, rows, parts) for part in parts) for name, parts in like.items()}
-    dataset = tf.data.Dataset.from_generator(taken_apart, output_signature=specs)
+    dataset = tf.data.Dataset.from_generator(split_batches, output_signature=specs)
     dataset = dataset.map(lambda columns: {name: _whole(parts) for name, parts in columns.items()})
     options = tf.data.Options()
-    # Rows are dealt to ranks already, and a batch that waits in a buffer is one that the loader counts as taken.
+    # Rows are sharded over ranks already, and the loader counts a batch in a buffer as yielded.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
@@ -133,7 +134,7 @@ def _dataset(batches: Callable[[], Iterator[Columns]], sample: Columns, rows: in
 
 
 def _parts(name: str, values: Values, like: Parts | None = None) -> Parts:
-    """Take a column apart; raises `DataError` if the parts are not of the kinds of `like`."""
+    """Split a column into its parts; raises `DataError` if their dtypes differ from those of `like`."""
     parts: Parts
     if isinstance(values, Ragged):
         parts = (_numbers(values.values), values.offsets)
@@ -156,7 +157,7 @@ def _numbers(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _whole(parts: Any) -> Tensor:
-    """Put tensors of a column's parts together."""
+    """Return the tensor of a column from the tensors of its parts."""
     if len(parts) == 1:
         return parts[0]
     if len(parts) == 2:
@@ -168,14 +169,14 @@ def _spec(part: NDArray[Any], rows: int | None, parts: Parts) -> tf.TensorSpec:
     kind = tf.string if part.dtype.kind in "OUS" else tf.as_dtype(part.dtype)
     if len(parts) == 3 and part is parts[2]:
         return tf.TensorSpec(part.shape, kind)
-    # Only plain arrays have one row per row.
+    # Only a plain array has as many rows as the batch.
     return tf.TensorSpec((rows if len(parts) == 1 else None, *part.shape[1:]), kind)
 
 
 def _share(part: NDArray[Any]) -> Tensor:
-    """Make a tensor of an array's memory, or of a copy.
+    """Return a tensor over an array's memory, or over a copy.
 
-    TensorFlow takes memory that is not aligned, too, and ends the process when it comes to use it."""
+    TensorFlow accepts memory that is not aligned, but aborts the process when it uses it."""
     plain = part.size and part.dtype.kind in "biufc" and part.flags.c_contiguous and part.flags.writeable
     if plain and part.__array_interface__["data"][0] % ALIGNMENT == 0:
         return tf.experimental.dlpack.from_dlpack(part.__dlpack__())

@@ -1,4 +1,4 @@
-"""The operations of Horovod's users for TensorFlow: eagerly, in functions and in graphs of TensorFlow 1."""
+"""Operations for TensorFlow, in eager mode, in functions and in graphs of TensorFlow 1."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Dense: TypeAlias = tf.Tensor
-Given: TypeAlias = tf.Tensor  # or tf.IndexedSlices, or what becomes a tensor
+Given: TypeAlias = tf.Tensor  # or tf.IndexedSlices, or a value that can be converted to a tensor
 
 
 def allreduce(
@@ -49,14 +49,14 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Given:
-    """Combine `tensor` over all ranks; every rank gets the same result. See `farandole.core.operations.ops` for `op`.
+    """Reduce `tensor` over all ranks; every rank gets the same result. See `farandole.core.operations.ops` for `op`.
 
-    `tf.IndexedSlices` return as slices: the rows of all ranks, for Sum and Average. The average of integer slices is
-    floating-point, as `tf.truediv` makes it. In eager mode it blocks until every rank has asked; in a function or graph
-    it does so when it runs, and other operations run meanwhile. Ranks have to ask under the same names, in any order.
-    Raises `tf.errors.InvalidArgumentError` for what is wrong on this rank,
-    `FailedPreconditionError` when ranks ask for different things or before `init()`, and `AbortedError` naming a rank
-    that is lost.
+    For `tf.IndexedSlices` the result is the slices of all ranks, with Sum and Average only. The average of integer
+    slices is floating-point, as with `tf.truediv`. In eager mode it blocks until every rank has made the request. In a
+    function or graph it does so when it runs, and other operations run meanwhile. All ranks must use the same names, in
+    any order. Raises `tf.errors.InvalidArgumentError` for a request that is invalid on this rank,
+    `FailedPreconditionError` if ranks make different requests or before `init()`, and `AbortedError` with a rank that
+    is lost.
     """
     op = choose_reduction(op, average).op
     if isinstance(tensor, tf.IndexedSlices):
@@ -83,7 +83,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Given]:
-    """Combine several tensors at once; none begins before all are ready on all ranks. As `allreduce`."""
+    """Reduce several tensors together, as `allreduce`; none begins before all are requested on all ranks."""
     op = choose_reduction(op, average).op
     results: list[Given] = list(tensors)
     sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
@@ -125,7 +125,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Dense]:
-    """Do what `allgather` does with several tensors at once; none begins before all are ready on all ranks."""
+    """Gather several tensors together, as `allgather`; none begins before all are requested on all ranks."""
     if not tensors:
         return []
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -140,7 +140,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Dense:
-    """Return the tensor of rank `root_rank`; all must have one shape and dtype."""
+    """Return the tensor of rank `root_rank`; the ranks' shapes and dtypes must be equal."""
     tensor = tf.convert_to_tensor(tensor)
     wire, at = _ask("broadcast", name, [tensor], process_set, ignore_name_scope)
     return nodes.broadcast([tensor], wire, at, _place_of(root_rank, wire, process_set))[0]
@@ -153,7 +153,7 @@ def grouped_broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Dense]:
-    """Do what `broadcast` does with several tensors at once; none begins before all are ready on all ranks."""
+    """Broadcast several tensors together, as `broadcast`; none begins before all are requested on all ranks."""
     if not tensors:
         return []
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -168,9 +168,9 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Dense | tuple[Dense, Dense]:
-    """Send `splits[r]` rows to each rank r, in order, and return what came, in order of rank.
+    """Send `splits[r]` rows to each rank r, in order, and return the received rows in rank order.
 
-    Without `splits` every rank gets an equal part. With it the result is a pair: the rows, and how many of them came
+    Without `splits` every rank gets an equal part. With `splits` the result is a pair: the rows, and the number of rows
     from each rank."""
     tensor = tf.convert_to_tensor(tensor)
     wire, at = _ask("alltoall", name, [tensor], process_set, ignore_name_scope)
@@ -190,9 +190,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Dense:
-    """Combine `tensor` over all ranks (Average or Sum) and return this rank's rows of the result.
+    """Reduce `tensor` over all ranks (Average or Sum) and return this rank's rows of the result.
 
-    The first ranks get one row more where the rows do not divide evenly."""
+    If the rows do not divide evenly, the first ranks get one row more."""
     with _on(device_dense):
         smaller, ctx = compression.compress(tf.convert_to_tensor(tensor))
         wire, at = _ask("reducescatter", name, [smaller], process_set, ignore_name_scope)
@@ -209,7 +209,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Dense]:
-    """Do what `reducescatter` does with several tensors at once; none begins before all are ready."""
+    """Scatter several tensors together, as `reducescatter`; none begins before all are requested on all ranks."""
     if not tensors:
         return []
     with _on(device_dense):
@@ -221,23 +221,23 @@ def grouped_reducescatter(
 
 
 def join() -> Dense:
-    """Say that this rank has no more data, and take part in what the others ask for until all have joined.
+    """Declare that this rank has no more data, and take part in the other ranks' operations until all have joined.
 
-    Returns the rank that joined last. As `farandole.core.operations.ops.join`."""
+    Returns the rank that joined last. See `farandole.core.operations.ops.join`."""
     return nodes.join(address_of(global_process_set, "join"))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None:
-    """Return when every rank has called it; in a graph, make a node that does so."""
+    """Block until every rank has called it; in a graph, return a node that does so."""
     return nodes.barrier("barrier", address_of(process_set, "barrier"))
 
 
 def _ask(
     kind: str, name: str | None, tensors: list[Dense], process_set: ProcessSet, ignore_name_scope: bool
 ) -> tuple[str, Address]:
-    """Return the name on the wire, and where to ask."""
+    """Return the name on the wire, and the address of the engine."""
     if tf.executing_eagerly():
-        default.membership()  # what does not run now may run after init()
+        default.membership()  # a graph may run later, after init()
     else:
         require_no_xla(kind, name)
     wire = wire_name(kind, name, tensors, ignore_name_scope)
@@ -257,17 +257,17 @@ def _place_of(root_rank: int, wire: str, process_set: ProcessSet) -> int:
 
 
 def _refused(error: InvalidRequest) -> Exception:
-    """Return the error that TensorFlow's programs expect of a wrong request, wherever it shows."""
+    """Return the error of TensorFlow for an invalid request, which the operation's kernel would raise too."""
     return tf.errors.InvalidArgumentError(None, None, str(error))  # type: ignore[no-any-return]
 
 
 def _on(device: str) -> AbstractContextManager[object]:
-    # Entering a device costs more than the rest of an operation.
+    # `tf.device` takes more time than the rest of an operation.
     return tf.device(device) if device else nullcontext()
 
 
 def _require_plain(op: int, prescale: float, postscale: float, name: str | None) -> None:
-    """Refuse what adding up slices cannot do."""
+    """Raise `NotImplementedError` for an op or factors that slices do not support."""
     if op not in (Average, Sum):
         raise NotImplementedError("tf.IndexedSlices can be reduced with op=Average or op=Sum only; see sparse_as_dense")
     if prescale != 1.0 or postscale != 1.0:
@@ -278,7 +278,7 @@ def _require_plain(op: int, prescale: float, postscale: float, name: str | None)
 def _reduce_slices(
     slices: Sequence[tf.IndexedSlices], op: int, name: str | None, process_set: ProcessSet, ignore_name_scope: bool
 ) -> list[tf.IndexedSlices]:
-    """Gather the slices of all ranks, of several tensors at once; rows named several times are added up in use."""
+    """Gather the slices of all ranks for several tensors together. Users of slices add up rows with equal indices."""
     values, indices = ([tf.convert_to_tensor(getattr(each, part)) for each in slices] for part in ("values", "indices"))
     wire, at = _ask("allgather", None if name is None else f"{name}.slices", values, process_set, ignore_name_scope)
     if op == Average:
@@ -293,5 +293,5 @@ def _reduce_slices(
 
 
 def _as_floating(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor in the dtype in which TensorFlow divides it: integers as float32 or float64."""
+    """Return the tensor in the dtype in which TensorFlow divides it: float32 or float64 for integers."""
     return tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.float32 if tensor.dtype.size < 4 else tf.float64)

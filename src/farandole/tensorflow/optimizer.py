@@ -1,4 +1,4 @@
-"""Makes an optimizer of tf.compat.v1.train, or of Keras, step with the gradients of all ranks."""
+"""Optimizer of tf.compat.v1.train, or of Keras, that steps with the gradients of all ranks."""
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
@@ -20,20 +20,20 @@ Pairs = Iterable[tuple[Gradient, Source]]
 
 
 class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """The class that `DistributedOptimizer` derives from a tf.compat.v1 optimizer's class."""
+    """Class that `DistributedOptimizer` puts in front of the class of a tf.compat.v1 optimizer."""
 
     _reducer: Reducer
     _aggregation: Aggregation
 
     def register_local_var(self, var: Source) -> None:
-        """Leave the gradient of the variable as this rank's own."""
+        """Exclude the gradient of `var` from the reduction."""
         self._reducer.keep_local(var)
 
     @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Source]]:
-        """Compute the gradients and reduce them; takes what the optimizer's own method takes.
+        """Compute the gradients and reduce them; takes the arguments of the optimizer's own method.
 
-        With several passes per step those in between return what has been added up so far; `apply_gradients` skips it.
+        With several passes per step, all but the last return the sums so far, which `apply_gradients` skips.
         """
         pairs = super().compute_gradients(*args, **kwargs)
         gradients, sources = [gradient for gradient, _ in pairs], [source for _, source in pairs]
@@ -44,7 +44,7 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     @as_written
     def apply_gradients(self, grads_and_vars: Pairs, global_step: Source = None, name: str | None = None) -> object:
-        """Apply the gradients; between the passes of a step only `global_step` goes on."""
+        """Apply the gradients; in all passes of a step but the last, only increment `global_step`."""
         pairs = list(grads_and_vars)
         if self._aggregation.passes == 1:
             return self._apply(pairs, global_step, name)
@@ -62,9 +62,9 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
 
 class _Combining(_Distributed):
-    """The class that is derived with op=Adasum: each rank steps with its own gradients, and Adasum combines the steps.
+    """Class in front with op=Adasum: each rank steps with its own gradients, and Adasum combines the steps.
 
-    Of gradients combined before it, an optimizer such as Adam would undo the scale.
+    If Adasum combined the gradients, an optimizer such as Adam would undo the scale.
     """
 
     def _reduce(self, gradients: Sequence[Gradient], sources: Sequence[Source]) -> list[Gradient]:
@@ -72,7 +72,7 @@ class _Combining(_Distributed):
 
     def _apply(self, pairs: list[tuple[Gradient, Source]], global_step: Source, name: str | None) -> object:
         trained: list[Any] = [source for gradient, source in pairs if gradient is not None]
-        # The optimizer overwrites a variable where it lies, so a view of it would not do.
+        # A deep copy, because the optimizer overwrites the variable's memory.
         starts = [tf.raw_ops.DeepCopy(x=variable) for variable in trained]
         with tf.control_dependencies(starts):
             applied = super()._apply(pairs, global_step, name)
@@ -103,12 +103,12 @@ def DistributedOptimizer(
 ) -> Any:
     """Return an optimizer like `optimizer`, of a subclass of its class, that steps with the gradients of all ranks.
 
-    It shares options and slots with `optimizer`, which should not be used any more. With `backward_passes_per_step` the
+    It shares options and slots with `optimizer`, which should no longer be used. With `backward_passes_per_step` the
     gradients of that many passes are added up, or averaged (`average_aggregated_gradients`), before they are reduced
-    and applied; their sums are local variables. `groups`, a number or lists of variables, reduces gradients together.
+    and applied; the sums are local variables. `groups`, a number or lists of variables, reduces gradients together.
     With `process_set` its members reduce among themselves, and the others step with their own gradients. With op=Adasum
-    each rank steps with its own gradients, and the steps are combined. An optimizer of Keras goes to `farandole.keras`.
-    Raises `ValueError` for what is no optimizer, and for settings that contradict each other.
+    each rank steps with its own gradients, and the steps are combined. An optimizer of Keras is passed to
+    `farandole.keras`. Raises `ValueError` for objects other than optimizers, and for contradictory settings.
     """
     how: dict[str, Any] = {"compression": compression, "sparse_as_dense": sparse_as_dense}
     how |= {"device_dense": device_dense, "device_sparse": device_sparse}
@@ -150,13 +150,13 @@ def _put_in_front(front: type[_Distributed], optimizer: tf.compat.v1.train.Optim
     names = {"__module__": base.__module__, "__doc__": base.__doc__}
     made: Any = type(base.__name__, (front, base), names)
     wrapped: _Distributed = made.__new__(made)
-    # Programs reach their own optimizer by `_optimizer`. One that wraps another has the name in use.
+    # Programs access the wrapped optimizer as `_optimizer`. An optimizer that wraps another keeps its own attribute.
     wrapped.__dict__.update({"_optimizer": optimizer, **optimizer.__dict__})
     return wrapped
 
 
 def _keras_optimizer(optimizer: object) -> Callable[..., object]:
-    # By name: farandole.keras is a layer above, and only programs with an optimizer of Keras need it.
+    # Imported by name, because farandole.keras is a layer above, and few programs need it here.
     wrap: Callable[..., object] = importlib.import_module("farandole.keras").DistributedOptimizer
     of_keras = any(kind.__module__.partition(".")[0] in ("keras", "tf_keras") for kind in type(optimizer).__mro__)
     if not of_keras:

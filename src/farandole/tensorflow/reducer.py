@@ -1,4 +1,4 @@
-"""Reduces the gradients of one backward pass over the ranks, in as few operations as possible."""
+"""Reduction of the gradients of one backward pass, in as few operations as possible."""
 
 import warnings
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Groups = int | Sequence[Sequence[Source]] | None
 
 @dataclass(frozen=True, kw_only=True)
 class ReducerOptions(GradientOptions[tf.Tensor]):
-    """The way in which a tape's or an optimizer's gradients are reduced."""
+    """How the gradients of a tape or an optimizer are reduced."""
 
     groups: Groups = None
     scale_local: bool = True
@@ -40,10 +40,10 @@ def choose_options(
     shown: str,
     **rest: Any,
 ) -> ReducerOptions:
-    """Return the options that users' arguments of `shown` ask for; raises `ValueError` if they contradict."""
+    """Return the options for the user's arguments of the function `shown`; raises `ValueError` for a contradiction."""
     require_registered(process_set, shown)
     if num_groups:
-        # Past the two frames that keep AutoGraph away, and the user's call.
+        # The stack level skips two frames of `as_written`, so that the warning shows the user's call.
         warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=4)
         groups = num_groups if groups is None else groups
     if isinstance(groups, int) and groups <= 0:
@@ -53,34 +53,36 @@ def choose_options(
 
 @dataclass(frozen=True)
 class Reducer:
-    """Reduces gradients as `options` say; operations are named `prefix`, a gradient's place, and its variable's name.
+    """Callable that reduces gradients according to `options`.
 
-    In eager mode all gradients go into one operation, since each is waited for where it stands; in a graph each, or
-    each of the groups, is an operation of its own, and starts when its gradients are there.
+    Operations are named `<prefix>.<index of the gradient>.<name of its variable>`. In eager mode all gradients are
+    reduced in one operation, because each operation blocks. In a graph each gradient or group has its own operation,
+    which starts when its gradients are ready.
     """
 
     prefix: str
     options: ReducerOptions
-    # By `identify`. The sources are kept, or another one might come to have the same number.
+    # By `identify`. The sources are referenced, so that no other source gets the same number.
     local: dict[int, Source] = field(default_factory=dict)
 
     def keep_local(self, source: Source) -> None:
-        """Leave the gradient of `source` as this rank's own from now on."""
+        """Exclude the gradient of `source` from the reduction from now on."""
         self.local[identify(source)] = source
 
     def is_local(self, source: Source) -> bool:
-        """Say whether the gradient of `source` is this rank's own."""
+        """Return whether the gradient of `source` is excluded from the reduction."""
         return identify(source) in self.local
 
     def __call__(
         self, gradients: Sequence[Gradient], sources: Sequence[Source], generic: bool = False
     ) -> list[Gradient]:
-        """Return the reduced gradients, in order; what has no gradient has none afterwards.
+        """Return the reduced gradients, in order; None stays None.
 
         Gradients of local sources are only divided by the number of ranks. Ranks outside of the process set get their
-        own gradients back. Blocks in eager mode until every rank has taken part.
+        own gradients back. With `generic` the operations' names do not include the variables'. Blocks in eager mode
+        until every rank has taken part.
         """
-        # A set, or the job, may have ended since this was made.
+        # The set may have been removed, or the job ended, since construction.
         require_registered(self.options.process_set, self.prefix)
         if not self.options.process_set.included():
             return list(gradients)
@@ -107,12 +109,12 @@ class Reducer:
         process_set = self.options.process_set
         number = process_set.process_set_id
         assert number is not None
-        # A function may be called again when there are more ranks, or fewer, than when it was traced.
+        # A function may run with another number of ranks than when it was traced.
         size = process_set.size() if tf.executing_eagerly() else size_op(number)
         return gradient / tf.cast(size, gradient.dtype)
 
     def _groups(self, gradients: Sequence[Gradient], sources: Sequence[Source]) -> list[list[int]]:
-        """Say which gradients, by place, are reduced in one operation; none of these mixes dense and sparse ones."""
+        """Return groups of indexes of gradients to reduce together; no group mixes dense and sparse gradients."""
         keys = [identify(source) for source in sources]
         places = [
             place
@@ -127,7 +129,7 @@ class Reducer:
         elif isinstance(chosen, int):
             groups = even_groups(places, chosen)
         else:
-            # One variable may be given twice as a source. It is in its group once, and alone for the other time.
+            # A variable may be a source twice. Its first gradient is in its group, the second one is on its own.
             first = {key: place for place, key in reversed(list(enumerate(keys)))}
             wanted = [[first[key] for each in group if (key := identify(each)) in first] for group in chosen]
             groups = explicit_groups(places, wanted)
@@ -138,7 +140,7 @@ class Reducer:
         return [list(alike) for group in groups for _, alike in groupby(sorted(group, key=sparse), key=sparse)]
 
     def _reduce(self, gradients: list[tf.Tensor | tf.IndexedSlices], name: str) -> list[tf.Tensor | tf.IndexedSlices]:
-        # Rows that are gathered cannot overflow as a sum can, so they need no factors.
+        # Slices are gathered, not summed, so they cannot overflow and need no factors.
         op, *factors = self.options.reduction
         prescale, postscale = (1.0, 1.0) if isinstance(gradients[0], tf.IndexedSlices) else factors
         arguments: dict[str, Any] = {
@@ -158,11 +160,11 @@ class Reducer:
 
 
 def identify(source: Source) -> int:
-    """Return a number that identifies a source: a variable of Keras is the one of TensorFlow that it holds."""
+    """Return a number that identifies a source; equal for a variable of Keras and its variable of TensorFlow."""
     return id(getattr(source, "handle", source))
 
 
 def _short_name(source: Source) -> str:
-    # Only the last part: those before it may hold a number that says how many layers a process has made before.
+    # Only the last part: earlier parts may contain the number of layers that the process has made before.
     name = str(getattr(source, "name", ""))
     return "." + name.split(":")[0].rsplit("/", 1)[-1] if name else ""

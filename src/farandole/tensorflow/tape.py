@@ -1,4 +1,4 @@
-"""Makes a gradient tape return the gradients of all ranks."""
+"""Gradient tape that returns gradients reduced over all ranks."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -19,20 +19,20 @@ Pairs: TypeAlias = list[tuple[Source, Gradient]]
 
 
 class _Front:
-    """The class that `DistributedGradientTape` derives from a tape's class.
+    """Class that `DistributedGradientTape` puts in front of a tape's class.
 
-    The attributes have slots, since all else that the instance has is the wrapped tape's.
+    Its attributes have slots, because the instance shares its `__dict__` with the wrapped tape.
     """
 
     __slots__ = ("_local_layers", "_reducer", "_within_jacobian")
 
     _reducer: Reducer
     _local_layers: Sequence[Layer]
-    # A Jacobian is made of calls of `gradient`, row by row.
+    # Set while `jacobian` runs, which calls `gradient` for each row.
     _within_jacobian: bool
 
     def register_local_source(self, source: Source) -> None:
-        """Leave the gradient by `source`, a variable, as this rank's own."""
+        """Exclude the gradient of `source`, a variable, from the reduction."""
         self._reducer.keep_local(source)
 
     @as_written
@@ -44,10 +44,10 @@ class _Front:
         use_generic_names: bool = False,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """Differentiate, and reduce the gradients over all ranks; they have the structure of `sources`.
+        """Return the gradients, reduced over all ranks, in the structure of `sources`.
 
-        With `use_generic_names` the operations are named by place alone, not by variables too. Blocks in eager mode
-        until every rank has taken part.
+        With `use_generic_names` the operations' names do not include the variables'. Blocks in eager mode until every
+        rank has taken part.
         """
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         if self._within_jacobian:
@@ -59,9 +59,9 @@ class _Front:
     def get_local_and_global_gradients(
         self, target: object, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[Pairs, Pairs]:
-        """Return what `gradient` would, as two lists of (source, gradient): of local sources, and the reduced ones.
+        """Return the result of `gradient` as two lists of (source, gradient): for local sources, and for all others.
 
-        A norm, for one, is the same on all ranks only for the reduced ones.
+        Only the gradients in the second list, and so their norm, are equal on all ranks.
         """
         gradients = super().gradient(target, sources, output_gradients)  # type: ignore[misc]
         reduced, local = self._reduce(gradients, sources, use_generic_names)
@@ -71,12 +71,12 @@ class _Front:
 
     @as_written
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the Jacobian of this rank's own target, as a plain tape does."""
+        """Return the Jacobian of this rank's target, without a reduction."""
         return self._alone(super().jacobian, *args, **kwargs)  # type: ignore[misc]
 
     @as_written
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the Jacobian of each row of this rank's own target, as a plain tape does."""
+        """Return the Jacobian of each row of this rank's target, without a reduction."""
         return self._alone(super().batch_jacobian, *args, **kwargs)  # type: ignore[misc]
 
     def _alone(self, differentiate: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ class _Front:
             self._within_jacobian = False
 
     def _reduce(self, gradients: Any, sources: Any, generic: bool) -> tuple[list[Gradient], list[bool]]:
-        # Only now: a layer may have been built within the tape's block.
+        # Not earlier, because a layer may be built within the tape's block.
         for layer in self._local_layers:
             for variable in layer.trainable_weights:
                 self._reducer.keep_local(variable)
@@ -116,11 +116,10 @@ def DistributedGradientTape(
 ) -> tf.GradientTape:
     """Return a tape, of a subclass of `gradtape`'s class, whose `gradient` reduces the gradients over all ranks.
 
-    It is the same tape as `gradtape`: what one has recorded, the other differentiates. `groups`, a number or lists of
-    variables, reduces gradients together; in eager mode all of a tape are. The gradients of local sources
-    (`register_local_source`) are divided by the number of ranks unless `scale_local_gradients` is off. With
-    `process_set` its members reduce among themselves, and the others get their own gradients.
-    Raises `ValueError` for settings that contradict each other.
+    The tape shares its recording with `gradtape`. `groups`, a number or lists of variables, reduces gradients together;
+    in eager mode all gradients are reduced together. Gradients of local sources (`register_local_source`) are divided
+    by the number of ranks unless `scale_local_gradients` is False. With `process_set` its members reduce among
+    themselves, and the others get their own gradients. Raises `ValueError` for contradictory settings.
     """
     options = choose_options(
         op,
@@ -140,7 +139,7 @@ def DistributedGradientTape(
     if base is not tf.GradientTape:
         kind = type(base.__name__, (_Front, base), {"__slots__": (), "__module__": base.__module__})
     made = kind.__new__(kind)
-    # Not a copy: whichever of the two leaves the block, the other has left it, too.
+    # Shared, not copied, so that both tapes stop recording when one of them leaves its block.
     made.__dict__ = gradtape.__dict__
     made._reducer = Reducer("DistributedGradientTape", options)
     made._local_layers = ()
@@ -163,9 +162,9 @@ def PartialDistributedGradientTape(
     local_layers: Layer | Sequence[Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> tf.GradientTape:
-    """Return a `DistributedGradientTape` that leaves the gradients of `local_layers` as this rank's own.
+    """Return a `DistributedGradientTape` that excludes the gradients of `local_layers` from the reduction.
 
-    Raises `ValueError` for what is no layer.
+    Raises `ValueError` for objects other than layers.
     """
     layers = [local_layers] if isinstance(local_layers, tf.keras.layers.Layer) else list(local_layers or ())
     strangers = [type(layer).__name__ for layer in layers if not isinstance(layer, tf.keras.layers.Layer)]

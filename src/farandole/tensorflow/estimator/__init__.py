@@ -1,4 +1,4 @@
-"""Model functions of TensorFlow 1: the names of `tf.estimator`, which TensorFlow no longer has, that they are made of.
+"""Names of `tf.estimator` that model functions of TensorFlow 1 use, and that TensorFlow no longer has.
 
 from farandole.tensorflow import estimator
 return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)

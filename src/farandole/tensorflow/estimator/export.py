@@ -1,4 +1,4 @@
-"""Outputs of a model function that are exported for serving."""
+"""Outputs that a model function exports for serving."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionO
 
 
 class ExportOutput:
-    """Named tensors, one row for each row of the features."""
+    """Named tensors with one row for each row of the features."""
 
     def __init__(self, outputs: Mapping[str, Any]) -> None:
         self.outputs = {name: _tensor(name, value) for name, value in outputs.items()}
@@ -18,7 +18,7 @@ class ExportOutput:
 
 
 class PredictOutput(ExportOutput):
-    """Any tensors: a dict of them, or one, which is named "output"."""
+    """Any tensors: a dictionary of tensors, or one tensor, which is named "output"."""
 
     def __init__(self, outputs: Any) -> None:
         super().__init__(outputs if isinstance(outputs, Mapping) else {"output": outputs})
@@ -33,17 +33,17 @@ class ClassificationOutput(ExportOutput):
 
     @property
     def scores(self) -> Any:
-        """The scores; None without."""
+        """The scores; None if they were not given."""
         return self.outputs.get("scores")
 
     @property
     def classes(self) -> Any:
-        """The classes; None without."""
+        """The classes; None if they were not given."""
         return self.outputs.get("classes")
 
 
 class RegressionOutput(ExportOutput):
-    """A number for each row, as "outputs"."""
+    """One number for each row, as "outputs"."""
 
     def __init__(self, value: Any) -> None:
         super().__init__({"outputs": value})

@@ -1,4 +1,4 @@
-"""The result of a model function, its modes, and the settings that it may ask for."""
+"""Result, modes and settings of a model function."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class RunConfig:
 
     model_dir: str
     save_checkpoints_secs: float
-    save_summary_steps: int = 100  # steps between two points of the training's curves
+    save_summary_steps: int = 100  # steps between two points of a curve
     keep_checkpoint_max: int = 5
     tf_random_seed: int
     global_id_in_cluster: int  # the rank
@@ -59,11 +59,11 @@ class _Fields(NamedTuple):
 
 
 class EstimatorSpec(_Fields):
-    """The tensors and operations that a model function gives in one of its modes; a named tuple.
+    """Tensors and operations that a model function returns in one of its modes; a named tuple.
 
     Training needs `loss` and `train_op`, evaluation `loss`, prediction `predictions`. `eval_metric_ops` holds pairs
-    (value, update) as `tf.compat.v1.metrics` has them. Without `export_outputs` the predictions are exported. Raises
-    `ValueError` for a field that is missing or of another kind.
+    (value, update) of `tf.compat.v1.metrics`. Without `export_outputs` the predictions are exported. Raises
+    `ValueError` for a missing field or one of the wrong type.
     """
 
     __slots__ = ()
