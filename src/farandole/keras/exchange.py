@@ -1,4 +1,4 @@
-"""The exchange of one optimizer's gradients with the other ranks."""
+"""Exchange of one optimizer's gradients with the other ranks."""
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -18,19 +18,19 @@ Groups = int | Iterable[Iterable[Hashable]] | None
 
 
 def keyed(groups: int | Iterable[Iterable[Any]] | None, key_of: Callable[[Any], Hashable]) -> Groups:
-    """Return `groups`, a number or lists of variables, with the variables' keys."""
+    """Return `groups`, a number or lists of variables, with keys in place of variables."""
     if groups is None or isinstance(groups, int):
         return groups
     return [[key_of(variable) for variable in group] for group in groups]
 
 
 class Exchange:
-    """Knows which gradients are reduced, together with which others, and under which names.
+    """Reduction of an optimizer's gradients: the gradients to reduce, their groups, and the operations' names.
 
-    The key of its variable identifies a gradient. `groups` is a number, or keys that are reduced together. Gradients of
-    variables that are `local` are not reduced, but divided by the number of ranks with `scale_local`: the others'
-    share in the averaged loss does not depend on them. With `summed`, gradients of several passes are added up and not
-    averaged."""
+    A gradient is identified by the key of its variable. `groups` is the number of groups, or lists of keys that are
+    reduced together. Gradients of variables in `local` are not reduced. With `scale_local` they are divided by the
+    number of ranks, because the variables affect only this rank's share of the averaged loss. With `summed`, gradients
+    of several passes are added up and not averaged."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class Exchange:
         self.options = options
         self.local: set[Hashable] = set()
         self.summed = summed
-        # The variables whose gradients are about to be added up.
+        # The keys of the gradients that Keras accumulates in the current call of `apply`.
         self.pending: list[Hashable] | None = None
-        # Whether an optimizer around this one, such as LossScaleOptimizer, looks at this rank's gradients alone.
+        # Whether an optimizer around this one, such as LossScaleOptimizer, checks the gradients of this rank only.
         self.held_by_another = False
         self._name = self._given_name = name
         self._groups, self._scale_local = groups, scale_local
 
     def again(self) -> "Exchange":
-        """Return a new one with the same options, for another optimizer: it has no local variables yet."""
+        """Return an exchange with the same options for another optimizer, without local variables."""
         return Exchange(
             self.options,
             name=self._given_name,
@@ -70,13 +70,13 @@ class Exchange:
 
     @property
     def alone(self) -> bool:
-        """Return whether this rank is alone, with no gradients to exchange."""
+        """Return whether this rank has no other ranks to exchange gradients with."""
         return self.size == 1
 
     def reduce(self, gradients: Sequence[Tensor], keys: Sequence[Hashable]) -> list[Tensor]:
-        """Return the gradients as all ranks together have them, None where there was none.
+        """Return the gradients, reduced over all ranks; None stays None.
 
-        Blocks until every rank has asked, if anything is done now and not only traced."""
+        Blocks until every rank has made the request, unless it is only traced."""
         reduced = list(gradients)
         if self.alone:
             return reduced
@@ -97,7 +97,7 @@ class Exchange:
         return reduced
 
     def agree(self, flag: Tensor) -> Tensor:
-        """Return whether `flag`, a boolean tensor, is true on all ranks; blocks as `reduce` does."""
+        """Return a boolean tensor: whether `flag` is true on all ranks. Blocks as `reduce` does."""
         if self.alone:
             return flag
         number = keras.ops.reshape(keras.ops.cast(flag, "int32"), (1,))
@@ -106,7 +106,7 @@ class Exchange:
         return keras.ops.cast(keras.ops.reshape(least, ()), "bool")
 
     def _places(self, keys: list[Hashable]) -> list[list[int]] | None:
-        """Return the groups as places in `keys`."""
+        """Return the groups as indexes into `keys`; None if the user gave none."""
         if self._groups is None:
             return None
         chosen = (
@@ -116,9 +116,9 @@ class Exchange:
         return [[place[key] for key in group] for group in chosen]
 
     def _named(self) -> str:
-        """Return the optimizer's name on the wire: the nth one that trains, unless the user gave it a name.
+        """Return the optimizer's name on the wire: the user's name, or a number in the order of first use.
 
-        Variables' names would not do: they depend on how many layers and optimizers this rank has made before."""
+        Variables' names cannot be used, because they depend on how many layers and optimizers this rank has made."""
         if self._name is None:
             self._name = membership_of(self.options.process_set, "optimizer").wire_name("optimizer", None)
         return self._name

@@ -11,29 +11,29 @@ F = TypeVar("F", bound="Front")
 
 
 class Front:
-    """The class that is derived from an optimizer's class; the result is still an optimizer of the user's class."""
+    """The class in front; the result is still an optimizer of the user's class."""
 
-    _exchange: Exchange  # of the class, which is made for one optimizer
+    _exchange: Exchange  # an attribute of the class, because each optimizer has its own class
 
-    # Keras saves an optimizer under its __class__, which a reader has to find: a saved model needs no farandole.
+    # Keras saves an optimizer by the name of its __class__. As the user's class, it loads without farandole.
     @property  # type: ignore[misc]  # it is never assigned
     def __class__(self) -> Any:
         return type(self).__bases__[1]
 
     def register_local_var(self, var: Any) -> None:
-        """Train a variable with this rank's gradients only."""
+        """Exclude the gradient of `var` from the reduction."""
         self._exchange.local.add(self._key_of(var))
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Make an optimizer of the wrapped class with `config`, distributed with the same options as this one.
+        """Make an optimizer of the user's class with `config`, distributed with the same options as this one.
 
-        Variables that are local there are reduced here."""
+        Its local variables are not copied."""
         base: Any = cls.__bases__[1]
         return cls._wrap_another(base.from_config(config, *args, **kwargs))
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        """Refuse to be copied or pickled: the copy would train on its own, without anybody noticing."""
+        """Raise `TypeError`, because a copy or pickle would silently train alone."""
         raise TypeError(
             f"a distributed {type(self).__name__} belongs to this rank and its job, and cannot be copied or pickled; "
             "save the model, and load it with farandole.keras.load_model"
@@ -53,14 +53,14 @@ class Front:
 
 
 def put_in_front(front: type[F], optimizer: Any, exchange: Exchange, **attributes: Any) -> F:
-    """Return an optimizer of a subclass of `optimizer`'s class with `front` before it; it shares all that it has.
+    """Return an optimizer of a subclass of `optimizer`'s class with `front` before it; both share all attributes.
 
-    `attributes` are those of the subclass."""
+    `attributes` are additional attributes of the subclass."""
     base = type(optimizer)
     names = {"__module__": base.__module__, "__doc__": base.__doc__, "_exchange": exchange, **attributes}
     made: type[F] = type(base.__name__, (front, base), names)
     wrapped = made.__new__(made)
-    # Past Keras' own __setattr__, which would track the variables once more. One namespace for both: Keras 2's loss
-    # scaler, for one, keeps the optimizer that it was given.
+    # This avoids Keras' own __setattr__, which would track the variables again. Both optimizers share one namespace,
+    # because other objects, such as the loss scaler of Keras 2, keep a reference to the original optimizer.
     object.__setattr__(wrapped, "__dict__", vars(optimizer))
     return wrapped

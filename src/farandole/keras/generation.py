@@ -15,7 +15,7 @@ Optimizer = Any  # Keras ships no types
 class Generation(Protocol):
     """A module of this package for the optimizers, models and files of one generation of Keras."""
 
-    has_legacy: bool  # optimizers of a generation before it
+    has_legacy: bool  # has legacy optimizers, of an earlier generation
 
     def distribute(
         self,
@@ -30,8 +30,8 @@ class Generation(Protocol):
     ) -> Optimizer:
         """Return an optimizer like `optimizer` that reduces its gradients, once in `passes` passes.
 
-        Raises `TypeError` for what is no optimizer, and `ValueError` for one that is distributed already and for
-        settings that it cannot have."""
+        Raises `TypeError` for objects other than optimizers, and `ValueError` for an optimizer that is distributed
+        already and for settings that it does not support."""
 
     def build(self, optimizer: Optimizer, trained: Sequence[Any]) -> list[Any]:
         """Make the optimizer's variables for the variables that it trains, if needed, and return all of them."""
@@ -49,12 +49,12 @@ class Generation(Protocol):
 
 
 def generation_of(value: object) -> Generation:
-    """Return the generation of an optimizer or a model; Keras 3 for what is of neither."""
+    """Return the generation of an optimizer or a model; Keras 3 for other objects."""
     return _generation(type(value))
 
 
 def generation_of_files() -> Generation:
-    """Return the generation that `tf.keras` is, where TensorFlow has been imported; else Keras 3."""
+    """Return the generation of `tf.keras` if TensorFlow has been imported, else Keras 3."""
     tensorflow = sys.modules.get("tensorflow")
     return _generation(object if tensorflow is None else tensorflow.keras.Model)
 

@@ -1,7 +1,7 @@
 """Optimizers, models and files of tf_keras, which is Keras 2. It runs on TensorFlow only.
 
-Both of its kinds of optimizers, the current and the legacy ones, add up the gradients of replicas in a method of their
-own, before they clip them and before a loss scaler looks for infinities. The ranks' gradients are reduced there."""
+Both kinds of its optimizers, current and legacy, add up the gradients of replicas in a separate method, before they are
+clipped and before a loss scaler checks them for infinities. The ranks' gradients are reduced in that method."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ _SEVERAL_PASSES = "backward_passes_per_step > 1 and a LossScaleOptimizer of Kera
 
 
 class _Front(Front):
-    _aggregation: Aggregation  # of the class, like the exchange
+    _aggregation: Aggregation  # an attribute of the class, like the exchange
 
     def _key_of(self, variable: Any) -> Hashable:
         return identify(variable)
@@ -41,20 +41,22 @@ class _Front(Front):
 
 
 class _Distributed(_Front):
-    """Reduces gradients before they are clipped and applied; those of several passes when they are complete."""
+    """Class in front of an optimizer that reduces gradients before they are clipped and applied.
 
-    _has_joined = False  # in this call of apply_gradients; of the class, like the exchange
+    Gradients of several passes are reduced in the last pass."""
+
+    _has_joined = False  # the current call of apply_gradients has reduced; an attribute of the class
 
     @as_written
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Tensor | None, Any]], name: str | None = None, **options: Any
     ) -> Any:
-        """Reduce the gradients, unless `options` of Keras' say that they have been, and apply them.
+        """Reduce the gradients, unless Keras' `options` mark them as reduced, and apply them.
 
-        Blocks in eager mode until every rank has taken part. Passes in between only add them up and count as
-        iterations."""
+        Blocks in eager mode until every rank has taken part. All passes of a step but the last only add up gradients
+        and increment the iterations."""
         reduced = options.get("skip_gradients_aggregation") or not options.get("experimental_aggregate_gradients", True)
-        apply = super().apply_gradients  # type: ignore[misc]  # of the class behind
+        apply = super().apply_gradients  # type: ignore[misc]  # of the user's class
         if reduced:
             return apply(grads_and_vars, name=name, **options)
         pairs = list(grads_and_vars)
@@ -70,7 +72,7 @@ class _Distributed(_Front):
         gradients, variables = zip(*pairs, strict=True)
         if self._exchange.options.sparse_as_dense:
             gradients = tuple(None if each is None else tf.convert_to_tensor(each) for each in gradients)
-        with tf.init_scope():  # a branch of a condition cannot make them
+        with tf.init_scope():  # a branch of a condition cannot make variables
             _build(self, variables)
         sums = self._aggregation.add(gradients, variables, lambda sums: self._reduce(sums, variables))
 
@@ -107,7 +109,7 @@ class _Legacy(_Distributed):
 
 
 class _Scaled(_Front):
-    """In front of a loss scaler, whose inner optimizer is the one that exchanges gradients."""
+    """Class in front of a loss scaler, whose inner optimizer exchanges gradients."""
 
 
 def distribute(
@@ -135,7 +137,7 @@ def distribute(
 def build(optimizer: Any, trained: Sequence[Any]) -> list[Any]:
     """See `Generation`."""
     _build(optimizer, trained)
-    held: list[Any] = optimizer.variables()  # a method of the legacy ones; the list of the others can be called
+    held: list[Any] = optimizer.variables()  # a method of legacy optimizers, and a callable list of others
     return held
 
 
@@ -163,7 +165,7 @@ def load(filepath: str | Path, objects: Mapping[str, Any]) -> Any:
 
 
 def _wrap(optimizer: Any, exchange: Exchange, aggregation: Aggregation) -> Any:
-    """Return an optimizer like `optimizer` that exchanges its gradients by `exchange`."""
+    """Return an optimizer like `optimizer` that exchanges its gradients through `exchange`."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None and aggregation.passes > 1:
         raise ValueError(_SEVERAL_PASSES)
@@ -179,7 +181,7 @@ def _build(optimizer: Any, trained: Sequence[Any]) -> None:
         optimizer._create_all_weights(trained)
     else:
         optimizer.build(trained)
-        # With a schedule it makes the rate's variable.
+        # With a schedule, this call makes the variable of the learning rate.
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if hasattr(inner, "_learning_rate"):  # not of each class of users
+        if hasattr(inner, "_learning_rate"):  # a user's class may lack it
             inner._compute_current_learning_rate()

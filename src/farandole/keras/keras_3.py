@@ -37,12 +37,14 @@ class _Front(Front, keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
 
 
 class Distributed(_Front):
-    """Reduces gradients before they are clipped and applied; those of several passes when they are complete."""
+    """Class in front of an optimizer that reduces gradients before they are clipped and applied.
+
+    Gradients of several passes are reduced in the last pass."""
 
     def apply(self, grads: Sequence[Tensor], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Reduce the gradients, and apply them; with several passes per step, when the last one has come.
+        """Reduce and apply the gradients; with several passes per step, in the last pass.
 
-        Blocks until every rank has taken part, if anything is done now and not only traced."""
+        Blocks until every rank has taken part, unless it is only traced."""
         if self._exchange.held_by_another:
             raise RuntimeError(
                 f"this distributed {type(self).__name__} was given to another optimizer, such as the "
@@ -53,21 +55,21 @@ class Distributed(_Front):
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if trainable_variables is not None and len(grads) != len(variables):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables")
-        # Without variables Keras says what is wrong with other numbers of gradients.
+        # Otherwise Keras raises an error for the number of gradients.
         if len(grads) == len(variables):
             keys = [self._var_key(variable) for variable in variables]
             if self.gradient_accumulation_steps:
-                given = [
+                accumulated = [
                     grad is not None and not self._overwrite_variable_with_gradient(variable)
                     for grad, variable in zip(grads, variables, strict=True)
                 ]
-                self._exchange.pending = [key for key, there in zip(keys, given, strict=True) if there]
+                self._exchange.pending = [key for key, is_kept in zip(keys, accumulated, strict=True) if is_kept]
             else:
                 grads = self._exchange.reduce(grads, keys)
         super().apply(grads, trainable_variables)
 
     def _clip_gradients(self, grads: list[Tensor]) -> list[Tensor]:
-        """Reduce what was added up: Keras comes here with it, when an update is due."""
+        """Reduce accumulated gradients: Keras calls this with them when an update is due."""
         keys, self._exchange.pending = self._exchange.pending, None
         if keys is not None:
             grads = self._reduce_sums(grads, keys)
@@ -80,20 +82,20 @@ class Distributed(_Front):
             grads = [grad * passes for grad in grads]
         if keras.backend.backend() != "jax":
             return self._exchange.reduce(grads, keys)
-        # JAX' functions have no state: Keras makes an update in each pass there, and drops it unless it is due.
+        # On JAX, whose functions have no state, Keras computes an update in each pass and drops it unless it is due.
         due = (self._iterations + 1) % passes == 0
         reduced: list[Tensor] = keras.ops.cond(due, lambda: self._exchange.reduce(grads, keys), lambda: list(grads))
         return reduced
 
     def __setattr__(self, name: str, value: object) -> None:
-        # By this assignment Keras' LossScaleOptimizer takes over another optimizer.
+        # Keras' LossScaleOptimizer makes this assignment when it wraps an optimizer.
         if name == "loss_scale_factor" and value is None:
             self._exchange.held_by_another = True
         super().__setattr__(name, value)
 
 
 class ScaledDistributed(_Front):
-    """Makes all ranks skip a step, or none: its inner optimizer is the one that exchanges gradients."""
+    """Class in front of a loss scaler, so that either all ranks skip a step or none; the inner one is `Distributed`."""
 
     def check_finite(self, grads: Sequence[Tensor]) -> Tensor:
         """Return whether the gradients are finite on all ranks; blocks as `apply` does."""
@@ -143,9 +145,9 @@ def velocities(optimizer: Any) -> list[Any]:
 
 
 def take_scaler_in_front(optimizer: Any) -> Any:
-    """Return an optimizer like `optimizer`, a LossScaleOptimizer around a distributed optimizer, that all ranks share.
+    """Return an optimizer like `optimizer`, a LossScaleOptimizer around a distributed one, that agrees with all ranks.
 
-    Raises `TypeError` for others."""
+    Raises `TypeError` for other optimizers."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, Front) or not isinstance(inner, Distributed):
         raise TypeError(f"expected a LossScaleOptimizer around a distributed optimizer, got {optimizer!r}")
@@ -154,7 +156,7 @@ def take_scaler_in_front(optimizer: Any) -> Any:
 
 
 def _wrap(optimizer: Any, exchange: Exchange) -> Any:
-    """Return an optimizer like `optimizer` that exchanges its gradients by `exchange`."""
+    """Return an optimizer like `optimizer` that exchanges its gradients through `exchange`."""
     if not isinstance(optimizer, LossScaleOptimizer):
         return put_in_front(Distributed, optimizer, exchange)
     vars(optimizer)["inner_optimizer"] = put_in_front(Distributed, optimizer.inner_optimizer, exchange)
@@ -169,7 +171,7 @@ def _check(optimizer: Any) -> None:
 
 
 def _accumulate(optimizer: Any, passes: int) -> bool:
-    """Have Keras add up the gradients of `passes` passes; return whether that is our doing."""
+    """Make Keras accumulate the gradients of `passes` passes; return whether the optimizer was changed for that."""
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
     own = optimizer.gradient_accumulation_steps
@@ -191,7 +193,7 @@ def _accumulate(optimizer: Any, passes: int) -> bool:
 
 
 def _adds_up(kind: type) -> bool:
-    """Return whether a class adds up gradients as Keras does: what is complete goes through `_clip_gradients`."""
+    """Return whether a class accumulates gradients as Keras does, and passes the sums to `_clip_gradients`."""
     return all(
         getattr(getattr(kind, name, None), "__module__", "").startswith("keras.")
         for name in ("apply", "_backend_apply_gradients", "_clip_gradients")

@@ -1,4 +1,4 @@
-"""Keras' JAX backend: all gradients travel in one call, as a compiled program may start several in any order."""
+"""Keras' JAX backend: all gradients are reduced in one operation, as a compiled program orders several at will."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ def is_tensor(value: object) -> bool:
 def reduce_each(
     tensors: Sequence[jax.Array], groups: Sequence[Sequence[int]] | None, name: str, options: Options
 ) -> list[jax.Array]:
-    """Reduce all at once, whatever the groups: ranks whose programs start them in different orders would wait forever.
+    """Reduce all tensors in one operation; `groups` are ignored, as programs may start operations in any order.
 
-    Blocks until every rank has asked; in a compiled function when that runs."""
+    Blocks until every rank has made the request; in a compiled function it blocks when the function runs."""
     return hvd.grouped_allreduce(
         tensors,
         op=options.reduction.op,
@@ -39,7 +39,7 @@ def divide(gradient: jax.Array, number: int) -> jax.Array:
 
 
 def allreduce(tensor: jax.Array | keras.Variable, name: str | None, options: Options) -> jax.Array:
-    """As `farandole.jax.allreduce`."""
+    """See `farandole.jax.allreduce`."""
     return hvd.allreduce(
         _plain(tensor),
         op=options.reduction.op,
@@ -52,17 +52,17 @@ def allreduce(tensor: jax.Array | keras.Variable, name: str | None, options: Opt
 
 
 def allgather(tensor: jax.Array | keras.Variable, name: str | None) -> jax.Array:
-    """As `farandole.jax.allgather`."""
+    """See `farandole.jax.allgather`."""
     return hvd.allgather(_plain(tensor), name)
 
 
 def broadcast(tensor: jax.Array | keras.Variable, root_rank: int, name: str | None) -> jax.Array:
-    """As `farandole.jax.broadcast`."""
+    """See `farandole.jax.broadcast`."""
     return hvd.broadcast(_plain(tensor), root_rank, name)
 
 
 def reducescatter(tensor: jax.Array | keras.Variable, name: str | None, op: int) -> jax.Array:
-    """As `farandole.jax.reducescatter`."""
+    """See `farandole.jax.reducescatter`."""
     return hvd.reducescatter(_plain(tensor), op=op, name=name)
 
 

@@ -1,4 +1,4 @@
-"""Keras' TensorFlow backend: gradients travel one by one as they become ready, unless they are to go in groups."""
+"""Keras' TensorFlow backend: each gradient is reduced when it is ready, or with the others of its group."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +20,13 @@ def is_tensor(value: object) -> bool:
 def reduce_each(
     tensors: Sequence[Tensor], groups: Sequence[Sequence[int]] | None, name: str, options: Options
 ) -> list[Tensor]:
-    """Reduce each tensor on its own, or each group at once; slices as slices, unless they are to be dense.
+    """Reduce each tensor on its own, or each group together; slices stay slices unless `sparse_as_dense` is set.
 
-    Eagerly it blocks until every rank has asked, and all are one group; in a function it does so when that runs."""
+    In eager mode all tensors are one group by default, and it blocks until every rank has made the request. In a
+    function it blocks when the function runs."""
     given = [tf.convert_to_tensor(tensor) if options.sparse_as_dense else tensor for tensor in tensors]
     if groups is None and tf.executing_eagerly():
-        groups = [range(len(given))]  # one after the other they would wait for each other
+        groups = [range(len(given))]  # several eager operations would block one after the other
     if groups is None:
         return [
             hvd.allreduce(tensor, name=f"{name}.{place}", **_arguments(options, tensor))
@@ -33,7 +34,7 @@ def reduce_each(
         ]
     reduced = list(given)
     for number, group in enumerate(groups):
-        # Slices take no factors, so they are a group of their own.
+        # Slices take no factors, so they are in a separate group.
         for wire, alike in ((f"{name}.{number}", False), (f"{name}.{number}.slices", True)):
             places = [place for place in group if isinstance(given[place], tf.IndexedSlices) is alike]
             if places:
@@ -52,27 +53,27 @@ def divide(gradient: Tensor, number: int) -> Tensor:
 
 
 def allreduce(tensor: Tensor, name: str | None, options: Options) -> Tensor:
-    """As `farandole.tensorflow.allreduce`."""
+    """See `farandole.tensorflow.allreduce`."""
     return hvd.allreduce(_plain(tensor), name=name, **_arguments(options, tensor))
 
 
 def allgather(tensor: Tensor, name: str | None) -> Tensor:
-    """As `farandole.tensorflow.allgather`."""
+    """See `farandole.tensorflow.allgather`."""
     return hvd.allgather(_plain(tensor), name=name)
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: str | None) -> Tensor:
-    """As `farandole.tensorflow.broadcast`."""
+    """See `farandole.tensorflow.broadcast`."""
     return hvd.broadcast(_plain(tensor), root_rank, name=name)
 
 
 def reducescatter(tensor: Tensor, name: str | None, op: int) -> Tensor:
-    """As `farandole.tensorflow.reducescatter`."""
+    """See `farandole.tensorflow.reducescatter`."""
     return hvd.reducescatter(_plain(tensor), name=name, op=op)
 
 
 def _arguments(options: Options, tensor: Tensor) -> dict[str, Any]:
-    # Rows that are gathered cannot overflow as a sum can, so they need no factors.
+    # Slices are gathered, not summed, so they cannot overflow and need no factors.
     op, *factors = options.reduction
     prescale, postscale = (1.0, 1.0) if isinstance(tensor, tf.IndexedSlices) else factors
     return {
@@ -81,7 +82,7 @@ def _arguments(options: Options, tensor: Tensor) -> dict[str, Any]:
         "prescale_factor": prescale,
         "postscale_factor": postscale,
         "process_set": options.process_set,
-        # Keras' scopes depend on how many layers and optimizers this rank has made before.
+        # Keras' scopes depend on how many layers and optimizers this rank has made.
         "ignore_name_scope": True,
     }
 

@@ -1,4 +1,4 @@
-"""Keras' torch backend: gradients are ready when an optimizer gets them, so all are asked for in one call."""
+"""Keras' torch backend: gradients are ready when an optimizer gets them, so all are reduced together."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -20,7 +20,7 @@ def is_tensor(value: object) -> bool:
 def reduce_each(
     tensors: Sequence[torch.Tensor], groups: Sequence[Sequence[int]] | None, name: str, options: Options
 ) -> list[torch.Tensor]:
-    """Reduce each group at once; without groups all are one. Blocks until every rank has asked."""
+    """Reduce each group together; without groups all tensors are one. Blocks until every rank has made the request."""
     dense = [tensor.to_dense() if options.sparse_as_dense else tensor for tensor in tensors]
     sent, contexts = compress_each([tensor.detach().contiguous() for tensor in dense], options)
     groups = [range(len(sent))] if groups is None else groups
@@ -48,7 +48,7 @@ def divide(gradient: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def allreduce(tensor: torch.Tensor, name: str | None, options: Options) -> torch.Tensor:
-    """As `farandole.torch.allreduce`."""
+    """See `farandole.torch.allreduce`."""
     return hvd.allreduce(
         _plain(tensor),
         name=name,
@@ -61,17 +61,17 @@ def allreduce(tensor: torch.Tensor, name: str | None, options: Options) -> torch
 
 
 def allgather(tensor: torch.Tensor, name: str | None) -> torch.Tensor:
-    """As `farandole.torch.allgather`."""
+    """See `farandole.torch.allgather`."""
     return hvd.allgather(_plain(tensor), name)
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None) -> torch.Tensor:
-    """As `farandole.torch.broadcast`."""
+    """See `farandole.torch.broadcast`."""
     return hvd.broadcast(_plain(tensor), root_rank, name)
 
 
 def reducescatter(tensor: torch.Tensor, name: str | None, op: int) -> torch.Tensor:
-    """As `farandole.torch.reducescatter`."""
+    """See `farandole.torch.reducescatter`."""
     return hvd.reducescatter(_plain(tensor), name, op=op)
 
 

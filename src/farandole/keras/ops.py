@@ -1,4 +1,4 @@
-"""The operations for values: numbers, arrays, and the tensors and variables of Keras' backend."""
+"""Operations on numbers, arrays, and the tensors and variables of Keras' backend."""
 
 import keras
 import numpy as np
@@ -22,9 +22,9 @@ def allreduce(
     op: int | None = None,
     compression: Compressor[Tensor] = Compression.none,
 ) -> Tensor:
-    """Combine `value` over all ranks; every rank gets the same result, a tensor for a tensor and else an array.
+    """Reduce `value` over all ranks; every rank gets the same result, as a tensor if `value` is one, else as an array.
 
-    Blocks until every rank has asked."""
+    Blocks until every rank has made the request."""
     reduction = choose_reduction(op, average, prescale_factor, postscale_factor)
     tensor = backend().is_tensor(value)
     if tensor or compression is not Compression.none:
@@ -44,25 +44,25 @@ def allreduce(
 def allgather(value: Tensor, name: str | None = None) -> Tensor:
     """Concatenate the ranks' values by rank along the first dimension, which may differ between ranks.
 
-    Blocks until every rank has asked."""
+    Blocks until every rank has made the request."""
     if backend().is_tensor(value):
         return backend().allgather(value, name)
     return on_numpy.allgather(np.asarray(value), name=name)
 
 
 def broadcast(value: Tensor, root_rank: int, name: str | None = None) -> Tensor:
-    """Return the value of rank `root_rank`; all must have one shape and dtype.
+    """Return the value of rank `root_rank`; the ranks' shapes and dtypes must be equal.
 
-    Blocks until the root's value is here."""
+    Blocks until the root's value has arrived."""
     if backend().is_tensor(value):
         return backend().broadcast(value, root_rank, name)
     return on_numpy.broadcast(np.asarray(value), root_rank, name=name)
 
 
 def reducescatter(value: Tensor, name: str | None = None, op: int = Average) -> Tensor:
-    """Combine `value` over all ranks (Average or Sum) and return this rank's rows of the result.
+    """Reduce `value` over all ranks (Average or Sum) and return this rank's rows of the result.
 
-    Blocks until every rank has asked."""
+    Blocks until every rank has made the request."""
     if backend().is_tensor(value):
         return backend().reducescatter(value, name, op)
     return on_numpy.reducescatter(np.asarray(value), name=name, op=op)

@@ -1,4 +1,4 @@
-"""Makes a Keras optimizer step with the gradients of all ranks: optimizers of Keras 3, and of tf_keras."""
+"""Optimizer of Keras 3 or tf_keras that steps with the gradients of all ranks."""
 
 import warnings
 from collections.abc import Iterable
@@ -35,17 +35,17 @@ def DistributedOptimizer(
 ) -> Any:
     """Return an optimizer like `optimizer`, of a subclass of its class, that steps with the gradients of all ranks.
 
-    It shares options and state with `optimizer`, which should not be used any more, and is saved as if it were that
-    one. Gradients are reduced before they are clipped. With `backward_passes_per_step`, which is Keras'
-    `gradient_accumulation_steps`, those of that many passes are added up first, and divided by their number with
+    It shares options and state with `optimizer`, which should no longer be used, and is saved as an optimizer of that
+    class. Gradients are reduced before they are clipped. With `backward_passes_per_step`, which is Keras'
+    `gradient_accumulation_steps`, the gradients of that many passes are added up first, and averaged with
     `average_aggregated_gradients`. `groups`, a number or lists of variables, reduces gradients together. With
-    `process_set` its members reduce among themselves, and the others step with their own gradients. What
-    `register_local_var` names is not reduced, but divided by the number of ranks with `scale_local_gradients`.
-    `device_dense` and `device_sparse` are Horovod's, and have no meaning here. With all ranks it can be called before
-    `init()`, the first step cannot. Raises `TypeError` for what is no optimizer of Keras 3, and `ValueError` for one
-    that is distributed already and for settings that contradict each other.
+    `process_set` its members reduce among themselves, and the others step with their own gradients. Gradients of
+    variables passed to `register_local_var` are not reduced, but with `scale_local_gradients` divided by the number of
+    ranks. `device_dense` and `device_sparse` are arguments of Horovod's and are ignored. With the global process set it
+    can be called before `init()`, but the first step cannot run before. Raises `TypeError` for objects other than
+    optimizers, and `ValueError` for an optimizer that is distributed already and for contradictory settings.
     """
-    # Programs wrap and compile before `init()`, too; sets other than the global one exist only after it.
+    # Programs may wrap and compile before `init()`. Other process sets exist only after it.
     if process_set is not global_process_set:
         require_registered(process_set, "DistributedOptimizer")
     if op not in (Average, Sum):
@@ -88,9 +88,9 @@ def PartialDistributedOptimizer(
     local_layers: keras.layers.Layer | Iterable[keras.layers.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return what `DistributedOptimizer` does; the variables of `local_layers` train with this rank's gradients only.
+    """Return a `DistributedOptimizer` that excludes the gradients of `local_layers` from the reduction.
 
-    The layers must have been built; raises `ValueError` otherwise, too."""
+    Also raises `ValueError` for layers that are not built."""
     layers: list[Any] = [local_layers] if hasattr(local_layers, "trainable_variables") else list(local_layers or ())
     unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:

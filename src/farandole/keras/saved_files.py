@@ -22,7 +22,7 @@ def load(filepath: str | Path, objects: Mapping[str, Any]) -> Any:
 
 
 def with_maker(filepath: str | Path, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return custom objects in which a class stands for the function that makes the optimizer of the file, if any."""
+    """Return `objects` with a class in place of the function that makes the optimizer of the file, if there is one."""
     held = dict(objects)
     if any(isinstance(each, FunctionType) for each in held.values()):
         name = _name_of_optimizer(filepath)
@@ -32,7 +32,7 @@ def with_maker(filepath: str | Path, objects: Mapping[str, Any]) -> dict[str, An
 
 
 def _class_that_calls(maker: FunctionType) -> type:
-    """Return a class for Keras, which takes no functions here: its `from_config` calls `maker`."""
+    """Return a class whose `from_config` calls `maker`, because Keras accepts only classes here."""
 
     def from_config(config: Mapping[str, Any], *args: object, **kwargs: object) -> object:
         return maker(**config)
@@ -41,7 +41,7 @@ def _class_that_calls(maker: FunctionType) -> type:
 
 
 def _name_of_optimizer(filepath: str | Path) -> str:
-    """Return the name of the class of the optimizer in a file; "" without an optimizer, and for a folder of Keras 2."""
+    """Return the name of the optimizer's class in a file; "" without an optimizer, and for a folder of Keras 2."""
     if Path(filepath).is_dir():
         return ""
     if str(filepath).endswith((".h5", ".hdf5")):
@@ -68,7 +68,7 @@ def _restore(optimizer: Any, model: Any, filepath: str | Path) -> Any:
     with h5py.File(filepath) as file:
         group = file.get("optimizer_weights")
         saved = [] if group is None else [group[name][()] for name in _names(group.attrs)]
-    if len(saved) == len(made.variables):  # else the file was written before the first step
+    if len(saved) == len(made.variables):  # otherwise the file was written before the first step
         for variable, value in zip(made.variables, saved, strict=True):
             variable.assign(value)
     return made

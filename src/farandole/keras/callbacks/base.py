@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 class CallbackOfBoth(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
     """A callback of Keras 3 that `fit` of tf_keras, which is Keras 2, takes too."""
 
-    # Keras 2 asks for these names, to skip batches that no callback looks at.
+    # Keras 2 calls these methods, to skip the hooks of batches that no callback needs.
     def _implements_train_batch_hooks(self) -> bool:
         return True
 
