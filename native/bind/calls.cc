@@ -90,7 +90,7 @@ Calls::Tensors Calls::tensors_of(Kind kind, std::string_view name, nb::handle in
 }
 
 std::vector<Calls::Tensors> Calls::members_of(const RequestView& request, nb::handle inputs, nb::handle outputs) {
-  // Reading tuples is faster, and no thread changes them meanwhile.
+  // Tuples are read faster, and no other thread can change them.
   const nb::tuple given(inputs), results = outputs.is_none() ? nb::tuple() : nb::tuple(outputs);
   if (results.size() != 0 && results.size() != given.size())
     throw Error::invalid(std::string(request.name), "a group needs one output for each input, or none at all");

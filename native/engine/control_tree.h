@@ -28,7 +28,7 @@ struct AgreedPlan {
 
 /// Transport of requests and plans over the tree of control connections.
 ///
-/// Requests go up to rank 0, which decides; plans come down. News of departures goes both ways. All members need the
+/// Requests go up to rank 0, which decides; plans come down. Reports of departures go both ways. All members need the
 /// driver's lock, except those marked "any thread".
 class ControlTree {
  public:
@@ -59,7 +59,7 @@ class ControlTree {
   /// Send unsent bytes and, with `clean`, that this rank has done its part and leaves. Gives up at `deadline`.
   void leave(bool clean, uint64_t deadline);
 
-  void arm_doorbell();  // make news on sockets ring this rank's doorbell
+  void arm_doorbell();  // make data on sockets ring this rank's doorbell
   void stop_watching() { watcher_.reset(); }
   void abandon() { static_cast<void>(watcher_.release()); }  // in a forked child: the watcher's thread is the parent's
 

@@ -21,7 +21,7 @@ class Work {
 
   virtual bool progress() noexcept = 0;      // exchange messages, run agreed plans; return whether anything moved
   virtual void check_peers() noexcept = 0;   // look for lost ranks; called when nothing moved
-  virtual void arm_doorbell() noexcept = 0;  // make news from other hosts ring the doorbell; called before a sleep
+  virtual void arm_doorbell() noexcept = 0;  // make data from other hosts ring the doorbell; called before a sleep
 };
 
 /// Choice of the thread that makes progress, and the waits of the others.

@@ -192,7 +192,7 @@ void Engine::watch_devices() noexcept {
   } catch (const Error& error) {
     lost = error;
   }
-  // Without `lost` the other ranks do not know of the failure yet.
+  // The other ranks do not know of a failure that only NCCL has reported, so drive to announce it.
   if (!executor_.devices().watch(lost, lost && failures_.has_left(*lost))) return;
   driver_.wake(now_ns());
   if (const Driver::Lock driving = driver_.try_lock()) progress();

@@ -21,8 +21,9 @@ std::unique_ptr<World> take_world(Wiring& wiring, FailureDetector& failures, std
   return std::move(made.world);
 }
 
-/// Return whether no rank can finish before all ranks have begun. Otherwise a rank that runs ahead could reuse a round
-/// of the lane that another rank still reads. The root of MPI's broadcast does not wait for the others.
+/// Return whether the lane may run operations like `recurring`. A rank that runs ahead must not reuse a round of the
+/// lane that another rank still reads. So the lane takes no operations without bytes, which wait for no rank, and no
+/// broadcasts over MPI, whose root does not wait for the others.
 bool synchronizes(const Recurring& recurring, bool by_mpi) {
   const Request& first = recurring.operations.front()->request;
   if (first.kind == Kind::Barrier) return true;
@@ -225,7 +226,7 @@ void Executor::run_all(const Recurring& recurring) {
   }
 }
 
-/// Complete operations whose data came with the arrivals.
+/// Complete operations whose data the ranks exchanged when they arrived in the lane.
 void Executor::finish_in_lane(const Recurring& recurring, size_t payload) {
   const std::span<const OperationPtr> all(recurring.operations);
   const Request& first = all.front()->request;

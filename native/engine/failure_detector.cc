@@ -141,7 +141,7 @@ void FailureDetector::start_timeout(uint64_t now) { deadline_ns_ = timeout_.coun
 void FailureDetector::check() {
   if (const auto known = aborted()) throw *known;
   if (driver_.is_stopping()) throw Error::closed("it was shut down while this operation ran");
-  // A wait in the segment looks at the awaited rank itself; MPI does not.
+  // A wait in the segment checks the life word of the awaited rank; MPI does not.
   if (wiring_.mpi)
     if (const auto dead = dead_local()) throw *dead;
   const uint64_t now = now_ns();

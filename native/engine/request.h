@@ -29,7 +29,7 @@ struct Request {
   Kind kind = Kind::Barrier;
   DType dtype = DType::UInt8;
   ReduceOp op = ReduceOp::Sum;
-  /// The name will recur with the same signature, so it deserves a number.
+  /// The name will recur with the same signature, so the coordinator gives it a number.
   bool cacheable = false;
   bool on_device = false;  // the tensor lies in the memory of a GPU
   double prescale = 1;

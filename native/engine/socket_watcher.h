@@ -12,7 +12,7 @@
 
 namespace farandole {
 
-/// Watches the sockets of control streams and rings a doorbell for news: the driver sleeps on memory, remote peers
+/// Watches the sockets of control streams and rings a doorbell for new data: the driver sleeps on memory, remote peers
 /// write to sockets. While the driver is awake it reads the sockets itself, and the watcher does not ring.
 ///
 /// It also sends heartbeats on idle streams and detects silent peers. It has its own thread, because the driver may be
@@ -23,8 +23,8 @@ class SocketWatcher {
   /// live peer; 0 disables heartbeats.
   SocketWatcher(std::deque<ControlStream>& streams, Signal& doorbell, std::chrono::nanoseconds heartbeat);
   ~SocketWatcher();
-  /// Makes each stream ring once, at its next news or at news that it already has. The driver calls it when nothing
-  /// moves any more and before it sleeps. Free for streams that have not rung since the last call.
+  /// Makes each stream ring once, when data arrives or if unread data is there already. The driver calls it when
+  /// nothing moves any more and before it sleeps. Free for streams that have not rung since the last call.
   void listen();
 
   SocketWatcher(const SocketWatcher&) = delete;
@@ -36,7 +36,7 @@ class SocketWatcher {
     ControlStream* stream;
     Silence silence;
     std::atomic<bool> ended{false};      // the peer has closed its end, or is silent
-    std::atomic<bool> listening{false};  // it rings at the next news
+    std::atomic<bool> listening{false};  // it rings when data arrives
   };
 
   [[nodiscard]] bool control(int change, int fd, uint32_t events, uint64_t place) const;

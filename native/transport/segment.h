@@ -27,7 +27,7 @@ inline constexpr size_t kMostOffers = 511;
 /// The signals of one rank in the segment, one cache-line pair each. The owner writes them, peers read them.
 struct RankArea {
   Life life;
-  Signal doorbell;     // news for this rank's driver
+  Signal doorbell;     // rings when this rank's driver should check for messages
   Signal arrived;      // stripes whose input is in the slots
   Signal reduced;      // stripes whose result is in the slots, or whose input was read
   Signal finished;     // operations that this rank has left
@@ -84,7 +84,7 @@ class Segment {
   static constexpr size_t kArenaBytes = size_t{4} << 30;
 
   [[nodiscard]] LaneRounds& lane();
-  /// The data that `rank` brings into a round of the lane: kSmallBytes bytes.
+  /// The place for the data that `rank` contributes to a round of the lane: kSmallBytes bytes.
   [[nodiscard]] std::byte* lane_slot(int rank, uint32_t round);
   [[nodiscard]] Ring& control_ring(int from, int to);
   [[nodiscard]] Ring& pair_ring(int from, int to);
