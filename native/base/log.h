@@ -1,4 +1,4 @@
-// Leveled log lines to one sink per process. The binding routes them to Python's logging.
+// Leveled log lines to one sink per process, which is standard error unless set_log_sink() changes it.
 #pragma once
 
 #include <cstdint>
