@@ -12,7 +12,7 @@ from farandole.compat.children import pass_on
 
 __all__ = ["main"]
 
-# The files of the frames between this module and the program.
+# The files whose frames are above the program in a traceback.
 _OURS = (__file__, runpy.run_path.__code__.co_filename)
 
 USAGE = """usage: python -m farandole.compat program.py [arguments]

@@ -1,4 +1,4 @@
-"""Table of the modules of Horovod, sparkdl and Petastorm, and of those of farandole that answer them; lookups in it."""
+"""Table of modules of Horovod, sparkdl and Petastorm with the names that farandole offers in them, and lookups."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ __all__ = [
     "missing_package",
 ]
 
-# Programs compare versions: this is Horovod's last release, whose interface it is. The local part names farandole.
+# Horovod's last release, whose interface compat has, because programs compare versions. The local part is farandole's.
 VERSION = f"0.28.1+farandole.{farandole.__version__}"
 
-# The oldest Lightning that the estimator takes, which programs compare theirs with.
+# The oldest Lightning that the estimator supports; programs compare their Lightning with it.
 MIN_PL_VERSION = "2.4"
 
 PACKAGES = ("horovod", "sparkdl", "petastorm")
@@ -37,14 +37,14 @@ IMPORTABLE = Path(__file__).with_name("importable")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """The answer to the import of one of Horovod's modules."""
+    """Contents of one of Horovod's modules."""
 
     by: str = ""  # farandole's module; its public names are offered if they are in `known` or `every` is set
     own: Mapping[str, str] = field(default_factory=dict)  # names that come from elsewhere, as "module:attribute"
     parts: str = ""  # submodules that are imported with it
     known: str = ""  # Horovod's names; a missing one is reported as not there yet
     every: bool = False  # offer all public names of `by`
-    needs: str = ""  # packages that it and its submodules need
+    needs: str = ""  # packages that the module and its submodules need
 
     def offered(self) -> tuple[str, ...]:
         """Return the public names of `by` that the module offers. Imports `by`."""

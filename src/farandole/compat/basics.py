@@ -18,7 +18,7 @@ class HorovodBasics:
         return {number: list(ranks) for number, ranks in default.context().sets.ranks_by_number.items()}
 
     def __getattr__(self, name: str) -> object:
-        # The shared functions are the same in each binding. NumPy's binding can always be imported.
+        # All bindings share these functions. NumPy's binding needs no framework.
         if name in BASICS and hasattr(farandole.numpy, name):
             return getattr(farandole.numpy, name)
         raise AttributeError(

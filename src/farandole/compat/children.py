@@ -1,4 +1,4 @@
-"""The folder on PYTHONPATH by which child processes answer `import horovod`."""
+"""Environment of child processes, with the folder on PYTHONPATH that makes `import horovod` work in them."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from farandole.compat.answers import IMPORTABLE
 
 __all__ = ["env", "environment_of_ranks", "get_env_rank_and_size", "pass_on", "with_answers"]
 
-# The variables of launchers, in the order in which Horovod asked for them.
+# Variables of launchers, in the order in which Horovod reads them.
 _PLACES = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -28,9 +28,9 @@ def environment_of_ranks() -> dict[str, str]:
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Return rank and size from the launcher's variables, (0, 1) where there are none. `init()` may come later.
+    """Return rank and size from the launcher's variables, (0, 1) without them. Does not need `init()`.
 
-    Raises `RuntimeError` when a launcher has set one of the two alone."""
+    Raises `RuntimeError` if only one of the two variables is set."""
     for rank, size in _PLACES:
         given = [os.environ.get(name) for name in (rank, size)]
         if None not in given:

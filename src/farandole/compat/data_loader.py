@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class BaseDataLoader:
-    """Base of a loader: subclasses define its length and `_iterate`, and may process each batch."""
+    """Base of loaders: subclasses define `__len__` and `_iterate`, and may override `_process_batch`."""
 
     def __len__(self) -> int:
         raise NotImplementedError

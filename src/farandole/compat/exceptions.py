@@ -4,7 +4,7 @@ __all__ = ["HorovodVersionMismatchError", "HostsUpdatedInterrupt", "get_version_
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The set of hosts has changed. With `skip_sync` ranks need not synchronize their state."""
+    """Error for a changed set of hosts. With `skip_sync` ranks need not synchronize their state."""
 
     def __init__(self, skip_sync: bool) -> None:
         super().__init__(skip_sync)
@@ -12,7 +12,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework has another version than its binding was built with. No binding here is built with a framework."""
+    """Error for a framework whose version differs from the one that its binding was built with."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))
@@ -23,5 +23,5 @@ class HorovodVersionMismatchError(ImportError):
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """Say that `name` was built with another version than the one installed."""
+    """Return the message that `name` was built with a version other than the installed one."""
     return f"{name} {version} was expected, but {name} {installed_version} is installed"

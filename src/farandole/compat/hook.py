@@ -36,7 +36,7 @@ def install() -> None:
                 f"{package} has been imported already, from {getattr(found, '__file__', None) or 'elsewhere'}; "
                 "call farandole.compat.install() before the first import of it",
             )
-        _tell_of_hidden(package)
+        _warn_of_hidden(package)
     sys.meta_path.insert(0, Finder(listed=str(IMPORTABLE) in sys.path))
     if str(IMPORTABLE) not in sys.path:
         # After the program's own folder, which stays first.
@@ -52,7 +52,7 @@ def uninstall() -> None:
     sys.meta_path.remove(finder)
     if not finder.listed:
         sys.path.remove(str(IMPORTABLE))
-    # By type(): isinstance asks a module that loads itself late for its class, and so imports it.
+    # With type(), because isinstance reads `__class__` of lazy modules, and so loads them.
     for name in [name for name, module in sys.modules.items() if issubclass(type(module), Answered)]:
         del sys.modules[name]
 
@@ -153,8 +153,8 @@ def _installed() -> Finder | None:
     return next((each for each in sys.meta_path if isinstance(each, Finder)), None)
 
 
-def _tell_of_hidden(package: str) -> None:
-    """Warn when another package of the name is on the path."""
+def _warn_of_hidden(package: str) -> None:
+    """Log a warning if another package of this name is on the path."""
     found = PathFinder.find_spec(package, [path for path in sys.path if path != str(IMPORTABLE)])
     if found is None or found.origin is None:
         return  # a plain folder of this name is not a package

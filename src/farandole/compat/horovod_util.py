@@ -32,17 +32,17 @@ T = TypeVar("T")
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Return False: nothing is built against MPI."""
+    """Return False: farandole is not built against an MPI library."""
     return builds.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Return True: ranks can talk without MPI."""
+    """Return True: ranks communicate without MPI."""
     return builds.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """Return the version of NCCL in use, 0 for none."""
+    """Return 0: farandole is not built with NCCL, but opens it at run time."""
     return builds.nccl_built()
 
 
@@ -57,25 +57,25 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether tensors may lie on GPUs, also where there is none, as Horovod built for GPUs does."""
+    """Return True: tensors may be on GPUs. The result does not depend on this host's GPUs, as in Horovod."""
     return builds.cuda_built() or builds.rocm_built()
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether the framework `ext_base_name` is installed and has a binding here."""
+    """Return whether the framework `ext_base_name` is installed and farandole has a binding for it."""
     name = f"horovod.{ext_base_name}"
     return name in MODULES and missing_module(name) is None
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raise `ImportError` when there is no binding `ext_name`, such as "horovod.torch", or its framework is missing."""
+    """Raise `ImportError` if there is no binding `ext_name`, such as "horovod.torch", or its framework is missing."""
     why = missing_module(ext_name) if ext_name in MODULES else "farandole has no binding of this name"
     if why is not None:
         raise ImportError(f"Extension {ext_name} has not been built: {why}")
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Do nothing: bindings work with every version of their framework that they can be imported with."""
+    """Do nothing: bindings are not built for one version of their framework."""
 
 
 def get_ext_suffix() -> str:

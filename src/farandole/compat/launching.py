@@ -52,10 +52,10 @@ def run(
 ) -> list[T]:
     """Call `func(*args, **kwargs)` on `num_proc` ranks and return the results by rank.
 
-    See `farandole.run`; lines of the ranks' output begin with "[0]<stdout>:". With `use_mpi`, or with `mpi_args` alone,
-    the mpirun on PATH starts the ranks, see `horovodrun --mpi`; lines and files are as it writes them. A warning names
-    the arguments that are ignored. Raises `ConfigError`, a `ValueError`, for refused ones, and the `RankFailed` of the
-    rank that failed first."""
+    See `farandole.run`; lines of the ranks' output begin with "[0]<stdout>:". With `use_mpi`, or with `mpi_args` and
+    without `use_gloo`, the mpirun on PATH starts the ranks (see `horovodrun --mpi`), and lines and files have its
+    format. A warning names the ignored arguments. Raises `ConfigError`, which is a `ValueError`, for refused arguments,
+    and the `RankFailed` of the rank that failed first."""
     given = {name: value for name, value in locals().items() if value not in (None, False)}
     _check(given)
     num_proc = num_proc if np is None else np

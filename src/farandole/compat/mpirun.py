@@ -1,7 +1,7 @@
 """Stand-in for Open MPI's `mpirun`: `python -m farandole.compat.mpirun -np 4 python train.py`.
 
-It takes the options that Flyte's MPI plug-in and Horovod's documents use, and starts ranks as `farandole run` does,
-without MPI. An image without Open MPI can have it as `mpirun`."""
+It takes the options that Flyte's MPI plug-in and Horovod's documents use, and starts ranks like `farandole run`,
+without MPI. It can be installed as `mpirun` in an image without Open MPI."""
 
 import argparse
 import sys
@@ -15,11 +15,11 @@ from farandole.launch.cli import launch, run_parser
 
 __all__ = ["main", "read_options"]
 
-# By option: how many values follow, and the option of `farandole run` in its place (None: it has no meaning here).
+# Options of mpirun. Each one takes one value, except the ignored ones and parameters.
 _NUMBER = ("-np", "-n", "--np", "-c", "--n")
 _HOSTS = ("-H", "-host", "--host")
 _HOSTFILE = ("-hostfile", "--hostfile", "-machinefile", "--machinefile", "--default-hostfile")
-_WITHOUT_MEANING = {
+_IGNORED = {  # with the number of their values
     "--allow-run-as-root": 0,
     "-allow-run-as-root": 0,
     "--tag-output": 0,
@@ -52,20 +52,20 @@ def main(words: Sequence[str] | None = None) -> int:
 def read_options(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
     """Return the options of `farandole run`, the variables that are set for ranks, and the program's command.
 
-    Ranks have the launcher's whole environment, so a variable that is exported by its name alone needs nothing. Raises
-    `ValueError` for an option that asks for something else."""
+    Ranks have the launcher's whole environment, so exporting a variable by its name alone has no effect. Raises
+    `ValueError` for an option that is not supported."""
     options: list[str] = []
     variables: dict[str, str] = {}
     parameters: dict[str, str] = {}
     place = 0
     while place < len(words) and words[place].startswith("-"):
         word, place = words[place], place + 1
-        count = 2 if word in _MCA else _WITHOUT_MEANING.get(word, 1)
+        count = 2 if word in _MCA else _IGNORED.get(word, 1)
         values = words[place : place + count]
         if len(values) < count:
             raise ValueError(f"{word} needs {count} values")
         place += count
-        if word in _WITHOUT_MEANING:
+        if word in _IGNORED:
             continue
         if word in _MCA:
             parameters[values[0]] = values[1]
@@ -78,12 +78,12 @@ def read_options(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[
 
 
 def _of_parameters(parameters: Mapping[str, str]) -> Iterator[str]:
-    """Yield the options for those parameters of Open MPI that say how hosts are reached. All others tune Open MPI."""
-    agent = parameters.get("plm_rsh_agent", "ssh").partition(":")[0].split()  # "ssh : rsh": the first that is there
+    """Yield the options for the parameters of Open MPI about reaching hosts. All others only tune Open MPI."""
+    agent = parameters.get("plm_rsh_agent", "ssh").partition(":")[0].split()  # "ssh : rsh": a list of agents
     if agent[:1] and Path(agent[0]).name == "ssh" and parameters.keys() & {"plm_rsh_agent", "plm_rsh_args"}:
         yield from ("--ssh-command", " ".join([*agent, parameters.get("plm_rsh_args", "")]).rstrip())
     network = parameters.get("btl_tcp_if_include", parameters.get("oob_tcp_if_include", ""))
-    if network and "/" not in network:  # a network's number: the route decides
+    if network and "/" not in network:  # a subnet such as 10.0.0.0/8 is not an interface
         yield from ("--network-interface", network)
 
 

@@ -107,7 +107,7 @@ def _options(option: Option, value: str | None, place: str) -> list[str]:
     if value is None or (text.lower() in _NULL and text == value):
         return []
     if isinstance(option, str):
-        return [f"{option}={text}"]  # in one word, so that a negative number is not taken for an option
+        return [f"{option}={text}"]  # one word, so that a negative number is not parsed as an option
     if text.lower() not in _YES + _NO:
         raise ConfigError("config_file", f"{place} is {text!r}; write true or false")
     return [option[0] if text.lower() in _YES else option[1]]

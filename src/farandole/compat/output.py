@@ -21,7 +21,7 @@ class HorovodOutput(Output):
         return _tag(rank, stream)
 
     def stamp(self, now: datetime) -> str:
-        """Return the time as Horovod spells it: "Fri Jan 10 10:00:00 2020"."""
+        """Return the time in Horovod's format: "Fri Jan 10 10:00:00 2020"."""
         return _spelled(now)
 
 
@@ -38,10 +38,10 @@ class _Tagged(io.TextIOBase):
 
 
 def tagged(stream: str, target: TextIO | None, timestamp: bool) -> TextIO:
-    """Return a file that writes whole lines "[rank] line" to `target` as `HorovodOutput` prints them.
+    """Return a file that takes whole lines "[rank] line" and writes them to `target` in the format of `HorovodOutput`.
 
-    Without a `target` they go to what is `sys.stdout` or `sys.stderr` then, by the name of the stream."""
-    return _Tagged(stream, target, timestamp)  # type: ignore[return-value]  # whose users write text, and flush
+    Without a `target` it writes to `sys.stdout` or `sys.stderr`, according to `stream`, at the time of each write."""
+    return _Tagged(stream, target, timestamp)  # type: ignore[return-value]  # its users only write text and flush
 
 
 def _tag(rank: int | str, stream: str) -> str:

@@ -17,10 +17,10 @@ def make_spark_converter(
     compression_codec: str | None = None,
     dtype: Literal["float32", "float64"] | None = "float32",
 ) -> SparkDatasetConverter:
-    """Make loaders of `df` possible; see `farandole.spark.converter.make_spark_converter`.
+    """Return a converter of `df`; see `farandole.spark.converter.make_spark_converter`.
 
-    Columns of floating point, and arrays and vectors of them, become float32 unless `dtype` says otherwise. A string
-    is the path or URL of Parquet files, whose rows are read by Spark and stay as they are."""
+    Floating-point columns, and arrays and vectors of floating-point numbers, get the dtype `dtype`. If `df` is a
+    string, it is the path or URL of Parquet files, whose rows Spark reads; their dtypes stay unchanged."""
     if isinstance(df, str):
         df, dtype = active_session().read.parquet(df), None
     return convert(df, parquet_row_group_size_bytes, compression_codec, dtype)

@@ -24,7 +24,7 @@ class PredicateBase(ABC):
 
     @abstractmethod
     def get_fields(self) -> set[str]:
-        """Return the columns that it looks at."""
+        """Return the columns that the predicate reads."""
 
     @abstractmethod
     def do_include(self, values: Values) -> bool:
@@ -54,7 +54,7 @@ class in_intersection(in_set):
 class in_lambda(PredicateBase):
     """Rows for which `predicate_func(values)` is true, or `predicate_func(values, state_arg)`.
 
-    Raises `ValueError` if `predicate_fields` is a text."""
+    Raises `ValueError` if `predicate_fields` is a string."""
 
     def __init__(
         self, predicate_fields: Collection[str], predicate_func: Callable[..., bool], state_arg: Any = None
@@ -84,7 +84,7 @@ class in_reduce(PredicateBase):
 
 
 class in_negate(PredicateBase):
-    """Rows that `predicate` leaves out."""
+    """Rows that `predicate` excludes."""
 
     def __init__(self, predicate: PredicateBase) -> None:
         self._predicate = predicate
@@ -99,7 +99,7 @@ class in_negate(PredicateBase):
 class in_pseudorandom_split(PredicateBase):
     """Rows of one part of a data set: `fraction_list[subset_index]` of it, by a hash of `predicate_field`'s value.
 
-    Raises `ValueError` for a part that is not in the list."""
+    Raises `ValueError` if `subset_index` is out of range."""
 
     def __init__(self, fraction_list: Sequence[float], subset_index: int, predicate_field: str) -> None:
         if not 0 <= subset_index < len(fraction_list):
@@ -112,6 +112,6 @@ class in_pseudorandom_split(PredicateBase):
         return {self._field}
 
     def do_include(self, values: Values) -> bool:
-        # Petastorm's hash, so that a split stays what it was.
+        # Petastorm's hash, so that existing splits stay the same.
         number = int(hashlib.md5(str(values[self._field]).encode(), usedforsecurity=False).hexdigest(), 16)
         return self._low <= number % sys.maxsize < self._high

@@ -26,7 +26,7 @@ EXITED = (
 )
 SAME_NAME = "Requested to {operation} a tensor with the same name as another tensor that is currently being processed."
 
-# By the part that differs; {a} and {b} are the requests of two ranks, {OPERATION} is such as ALLREDUCE.
+# By the part that differs. {a} and {b} are the requests of two ranks, {OPERATION} is ALLREDUCE or another operation.
 MISMATCHES = {
     "operation": "Mismatched operations: One rank did an {a}, but another rank did an {b}.",
     "dtype": "Mismatched data types: One rank had type {a}, but another rank had type {b}.",
@@ -41,7 +41,7 @@ MISMATCHES = {
 
 Text: TypeAlias = Callable[[FarandoleError], str]
 
-_SPOKEN = (EngineClosed, InvalidRequest, MismatchError, NotInitializedError, PeerLost, RankFailed)
+_KINDS = (EngineClosed, InvalidRequest, MismatchError, NotInitializedError, PeerLost, RankFailed)
 
 
 def horovods_sentence(error: FarandoleError) -> str:
@@ -53,9 +53,9 @@ def horovods_sentence(error: FarandoleError) -> str:
     if isinstance(error, RankFailed):
         return EXITED.format(rank=error.rank)
     if isinstance(error, MismatchError):
-        wishes = dict.fromkeys(_part(error.asked[rank], error.what) for rank in sorted(error.asked))
-        if error.what in MISMATCHES and len(wishes) > 1:
-            a, b, *_ = wishes
+        parts = dict.fromkeys(_part(error.asked[rank], error.what) for rank in sorted(error.asked))
+        if error.what in MISMATCHES and len(parts) > 1:
+            a, b, *_ = parts
             return MISMATCHES[error.what].format(a=a, b=b, OPERATION=_operation(error.name).upper())
     if isinstance(error, InvalidRequest) and "operation of the same name" in error.problem:
         return SAME_NAME.format(operation=_operation(error.name))
@@ -63,16 +63,16 @@ def horovods_sentence(error: FarandoleError) -> str:
 
 
 class Speech:
-    """Puts Horovod's sentences in front of the errors' texts, from construction until `end`.
+    """Patch that puts Horovod's sentences in front of the errors' texts, from construction until `end`.
 
-    Errors are raised in many places, also by the native core and while autograd runs. Their classes are the one place
-    that all of them share."""
+    It patches the errors' classes, because errors are raised in many places, also in the native core and within
+    autograd."""
 
     def __init__(self) -> None:
-        spoken: tuple[type[FarandoleError], ...] = _SPOKEN
-        self._before: dict[type[FarandoleError], Text] = {kind: kind.__str__ for kind in spoken}
+        kinds: tuple[type[FarandoleError], ...] = _KINDS
+        self._before: dict[type[FarandoleError], Text] = {kind: kind.__str__ for kind in kinds}
         for kind, ours in self._before.items():
-            kind.__str__ = _spoken(ours)  # type: ignore[method-assign, assignment]
+            kind.__str__ = _with_sentence(ours)  # type: ignore[method-assign, assignment]
 
     def end(self) -> None:
         """Restore the errors' own texts."""
@@ -80,7 +80,9 @@ class Speech:
             kind.__str__ = ours  # type: ignore[method-assign, assignment]
 
 
-def _spoken(ours: Text) -> Text:
+def _with_sentence(ours: Text) -> Text:
+    """Return a function that puts Horovod's sentence in front of an error's own text, which `ours` returns."""
+
     def text(error: FarandoleError) -> str:
         sentence = horovods_sentence(error)
         if isinstance(error, NotInitializedError):
@@ -95,11 +97,11 @@ def _operation(name: str) -> str:
     return name.partition(".")[0].removeprefix("grouped_")
 
 
-def _part(wish: str, what: str) -> str:
+def _part(request: str, what: str) -> str:
     """Return the device of a request such as "CUDA tensor", the dtype or the shape of "float32[2, 3]"."""
     if what == "device":
-        return "GPU" if wish == "CUDA tensor" else "CPU"
-    dtype, bracket, shape = wish.partition("[")
+        return "GPU" if request == "CUDA tensor" else "CPU"
+    dtype, bracket, shape = request.partition("[")
     if what == "dtype":
         return dtype
-    return f"{bracket}{shape}" if what == "shape" else wish
+    return f"{bracket}{shape}" if what == "shape" else request

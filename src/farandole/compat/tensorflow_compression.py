@@ -7,14 +7,14 @@ __all__ = ["FP16Compressor", "NoneCompressor"]
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """Compressor that leaves tensors unchanged."""
 
     compress = staticmethod(Compression.none.compress)
     decompress = staticmethod(Compression.none.decompress)
 
 
 class FP16Compressor(Compressor):
-    """Sends floating tensors as float16."""
+    """Compressor that sends floating-point tensors as float16."""
 
     compress = staticmethod(Compression.fp16.compress)
     decompress = staticmethod(Compression.fp16.decompress)
