@@ -31,7 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class _ReadFile(argparse.Action):
-    """Action that takes a file's options where the command line does not say otherwise, before or after it."""
+    """Action that adds a file's options; options on the command line, before or after it, take precedence."""
 
     def __call__(
         self,

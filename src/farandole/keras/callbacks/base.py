@@ -40,7 +40,7 @@ class Callback(CallbackOfBoth):
         if not isinstance(optimizer, Front) and isinstance(getattr(optimizer, "inner_optimizer", None), Distributed):
             # compile() has put a LossScaleOptimizer around a distributed optimizer.
             model.optimizer = optimizer = take_scaler_in_front(optimizer)
-        # A scaler of Keras 2 may stay around it: the ranks' gradients are reduced before it looks for infinities.
+        # A scaler of Keras 2 may stay around it: the ranks' gradients are reduced before it checks for infinities.
         front = optimizer if isinstance(optimizer, Front) else getattr(optimizer, "inner_optimizer", None)
         exchanges = isinstance(front, Front) and not front._exchange.alone
         if exchanges and keras.backend.backend() == "tensorflow" and model.jit_compile:

@@ -1,7 +1,7 @@
 """CUDA streams around the results of a process group's operations.
 
-Waiting for an operation makes the thread's current stream wait for its result. That says nothing about other threads
-and other streams: a mark does."""
+Waiting for an operation makes the thread's current stream wait for its result. Other threads and other streams wait
+for a `Mark`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -43,7 +43,7 @@ class Submitter:
         return Work([tensor], Underway([part], [tensor], partial(self._explained, what, tensor)), self._follower)
 
     def reduce_group(self, request: Request, tensors: Sequence[Tensor], now: bool) -> Work:
-        """Reduce several in place; none begins before all are ready on all ranks."""
+        """Reduce several tensors in place; none begins before all are requested on all ranks."""
         what, results = request.name, list(tensors)
         operation = self._names.next((what, request.reduction, *((each.dtype, each.shape) for each in results)))
         name = operation.free_name()

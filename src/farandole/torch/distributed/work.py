@@ -25,8 +25,8 @@ NO_TIMEOUT = timedelta(0)  # torch's value for the process group's timeout
 class Underway:
     """Parts of a collective that are under way, and the step that finishes it.
 
-    For results on GPUs, complete means that the work is in a stream, and the current stream of each thread that waits
-    comes after it."""
+    For results on GPUs, complete means that the work is queued in a stream, and that the current stream of each waiting
+    thread waits for it."""
 
     __slots__ = ("_explain", "_finish", "_gpus", "_lock", "_mark", "_parts", "_results")
 
@@ -61,7 +61,7 @@ class Underway:
         return self._results
 
     def _settle(self) -> None:
-        """Finish, once; on GPUs in the current stream of the first thread, behind which the other threads' come."""
+        """Finish once; on GPUs in the first thread's current stream, for which the streams of other threads wait."""
         if self._mark is not None:
             return self._mark.hold()
         if self._finish is not None:
