@@ -48,6 +48,20 @@ def test_a_lost_executor_comes_before_the_end_of_its_rank() -> None:
     assert (guilty.rank, guilty.reason[:19]) == (1, "ExecutorLostFailure")
 
 
+def test_a_lost_executor_of_several_ranks_is_blamed_on_the_first_of_them() -> None:
+    lost_them = [failed(rank, at=rank, consequence=True) for rank in range(4)]
+    guilty = blame(lost_them, EXECUTOR_LOST, ranks_per_task=4)
+    assert guilty is not None
+    assert (guilty.rank, guilty.reason[:19]) == (4, "ExecutorLostFailure")
+
+
+def test_a_task_that_has_reported_its_failure_is_not_blamed_for_another() -> None:
+    own = [failed(rank, at=rank, consequence=True) for rank in range(6, 8)]
+    guilty = blame(own, SPARKS_WORDS, ranks_per_task=2)  # which name partition 3
+    assert guilty is not None
+    assert (guilty.rank, guilty.reason) == (6, "KeyError: 'x'")
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [

@@ -139,7 +139,7 @@ def _run_job(
             stage = stage.repartition(1)  # Spark repeats only a stage whose output another stage reads
             _limit(application, driver_log, attempts, cancel)
         with counted_by_rows(tasks.dataframes) as driver_log.on_keeper:  # keepers connect after the query is planned
-            rows = _collect(stage, driver_log, attempts, cancel)
+            rows = _collect(stage, driver_log, attempts, cancel, plan.ranks_per_task)
     driver_log.drain(LEAVE)
     return rows
 
@@ -257,7 +257,9 @@ def _stage(spark: SparkSession, tasks: _Tasks, orders: TaskOrders, plan: TaskPla
     return source.mapInArrow(task, RESULT_SCHEMA, barrier=True, profile=tasks.profile)
 
 
-def _collect(stage: DataFrame, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None]) -> list[Row]:
+def _collect(
+    stage: DataFrame, driver_log: DriverLog, attempts: Attempts, cancel: Callable[[], None], ranks_per_task: int
+) -> list[Row]:
     rows: Future[list[Row]] = Future()
 
     def collect() -> None:
@@ -288,7 +290,7 @@ def _collect(stage: DataFrame, driver_log: DriverLog, attempts: Attempts, cancel
         lacking = None if driver_log.failures else interpreter_error(stage.sparkSession, str(error))
         if lacking is not None:
             raise lacking from None
-        failure = attempts.refused or blame(driver_log.failures, str(error))
+        failure = attempts.refused or blame(driver_log.failures, str(error), ranks_per_task)
         _raise_for_lost_rows(driver_log, failure)
         if failure is None:
             dealing = dealing_error(str(error)) if driver_log.feeding else None

@@ -14,23 +14,24 @@ _DEALING = re.compile(r"^[\w.]+\.(CacheError|SourceError|RowsLost): (?:cache )?(
 _TRACEBACK = "Traceback (most recent call last):"
 
 
-def blame(failures: Sequence[Failure], spark_error: str) -> Failure | None:
+def blame(failures: Sequence[Failure], spark_error: str, ranks_per_task: int = 1) -> Failure | None:
     """Choose the failure to raise, given the failures that ranks reported and the text of Spark's exception.
 
-    If ranks reported at most that they lost another one, a rank that Spark names comes first: it could not report, for
-    example because its executor is lost. Returns None if Spark names no rank either: the query before the ranks has
-    failed, or the job was cancelled."""
+    If ranks reported at most that they lost another one, the first rank of a task that Spark names comes first: the
+    task could not report, for example because its executor is lost. Returns None if Spark names no task either: the
+    query before the ranks has failed, or the job was cancelled."""
     reported = culprit(failures) if failures else None
     if reported is not None and not reported.consequence:
         return reported
     task = _BARRIER_TASK.search(spark_error)
     if task is None:
         return None
-    rank = int(task.group(1))
+    first = int(task.group(1)) * ranks_per_task
+    ranks = range(first, first + ranks_per_task)
     # A rank whose executor is lost may still report, as others do, that it was ended.
     lost = not _python_traceback(spark_error)
-    if all(failure.rank != rank or (failure.consequence and lost) for failure in failures):
-        return Failure(rank=rank, reason=_reason(spark_error), code=1, traceback=_python_traceback(spark_error))
+    if all(failure.rank not in ranks or (failure.consequence and lost) for failure in failures):
+        return Failure(rank=first, reason=_reason(spark_error), code=1, traceback=_python_traceback(spark_error))
     return reported
 
 
