@@ -133,6 +133,26 @@ def test_a_store_in_hadoop_keeps_its_namenode(
 
 
 @pytest.mark.usefixtures("hadoop")
+def test_a_crash_while_writing_keeps_the_old_file_in_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.create(f"hdfs://namenode/{uuid.uuid4().hex}")
+    path = store.get_checkpoint_path("run")
+    store.write(path, b"old")
+    whole = _Hadoop.pipe_file
+
+    def crash(files: _Hadoop, path: str, value: bytes, **_: Any) -> None:
+        whole(files, path, value[:1])
+        raise OSError("the connection is lost")
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="connection is lost"):
+        broken.setattr(_Hadoop, "pipe_file", crash)
+        store.write(path, b"new")
+    assert store.read(path) == b"old"
+    store.write(path, b"new")
+    assert store.read(path) == b"new"
+    assert store._files().ls(store.get_run_path("run"), detail=False) == [path]
+
+
+@pytest.mark.usefixtures("hadoop")
 def test_what_hadoops_store_cannot_have_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match=r"'file:///user' is not in Hadoop's file system; use Store\.create"):
         HDFSStore("file:///user")

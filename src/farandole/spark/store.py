@@ -32,6 +32,8 @@ _MOUNT = "/dbfs"  # where Databricks mounts its file system on each machine
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 _HDFS = "hdfs://"
 _FOLDERS = ("train_path", "val_path", "test_path", "runs_path")
+# File systems that show a file while it is written. Their clients can move a file over another one.
+_SHOW_UNFINISHED = {"hdfs", "sftp"}
 
 
 @dataclass(frozen=True)
@@ -154,24 +156,21 @@ class FilesystemStore:
     def write(self, path: str, content: bytes) -> None:
         """Replace the content of a file.
 
-        Local disks and object stores replace it atomically: after a crash it has the old or the new content. Other file
-        systems, such as Hadoop's, may be left with a part of the new one."""
+        After a crash it has the old or the new content on local disks, in object stores, and over SFTP. Hadoop's file
+        system removes the old file just before it renames the new one. Others may be left with a part of the new one."""
         files = self._files()
-        if not self.is_local:
+        protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
+        if self.is_local:
+            _replace_local(Path(path), content)
+        elif protocols & _SHOW_UNFINISHED:
+            folder, name = posixpath.split(path)
+            unfinished = posixpath.join(folder, f".{name}.unfinished")
+            files.makedirs(folder, exist_ok=True)
+            files.pipe_file(unfinished, content)
+            files.mv(unfinished, path)
+        else:
             # An object store makes an upload visible once it is complete.
             files.pipe_file(path, content)
-            return
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        try:
-            with unfinished.open("wb") as out:
-                out.write(content)
-                out.flush()
-                os.fsync(out.fileno())
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def upload(self, folder: Path, path: str) -> None:
         """Copy the files of a local folder to `path`."""
@@ -226,6 +225,19 @@ class Store:
         Raises `ConfigError` when no installed file system serves the path."""
         make = HDFSStore if os.fspath(prefix_path).startswith(_HDFS) else FilesystemStore
         return make(prefix_path, storage_options=dict(storage_options or {}), **settings)
+
+
+def _replace_local(target: Path, content: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        with unfinished.open("wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _numbered(folder: str, idx: int | None) -> str:
