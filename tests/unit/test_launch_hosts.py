@@ -139,5 +139,7 @@ def test_nodes_of_an_allocation_are_reached_by_srun(slurm: dict[str, str], monke
     with pytest.raises(SlotsError, match="6 ranks need 6 slots, but a1:2, a2:2, a3:1 has 5"):
         choose_backend(None, None, 6, Ssh())
     assert isinstance(choose_backend("localhost:2", None, 2, Ssh()), LocalBackend)
+    monkeypatch.setattr("farandole.launch.backends.is_local", lambda name: name == "a1")
+    assert isinstance(choose_backend(None, None, 2, Ssh()), LocalBackend)  # the first node has room for both
     words = Srun().words("a1", "true")
     assert words[-3:] == ["sh", "-c", "true"] and "--nodelist=a1" in words and "SLURM_NTASKS" in words

@@ -22,6 +22,7 @@ from farandole.launch.backend import Agent, Command, Host, Place
 from farandole.launch.backends.ssh import Ssh, SshBackend
 from farandole.launch.failures import Failure
 from farandole.launch.messages import SILENCE, Messages
+from farandole.topology import loopback_address
 
 WAIT = timedelta(seconds=60)
 HOST = Host("there.invalid", 2)  # nobody's (RFC 6761), so no test takes it for this machine
@@ -162,6 +163,15 @@ def test_more_hosts_than_open_files_are_refused_before_any_is_reached(
     told = r"hosts: 250 hosts need 1[0-9]+ open files in this process, which may have 1024; raise ulimit -n"
     with pytest.raises(ConfigError, match=told), SshBackend(hosts, ssh).open_agents(hosts):
         raise AssertionError
+
+
+def test_hosts_that_are_all_this_machine_need_no_ssh() -> None:
+    """The nodes of an allocation of which the ranks fill only this one, or the hosts of `farandole doctor`."""
+    hosts = [Host("localhost", 1), Host("127.0.0.1", 1)]
+    backend = SshBackend([*hosts, HOST], Ssh(command="false"))
+    with backend.open_agents(hosts) as agents:
+        assert backend.address == loopback_address()
+        assert [agents[host].address for host in hosts] == [loopback_address()] * 2
 
 
 def test_all_hosts_may_connect_at_once(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:

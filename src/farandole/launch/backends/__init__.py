@@ -44,8 +44,7 @@ def choose_backend(
         nodes = allocated_hosts(os.environ)
         if all(is_local(node.name) for node in nodes):
             return LocalBackend(num_proc)
-        fill_slots(nodes, num_proc)
-        return SshBackend(nodes, Srun(), interface=interface)
+        return _reaching(nodes, num_proc, Srun(), interface)
     named = read_hostfile(Path(hostfile)) if hostfile is not None else parse_hosts(hosts or "")
     return _reaching(named, num_proc, ssh, interface)
 

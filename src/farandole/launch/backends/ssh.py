@@ -28,7 +28,7 @@ from farandole.launch.messages import SILENCE, Messages
 from farandole.launch.processes import GRACE
 from farandole.launch.versions import check_versions
 from farandole.limits import require_open_files
-from farandole.topology import interface_addresses
+from farandole.topology import interface_addresses, loopback_address
 
 __all__ = ["Shell", "Ssh", "SshBackend"]
 
@@ -111,11 +111,11 @@ class SshBackend:
 
     @staticmethod
     def _find_address(agents: "Mapping[Host, SshAgent]", named: list[str], interrupt: Callable[[], None]) -> str:
-        """Return the first address of this machine that all agents reach: one of `named`, if there are any."""
-        candidates = named
-        if not named:  # the addresses that the hosts see, which may be a jump host's, then this machine's own
-            seen = [agent.client for agent in agents.values()]
-            candidates = list(dict.fromkeys([*seen, *(route_to(agent.server) for agent in agents.values())]))
+        """Return the first address of this machine that all agents reach: one of `named`, if there are any; without
+        agents, that of the loopback interface."""
+        seen = [agent.client for agent in agents.values()]  # may be a jump host's, so this machine's own come next
+        own = (route_to(agent.server) for agent in agents.values())
+        candidates = named or list(dict.fromkeys([*seen, *own])) or [loopback_address()]
         refused: HostsError | None = None
         for address in filter(None, candidates):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
