@@ -1,6 +1,7 @@
 """Where runs keep their files, on the local disk and in an object store (fsspec's in-memory one)."""
 
 import pickle
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,19 @@ def test_a_crash_while_writing_keeps_the_old_file(tmp_path: Path, monkeypatch: p
         store.write(path, b"new")
     assert store.read(path) == b"old"
     assert [each.name for each in Path(path).parent.iterdir()] == ["checkpoint"]
+
+
+def test_files_of_a_process_that_was_killed_while_it_wrote_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint"
+    with monkeypatch.context() as killed, pytest.raises(SystemExit):
+        killed.setattr("os.fsync", sys.exit)
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        LocalStore(str(tmp_path)).write(str(path), b"old")
+    assert len(list(tmp_path.iterdir())) == 1
+    LocalStore(str(tmp_path)).write(str(path), b"new")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_upload_copies_each_file(store: FilesystemStore, tmp_path: Path) -> None:

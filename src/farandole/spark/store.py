@@ -5,6 +5,7 @@ Layout: `<prefix>/runs/<run_id>/checkpoint` (the last finished epoch), `.../best
 `<prefix>/intermediate_val_data`. Each of these folders may have another path in the same file system.
 """
 
+import glob
 import logging
 import os
 import posixpath
@@ -157,7 +158,7 @@ class FilesystemStore:
         """Replace the content of a file.
 
         After a crash it has the old or the new content on local disks, in object stores, and over SFTP. Hadoop's file
-        system removes the old file just before it renames the new one. Others may be left with a part of the new one."""
+        system removes the old file right before it renames the new one. Others may keep a part of the new one."""
         files = self._files()
         protocols = {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
         if self.is_local:
@@ -229,6 +230,8 @@ class Store:
 
 def _replace_local(target: Path, content: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
+        left.unlink(missing_ok=True)  # of a process that was killed while it wrote
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with unfinished.open("wb") as out:
