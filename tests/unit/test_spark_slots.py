@@ -10,7 +10,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
 
-from farandole.errors import ConfigError
+from farandole.errors import ConfigError, SlotsError, SlotsTimeout
+from farandole.spark import slots
 from farandole.spark.application import is_local
 from farandole.spark.slots import SETTLED, Cluster, cluster_of, decide, needed
 
@@ -34,6 +35,16 @@ NO_TIME = timedelta(0)
         # A standalone executor has all cores of its machine, however many these are.
         ("spark://host:7077", {"spark.executor.instances": "2"}, None),
         ("spark://host:7077", {"spark.executor.instances": "2", "spark.executor.cores": "4"}, 8),
+        (
+            "yarn",
+            {
+                "spark.executor.instances": "2",
+                "spark.executor.cores": "4",
+                "spark.executor.resource.gpu.amount": "2",
+                "spark.task.resource.gpu.amount": "2",
+            },
+            2,
+        ),
     ],
 )
 def test_promised_slots(master: str, conf: dict[str, str], promised: int | None) -> None:
@@ -75,7 +86,7 @@ def test_a_promise_that_is_too_small_is_refused_at_once() -> None:
 
 def test_promised_executors_are_waited_for() -> None:
     assert judge(present=1, promised=4, unchanged=MINUTE / 2, waited=MINUTE / 2) == "wait"
-    assert judge(present=1, promised=4, unchanged=MINUTE / 2, waited=MINUTE) == "refuse"
+    assert judge(present=1, promised=4, unchanged=MINUTE / 2, waited=MINUTE) == "timeout"
 
 
 def test_without_a_promise_a_number_that_stays_is_believed() -> None:
@@ -85,7 +96,18 @@ def test_without_a_promise_a_number_that_stays_is_believed() -> None:
 
 def test_an_application_without_any_executor_is_still_starting() -> None:
     assert judge(present=0, promised=None, unchanged=MINUTE / 2, waited=MINUTE / 2) == "wait"
-    assert judge(present=0, promised=None, unchanged=MINUTE, waited=MINUTE) == "refuse"
+    assert judge(present=0, promised=None, unchanged=MINUTE, waited=MINUTE) == "timeout"
+
+
+def test_promised_executors_that_do_not_come_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = {"spark.executor.instances": "2", "spark.executor.cores": "4"}
+    application = SimpleNamespace(master="yarn", settings=conf, slots=lambda task_cpus, profile: 4)
+    monkeypatch.setattr(slots, "application_of", lambda spark: application)
+    spark: Any = None
+    with pytest.raises(SlotsTimeout, match=r"8 slots, but Spark \(yarn\) after 0 s has 4; ask for at most 4"):
+        slots.require_slots(spark, 8, patience=NO_TIME)
+    with pytest.raises(SlotsError, match=r"9 slots, but Spark \(yarn\) has 8; ask for at most 8"):
+        slots.require_slots(spark, 9, patience=NO_TIME)
 
 
 def test_a_profile_replaces_the_needs_of_tasks() -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
-from farandole.errors import ConfigError, SlotsError
+from farandole.errors import ConfigError, SlotsError, SlotsTimeout
 from farandole.spark.application import Application, is_local
 from farandole.spark.chosen import application_of
 from farandole.spark.gpus import divide
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 POLL = 0.1  # seconds
 SETTLED = timedelta(seconds=1.5)  # executors of one application register within this time of each other
 
+_RESOURCE = re.compile(r"spark\.task\.resource\.(.+)\.amount")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 
 
@@ -38,7 +39,7 @@ class Cluster:
 
     master: str
     instances: int | None = None  # executors, if their number is fixed
-    cores: int | None = None  # of each executor, if their number is fixed
+    tasks: int | None = None  # of each executor at once, if its cores are fixed
     task_cpus: int = 1
     dynamic: bool = False
     resource: str = ""  # a setting that makes every task require a GPU or a similar resource
@@ -52,6 +53,7 @@ class Cluster:
         # The default is one core, except on a standalone cluster, where an executor takes all cores of its machine.
         if cores is None and not master.startswith("spark://"):
             cores = 1
+        task_cpus = _number(conf, "spark.task.cpus") or 1
         local_cluster = _LOCAL_CLUSTER.fullmatch(master)
         if local_cluster:
             instances, cores = int(local_cluster[1]), int(local_cluster[2])
@@ -59,8 +61,8 @@ class Cluster:
             master=master,
             ranks_per_task=ranks_per_task,
             instances=instances,
-            cores=cores,
-            task_cpus=_number(conf, "spark.task.cpus") or 1,
+            tasks=None if cores is None else min([cores // task_cpus, *_tasks_by_resource(conf)]),
+            task_cpus=task_cpus,
             gpus=conf.get("spark.task.resource.gpu.amount", ""),
             resource=next((name for name in conf if name.startswith("spark.task.resource.")), ""),
             # Spark, too, ignores the setting if the driver is the only executor.
@@ -69,10 +71,21 @@ class Cluster:
 
     @property
     def promised(self) -> int | None:
-        """The slots, by cores, once all executors have registered; None if the configuration does not fix it."""
-        if self.instances is None or self.cores is None:
+        """The slots, once all executors have registered; None if the configuration does not fix their number."""
+        if self.instances is None or self.tasks is None:
             return None
-        return self.instances * (self.cores // self.task_cpus) * self.ranks_per_task
+        return self.instances * self.tasks * self.ranks_per_task
+
+
+def _tasks_by_resource(conf: Mapping[str, str]) -> list[int]:
+    """Return how many tasks each resource of an executor, such as its GPUs, suffices for."""
+    found = []
+    for name, amount in conf.items():
+        resource = _RESOURCE.fullmatch(name)
+        there = _number(conf, f"spark.executor.resource.{resource[1]}.amount") if resource else None
+        if there is not None and float(amount):
+            found.append(int(there // float(amount)))
+    return found
 
 
 def _number(conf: Mapping[str, str], name: str) -> int | None:
@@ -82,15 +95,16 @@ def _number(conf: Mapping[str, str], name: str) -> int | None:
 
 def decide(
     wanted: int, *, present: int, promised: int | None, unchanged: timedelta, waited: timedelta, patience: timedelta
-) -> Literal["go", "wait", "refuse"]:
+) -> Literal["go", "wait", "refuse", "timeout"]:
     """Decide whether `wanted` ranks fit, if the number of `present` slots has not changed for the time `unchanged`."""
     if present >= wanted:
         return "go"
     if promised is not None and wanted > promised:
         return "refuse"
     # Without a promise, a number that has stopped growing counts as final; none at all means that none has started.
-    settled = promised is None and present > 0 and unchanged >= SETTLED
-    return "refuse" if settled or waited >= patience else "wait"
+    if promised is None and present > 0 and unchanged >= SETTLED:
+        return "refuse"
+    return "timeout" if waited >= patience else "wait"
 
 
 def require_slots(
@@ -103,11 +117,11 @@ def require_slots(
 ) -> None:
     """Return when `wanted` ranks can run at once; raises `SlotsError` if they cannot.
 
-    Blocks while promised executors register, up to `patience`. Refuses within two seconds if the configuration promises
-    too few slots, or if it promises none and the number of slots has stopped growing. Raises `ConfigError` under
-    dynamic allocation, which Spark does not combine with barrier stages, and if tasks need a resource that a local
-    session does not give, or GPUs that their ranks cannot divide. `profile` replaces the resources of tasks in the
-    configuration."""
+    Blocks while promised executors register, up to `patience`; then raises `SlotsTimeout`. Refuses within two seconds
+    if the configuration promises too few slots, or if it promises none and the number of slots has stopped growing.
+    Raises `ConfigError` under dynamic allocation, which Spark does not combine with barrier stages, and if tasks need a
+    resource that a local session does not give, or GPUs that their ranks cannot divide. `profile` replaces the
+    resources of tasks in the configuration."""
     application = application_of(spark)
     cluster = cluster_of(application, profile, ranks_per_task)
     promised = None if is_local(cluster.master) else cluster.promised
@@ -127,6 +141,8 @@ def require_slots(
             return
         if verdict == "refuse":
             raise SlotsError(wanted, max(present, promised or 0), _where(cluster))
+        if verdict == "timeout":
+            raise _timeout(wanted, present, cluster, patience)
         time.sleep(POLL)
         before, present = present, _present(application, cluster, profile)
         if present != before:
@@ -140,7 +156,7 @@ def all_slots(
     """Return the number of slots, once all executors that the configuration promises have registered.
 
     Blocks up to `patience`; without a promise until the number has not changed for the time `SETTLED`. Raises
-    `SlotsError` if there are none, or fewer than promised."""
+    `SlotsTimeout` if there are none, or fewer than promised."""
     application = application_of(spark)
     cluster = cluster_of(application, profile, ranks_per_task)
     if is_local(cluster.master):
@@ -152,7 +168,7 @@ def all_slots(
     present = _present(application, cluster, profile)
     while time.monotonic() - changed < SETTLED.total_seconds() or not present:
         if time.monotonic() - started >= patience.total_seconds():
-            raise SlotsError(1, 0, _where(cluster))
+            raise _timeout(1, 0, cluster, patience)
         time.sleep(POLL)
         before, present = present, _present(application, cluster, profile)
         if present != before:
@@ -204,6 +220,10 @@ def cluster_of(application: Application, profile: ResourceProfile | None, ranks_
         )
     divide(["?"] * math.ceil(float(cluster.gpus or 0)), ranks_per_task)  # raises the error that each task would raise
     return cluster
+
+
+def _timeout(wanted: int, present: int, cluster: Cluster, patience: timedelta) -> SlotsTimeout:
+    return SlotsTimeout(wanted, present, f"{_where(cluster)} after {patience.total_seconds():g} s")
 
 
 def _where(cluster: Cluster) -> str:
