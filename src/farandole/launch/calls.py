@@ -73,8 +73,8 @@ class RankCall:
 
         The worker imports the modules of the call, then makes the call with `orders`; if they are None, with those of
         `begin`. If there is a `runner`, "module:function", it makes the call in the worker. Threads of this rank pass
-        the output to `on_line`, the call's messages to `on_message`, and the end, once, to `on_end`. A worker that has
-        not started within `start_timeout` has failed."""
+        the output to `on_line`, the call's messages to `on_message`, and the end, once, to `on_end`. An exception of
+        `on_message` is logged. A worker that has not started within `start_timeout` has failed."""
         ours, theirs = open_channel()
         with theirs:
             try:
@@ -124,9 +124,16 @@ class RankCall:
         self, payload: bytes, paths: Sequence[str], runner: str, start_timeout: timedelta, on_message: OnMessage
     ) -> None:
         """Send the call and wait for its outcome; the body of the thread."""
+
+        def pass_on(kind: str, content: Mapping[str, object]) -> None:
+            try:
+                on_message(kind, content)
+            except Exception:  # of a user's callback; the call goes on
+                log.exception("on_message failed for a message of rank %d", self.rank)
+
         try:
             self._channel.hand_over(paths, runner, payload, start_timeout)
-            outcome: Outcome | None = self._channel.receive_outcome(on_message)
+            outcome: Outcome | None = self._channel.receive_outcome(pass_on)
         except TimeoutError:
             self.failure = self._fail(f"did not start within {start_timeout.total_seconds():g} s")
             outcome = None
